@@ -1,0 +1,48 @@
+# Every target sets up .venv on its own the first time, and starts at once after that.
+VENV   ?= .venv
+PYTHON ?= python3
+TORCH  ?=
+DEMO   := demo-run
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.graphprobe-setup
+
+.DEFAULT_GOAL := help
+.PHONY: FORCE help setup demo test test-all check format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with torch (CPU), the dependencies and graphprobe
+
+# A torch named on the command line is installed even if the environment is complete.
+$(STAMP): pyproject.toml constraints.txt scripts/setup_env.sh $(if $(TORCH),FORCE)
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" bash scripts/setup_env.sh "$(VENV)"
+	@touch $@
+
+demo: $(STAMP) ## compile a small GPT-2 training step under graphprobe and list what was collected
+	@rm -rf $(DEMO)
+	$(BIN)/graphprobe run --out $(DEMO) examples/gpt2_train.py
+	$(BIN)/graphprobe ls $(DEMO)
+	@$(BIN)/python scripts/demo_summary.py $(DEMO)
+
+test: check ## checks, then every test that needs neither a GPU nor much time
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not heavy and not cuda"
+
+test-all: check ## the heavy tests too; those that need a GPU skip where there is none
+	$(BIN)/python -m pytest -n auto --dist loadfile
+
+check: $(STAMP) ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## rewrite the sources the way `make check` wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## run the benchmarks; see bench/README.md
+	@set -e; for file in bench/compile_overhead.py bench/criterion.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+clean: ## remove what the other targets made, the environment included
+	rm -rf $(VENV) $(DEMO) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,71 @@
+"""graphprobe: find where a PyTorch program goes wrong when it is compiled, and prove it.
+
+Importing this package imports neither torch nor any other part of graphprobe: every name is loaded on first use. With
+`TORCH_COMPILE_DEBUG=1` in the environment, importing it begins to collect, see `graphprobe.probe.active`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphprobe.backends.configured import get_backend
+    from graphprobe.backends.wrap import wrap
+    from graphprobe.compiler_config import CompilerConfig
+    from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
+    from graphprobe.probe.active import disable, enable, trace
+    from graphprobe.probe.passes import observe_pass
+    from graphprobe.store.reader import Run
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "CompilerConfig": "graphprobe.compiler_config",
+    "GraphprobeError": "graphprobe.errors",
+    "GraphprobeWarning": "graphprobe.errors",
+    "Run": "graphprobe.store.reader",
+    "UsageError": "graphprobe.errors",
+    "disable": "graphprobe.probe.active",
+    "enable": "graphprobe.probe.active",
+    "get_backend": "graphprobe.backends.configured",
+    "observe_pass": "graphprobe.probe.passes",
+    "trace": "graphprobe.probe.active",
+    "wrap": "graphprobe.backends.wrap",
+}
+
+__all__ = [
+    "CompilerConfig",
+    "GraphprobeError",
+    "GraphprobeWarning",
+    "Run",
+    "UsageError",
+    "__version__",
+    "disable",
+    "enable",
+    "get_backend",
+    "observe_pass",
+    "trace",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module 'graphprobe' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})
+
+
+if "TORCH_COMPILE_DEBUG" in os.environ:
+    # The value decides; the check itself stays out of the way of everybody who has not set it.
+    from graphprobe.probe.switch import obey_environment as _obey_environment
+
+    _obey_environment(os.environ)

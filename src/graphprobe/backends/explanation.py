@@ -1,0 +1,120 @@
+"""What `explain` and `ExplainWithBackend` give: facts as structs, a text for people, JSON for tools."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Break(msgspec.Struct, frozen=True):
+    """Why a graph ended before its function did.
+
+    Attributes:
+        reason: in torch's words.
+        stack: `file:line in function` of the program, the innermost last.
+    """
+
+    reason: str
+    stack: list[str]
+
+
+class Guard(msgspec.Struct, frozen=True):
+    """A condition under which compiled code is used again.
+
+    Attributes:
+        source: what is looked at, e.g. `L['x']`; empty for a guard on global state.
+        kind: torch's name of the check, e.g. `TENSOR_MATCH`.
+        code: the checks as Python, where torch gives them so.
+        where: `file:line` that made it necessary.
+    """
+
+    source: str
+    kind: str | None
+    code: list[str]
+    where: str | None
+
+
+class ExplainedGraph(msgspec.Struct):
+    """One graph that Dynamo handed to the backend.
+
+    Attributes:
+        compile_id: torch's id of the compile.
+        ops: what the graph calls, in order, nested graphs included.
+        where: `file:line in function` of the first op.
+        graph_break: why it ended early; None when it ended with the function.
+        guards: those known when the backend had returned, with the code torch then made of them.
+        backend_ns: time inside the inner backend. A backward that is compiled later is not in it.
+        error: what the inner backend raised.
+    """
+
+    compile_id: str | None
+    ops: list[str]
+    where: str | None
+    graph_break: Break | None
+    guards: list[Guard] = []
+    backend_ns: int = 0
+    error: str | None = None
+
+
+class Explanation(msgspec.Struct):
+    """Everything that was compiled while an ExplainWithBackend was in use.
+
+    Attributes:
+        graphs: in order of compiling; a recompile is a graph of its own.
+        breaks_without_graph: reason to count, of breaks before which there was nothing to compile.
+        compile_times_s: seconds by phase of compiling, in torch's names; phases contain one another.
+    """
+
+    graphs: list[ExplainedGraph]
+    breaks_without_graph: dict[str, int]
+    compile_times_s: dict[str, float]
+
+    @property
+    def graph_count(self) -> int:
+        """How many graphs were compiled."""
+        return len(self.graphs)
+
+    @property
+    def op_count(self) -> int:
+        """How many calls all graphs have together."""
+        return sum(len(graph.ops) for graph in self.graphs)
+
+    @property
+    def breaks(self) -> list[Break]:
+        """The breaks that ended a graph."""
+        return [graph.graph_break for graph in self.graphs if graph.graph_break is not None]
+
+    @property
+    def graph_break_count(self) -> int:
+        """How many breaks there were, those without a graph included."""
+        return len(self.breaks) + sum(self.breaks_without_graph.values())
+
+    def to_json(self) -> str:
+        """The same facts as one JSON object, with the three counts."""
+        counts = {name: getattr(self, name) for name in ("graph_count", "graph_break_count", "op_count")}
+        return msgspec.json.encode({**counts, **msgspec.to_builtins(self)}).decode()
+
+    def __str__(self) -> str:
+        counts = f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, {self.op_count} ops"
+        lines = [counts, *(line for index, graph in enumerate(self.graphs) for line in _lines(index, graph))]
+        for reason, count in self.breaks_without_graph.items():
+            lines.append(f"break before any op ({count}×): {reason.strip().splitlines()[0]}")
+        if self.compile_times_s:
+            lines.append("compile times, in seconds (phases contain one another):")
+            slowest_first = sorted(self.compile_times_s.items(), key=lambda item: -item[1])
+            lines += [f"  {seconds:9.4f}  {name}" for name, seconds in slowest_first]
+        return "\n".join(lines)
+
+
+def _lines(index: int, graph: ExplainedGraph) -> list[str]:
+    at = f", from {graph.where}" if graph.where else ""
+    lines = [f"graph {index} [{graph.compile_id or '?'}]: {len(graph.ops)} ops{at}"]
+    lines += [f"  {op}" for op in graph.ops]
+    if graph.graph_break is not None:
+        lines.append("  ended by a graph break: " + "\n    ".join(graph.graph_break.reason.strip().splitlines()))
+        lines += [f"    at {frame}" for frame in graph.graph_break.stack]
+    lines.append(f"  {len(graph.guards)} guards")
+    lines += [f"    {guard.kind or 'guard'} {guard.source}".rstrip() for guard in graph.guards]
+    lines.append(f"  {graph.backend_ns / 1e9:.4f} s in the backend")
+    if graph.error is not None:
+        lines.append(f"  the backend raised {graph.error}")
+    return lines

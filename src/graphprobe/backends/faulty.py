@@ -1,0 +1,197 @@
+"""`faulty`: a backend with one planted fault, to test tools with; the program's own graph is never edited."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import GraphModule, Node
+
+from graphprobe.backends.aot import EDITABLE, compile_edited
+from graphprobe.backends.calling import debug_backend
+from graphprobe.backends.fault_op import CHANGING, STOPPING, WIDER, PlantedFault, fault_ops
+from graphprobe.backends.graphs import copy_graph_module, names_of, target_name, walk, where_in_source
+from graphprobe.backends.registry import resolve
+from graphprobe.errors import UsageError
+
+KINDS = ("compile", *STOPPING[:1], *CHANGING, *STOPPING[1:])
+IN_A_GRADIENT = ("accuracy", "stride", "nan", *STOPPING)
+"""Kinds that a gradient outside of AOTAutograd's graphs can have: autograd itself mends a wrong dtype."""
+
+log = logging.getLogger(__name__)
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """One planted fault.
+
+    Attributes:
+        kind: what happens there.
+        direction: `forward` or `backward`.
+        op: what the node calls, e.g. `aten.relu.default`.
+        node: its name in the graph.
+        call: how many calls of the op come before it in that graph.
+        where: `file:line in function` of the program, if known.
+    """
+
+    kind: str
+    direction: str
+    op: str
+    node: str
+    call: int
+    where: str | None
+
+    def __str__(self) -> str:
+        where = f", {self.where}" if self.where else ""
+        return f"planted {self.kind} fault: {self.op}, call {self.call}, node {self.node}, {self.direction}{where}"
+
+
+class Faulty:
+    """A backend that plants one kind of fault at calls of one op. `hits` lists where it has done so.
+
+    `inner` decides which graph is edited. For `inductor` and the `aot_eager` family it is AOTAutograd's forward or
+    backward graph, whose ops are called `aten.…`. For anything else it is Dynamo's graph, whose ops are called as in
+    the program; `where="backward"` then hits the gradient that comes back through the op.
+    """
+
+    def __init__(
+        self,
+        *,
+        op: str,
+        kind: str = "accuracy",
+        where: str = "forward",
+        nth: int | None = 0,
+        inner: str | Callable[..., Any] = "aot_eager",
+        amount: float = 1.0,
+        error: type[Exception] = PlantedFault,
+    ) -> None:
+        """Arguments as for `faulty`; `error` is what the kind `compile` raises."""
+        if kind not in KINDS:
+            raise UsageError(f"faulty(kind={kind!r}): there are {', '.join(KINDS)}")
+        if where not in ("forward", "backward"):
+            raise UsageError(f"faulty(where={where!r}): it takes 'forward' or 'backward'")
+        if nth is not None and (type(nth) is not int or nth < 0):
+            raise UsageError(f"faulty(nth={nth!r}): it takes a number from 0, or None for every call")
+        self.op, self.kind, self.where, self.nth = op, kind, where, nth
+        self.amount, self.error = float(amount), error
+        self._edits_aot = isinstance(inner, str) and inner in EDITABLE
+        if not self._edits_aot and where == "backward" and kind not in IN_A_GRADIENT:
+            raise UsageError(
+                f"faulty(kind={kind!r}, where='backward') needs the backward graph, which {inner!r} does not show",
+                hint=f"inner may be {', '.join(sorted(EDITABLE))}; or kind one of {', '.join(IN_A_GRADIENT)}",
+            )
+        self._inner = inner if self._edits_aot else resolve(inner)
+        # Under this name torch and graphprobe.wrap look for a backend inside a backend.
+        self.compiler_fn = None if self._edits_aot else self._inner
+        self.hits: list[Hit] = []
+        self.__name__ = f"faulty({op}, {kind}, {where})"
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
+        if isinstance(self._inner, str):
+            return compile_edited(self._inner, gm, example_inputs, self._edit)
+        compiled: Callable[..., Any] = self._inner(self._edit(gm, self.where), example_inputs, **given)
+        return compiled
+
+    def __repr__(self) -> str:
+        return f"{self.__name__[:-1]}, nth={self.nth}, inner={self._inner!r})"
+
+    def _edit(self, gm: GraphModule, direction: str) -> GraphModule:
+        if direction != self.where:
+            return gm
+        own = copy_graph_module(gm)
+        matching = (n for n in walk(own) if any(fnmatchcase(name, self.op) for name in names_of(n)))
+        calls = [n for n in matching if _value(n) is not None]
+        for call, node in enumerate(calls):
+            if self.nth in (None, call):
+                self._plant(node, Hit(self.kind, direction, target_name(node), node.name, call, where_in_source(node)))
+        return own
+
+    def _plant(self, node: Node, hit: Hit) -> None:
+        node = _tensor_of(node)
+        value = _value(node)
+        operands = [n for n in node.all_input_nodes if _alike(_value(n), value)]
+        if self.kind == "alias" and not operands:
+            raise UsageError(f"{hit}: an alias needs an operand of the same shape and dtype as the result")
+        if self.kind == "nan" and not (value.is_floating_point() or value.is_complex()):
+            raise UsageError(f"{hit}: {value.dtype} has no NaN")
+        if self.kind == "dtype" and value.dtype not in WIDER:
+            raise UsageError(f"{hit}: there is no dtype to mistake {value.dtype} for")
+        self.hits.append(hit)
+        log.info("%s", hit)
+        if self.kind == "compile":
+            raise self.error(str(hit))
+        fault, fault_gradient, _ = fault_ops()
+        graph = node.graph
+        with graph.inserting_after(node):
+            if self._edits_aot or self.where == "forward":
+                operands = operands[:1] if self.kind == "alias" else []
+                planted = graph.call_function(fault, (node, operands, self.kind, str(hit), self.amount))
+            else:
+                planted = graph.call_function(fault_gradient, (node, self.kind, str(hit), self.amount))
+        node.replace_all_uses_with(planted, delete_user_cb=lambda user: user is not planted)
+        planted.meta = {**node.meta, _key(node): torch.empty_like(value)}
+        owner = graph.owning_module
+        if owner is not None:
+            owner.recompile()
+
+
+def faulty(**options: Any) -> Faulty:
+    """A backend with one planted fault.
+
+    Args:
+        **options: `op`, the call to hit: `relu`, `torch.relu`, `aten.mm`, `aten.add.Tensor`, `mylib::foo`, or a
+            pattern such as `aten.*`; calls whose result is no tensor do not count. `kind`: `compile` and `runtime`
+            raise PlantedFault, `accuracy` adds `amount` (1.0), `nan` puts one NaN, `dtype` and `stride` give the right
+            values in the wrong form, `alias` writes the result over an operand and returns that, `hang` never returns,
+            `segfault` ends the process. `where`: `forward` or `backward`. `nth`: which call of each graph, from 0;
+            None is every one. `inner`: `aot_eager` (default) and its family, `inductor`, another backend's name, or a
+            callable; see Faulty.
+
+    Raises:
+        UsageError: an option that does not exist or has a value that it cannot take.
+    """
+    try:
+        return Faulty(**options)
+    except TypeError as error:
+        raise UsageError(f"faulty(): {str(error).partition('__init__() ')[2] or error}") from error
+
+
+@debug_backend
+def faulty_backend(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    op: str,
+    kind: str = "accuracy",
+    where: str = "forward",
+    nth: int | None = 0,
+    inner: str | Callable[..., Any] = "aot_eager",
+    amount: float = 1.0,
+) -> Callable[..., Any]:
+    """`faulty` for `torch.compile(backend="graphprobe:faulty", options={"op": …})`; the hits go to the log only."""
+    return faulty(op=op, kind=kind, where=where, nth=nth, inner=inner, amount=amount)(gm, example_inputs)
+
+
+def _key(node: Node) -> str:
+    return "val" if "val" in node.meta else "example_value"
+
+
+def _value(node: Node) -> Any:
+    """The (fake) tensor that a node gives, of several the first that the graph picks out; None when there is none."""
+    value = _tensor_of(node).meta.get(_key(_tensor_of(node)))
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _tensor_of(node: Node) -> Node:
+    """The node itself, or the first element taken of its tuple."""
+    if isinstance(node.meta.get(_key(node)), torch.Tensor):
+        return node
+    taken = [n for n in node.users if n.op == "call_function" and getattr(n.target, "__name__", "") == "getitem"]
+    return min(taken, key=lambda n: int(str(n.args[1])), default=node)
+
+
+def _alike(operand: Any, value: torch.Tensor) -> bool:
+    return isinstance(operand, torch.Tensor) and operand.shape == value.shape and operand.dtype == value.dtype

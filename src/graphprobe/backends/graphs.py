@@ -1,0 +1,129 @@
+"""Graphs as backends handle them: copies, interpreters that know where they are, names of what is called."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from graphprobe.internals.aot_backends import is_higher_order
+from graphprobe.internals.operators import operator_of
+
+CALLS = ("call_function", "call_method", "call_module")
+
+Mode = Callable[[], AbstractContextManager[Any]]
+"""Makes what a call runs under, or gives the same again."""
+
+
+def copy_graph_module(gm: GraphModule) -> GraphModule:
+    """A copy whose graph, and the graphs nested in it, can be edited; parameters and metadata values are shared."""
+    made = GraphModule(gm, copy.deepcopy(gm.graph))
+    made.meta = dict(gm.meta)
+    for original, copied in [(gm, made), *zip(gm.graph.nodes, made.graph.nodes, strict=True)]:
+        for name, value in vars(original).items():  # what Dynamo notes on them, and AOTAutograd reads
+            if name not in vars(copied):
+                setattr(copied, name, value)
+    for name, child in list(made.named_children()):
+        if isinstance(child, GraphModule):
+            setattr(made, name, copy_graph_module(child))
+    return made
+
+
+class WatchedInterpreter(Interpreter):
+    """Runs a graph node by node; `current` is the node being run, the one to blame when something raises."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        super().__init__(gm)
+        self.extra_traceback = False  # it would rewrite the message of the exception
+        self.current: Node | None = None
+
+    def run_node(self, n: Node) -> Any:
+        self.current = n
+        return super().run_node(n)
+
+
+class ModeInterpreter(WatchedInterpreter):
+    """Runs every call of a graph under a mode that has no rule for operators that take graphs.
+
+    Of `cond` the branch that is taken runs call by call, under the mode too; other such operators run without it.
+    """
+
+    def __init__(self, gm: GraphModule, mode: Mode) -> None:
+        super().__init__(gm)
+        self.mode = mode
+
+    def run_node(self, n: Node) -> Any:
+        if n.op not in CALLS:
+            return super().run_node(n)
+        if not is_higher_order(n.target):
+            self.current = n
+            return self.run_call(n)
+        if n.target is not torch.ops.higher_order.cond:
+            return super().run_node(n)
+        (condition, if_true, if_false, operands), _ = self.fetch_args_kwargs_from_env(n)
+        return type(self)(if_true if condition else if_false, self.mode).run(*operands)
+
+    def run_call(self, n: Node) -> Any:
+        """Run one call that is no operator on graphs."""
+        with self.mode():
+            return super().run_node(n)
+
+
+def has_higher_order(gm: GraphModule) -> bool:
+    """Whether the graph calls an operator that takes graphs, such as `cond`."""
+    return any(node.op == "call_function" and is_higher_order(node.target) for node in gm.graph.nodes)
+
+
+def walk(gm: GraphModule) -> Iterator[Node]:
+    """The calls of `gm` in order, those of a nested graph where it is first named."""
+    seen: set[str] = set()
+    for node in gm.graph.nodes:
+        if node.op in CALLS:
+            yield node
+        elif node.op == "get_attr" and node.target not in seen:
+            seen.add(node.target)
+            child = getattr(gm, node.target, None)
+            if isinstance(child, GraphModule):
+                yield from walk(child)
+
+
+def target_name(node: Node) -> str:
+    """A readable name of what a node calls: `torch.relu`, `aten.relu.default`, `Tensor.sin`, `operator.add`."""
+    target = node.target
+    if node.op == "call_method":
+        return f"Tensor.{target}"
+    if node.op == "call_module" or isinstance(target, str):
+        return str(target)
+    operator = operator_of(target)
+    if operator is not None:
+        return ".".join(filter(None, (operator.namespace, operator.name, operator.overload)))
+    module = (getattr(target, "__module__", None) or "").lstrip("_")
+    name = getattr(target, "__name__", None) or str(target)
+    if not module and getattr(torch, name, None) is target:
+        module = "torch"
+    return f"{module}.{name}" if module else str(name)
+
+
+def names_of(node: Node) -> set[str]:
+    """Every name a user may mean a call by: `relu`, `torch.relu`, `aten.relu`, `aten.relu.default`, `aten::relu`."""
+    full = target_name(node)
+    operator = operator_of(node.target) if not isinstance(node.target, str) else None
+    if operator is None:
+        return {full, full.rpartition(".")[2]}
+    short = f"{operator.namespace}.{operator.name}"
+    qualified = f"{operator.namespace}::{operator.name}"
+    overload = f".{operator.overload}" if operator.overload else ""
+    return {full, operator.name, operator.name + overload, short, qualified, qualified + overload}
+
+
+def where_in_source(node: Node | None) -> str | None:
+    """`file:line in function` of the user's innermost line that made `node`, None when it is not known."""
+    trace = getattr(node, "stack_trace", None)
+    lines = [line.strip() for line in (trace or "").splitlines() if line.strip().startswith("File ")]
+    if not lines:
+        return None
+    return lines[-1].removeprefix("File ").replace('"', "").replace(", line ", ":").replace(", in ", " in ")

@@ -1,0 +1,100 @@
+"""`graphprobe.wrap`: any backend, collected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from graphprobe.errors import SettingError, UsageError
+from graphprobe.probe import active
+from graphprobe.settings import Settings, resolve
+
+Backend = Callable[..., Any]
+
+WHOLE_RUN = frozenset({"out_dir", "max_bytes", "log_level", "config_path"})
+"""Settings that cannot differ from backend to backend."""
+
+
+class Wrapped:
+    """A backend that does what the inner one does, and is collected wherever it compiles.
+
+    `__name__` is the inner backend's, since torch's messages show it. Unknown attributes are the inner backend's.
+    """
+
+    _graphprobe_wrapped = True
+
+    def __init__(self, inner: Backend, name: str, changes: Mapping[str, Any]) -> None:
+        self._inner = inner
+        self._changes = dict(changes)
+        self.__name__ = name
+
+    def change_settings(self, settings: Settings) -> Settings:
+        """The session's settings with those of this backend."""
+        return msgspec.structs.replace(settings, **self._changes) if self._changes else settings
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        return self._inner(gm, example_inputs, **kwargs)
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__") or attribute == "_inner":
+            raise AttributeError(attribute)
+        return getattr(self._inner, attribute)
+
+    def __repr__(self) -> str:
+        return f"graphprobe.wrap({self.__name__!r})"
+
+
+def wrap(backend: str | Backend = "inductor", **settings: Any) -> Wrapped:
+    """Any backend, a user's own function included, with every stage of its compiles on disk.
+
+    Switches collecting on (for wrapped backends only) if it is off: the run folder is made here and now.
+
+    Args:
+        backend: a name that torch knows, e.g. `"inductor"`, or a callable `(gm, example_inputs) -> callable`.
+        **settings: settings for compiles by this backend alone, e.g. `save_inputs=True`, `graph_dump="py"`.
+
+    Raises:
+        UsageError: torch knows no such backend, or the argument is no callable.
+        SettingError: a setting that does not exist, that holds for a whole run, or a value that it cannot take.
+    """
+    inner, name = _lookup(backend)
+    for setting in settings:
+        if setting in WHOLE_RUN:
+            raise SettingError(
+                f"wrap({setting}=...): this holds for a whole run", hint="give it to graphprobe.enable()"
+            )
+    resolved = resolve(arguments=settings, environ={})
+    active.ensure()
+    before = backend._changes if isinstance(backend, Wrapped) else {}
+    return Wrapped(inner, name, {**before, **{setting: getattr(resolved, setting) for setting in settings}})
+
+
+def _lookup(backend: str | Backend) -> tuple[Backend, str]:
+    if isinstance(backend, Wrapped):
+        return backend._inner, backend.__name__
+    if isinstance(backend, str):
+        known = torch.compiler.list_backends(exclude_tags=())
+        if backend not in known:
+            raise UsageError(
+                f"torch has no backend named {backend!r}",
+                hint=f"it has {', '.join(sorted(known))}; or pass the backend function itself",
+            )
+        return _Named(backend), backend
+    if not callable(backend):
+        raise UsageError(f"wrap() takes a backend's name or a callable, not {type(backend).__name__}: {backend!r}")
+    return backend, getattr(backend, "__name__", type(backend).__name__)
+
+
+class _Named:
+    """A backend of torch's by name, looked up when it is first called."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        from graphprobe.internals.backends import lookup
+
+        return lookup(self._name)(gm, example_inputs, **kwargs)

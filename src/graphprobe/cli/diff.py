@@ -1,0 +1,101 @@
+"""`graphprobe diff`: what a pass did, or how two graphs differ."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from graphprobe.errors import EXIT_FOUND, UsageError
+from graphprobe.records import Direction
+from graphprobe.store import layout
+
+if TYPE_CHECKING:
+    from graphprobe.store.reader import Run
+
+Side = tuple[str, str]
+"""What a side is called, and its text."""
+
+
+@click.command(name="diff", short_help="Show what a pass did to the graph, node by node.")
+@click.argument("words", nargs=-1, metavar="[RUN [RUN_B]] | [RUN] ADDRESS_A ADDRESS_B")
+@click.option("--pass", "pass_name", metavar="NAME", help="The pass; NAME#2 is its second run.")
+@click.option("--model", type=click.IntRange(min=0), help="Only in model__N.")
+@click.option("--direction", type=click.Choice(get_args(Direction)), help="Only in this direction.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    pass_name: str | None,
+    model: int | None,
+    direction: Direction | None,
+    as_json: bool,
+) -> None:
+    """Show what a pass did to the graph, node by node, with source lines.
+
+    With --pass and one RUN: the graph before the pass against the one after. With --pass and two: the graph after the
+    pass in each. Without --pass: two artifacts of one run. RUN defaults to the newest run in torch_compile_debug.
+    Nodes are paired by what they compute, so that a rename is shown as one. Exits with 1 when there is a difference.
+
+    \b
+    Example:
+      graphprobe diff --pass joint_graph_passes --model 0
+      graphprobe diff torch_compile_debug model__0/forward/original model__0/forward/optimized
+      graphprobe diff before_upgrade/ after_upgrade/ --pass joint_graph_passes
+    """
+    import msgspec
+
+    from graphprobe.report.graph_diff import diff_texts
+
+    if pass_name is not None:
+        (before_name, before), (after_name, after) = _sides_of_pass(words, pass_name, model, direction)
+    else:
+        if model is not None or direction is not None:
+            raise UsageError("--model and --direction go with --pass; addresses say it themselves")
+        (before_name, before), (after_name, after) = _sides_of_addresses(words)
+    diff = diff_texts(before, after, before_name=before_name, after_name=after_name)
+    if as_json:
+        document = {"before": before_name, "after": after_name, "different": diff.different}
+        click.echo(json.dumps(document | msgspec.to_builtins(diff), indent=2))
+    else:
+        from graphprobe.report.terminal import print_diff
+
+        print_diff(diff, before_name=before_name, after_name=after_name)
+    ctx.exit(EXIT_FOUND if diff.different else 0)
+
+
+def _sides_of_pass(
+    words: tuple[str, ...], pass_name: str, model: int | None, direction: Direction | None
+) -> tuple[Side, Side]:
+    from graphprobe.store.reader import Run
+
+    if len(words) > 2:
+        raise UsageError(f"with --pass, diff takes at most two runs, not {len(words)} arguments")
+    runs = [Run.open(word) for word in words or (layout.ROOT,)]
+    pairs = [run.before_and_after(pass_name, model=model, direction=direction) for run in runs]
+    if len(runs) == 1:
+        run, pair = runs[0], pairs[0]
+        after = pair.after.path if pair.after is not pair.before else f"{pair.before.path} (the pass changed nothing)"
+        return (str(pair.before.path), run.text(pair.before)), (str(after), run.text(pair.after))
+    first, second = (
+        (f"{run.run_dir.name}/{pair.after.path}", run.text(pair.after)) for run, pair in zip(runs, pairs, strict=True)
+    )
+    return first, second
+
+
+def _sides_of_addresses(words: tuple[str, ...]) -> tuple[Side, Side]:
+    from graphprobe.store.reader import Run
+
+    if len(words) not in (2, 3):
+        raise UsageError(
+            "diff takes --pass NAME, or [RUN] ADDRESS_A ADDRESS_B", hint="graphprobe ls lists passes and addresses"
+        )
+    run = Run.open(words[0] if len(words) == 3 else layout.ROOT)
+    return _side(run, words[-2]), _side(run, words[-1])
+
+
+def _side(run: Run, address: str) -> Side:
+    event = run.find(address)
+    return str(event.path), run.text(event)

@@ -1,0 +1,74 @@
+"""`graphprobe doctor`: versions, devices, and what can be collected with the torch that is installed."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from typing import Any
+
+import click
+
+import graphprobe
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(as_json: bool) -> None:
+    """Check the installation and what can be collected with it.
+
+    Exits 0 when every tap can be put in place, 1 when some cannot (what is lost is named), 125 without torch.
+    """
+    facts = _facts()
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+    else:
+        _show(facts)
+    if facts["torch"] is None:
+        sys.exit(125)
+    sys.exit(1 if any(tap["status"] != "ok" for tap in facts["taps"]) else 0)
+
+
+def _facts() -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "graphprobe": graphprobe.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cxx": shutil.which("g++") or shutil.which("clang++"),
+        "torch": None,
+        "devices": [],
+        "taps": [],
+    }
+    from graphprobe.probe import active
+
+    active.disable()  # asking what could be collected collects nothing, whatever TORCH_COMPILE_DEBUG says
+    try:
+        import torch
+    except ImportError as error:
+        facts["torch_error"] = str(error)
+        return facts
+    from graphprobe.internals import taps
+
+    facts["torch"] = torch.__version__
+    facts["devices"] = ["cpu"]
+    if torch.cuda.is_available():
+        facts["devices"] += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    facts["taps"] = [
+        {"tap": tap, "status": status, "lost": None if status == "ok" else taps.LOSES[tap]}
+        for tap, status in taps.probe().items()
+    ]
+    return facts
+
+
+def _show(facts: dict[str, Any]) -> None:
+    click.echo(f"graphprobe {facts['graphprobe']}, Python {facts['python']}, {facts['platform']}")
+    if facts["torch"] is None:
+        click.echo(f"torch: cannot be imported ({facts['torch_error']})")
+        return
+    click.echo(f"torch {facts['torch']} on {', '.join(facts['devices'])}")
+    click.echo(f"C++ compiler: {facts['cxx'] or 'none found: Inductor cannot compile for the CPU'}")
+    width = max(len(tap["tap"]) for tap in facts["taps"])
+    for tap in facts["taps"]:
+        lost = f"  -> {tap['lost']}" if tap["lost"] else ""
+        click.echo(f"  {tap['tap']:<{width}}  {tap['status']}{lost}")

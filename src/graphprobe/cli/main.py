@@ -1,0 +1,85 @@
+"""The `graphprobe` command. Each subcommand is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NoReturn
+
+import click
+
+from graphprobe.errors import GraphprobeError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("graphprobe.cli.run:command", "Run a program and collect every stage of its compilations."),
+    "ls": ("graphprobe.cli.ls:command", "List what a run holds, as a tree."),
+    "show": ("graphprobe.cli.show:command", "Print one artifact of a run."),
+    "diff": ("graphprobe.cli.diff:command", "Show what a pass did to the graph, node by node."),
+    "doctor": ("graphprobe.cli.doctor:command", "Check the installation and what can be collected with it."),
+}
+"""By name: where the command lies, and its line in the help, which therefore needs no import."""
+
+
+class LazyGroup(click.Group):
+    """A group that knows its subcommands by name, imports one when it is called, and ends on errors as they ask."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported; None when there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module_name), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands in the help, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand; a graphprobe error is shown with its hint and ends with its own exit code."""
+        try:
+            return super().invoke(ctx)
+        except GraphprobeError as error:
+            _end(ctx, error)
+
+
+def _end(ctx: click.Context, error: GraphprobeError) -> NoReturn:
+    click.echo(error.render(), err=True)
+    ctx.exit(error.exit_code)
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        number = version("graphprobe")
+    except PackageNotFoundError:
+        number = str(getattr(importlib.import_module("graphprobe"), "__version__", "unknown (not installed)"))
+    click.echo(f"graphprobe {number}")
+    ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
+)
+def main() -> None:
+    """Collect every stage of a torch.compile compilation, and read it back.
+
+    \b
+    Example:
+      graphprobe run train.py --epochs 1
+      graphprobe ls
+
+    Exit codes: 0 fine, 1 a difference or a fault was found, 2 wrong usage, 125 could not decide.
+    """
+
+
+if __name__ == "__main__":
+    main()

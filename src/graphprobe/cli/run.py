@@ -1,0 +1,140 @@
+"""`graphprobe run`: a program, observed."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from graphprobe.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphprobe.probe.script import Ended, Program
+    from graphprobe.records import Manifest
+
+
+class RunCommand(click.Command):
+    """What stands behind `-m MODULE` or `-c CODE` is the program's, as it is behind a script's name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Ends the options there, with the `--` that click knows."""
+        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
+        end = 0
+        while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
+            option = args[end]
+            end += 2 if option in takes_value else 1
+            if option[:2] in ("-m", "-c"):
+                args = [*args[:end], "--", *args[end:]]
+                break
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=RunCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option("--out", "out_dir", metavar="DIR", help="Folder that gets the run folder. Default: torch_compile_debug.")
+@click.option("--save-inputs", is_flag=True, default=None, help="Keep real inputs and outputs of every compiled graph.")
+@click.option("--graph-dump", metavar="txt|pbtxt|py", help="Form of the backend's own graphs. Default: txt.")
+@click.option("--log-level", metavar="warning|info|debug", help="How much of torch's log is kept. Default: info.")
+@click.option("--max-bytes", metavar="SIZE", help="Write no more than this, e.g. 500MB; 0: nothing. Default: 8GiB.")
+@click.option("--no-ops", "no_ops", is_flag=True, help="Do not record launches (captured_ops.json).")
+@click.option("--config", "config_path", metavar="FILE", help='JSON file with settings: {"graphprobe": {...}}.')
+@click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
+@click.option("-c", "code", metavar="CODE", help="Run a piece of code, as python -c does.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+def command(
+    out_dir: str | None,
+    save_inputs: bool | None,
+    graph_dump: str | None,
+    log_level: str | None,
+    max_bytes: str | None,
+    no_ops: bool,
+    config_path: str | None,
+    quiet: bool,
+    module: str | None,
+    code: str | None,
+    program: tuple[str, ...],
+) -> None:
+    """Run a program and collect every stage of its compilations.
+
+    The program runs as `python` would run it, with its own arguments behind its name, and ends with its own exit code.
+
+    \b
+    Examples:
+      graphprobe run train.py --epochs 1
+      graphprobe run --save-inputs --graph-dump py -m my_package.train
+      torchrun --nproc-per-node 2 -m graphprobe run train.py
+    """
+    from graphprobe.probe import active, script
+
+    arguments = {
+        "out_dir": out_dir,
+        "save_inputs": save_inputs,
+        "graph_dump": graph_dump,
+        "log_level": log_level,
+        "max_bytes": max_bytes,
+        "capture_ops": False if no_ops else None,
+        "config_path": config_path,
+    }
+    target = _program(module, code, program)
+    # Every mistake in options or script is found here, before a folder is made or a line of the program runs.
+    settings = active.resolved(arguments)
+    script.check(target)
+    folder = active.enable_with(settings)
+    # At exit, the interpreter first waits for the program's threads; what they compile is still part of the run.
+    # Registered before the program starts, this comes after everything that the program registers.
+    ended: list[script.Ended] = []
+    atexit.register(_finish, folder, quiet, ended)
+    ended.append(script.run(target))
+    sys.exit(ended[0].code)
+
+
+def _finish(folder: Path, quiet: bool, ended: list[Ended]) -> None:
+    from graphprobe.probe import active
+
+    error = ended[0].error if ended else None
+    session = active.session()
+    active.close("failed" if error is not None else "finished", error)
+    # A forked child ends here too, with nothing of its own to say.
+    if not quiet and not (session is not None and session.writer.forked):
+        _summarise(folder, None if session is None else session.writer.manifest)
+
+
+def _program(module: str | None, code: str | None, program: tuple[str, ...]) -> Program:
+    from graphprobe.probe.script import Program
+
+    if module is not None:
+        return Program("module", module, program)
+    if code is not None:
+        return Program("code", code, program)
+    if not program:
+        raise UsageError("nothing to run", hint="graphprobe run SCRIPT, or -m MODULE, or -c CODE")
+    return Program("script", program[0], program[1:])
+
+
+def _summarise(folder: Path, manifest: Manifest | None) -> None:
+    """What was collected and where, on stderr, so that the program's own output stays as it is.
+
+    `manifest` is what the file should hold; where that cannot be written any more, this is the only place to say it.
+    """
+    from graphprobe.report.summary import summary_lines
+    from graphprobe.store.layout import MANIFEST
+    from graphprobe.store.reader import Run
+
+    try:
+        run = Run.open(folder)
+        stale = manifest is not None and run.manifest.ended_ns is None
+        run.manifest = manifest or run.manifest
+        lines = summary_lines(run)
+        if stale:
+            lines.append(f"graphprobe: missing: the last state of {run.tool_dir / MANIFEST}, which cannot be written")
+    except Exception as error:  # the program has ended; its exit code must not change now
+        lines = [f"graphprobe: the run in {folder} cannot be read: {error}"]
+    for line in lines:
+        click.echo(line, err=True)
+    if os.environ.get("RANK"):
+        return
+    click.echo(f"graphprobe: see it with  graphprobe ls {os.path.relpath(folder)}", err=True)

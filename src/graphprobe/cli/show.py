@@ -1,0 +1,41 @@
+"""`graphprobe show`: one artifact of a run."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from graphprobe.errors import UsageError
+from graphprobe.store import layout
+
+
+@click.command(name="show", short_help="Print one artifact of a run.")
+@click.argument("words", nargs=-1, metavar="[RUN] ADDRESS")
+@click.option("--json", "as_json", is_flag=True, help="Print the event and the text as JSON.")
+def command(words: tuple[str, ...], as_json: bool) -> None:
+    """Print the artifact at ADDRESS, as it lies on disk.
+
+    An address is what `ls` shows, such as model__0/forward/graph, model__0/forward/after:PASS, model__0/dynamo,
+    model__0/compile, model__0/backward/code, ops, original, optimized; a file name; or the unique beginning or end of
+    one. RUN defaults to the newest run in torch_compile_debug.
+
+    \b
+    Example:
+      graphprobe show model__0/forward/graph
+      graphprobe show torch_compile_debug model__0/backward/code > output_code.py
+    """
+    import msgspec
+
+    from graphprobe.store.reader import Run
+
+    if len(words) not in (1, 2):
+        raise UsageError(f"show takes [RUN] ADDRESS, not {len(words)} arguments", hint="graphprobe ls lists addresses")
+    run = Run.open(words[0] if len(words) == 2 else layout.ROOT)
+    event = run.find(words[-1])
+    text = run.text(event)
+    if as_json:
+        document = {"run": str(run.run_dir), "event": msgspec.to_builtins(event), "text": text}
+        click.echo(json.dumps(document, indent=2))
+    else:
+        click.echo(text, nl=not text.endswith("\n"))

@@ -1,0 +1,1 @@
+"""Names that users of other tools know; each module only translates."""

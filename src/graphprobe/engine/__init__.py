@@ -1,0 +1,1 @@
+"""Runs captured graphs: capture of real values, and the replay code that generated scripts carry."""

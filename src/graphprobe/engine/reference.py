@@ -1,0 +1,239 @@
+"""The float64 reference of an op on captured inputs, and the noise of each of its elements."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from graphprobe.errors import UsageError
+from graphprobe.numerics.dtypes import WorkingDtype, working_dtype
+from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
+
+RUNS = 4
+"""Perturbed runs behind each sigma."""
+
+WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128, torch.complex128: torch.complex128}
+"""Complex dtypes and what they become; every other floating-point dtype becomes float64."""
+
+CASTS = ("half", "bfloat16", "float", "double")
+
+SUMS = frozenset(
+    "sum mean nansum cumsum mm bmm addmm addmv addbmm baddbmm mv dot vdot matmul linear bilinear convolution conv1d "
+    "conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d index_add scatter_add index_put "
+    "segment_reduce avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d einsum tensordot embedding_dense_backward convolution_backward "
+    "trace upsample_bilinear2d_backward".split()
+)
+"""Ops whose results are sums of products of their inputs, so that op(|x|) is the sum of the terms' magnitudes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """One floating-point output of an op, in float64, with its noise.
+
+    Attributes:
+        values: r64: float64 or complex128, the shape of the output.
+        noise: sigma per unit roundoff, and the accumulation term of sums.
+    """
+
+    values: Array
+    noise: Noise
+
+
+class InFloat64(TorchFunctionMode):
+    """Makes a function of torch that names dtypes work in float64: casts become no-ops, new tensors are float64."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in CASTS and args and isinstance(args[0], torch.Tensor):
+            return _widen(args[0])
+        if name == "view" and len(args) > 1 and isinstance(args[1], torch.dtype):
+            return func(*args, **(kwargs or {}))  # a reinterpretation of bits has no float64 counterpart
+        args, kwargs = _map(_wide_dtype, args), _map(_wide_dtype, kwargs or {})
+        return _map(_widen, func(*args, **kwargs))
+
+
+def _wide_dtype(value: object) -> object:
+    if isinstance(value, torch.dtype):
+        if value.is_complex:
+            return torch.complex128
+        return torch.float64 if value.is_floating_point else value
+    return value
+
+
+def _widen(value: Any) -> Any:
+    """A tensor in float64 or complex128, differentiable; anything else and exact tensors unchanged."""
+    if not isinstance(value, torch.Tensor) or value.dtype in (torch.float64, torch.complex128):
+        return value
+    if value.is_complex():
+        return value.to(torch.complex128)
+    return value.to(torch.float64) if value.is_floating_point() else value
+
+
+def _map(change: Callable[[Any], Any], value: Any) -> Any:
+    """`value` with `change` applied to its leaves, through lists, tuples, named tuples and dicts."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(change, item) for item in value))
+    if type(value) in (list, tuple):
+        return type(value)(_map(change, item) for item in value)
+    if type(value) is dict:
+        return {key: _map(change, item) for key, item in value.items()}
+    return change(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The leaves of nested lists, tuples and dicts, in order; dicts by insertion."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def array_from(tensor: torch.Tensor) -> Array:
+    """The values of `tensor` as numpy holds them: bfloat16 and float8 widened to float32, complex32 to complex64.
+
+    Exact: every widening keeps all bits. Raises RuntimeError for tensors without strided data.
+    """
+    value = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if value.dtype is torch.complex32:
+        value = value.to(torch.complex64)
+    elif value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
+        value = value.to(torch.float32)
+    result: Array = value.numpy()
+    return result
+
+
+def dtype_of(tensor: torch.Tensor) -> WorkingDtype:
+    """The facts of the tensor's dtype. Raises UsageError for quantized and other dtypes the criterion knows not."""
+    return working_dtype(str(tensor.dtype))
+
+
+def is_noisy(value: object) -> bool:
+    """Whether a value is judged by noise: a floating-point or complex tensor."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _input(value: Any, roundoff: float, generator: torch.Generator | None, magnitude: bool) -> Any:
+    """One captured input, ready for a run: a copy in float64, perturbed, or its magnitude."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not is_noisy(value):
+        return value.detach().clone()
+    wide = _widen(value.detach()).clone()
+    if magnitude:
+        wide = wide.abs().to(wide.dtype)
+    if generator is not None:
+        signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8).to(wide.device) * 2 - 1
+        wide = wide * (1 + roundoff * signs)
+    return wide.requires_grad_(value.requires_grad)
+
+
+def _call(fn: Callable[..., Any], state: dict[str, Any], args: Any, kwargs: Any) -> list[Array]:
+    """The noisy outputs of one float64 run, as arrays."""
+    with InFloat64():
+        result = torch.func.functional_call(fn, state, args, kwargs) if state else fn(*args, **kwargs)  # type: ignore[arg-type]
+    return [array_from(leaf) for leaf in leaves(result) if is_noisy(leaf)]
+
+
+def references(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    roundoff: float,
+    runs: int = RUNS,
+    seed: int = 0,
+    terms: int | None = None,
+) -> list[Reference]:
+    """Runs `fn` in float64 on captured inputs, and on inputs perturbed by ±u·x.
+
+    Floating-point tensors among the arguments, and the parameters and buffers of a module, are widened exactly and
+    copied for each run; their `requires_grad` is kept, so that `fn` may call autograd. Casts inside `fn` to other
+    floating-point dtypes have no effect. `fn` must draw no random number: declare such a value not comparable.
+
+    Args:
+        fn: an operator, function or module of torch that returns tensors, perhaps nested in lists, tuples and dicts.
+        roundoff: u of the working dtype.
+        runs: perturbed runs; 0 leaves sigma 0.
+        seed: of the signs. Global generators are not touched.
+        terms: K, for sums over K products (see `terms_of`): adds sqrt(K)·op(|x|). None for everything else.
+
+    Returns:
+        a `Reference` for every floating-point or complex output, in order.
+
+    Raises:
+        UsageError: `runs` is negative, or the number or shape of outputs changes with the perturbation.
+    """
+    if runs < 0:
+        raise UsageError(f"runs must not be negative, not {runs}")
+    state: dict[str, Any] = {}
+    if isinstance(fn, torch.nn.Module):
+        state = {**dict(fn.named_parameters()), **dict(fn.named_buffers())}
+    generator = torch.Generator().manual_seed(seed)
+    positional, named = _map(_wide_dtype, tuple(args)), _map(_wide_dtype, dict(kwargs or {}))
+
+    def run(perturbed: bool = True, magnitude: bool = False) -> list[Array]:
+        change = functools.partial(
+            _input, roundoff=roundoff, generator=generator if perturbed else None, magnitude=magnitude
+        )
+        return _call(fn, _map(change, state), _map(change, positional), _map(change, named))
+
+    exact = run(perturbed=False)
+    noisy = [run() for _ in range(runs)]
+    for other in noisy:
+        if len(other) != len(exact):
+            raise UsageError(f"{len(other)} outputs on perturbed inputs, {len(exact)} on the captured ones")
+    sums = run(perturbed=False, magnitude=True) if terms is not None else [None] * len(exact)
+    result = []
+    for i, values in enumerate(exact):
+        extra = sums[i]
+        if extra is not None and terms is not None:
+            extra = np.sqrt(float(terms)) * np.abs(extra)
+            extra = np.where(np.isfinite(extra), extra, 0.0)
+        result.append(Reference(values, Noise(sigma_from_runs(values, [o[i] for o in noisy], roundoff), extra)))
+    return result
+
+
+def terms_of(op_name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> int | None:
+    """K of a sum: how many terms each element of the result adds up, at most.
+
+    Args:
+        op_name: `aten.mm.default`, `sum`, `torch.nn.functional.conv2d`: the last part that names an op of `SUMS`.
+        inputs, outputs: the op's tensors and other values, flat.
+
+    Returns:
+        None where op(|x|) would not be the sum of the terms' magnitudes: for all ops not in `SUMS`. For matrix
+        products the shared dimension; for convolutions the weight's elements per output channel; else the ratio of
+        the largest input's elements to the result's, and for scans the longest dimension.
+    """
+    name = next((part for part in reversed(op_name.split(".")) if part in SUMS), None)
+    tensors = [value for value in inputs if is_noisy(value)]
+    sizes: list[int] = [value.numel() for value in outputs if is_noisy(value)]
+    if name is None or not tensors or not sizes:
+        return None
+    shapes: list[tuple[int, ...]] = [tuple(int(n) for n in value.shape) for value in tensors]
+    if name in ("mm", "bmm", "matmul", "mv", "dot", "vdot"):
+        return shapes[0][-1] if shapes[0] else 1
+    if name in ("addmm", "addmv", "baddbmm", "addbmm"):
+        return shapes[1][-1] + 1
+    if name == "linear":
+        return shapes[0][-1] + 1
+    if name in ("convolution", "conv1d", "conv2d", "conv3d") and len(shapes) > 1:
+        return max(1, math.prod(shapes[1][1:])) + 1
+    if name == "cumsum":
+        return max(shapes[0], default=1)
+    largest: int = max(math.prod(shape) for shape in shapes)
+    return max(1, largest // max(1, min(sizes)))

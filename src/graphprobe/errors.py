@@ -1,0 +1,73 @@
+"""Every error graphprobe raises: a slug (stable name), what happened, and what to do about it."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FOUND = 1
+EXIT_USAGE = 2
+EXIT_UNDECIDED = 125
+
+
+class GraphprobeError(Exception):
+    """Base of all graphprobe errors.
+
+    Attributes:
+        slug: stable, hyphenated name; `docs/messages/<slug>.md` explains it.
+        hint: what the user can do, one sentence, or an empty string.
+        exit_code: what the command line exits with when the error ends it.
+    """
+
+    slug: str = "internal"
+    exit_code: int = EXIT_UNDECIDED
+
+    def __init__(self, message: str, *, hint: str = "", slug: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+        if slug is not None:
+            self.slug = slug
+
+    def render(self) -> str:
+        """The message as the terminal shows it: `error[slug]: message` and the hint on a line of its own."""
+        text = f"error[{self.slug}]: {self}"
+        return f"{text}\n  hint: {self.hint}" if self.hint else text
+
+
+class UsageError(GraphprobeError):
+    """A wrong argument, option, file name or combination: the caller can mend it."""
+
+    slug = "usage"
+    exit_code = EXIT_USAGE
+
+
+class SettingError(UsageError):
+    """A setting has a value that it cannot take."""
+
+    slug = "bad-setting"
+
+
+class RunNotFoundError(UsageError):
+    """No run lies where the user pointed."""
+
+    slug = "run-not-found"
+
+
+class ArtifactNotFoundError(UsageError):
+    """The run has no artifact under that address."""
+
+    slug = "artifact-not-found"
+
+
+class SchemaError(GraphprobeError):
+    """A file of a run was written by a newer or an unknown schema."""
+
+    slug = "schema"
+
+
+class UnsupportedTorchError(GraphprobeError):
+    """The installed torch lacks a name that the asked-for capability stands on."""
+
+    slug = "unsupported-torch"
+
+
+class GraphprobeWarning(UserWarning):
+    """Something the user should know about what was, or could not be, collected."""

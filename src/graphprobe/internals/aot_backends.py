@@ -1,0 +1,135 @@
+"""AOTAutograd and Inductor as building blocks: partitioners, decompositions, boxed calls, an editing hook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from graphprobe.errors import UnsupportedTorchError
+from graphprobe.internals.caches import bypassed
+from graphprobe.internals.require import require
+
+Compiler = Callable[[GraphModule, Any], Callable[..., Any]]
+Edit = Callable[[GraphModule, str], GraphModule]
+"""Takes a graph and its direction, `forward` or `backward`; returns the graph to compile instead."""
+
+COMMON = "torch._dynamo.backends.common"
+PARTITIONERS = "torch._functorch.partitioners"
+
+
+def min_cut_partitioner() -> Callable[..., Any]:
+    """The partitioner that recomputes what is cheap, as Inductor uses it."""
+    found = require(PARTITIONERS, "min_cut_rematerialization_partition", purpose="the min-cut partitioner")
+    return partial(found, compiler="inductor")
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Inductor's decompositions under its present configuration."""
+    select = require("torch._inductor.decomposition", "select_decomp_table", purpose="Inductor's decompositions")
+    found: dict[Any, Callable[..., Any]] = select()
+    return found
+
+
+def aot_compile(
+    gm: GraphModule,
+    example_inputs: Any,
+    *,
+    forward: Compiler,
+    backward: Compiler,
+    min_cut: bool,
+    decompose: bool,
+    keep_mutations: bool,
+) -> Callable[..., Any]:
+    """`gm` through AOTAutograd, each resulting graph through its compiler.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: what Dynamo gave the backend.
+        forward: compiles the forward graph, and the only graph where nothing needs a gradient.
+        backward: compiles the backward graph.
+        min_cut: partition as Inductor does, with recomputation; else every saved value that is needed is saved.
+        decompose: with Inductor's decompositions.
+        keep_mutations: leave mutations of inputs in an inference graph, instead of copying back after it.
+    """
+    aot_autograd = require(COMMON, "aot_autograd", purpose="every AOTAutograd backend")
+    settings: dict[str, Any] = {"fw_compiler": forward, "bw_compiler": backward}
+    if min_cut:
+        settings["partition_fn"] = min_cut_partitioner()
+    if keep_mutations:
+        settings["keep_inference_input_mutations"] = True
+    if not decompose:
+        compiled: Callable[..., Any] = aot_autograd(**settings)(gm, example_inputs)
+        return compiled
+    with effect_tokens_unlifted():
+        compiled = aot_autograd(decompositions=inductor_decompositions(), **settings)(gm, example_inputs)
+        return compiled
+
+
+def effect_tokens_unlifted() -> AbstractContextManager[Any]:
+    """AOTAutograd configured as Inductor has it: effect tokens are made inside the graph."""
+    config = require("torch._functorch", "config", purpose="decomposing backends")
+    if not hasattr(config, "unlift_effect_tokens"):
+        return nullcontext()
+    patched: AbstractContextManager[Any] = config.patch({"unlift_effect_tokens": True})
+    return patched
+
+
+def crossref_setting() -> str | None:
+    """What torch's own `fake_tensor_crossref` says: `all`, `custom_ops`, or None when it is off or not there."""
+    config = require("torch._functorch", "config", purpose="crossref")
+    value = getattr(config, "fake_tensor_crossref", False)
+    return str(value) if value else None
+
+
+def take_boxed(gm: GraphModule) -> None:
+    """Change `gm` to take one list of inputs, which it empties, so that each is freed after its last use."""
+    codegen = require("torch.fx.graph", "_BoxedCodeGen", purpose="boxed calls")
+    gm.graph.set_codegen(codegen())
+    gm.recompile()
+
+
+def debug_interpreter(gm: GraphModule, backend: str) -> Any | None:
+    """torch's interpreter for `gm`, when a DebugMode is active that asks for compiled code to be interpreted."""
+    try:
+        active = require("torch.utils._debug_mode", "get_active_debug_mode", purpose="DebugMode")()
+    except UnsupportedTorchError:  # no such mode in this torch, hence none active
+        return None
+    if active is None or not getattr(active, "run_compile_with_interpreter", False):
+        return None
+    return require("torch.utils._debug_mode", "DebugInterpreter", purpose="DebugMode")(gm, backend=backend)
+
+
+def inductor_compile(gm: GraphModule, example_inputs: Any, *, edit: Edit) -> Callable[..., Any]:
+    """Inductor, with `edit` applied to each graph that AOTAutograd hands it.
+
+    torch's caches know nothing of the edit: they are off, so that no edited code is kept, and none from before taken.
+    """
+    compile_fx = require("torch._inductor.compile_fx", "compile_fx", purpose="an edited Inductor")
+    compile_fx_inner = require("torch._inductor.compile_fx", "compile_fx_inner", purpose="an edited Inductor")
+
+    def inner(graph: GraphModule, inputs: Any, **settings: Any) -> Any:
+        with bypassed():
+            direction = "backward" if settings.get("is_backward") else "forward"
+            return compile_fx_inner(edit(graph, direction), inputs, **settings)
+
+    with bypassed():
+        compiled: Callable[..., Any] = compile_fx(gm, example_inputs, inner_compile=inner)
+        return compiled
+
+
+def invoke_subgraph_infer() -> Callable[..., Any]:
+    """The entry that emits an `invoke_subgraph` call under `make_fx`, and just calls the graph otherwise."""
+    found: Callable[..., Any] = require(
+        "torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_infer", purpose="the backend 'invoke_subgraph'"
+    )
+    return found
+
+
+def is_higher_order(target: object) -> bool:
+    """Whether a call target is an operator that takes graphs, such as `cond`."""
+    return isinstance(target, torch._ops.HigherOrderOperator)

@@ -1,0 +1,191 @@
+"""Taps on Inductor: groups of passes, single passes, lowering, scheduler IR, generated code, the finished callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graphprobe.internals.context import Frame, current, entered
+from graphprobe.internals.observer import CompileObserver, quietly
+from graphprobe.internals.patches import Patch
+from graphprobe.internals.unseen import unseen
+from graphprobe.records import Direction
+
+LOWERING_EVENTS = ("fx_graph", "fx_graph_transformed", "ir_pre_fusion", "ir_post_fusion", "output_code")
+
+
+def _tap_phase(observer: CompileObserver, phase: str, direction: Direction | None) -> Callable[[Any], Any]:
+    """`direction` None keeps the frame's own: joint passes run on an inference graph as well."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_passes(gm: Any, *args: Any, **kwargs: Any) -> Any:
+            outer = current()
+            if outer is None or not hasattr(gm, "graph"):
+                return original(gm, *args, **kwargs)
+            frame = Frame(outer.token, direction or outer.direction, phase, outer.subgraph)
+            quietly(observer, phase, lambda: observer.phase_begins(frame, gm), None)
+            try:
+                with unseen, entered(frame):
+                    result = original(gm, *args, **kwargs)
+            except BaseException as error:
+                failure = error
+                quietly(observer, phase, lambda: observer.phase_ends(frame, gm, failure), None)
+                raise
+            after = result if hasattr(result, "graph") else gm
+            quietly(observer, phase, lambda: observer.phase_ends(frame, after, None), None)
+            return result
+
+        return run_passes
+
+    return make
+
+
+def _tap_pass_enter(observer: CompileObserver) -> Callable[[Any], Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __enter__(self: Any) -> Any:
+            result = original(self)
+            frame = current()
+            if frame is not None:
+                started = quietly(
+                    observer,
+                    f"pass {self.passname}",
+                    lambda: observer.pass_begins(frame, self.gm, self.passname, self.subsystem),
+                    None,
+                )
+                self.__dict__["_graphprobe_started"] = (frame, started)
+            return result
+
+        return __enter__
+
+    return make
+
+
+def _tap_pass_exit(observer: CompileObserver) -> Callable[[Any], Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __exit__(self: Any, kind: Any, error: Any, trace: Any) -> Any:
+            result = original(self, kind, error, trace)
+            frame, started = self.__dict__.pop("_graphprobe_started", (None, None))
+            if frame is not None and started is not None:
+                quietly(
+                    observer,
+                    f"pass {self.passname}",
+                    lambda: observer.pass_ends(frame, self.gm, self.passname, started, error),
+                    None,
+                )
+            return result
+
+        return __exit__
+
+    return make
+
+
+def _tap_silent_pass(observer: CompileObserver, name: str) -> Callable[[Any], Any]:
+    """A pass that torch announces to no observer: a function that changes its first argument in place."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_pass(gm: Any, *args: Any, **kwargs: Any) -> Any:
+            frame = current()
+            if frame is None or not hasattr(gm, "graph"):
+                return original(gm, *args, **kwargs)
+            started = quietly(observer, f"pass {name}", lambda: observer.pass_begins(frame, gm, name, None), None)
+            failure: BaseException | None = None
+            try:
+                with unseen:
+                    return original(gm, *args, **kwargs)
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                if started is not None:
+                    quietly(
+                        observer, f"pass {name}", lambda: observer.pass_ends(frame, gm, name, started, failure), None
+                    )
+
+        return run_pass
+
+    return make
+
+
+def _tap_debug_context(observer: CompileObserver) -> Callable[[Any], Any]:
+    """Inductor reports its stages to `V.debug`; an attribute on the instance comes before its `__getattr__`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __enter__(self: Any) -> Any:
+            frame = current()
+            if frame is not None:
+                for event in LOWERING_EVENTS:
+                    self.__dict__[event] = _teller(observer, self, event, frame)
+            return original(self)
+
+        return __enter__
+
+    return make
+
+
+def _teller(observer: CompileObserver, context: Any, event: str, frame: Frame) -> Callable[..., Any]:
+    def tell(*args: Any, **kwargs: Any) -> Any:
+        quietly(observer, event, lambda: observer.lowering(frame, event, *args), None)
+        return type(context).__getattr__(context, event)(*args, **kwargs)
+
+    return tell
+
+
+def _tap_inner_compile(observer: CompileObserver) -> Callable[[Any], Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _compile_fx_inner(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            frame = current()
+            if frame is None:
+                return original(gm, example_inputs, *args, **kwargs)
+            quietly(
+                observer, "inductor", lambda: observer.inductor_begins(frame, gm, example_inputs, dict(kwargs)), None
+            )
+            with unseen:
+                output = original(gm, example_inputs, *args, **kwargs)
+            quietly(observer, "inductor result", lambda: observer.inductor_compiled(frame, output), None)
+            return output
+
+        # `wrap_compiler_debug` copies the name; torch's logs show it.
+        _compile_fx_inner.__wrapped__ = original  # type: ignore[attr-defined]
+        return _compile_fx_inner
+
+    return make
+
+
+def lowered_subgraph() -> str | None:
+    """Name of the nested graph that Inductor lowers at this moment, None for the outermost."""
+    from torch._inductor.graph import SubgraphLowering
+    from torch._inductor.virtualized import V
+
+    graph = V.graph
+    return str(graph.name) if isinstance(graph, SubgraphLowering) else None
+
+
+def generated_module(path: str) -> Any:
+    """The module that Inductor has loaded from `path`, the newest; None when it was not loaded."""
+    from torch._inductor.codecache import PyCodeCache
+
+    return next((m for m in reversed(PyCodeCache.modules) if m.__file__ == path), None)
+
+
+def patches(observer: CompileObserver) -> list[Patch]:
+    """The taps of this module."""
+    compile_fx = "torch._inductor.compile_fx"
+    observed = "torch.fx.passes.graph_transform_observer"
+    return [
+        Patch("pre_grad_passes", compile_fx, "pre_grad_passes", _tap_phase(observer, "pre_grad_passes", "pre_grad")),
+        Patch("joint_passes", compile_fx, "joint_graph_passes", _tap_phase(observer, "joint_passes", None)),
+        Patch("post_grad_passes", compile_fx, "post_grad_passes", _tap_phase(observer, "post_grad_passes", None)),
+        Patch("passes", observed, "GraphTransformObserver.__enter__", _tap_pass_enter(observer)),
+        Patch("passes", observed, "GraphTransformObserver.__exit__", _tap_pass_exit(observer)),
+        Patch("silent_passes", compile_fx, "view_to_reshape", _tap_silent_pass(observer, "view_to_reshape")),
+        Patch("lowering", "torch._inductor.debug", "DebugContext.__enter__", _tap_debug_context(observer)),
+        Patch("inductor_result", compile_fx, "_compile_fx_inner", _tap_inner_compile(observer)),
+    ]
+
+
+def module_constants() -> dict[str, Any]:
+    """Attributes that Inductor will set on the module it is generating: constants and script objects by name."""
+    from torch._inductor.virtualized import V
+
+    graph = V.graph
+    return {**graph.constants, **getattr(graph, "torchbind_constants", {})}

@@ -1,0 +1,238 @@
+"""Stands between the launches of an Inductor wrapper module: same kernels, same arguments, and a note of each call."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from graphprobe.internals.call_sites import buffers_by_line
+from graphprobe.internals.unseen import unseen
+
+OP_NAMESPACES = ("aten", "inductor_ops", "_quantized")
+EXTERN = "extern_kernels"
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """One launch, as it happened.
+
+    Attributes:
+        name: kernel, `extern_kernels.mm`, or `aten.<op>.<overload>`.
+        kind: `kernel` (generated), `extern` (library call) or `op` (fallback through the dispatcher).
+        start_ns, elapsed_ns: monotonic clock; on CUDA the time to enqueue, not to run.
+        line: line of the call in the generated module.
+        arguments: `dtype[shape]` of each tensor argument, the text of each scalar.
+        capturing: whether a CUDA graph was being captured on the current stream.
+        thread: native id of the launching thread.
+    """
+
+    name: str
+    kind: str
+    start_ns: int
+    elapsed_ns: int
+    line: int
+    arguments: tuple[str, ...]
+    capturing: bool
+    thread: int
+
+
+def kernel_names(code: str) -> list[str]:
+    """Names that the generated module binds to compiled kernels: top-level `name = async_compile.…(…)`."""
+    found = []
+    for statement in ast.parse(code).body:
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+            continue
+        call = statement.value.func
+        if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "async_compile":
+            found += [target.id for target in statement.targets if isinstance(target, ast.Name)]
+    return found
+
+
+def _describe(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    shape = getattr(value, "shape", None)
+    if dtype is None or shape is None:
+        return repr(value)[:64] if isinstance(value, int | float | bool | str | None) else type(value).__name__
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+class LaunchTap:
+    """Records the launches that this thread makes through one generated module while `recording()` is entered."""
+
+    def __init__(self, module: ModuleType, code: str) -> None:
+        self._module = module
+        self._kernels = [name for name in kernel_names(code) if name in vars(module)]
+        self._buffers = buffers_by_line(code)
+        self._cuda = "cuda" in code or "triton" in code
+        self.launches: list[Launch] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Put the recording names into the module's globals, and the real ones back on the way out."""
+        with _entering:
+            stand_ins = _in_place.get(id(self._module))
+            if stand_ins is None:
+                stand_ins = _in_place[id(self._module)] = _StandIns(self._module, self._kernels)
+            before = stand_ins.enter(self)
+        try:
+            yield
+        finally:
+            with _entering:
+                if stand_ins.leave(before):
+                    del _in_place[id(self._module)]
+
+    def call(self, name: str, kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        line = self._calling_line()
+        start = time.perf_counter_ns()
+        with unseen:
+            result = function(*args, **kwargs)
+        elapsed = time.perf_counter_ns() - start
+        described = tuple(_describe(a) for a in args) + tuple(f"{k}={_describe(v)}" for k, v in kwargs.items())
+        self.launches.append(
+            Launch(name, kind, start, elapsed, line, described, self._capturing(), threading.get_native_id())
+        )
+        return result
+
+    def buffers(self, launch: Launch) -> tuple[str, ...]:
+        """Names that the launch's line takes and binds, see `buffers_by_line`."""
+        return self._buffers.get(launch.line, ())
+
+    def _calling_line(self) -> int:
+        frame = sys._getframe(3)
+        while frame.f_back is not None and frame.f_globals is not vars(self._module):
+            frame = frame.f_back
+        return frame.f_lineno
+
+    def _capturing(self) -> bool:
+        if not self._cuda:
+            return False
+        import torch
+
+        return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+_entering = threading.Lock()
+_in_place: dict[int, _StandIns] = {}
+"""Modules whose globals are replaced at this moment, by id. Graphs with the same code share a module."""
+
+
+class _StandIns:
+    """The recording names in one module's globals, for as long as at least one thread records."""
+
+    def __init__(self, module: ModuleType, kernels: list[str]) -> None:
+        self._taps: dict[int, LaunchTap] = {}
+        self._names = vars(module)
+        names = self._names
+        kept = {name: names[name] for name in (*kernels, *OP_NAMESPACES, EXTERN, "torch") if name in names}
+        self._kept = kept
+        for name in kernels:
+            names[name] = _Kernel(self, name, kept[name])
+        for name in OP_NAMESPACES:
+            if name in kept:
+                names[name] = _Ops(self, kept[name], str(getattr(kept[name], "name", name)))
+        if EXTERN in kept:
+            names[EXTERN] = _Extern(self, kept[EXTERN])
+        if "torch" in kept:
+            names["torch"] = _Torch(self, kept["torch"])
+
+    def enter(self, tap: LaunchTap) -> LaunchTap | None:
+        """Record this thread's launches with `tap`; returns the one that did so before."""
+        thread = threading.get_ident()
+        before = self._taps.get(thread)
+        self._taps[thread] = tap
+        return before
+
+    def leave(self, before: LaunchTap | None) -> bool:
+        """The end of `enter`. True when nobody is left and the real names are back."""
+        if before is not None:
+            self._taps[threading.get_ident()] = before
+        else:
+            del self._taps[threading.get_ident()]
+        if self._taps:
+            return False
+        self._names.update(self._kept)
+        return True
+
+    def call(self, name: str, kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        tap = self._taps.get(threading.get_ident())
+        if tap is None:
+            with unseen:
+                return function(*args, **kwargs)
+        return tap.call(name, kind, function, args, kwargs)
+
+
+class _Kernel:
+    """A generated kernel: a plain callable (C++), or an object launched through `.run` (Triton)."""
+
+    def __init__(self, tap: _StandIns, name: str, real: Any) -> None:
+        self.__dict__.update(_tap=tap, _name=name, _real=real)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tap.call(self._name, "kernel", self._real, args, kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tap.call(self._name, "kernel", self._real.run, args, kwargs)
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._real, attribute)
+
+
+class _Extern:
+    """`extern_kernels`: library calls by name."""
+
+    def __init__(self, tap: _StandIns, real: Any) -> None:
+        self.__dict__.update(_tap=tap, _real=real)
+
+    def __getattr__(self, attribute: str) -> Any:
+        real = getattr(self._real, attribute)
+        if not callable(real):
+            return real
+
+        def launch(*args: Any, **kwargs: Any) -> Any:
+            return self._tap.call(f"{EXTERN}.{attribute}", "extern", real, args, kwargs)
+
+        return launch
+
+
+class _Ops:
+    """A namespace, packet or overload below `torch.ops`; calling it is a launch."""
+
+    def __init__(self, tap: _StandIns, real: Any, name: str) -> None:
+        self.__dict__.update(_tap=tap, _real=real, _name=name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tap.call(self._name, "op", self._real, args, kwargs)
+
+    def __getattr__(self, attribute: str) -> Any:
+        real = getattr(self._real, attribute)
+        return _Ops(self._tap, real, f"{self._name}.{attribute}") if callable(real) else real
+
+
+class _Torch:
+    """`torch` as the generated module sees it; only `torch.ops` is watched."""
+
+    def __init__(self, tap: _StandIns, real: Any) -> None:
+        self.__dict__.update(_tap=tap, _real=real)
+
+    def __getattr__(self, attribute: str) -> Any:
+        real = getattr(self._real, attribute)
+        return _OpsRoot(self._tap, real) if attribute == "ops" else real
+
+
+class _OpsRoot:
+    """`torch.ops`: each attribute is a namespace."""
+
+    def __init__(self, tap: _StandIns, real: Any) -> None:
+        self.__dict__.update(_tap=tap, _real=real)
+
+    def __getattr__(self, attribute: str) -> Any:
+        real = getattr(self._real, attribute)
+        # `torch.ops` also holds plain functions such as `load_library`.
+        return _Ops(self._tap, real, attribute) if type(real).__name__ == "_OpNamespace" else real

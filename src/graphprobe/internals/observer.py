@@ -1,0 +1,106 @@
+"""What a tap tells an observer, and the guard that keeps a failing observer from harming the program."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from graphprobe.internals.context import Frame
+
+T = TypeVar("T")
+
+
+class FrameFacts(msgspec.Struct, kw_only=True):
+    """Why and what Dynamo hands to a backend.
+
+    Attributes:
+        compile_id: torch's compile id as text, None outside Dynamo.
+        function, file, line: the traced function, as far as known.
+        backend: name of the backend.
+        graph_break: the reason for which tracing stopped, None when it reached the end of the function.
+        break_stack: user stack at that place, `file:line in function`, outermost first.
+        resumed: True when the function is the continuation behind an earlier graph break.
+        recompile_reason: the guard that failed, None for the first compile of a function.
+        backend_object: the backend itself.
+    """
+
+    compile_id: str | None = None
+    function: str | None = None
+    file: str | None = None
+    line: int | None = None
+    backend: str | None = None
+    graph_break: str | None = None
+    break_stack: list[str] = []
+    resumed: bool = False
+    recompile_reason: str | None = None
+    backend_object: Any = None
+
+
+class CompileObserver(Protocol):
+    """Told what the compiler does. May look at everything, may change nothing."""
+
+    def wants(self, backend: object) -> bool:
+        """Whether a compile by this backend is to be observed."""
+
+    def watching(self) -> bool:
+        """Whether collecting is still on."""
+
+    def model_begins(self, facts: FrameFacts, gm: Any, example_inputs: Sequence[Any]) -> object:
+        """A backend is about to get Dynamo's graph. Returns the token that later calls carry."""
+
+    def model_ends(self, token: object, compiled: Any, error: BaseException | None) -> Any:
+        """The backend has returned, or raised. Returns what the program gets instead of `compiled` (usually itself)."""
+
+    def caches_bypassed(self, token: object, names: list[str]) -> None:
+        """These graph caches are off while the model is compiled."""
+
+    def aot_graph(self, frame: Frame, gm: Any) -> None:
+        """AOTAutograd made the joint, forward or backward graph."""
+
+    def aot_compiles(self, frame: Frame, gm: Any) -> None:
+        """The forward or backward graph is handed to the compiler."""
+
+    def aot_compiled(self, frame: Frame, gm: Any, compiled: Any, error: BaseException | None) -> Any:
+        """The compiler has returned or raised. Returns what AOTAutograd gets instead of `compiled`."""
+
+    def phase_begins(self, frame: Frame, gm: Any) -> None:
+        """A group of passes starts on a graph or a nested graph."""
+
+    def phase_ends(self, frame: Frame, gm: Any, error: BaseException | None) -> None:
+        """… and is over."""
+
+    def pass_begins(self, frame: Frame, gm: Any, name: str, subsystem: str | None) -> object:
+        """A pass starts. The result is given back to `pass_ends`."""
+
+    def pass_ends(self, frame: Frame, gm: Any, name: str, started: object, error: BaseException | None) -> None:
+        """A pass is over."""
+
+    def lowering(self, frame: Frame, event: str, *args: Any) -> None:
+        """Inductor: `fx_graph`, `fx_graph_transformed`, `ir_pre_fusion`, `ir_post_fusion` or `output_code`."""
+
+    def inductor_begins(self, frame: Frame, gm: Any, example_inputs: Sequence[Any], options: dict[str, Any]) -> None:
+        """Inductor is about to compile one graph for these inputs, with these keyword options."""
+
+    def inductor_compiled(self, frame: Frame, output: Any) -> None:
+        """Inductor has made its callable for one graph."""
+
+    def metrics(self, compile_id: str | None, values: dict[str, Any]) -> None:
+        """torch's own record of a compile or a backward compile."""
+
+    def guards(self, compile_id: str | None, guards: list[dict[str, Any]]) -> None:
+        """The guards under which the compiled code may run."""
+
+    def failed(self, what: str, details: str) -> None:
+        """One of the calls above raised."""
+
+
+def quietly(observer: CompileObserver, what: str, call: Callable[[], T], default: T) -> T:
+    """`call()`, or `default` when it raises: then the observer is told and the program goes on."""
+    try:
+        return call()
+    except Exception as error:  # the observed program must not see our faults
+        observer.failed(what, "".join(traceback.format_exception(error)))
+        return default

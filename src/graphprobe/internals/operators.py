@@ -1,0 +1,34 @@
+"""What a call target of torch's operator registry is: its namespace, name, overload and argument names."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+
+class Operator(NamedTuple):
+    """An operator's parts.
+
+    Attributes:
+        namespace: e.g. `aten`; `higher_order` for operators that take graphs.
+        overload: e.g. `Tensor`; None when the target is the packet of all overloads, or a higher-order operator.
+        arguments: names in the schema, in order; empty when there is no single schema.
+    """
+
+    namespace: str
+    name: str
+    overload: str | None = None
+    arguments: tuple[str, ...] = ()
+
+
+def operator_of(target: object) -> Operator | None:
+    """The parts of `target`, or None when it is no registered operator."""
+    if isinstance(target, OpOverload):
+        namespace, _, name = target.overloadpacket._qualified_op_name.partition("::")
+        arguments = tuple(str(argument.name) for argument in target._schema.arguments)
+        return Operator(namespace, name, target._overloadname, arguments)
+    if isinstance(target, OpOverloadPacket):
+        namespace, _, name = target._qualified_op_name.partition("::")
+        return Operator(namespace, name)
+    return Operator("higher_order", str(target.name())) if isinstance(target, HigherOrderOperator) else None

@@ -1,0 +1,191 @@
+"""The four verdicts: is the candidate within the noise, worse than it, better than eager, or is there no telling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from graphprobe.errors import UsageError
+from graphprobe.numerics.divergence import Divergence, Run, divergences
+from graphprobe.numerics.noise import C0, Array, Noise
+
+Answer = Literal["ok", "candidate_worse", "candidate_better", "inconclusive"]
+
+
+class Thresholds(msgspec.Struct, frozen=True):
+    """What is tolerated; tuned by `bench/criterion.py` on its tuning operations.
+
+    A statistic of the candidate's z is too large where it exceeds `floor` and `factor` times the same statistic of
+    the least accurate legitimate run. `gain_errors` standard errors come on top for the gain.
+    """
+
+    floor_rms: float = 1.0
+    floor_q999: float = 3.0
+    floor_max: float = 4.0
+    floor_gain: float = 0.4
+    factor_rms: float = 4.0
+    factor_q999: float = 4.0
+    factor_max: float = 4.0
+    factor_gain: float = 2.0
+    gain_errors: float = 5.0
+    c0: float = C0
+
+
+DEFAULT = Thresholds()
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """One statistic of the candidate and what it was held against.
+
+    Attributes:
+        statistic: `rms`, `q999`, `max` or `gain`. For `max` it is the peak of the magnitude with the largest ratio.
+        value: of the candidate.
+        limit: the most that would be tolerated.
+    """
+
+    statistic: str
+    value: float
+    limit: float
+
+    @property
+    def ratio(self) -> float:
+        """value / limit; above 1 is too much."""
+        return self.value / self.limit if math.isfinite(self.limit) else 0.0
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A verdict with its evidence.
+
+    Attributes:
+        answer: `ok`: no worse than the noise and the legitimate runs allow. `candidate_worse`: the candidate is the
+            inaccurate one. `candidate_better`: the first legitimate run is. `inconclusive`: a tensor of zeros would
+            have passed as well, so that passing says nothing.
+        reason: one sentence, with figures.
+        candidate: its divergence from the float64 reference.
+        legitimate: those of the legitimate runs, in the order given.
+        limits: each statistic of the candidate and what it was held against.
+        excess: largest ratio of a statistic to its limit; above 1 is too much. +Inf for a wrong class.
+        statistic: which one, or `class`.
+        worst: index of the worst element, one number a dimension; `()` for 0-d, None if nothing was compared.
+    """
+
+    answer: Answer
+    reason: str
+    candidate: Divergence
+    legitimate: tuple[Divergence, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    excess: float = 0.0
+    statistic: str = ""
+    worst: tuple[int, ...] | None = None
+
+
+def limits(run: Divergence, others: Sequence[Divergence], thresholds: Thresholds = DEFAULT) -> tuple[Limit, ...]:
+    """Each statistic of `run` with its limit, given that the `others` are legitimate.
+
+    rms, 99.9 % quantile: max(floor, factor·largest of the others). The maximum is taken by magnitude: the peak of
+    `run` among elements with 4**(e−1) ≤ |r| < 4**e against the others' peaks there and one magnitude up and down, so
+    that one bad element of eager excuses its like and no others. Gain: max(floor, factor·largest of the others), plus
+    `gain_errors` standard errors.
+    """
+    t = thresholds
+    found = []
+    for name, floor, factor in (("rms", t.floor_rms, t.factor_rms), ("q999", t.floor_q999, t.factor_q999)):
+        most = max((getattr(other, name) for other in others), default=0.0)
+        found.append(Limit(name, getattr(run, name), max(floor, factor * most)))
+    top = Limit("max", run.max, t.floor_max)
+    for key, peak in run.peaks.items():
+        like = [other.peaks.get(k, 0.0) for other in others for k in (key - 1, key, key + 1)]
+        here = Limit("max", peak, max(t.floor_max, t.factor_max * max(like, default=0.0)))
+        if key == next(iter(run.peaks)) or here.ratio > top.ratio:
+            top = here
+    found.append(top)
+    most = max((abs(other.gain) for other in others), default=0.0)
+    spread = max(other.gain_error for other in (run, *others))
+    found.append(Limit("gain", abs(run.gain), max(t.floor_gain, t.factor_gain * most) + t.gain_errors * spread))
+    return tuple(found)
+
+
+def excess_of(run: Divergence, found: Sequence[Limit]) -> tuple[float, str]:
+    """The largest ratio of a statistic to its limit and the statistic's name; +Inf and `class` for a wrong class."""
+    if run.wrong_class:
+        return math.inf, "class"
+    worst = max(found, key=lambda limit: limit.ratio)
+    return worst.ratio, worst.statistic
+
+
+def judge(
+    candidate: Run,
+    reference: Array,
+    noise: Noise,
+    legitimate: Sequence[Run] = (),
+    *,
+    thresholds: Thresholds = DEFAULT,
+    flush: bool = False,
+) -> Verdict:
+    """Judges floating-point or complex values in units of the legitimate noise of each element.
+
+    The shapes must agree; `layout.layout_differences` reports those, dtypes and strides before numbers are compared.
+    The dtypes of candidate and legitimate runs may differ: each is measured in its own noise.
+
+    Args:
+        candidate: the values under suspicion.
+        reference: r64, the op in float64 on the captured inputs.
+        noise: of each element of the reference.
+        legitimate: runs known to be right: eager first, eager on the decomposed graph.
+        flush: the candidate may flush subnormals to zero.
+
+    Edge cases: an empty tensor is `ok`. 0-d is one element. A NaN or infinity that the reference has not is
+    forgiven where a legitimate run has the same; where only the legitimate run has one, the candidate is better.
+    Complex numbers are compared by modulus, because the rounding errors of a complex product are small against its
+    modulus, not against each part. −0 equals +0.
+
+    Raises:
+        UsageError: shapes differ, or a dtype is one that is compared exactly.
+    """
+    for run in (candidate, *legitimate):
+        if run.dtype.is_exact:
+            raise UsageError(f"dtype {run.dtype.name} is compared exactly", hint="use exact.judge_exact")
+    zeros = Run(np.broadcast_to(np.zeros((), candidate.values.dtype), reference.shape), candidate.dtype)
+    runs = [candidate, *legitimate, zeros]
+    measured = divergences(reference, noise, runs, forgiving=range(1, len(runs) - 1), c0=thresholds.c0, flush=flush)
+    mine, others, blank = measured[0], tuple(measured[1:-1]), measured[-1]
+    held = limits(mine, others, thresholds)
+    excess, statistic = excess_of(mine, held)
+    worst = None
+    if mine.worst is not None:
+        worst = tuple(int(i) for i in np.unravel_index(mine.worst, reference.shape))
+    answer, reason = _answer(mine, others, blank, held, thresholds)
+    return Verdict(answer, reason, mine, others, held, excess, statistic, worst)
+
+
+def _answer(
+    mine: Divergence,
+    others: tuple[Divergence, ...],
+    blank: Divergence,
+    held: Sequence[Limit],
+    thresholds: Thresholds,
+) -> tuple[Answer, str]:
+    excess, statistic = excess_of(mine, held)
+    if statistic == "class":
+        text = f"{mine.wrong_nan} NaN, {mine.wrong_inf} Inf and {mine.wrong_finite} finite where the reference has not"
+        return "candidate_worse", text + (f", {mine.shared} of them as eager" if mine.shared else "")
+    if excess > 1 and mine.beyond_rounding:
+        worst = max(held, key=lambda limit: limit.ratio)
+        return "candidate_worse", f"{statistic} of z is {worst.value:.3g}, the limit {worst.limit:.3g}"
+    if others:
+        eager = others[0]
+        if eager.wrong_class > mine.shared:
+            return "candidate_better", f"eager has {eager.wrong_class} elements of a wrong class"
+        worst = max(limits(eager, [mine], thresholds), key=lambda limit: limit.ratio)
+        if worst.ratio > 1 and eager.beyond_rounding:
+            return (
+                "candidate_better",
+                f"{worst.statistic} of eager's z is {worst.value:.3g}, its limit {worst.limit:.3g}",
+            )
+    if mine.beyond_rounding and blank.compared and excess_of(blank, limits(blank, others, thresholds))[0] <= 1:
+        return "inconclusive", "zeros would have passed as well: the noise is as large as the values"
+    return "ok", f"largest z is {mine.max:.3g}" if mine.compared else "nothing to compare"

@@ -1,0 +1,193 @@
+"""The session of this process: at most one at a time, switched on and off by `enable`, `disable` and `trace`."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
+from graphprobe.internals import dynamo
+from graphprobe.internals.importhook import ImportHook
+from graphprobe.probe.session import Session, open_session
+from graphprobe.settings import Settings, resolve, torch_compile_debug_state
+from graphprobe.store import layout
+
+
+class _Switch:
+    """Holds the session behind a lock; one instance a process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.session: Session | None = None
+        self.waiting: ImportHook | None = None
+        self.at_exit = False
+
+
+_switch = _Switch()
+
+
+def session() -> Session | None:
+    """The session that is on, or None."""
+    return _switch.session
+
+
+def enable(out_dir: str | os.PathLike[str] | None = None, **settings: Any) -> Path:
+    """Collect every compile of this process from now on.
+
+    Args:
+        out_dir: folder that gets the run folder; default `torch_compile_debug` in the working directory.
+        **settings: any setting by name, e.g. `save_inputs=True`, `graph_dump="py"`; see `graphprobe.settings`.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        UsageError: collecting is on already, or the folder cannot be written to.
+        SettingError: a setting that does not exist, or a value that it cannot take.
+    """
+    return enable_with(resolved({**settings, "out_dir": None if out_dir is None else os.fspath(out_dir)}))
+
+
+def resolved(arguments: Mapping[str, object]) -> Settings:
+    """The settings that `enable` would work with; errors as there."""
+    return resolve(arguments=arguments, environ=os.environ)
+
+
+def enable_with(settings: Settings) -> Path:
+    """`enable` with settings resolved before."""
+    return _open(settings, everything=True).writer.run_dir
+
+
+def close(state: Literal["finished", "failed"], exception: str | None = None) -> Path | None:
+    """Stop collecting, with how the program ended. Returns the run folder, None when nothing was on."""
+    return _close(state, exception)
+
+
+def ensure() -> Session:
+    """The session that is on, or a new one: for wrapped backends alone, unless TORCH_COMPILE_DEBUG asks for all."""
+    with _switch.lock:
+        if _switch.session is not None:
+            return _switch.session
+        return _open(resolve(arguments={}, environ=os.environ), everything=_switch.waiting is not None)
+
+
+def disable() -> Path | None:
+    """Stop collecting; everything is put back as it was. Returns the run folder, None when nothing was on."""
+    with _switch.lock:
+        if _switch.waiting is not None:
+            _switch.waiting.remove()
+            _switch.waiting = None
+    return _close("finished", None)
+
+
+@contextmanager
+def trace(out_dir: str | os.PathLike[str] | None = None, **settings: Any) -> Iterator[Path]:
+    """`enable` for the length of a block; yields the run folder. Arguments and errors as `enable`."""
+    folder = enable(out_dir, **settings)
+    try:
+        yield folder
+    except BaseException as error:
+        _close("failed", f"{type(error).__name__}: {error}")
+        raise
+    else:
+        _close("finished", None)
+
+
+def enable_on_first_use() -> None:
+    """Collect as soon as the program loads torch's compiler: what `import graphprobe` does under TORCH_COMPILE_DEBUG=1.
+
+    Nothing is made before that, so that a program which compiles nothing leaves nothing behind. A folder that cannot
+    be written to is a warning here: the program did not ask by a call.
+    """
+
+    def open_now(_: object) -> None:
+        with _switch.lock:
+            _switch.waiting = None
+        try:
+            _open(resolve(arguments={}, environ=os.environ), everything=True)
+        except GraphprobeError as error:
+            warnings.warn(f"nothing is collected: {error.render()}", GraphprobeWarning, stacklevel=3)
+
+    hook = ImportHook({"torch._dynamo": open_now})
+    _switch.waiting = hook
+    hook.install()
+
+
+def _open(settings: Settings, *, everything: bool) -> Session:
+    with _switch.lock:
+        if _switch.waiting is not None:
+            _switch.waiting.remove()
+            _switch.waiting = None
+        current = _switch.session
+        if current is not None and not (everything and not current.everything):
+            raise UsageError(
+                f"collecting is on already, into {current.writer.run_dir}",
+                hint="leave the enclosing trace() or call graphprobe.disable() first",
+            )
+        if current is not None:
+            _close("finished", None)
+        opened = open_session(
+            settings,
+            everything=everything,
+            adopt_run_dir=_torch_run_dir(settings),
+            torch_debugs=torch_compile_debug_state(os.environ) == "on",
+        )
+        _switch.session = opened
+        if not _switch.at_exit:
+            _switch.at_exit = True
+            atexit.register(_close, "finished", None)
+    if everything:
+        try:
+            _warn_compiled_before(opened)
+        except GraphprobeWarning as error:  # the program's filter turns it into an error: then nothing stays on
+            _close("failed", str(error))
+            raise
+    return opened
+
+
+def _torch_run_dir(settings: Settings) -> Path | None:
+    """torch's own run folder where it has made one in this process: both trees then lie side by side."""
+    chosen = dynamo.torch_run_dir()
+    if chosen is None or settings.out_dir is not None:
+        return None
+    path = Path(chosen)
+    return path if path.is_dir() and not (path / layout.TOOL).exists() else None
+
+
+def _warn_compiled_before(opened: Session) -> None:
+    before = dynamo.compiled_before()
+    if not before:
+        return
+    names = ", ".join(before)
+    text = f"compiled before collecting began, so nothing of it can be collected: {names}"
+    opened.writer.note(text)
+    warnings.warn(
+        f"{text}. Begin before the first call, or call torch._dynamo.reset() to have it compiled again.",
+        GraphprobeWarning,
+        stacklevel=_level_of_caller(),
+    )
+
+
+def _level_of_caller() -> int:
+    """The `stacklevel`, as the calling function would give it, of the line outside graphprobe that led here."""
+    level, frame = 1, inspect.currentframe()
+    frame = frame.f_back if frame is not None else None
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("graphprobe", "contextlib"):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _close(state: Literal["finished", "failed"], exception: str | None) -> Path | None:
+    with _switch.lock:
+        current, _switch.session = _switch.session, None
+    if current is None:
+        return None
+    current.stop(state, exception)
+    return current.writer.run_dir

@@ -1,0 +1,158 @@
+"""Arguments and targets of FX nodes as Python source that means the same in another process."""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import importlib
+import keyword
+import math
+import operator
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import fx
+
+from graphprobe.internals.operators import Operator, operator_of
+from graphprobe.internals.quiet import hint
+
+BUILT_IN_NAMESPACES = frozenset(
+    "aten prims prim inductor _inductor_test quantized mkldnn mkl onednn rngprims profiler higher_order sparse "
+    "c10d _c10d_functional c10d_functional symm_mem mkldnn_prepacked _prepacked".split()
+)
+"""Operator namespaces that torch itself registers, so that `torch.ops.<namespace>` finds them anywhere."""
+
+NEEDS_IMPORT = {"inductor": "torch._inductor.inductor_prims", "rngprims": "torch._prims.rng_prims"}
+PUBLIC: tuple[tuple[str, object], ...] = (
+    ("operator", operator),
+    ("torch", torch),
+    ("torch.nn.functional", torch.nn.functional),
+    ("torch.Tensor", torch.Tensor),
+    ("torch.special", torch.special),
+    ("torch.fft", torch.fft),
+    ("torch.linalg", torch.linalg),
+    ("math", math),
+    ("builtins", builtins),
+)
+
+
+class Unreproducible(Exception):
+    """A value has no source text that another process could evaluate to the same thing."""
+
+
+class Literals:
+    """Turns values into source; what it needs to be imported is gathered in `imports`."""
+
+    def __init__(self) -> None:
+        self.imports: set[str] = set()
+        self.notes: list[str] = []
+
+    def text(self, value: Any, nodes: Mapping[fx.Node, str]) -> str:
+        """Source of an argument.
+
+        Args:
+            nodes: variable name of each node.
+
+        Raises:
+            Unreproducible: with the reason.
+        """
+        if isinstance(value, fx.Node):
+            if value not in nodes:
+                raise Unreproducible(f"argument {value.name} is used before it is made")
+            return nodes[value]
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._symbolic(value)
+        if isinstance(value, enum.Enum):
+            return f"{self.callable(type(value))}.{value.name}"
+        if value is None or value is Ellipsis or isinstance(value, (bool, int, str, bytes)):
+            return repr(value)
+        if isinstance(value, float):
+            return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+        if isinstance(value, complex):
+            return f"complex({self.text(value.real, nodes)}, {self.text(value.imag, nodes)})"
+        if isinstance(value, slice):
+            return f"slice({', '.join(self.text(v, nodes) for v in (value.start, value.stop, value.step))})"
+        if isinstance(value, (list, tuple, dict, set, frozenset, range)):
+            return self._container(value, nodes)
+        if isinstance(value, torch.device):
+            return f"torch.device({str(value)!r})"
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            return str(value)
+        if callable(value) and not isinstance(value, torch.nn.Module):
+            return self.callable(value)
+        raise Unreproducible(f"argument of type {type(value).__module__}.{type(value).__qualname__}")
+
+    def _symbolic(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> str:
+        number = hint(value)
+        if number is None:
+            raise Unreproducible(f"symbolic argument {value} has no value at compile time")
+        return f"sym({str(value)!r}, {number!r})"
+
+    def _container(self, value: Any, nodes: Mapping[fx.Node, str]) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{self.text(k, nodes)}: {self.text(v, nodes)}" for k, v in value.items()) + "}"
+        if isinstance(value, range):
+            return f"range({', '.join(self.text(v, nodes) for v in (value.start, value.stop, value.step))})"
+        if isinstance(value, (set, frozenset)):
+            items = ", ".join(self.text(v, nodes) for v in value)
+            return f"{type(value).__name__}([{items}])"
+        items = ", ".join(self.text(v, nodes) for v in value)
+        if isinstance(value, torch.Size):
+            return f"torch.Size([{items}])"
+        if hasattr(value, "_fields"):
+            return f"{self.callable(type(value))}({items})"
+        if isinstance(value, list):
+            return f"[{items}]"
+        return f"({items},)" if len(value) == 1 else f"({items})"
+
+    def callable(self, target: Callable[..., Any]) -> str:
+        """Source that finds a function, operator or class again.
+
+        Raises:
+            Unreproducible: it lives in `__main__`, in a function's body, or cannot be found under its name.
+        """
+        if (known := operator_of(target)) is not None:
+            return self._operator(known)
+        name = getattr(target, "__name__", "")
+        for path, holder in PUBLIC:
+            if name and getattr(holder, name, None) is target:
+                self.imports.add(path if isinstance(holder, ModuleType) else "torch")
+                return f"{path}.{name}"
+        module, qualname = getattr(target, "__module__", None), getattr(target, "__qualname__", name)
+        owner = getattr(target, "__objclass__", None)
+        if module is None and owner is not None:
+            module, qualname = owner.__module__, f"{owner.__qualname__}.{name}"
+        shown = f"{module}.{qualname}"
+        if module in (None, "__main__") or "<" in str(qualname):
+            raise Unreproducible(f"{shown} exists only in the process that compiled it")
+        if not _finds(str(module), str(qualname), target):
+            raise Unreproducible(f"{shown} is not found under its own name")
+        if str(module).split(".")[0] != "torch":
+            self.notes.append(f"needs {shown}")
+        return f"resolve({str(module)!r}, {str(qualname)!r})"
+
+    def _operator(self, known: Operator) -> str:
+        namespace, name, overload, _ = known
+        if namespace == "higher_order":
+            return f"hop({name!r})"
+        if namespace not in BUILT_IN_NAMESPACES:
+            self.notes.append(f"needs the library that registers {namespace}::{name}; give it with --import MODULE")
+            return f"custom_op({namespace!r}, {name!r}, {overload!r})"
+        if namespace in NEEDS_IMPORT or "inductor" in name:
+            self.imports.add(NEEDS_IMPORT.get(namespace, NEEDS_IMPORT["inductor"]))
+        path = name if overload is None else f"{name}.{overload}"
+        if all(part.isidentifier() and not keyword.iskeyword(part) for part in path.split(".")):
+            return f"torch.ops.{namespace}.{path}"
+        return f"custom_op({namespace!r}, {name!r}, {overload!r})"
+
+
+def _finds(module: str, qualname: str, target: object) -> bool:
+    try:
+        found: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return False
+    return found is target or found == target

@@ -1,0 +1,323 @@
+"""One observed process: the taps, the writer, and a recorder for each compiled graph."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from graphprobe.errors import GraphprobeWarning
+from graphprobe.internals.context import Frame
+from graphprobe.internals.logs import CompilerLogs
+from graphprobe.internals.observer import FrameFacts
+from graphprobe.internals.taps import Taps
+from graphprobe.probe import environment
+from graphprobe.settings import Settings
+from graphprobe.store import layout
+from graphprobe.store.writer import RunWriter
+
+if TYPE_CHECKING:
+    from graphprobe.probe.model import Model
+
+LEVELS = {"warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+PREDICTED_BYTES_PER_MODEL = 40_000
+"""What any model takes, small as it may be, bytes: compile.json, headers, the replay code in its scripts."""
+
+PREDICTED_BYTES_PER_NODE = 9000
+"""What a node of Dynamo's graph adds to a tree without saved inputs, bytes: GPT-2 training steps took 8000 to 9200."""
+
+
+class Session:
+    """Observes compiles and writes them down. Implements `internals.observer.CompileObserver`.
+
+    A failing tap of ours is told in the manifest and in `debug.log`, once a kind; the program never sees it.
+    """
+
+    def __init__(self, settings: Settings, writer: RunWriter, *, everything: bool, torch_debugs: bool) -> None:
+        """`everything` False observes only wrapped backends; `torch_debugs`: torch writes debug files itself."""
+        self.settings = settings
+        self.writer = writer
+        self.everything = everything
+        self._rank = environment.rank() or 0
+        self._lock = threading.RLock()
+        self._models: list[Model] = []
+        self._by_compile_id: dict[str, Model] = {}
+        self._predicted = 0
+        self._torch_debugs = torch_debugs
+        self._taps = Taps(self, follow_run_dir=str(writer.run_dir) if torch_debugs else None)
+        self._logs = CompilerLogs(LEVELS[settings.log_level], self._log_line)
+        self._failures: dict[str, int] = {}
+        self._fork_child: Callable[[], Session | None] | None = None
+        self._child: Session | None = None
+        self._child_lock = threading.Lock()
+        self._closed = False
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Put the taps in place; torch is not imported for it."""
+        self._taps.install()
+        self.writer.update(taps=dict(self._taps.status))
+
+    def stop(self, state: Literal["finished", "failed"] = "finished", exception: str | None = None) -> None:
+        """Take everything out and close the run; safe to call twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        foreign = self._taps.remove()
+        self._logs.stop()
+        if self.writer.forked:
+            if self._child is not None:
+                self._child.stop(state, exception)
+            return
+        for address in foreign:
+            self.writer.note(f"{address} was replaced by somebody else after graphprobe; left as it is")
+        for tap, loss in self._taps.missing().items():
+            self.writer.missing(f"this torch lacks what the tap {tap} stands on: {loss}")
+        self.writer.update(taps=dict(self._taps.status), **environment.torch_facts())
+        self.writer.close(state, exception)
+
+    def on_fork(self, open_child: Callable[[], Session | None]) -> None:
+        """`open_child` gives a forked child its own run, at its first compile."""
+        self._fork_child = open_child
+
+    # -- CompileObserver ----------------------------------------------------------------------------------------------
+
+    def watching(self) -> bool:
+        return not self._closed
+
+    def wants(self, backend: object) -> bool:
+        if self._closed:
+            return False
+        return self.everything or wrapper_of(backend) is not None
+
+    def model_begins(self, facts: FrameFacts, gm: Any, example_inputs: Sequence[Any]) -> object:
+        here = self._here()
+        if here is not self:
+            return here.model_begins(facts, gm, example_inputs) if here is not None else None
+        # Only now: it imports torch, which the program may never do, or not before it has set its environment.
+        from graphprobe.probe.model import Model
+
+        self._logs.start()
+        with self._lock:
+            previous = self._by_compile_id.get(facts.compile_id or "")
+            change = getattr(wrapper_of(facts.backend_object), "change_settings", None)
+            settings = self.settings if change is None else change(self.settings)
+            restart_of = previous.number if previous is not None else None
+            model = Model(self, settings, len(self._models), self._rank, facts, restart_of)
+            self._models.append(model)
+            if facts.compile_id is not None:
+                self._by_compile_id[facts.compile_id] = model
+            if len(self._models) == 1:
+                self.writer.update(**environment.torch_facts())
+            self.writer.update(models=len(self._models))
+        if gm is not None:
+            self.predict(PREDICTED_BYTES_PER_MODEL + len(gm.graph.nodes) * PREDICTED_BYTES_PER_NODE)
+            model.dynamo_graph(gm)
+        model.write_facts()
+        return model
+
+    def model_ends(self, token: Any, compiled: Any, error: BaseException | None) -> Any:
+        model: Model = token
+        if error is not None:
+            model.fail(error)
+            return None
+        result = model.ends(compiled)
+        model.write_facts()
+        for direction in ("pre_grad", "joint", "forward"):
+            model.settle(direction)
+        return result
+
+    def caches_bypassed(self, token: Any, names: list[str]) -> None:
+        if not names:
+            return
+        model: Model = token
+        model.facts.caches_bypassed = sorted({*model.facts.caches_bypassed, *names})
+        if self.writer.forked:
+            if self._child is not None:
+                self._child.caches_bypassed(token, names)
+            return
+        with self._lock:
+            known = self.writer.manifest.caches_bypassed
+            if not set(names) <= set(known):
+                self.writer.update(caches_bypassed=sorted({*known, *names}))
+
+    def aot_graph(self, frame: Frame, gm: Any) -> None:
+        model: Model = frame.token
+        model.saw_aot = True
+        model.trail(_direction(frame)).graph(gm, phase="aot")
+
+    def aot_compiles(self, frame: Frame, gm: Any) -> None:
+        model: Model = frame.token
+        model.compiles(_direction(frame), gm)
+
+    def aot_compiled(self, frame: Frame, gm: Any, compiled: Any, error: BaseException | None) -> Any:
+        model: Model = frame.token
+        if error is not None:
+            model.trail(_direction(frame)).failed(frame, "compile", error)
+            model.fail(error)
+            return None
+        result = model.compiled(_direction(frame), gm, compiled)
+        model.settle(_direction(frame))
+        return result
+
+    def phase_begins(self, frame: Frame, gm: Any) -> None:
+        self._trail(frame).phase_begins(frame, gm)
+
+    def phase_ends(self, frame: Frame, gm: Any, error: BaseException | None) -> None:
+        self._trail(frame).phase_ends(frame, gm, error)
+
+    def pass_begins(self, frame: Frame, gm: Any, name: str, subsystem: str | None) -> object:
+        return self._trail(frame).pass_begins(frame, gm, name), subsystem
+
+    def pass_ends(self, frame: Frame, gm: Any, name: str, started: Any, error: BaseException | None) -> None:
+        begun, subsystem = started
+        self._trail(frame).pass_ends(frame, gm, name, begun, error, subsystem)
+
+    def lowering(self, frame: Frame, event: str, *args: Any) -> None:
+        model: Model = frame.token
+        model.lowering(_direction(frame)).event(event, args)
+
+    def inductor_begins(self, frame: Frame, gm: Any, example_inputs: Sequence[Any], options: dict[str, Any]) -> None:
+        model: Model = frame.token
+        model.lowering(_direction(frame)).begins(gm, example_inputs, options)
+
+    def inductor_compiled(self, frame: Frame, output: Any) -> None:
+        model: Model = frame.token
+        model.lowering(_direction(frame)).compiled(output)
+
+    def metrics(self, compile_id: str | None, values: dict[str, Any]) -> None:
+        model = self._by_compile_id.get(compile_id or "")
+        if model is not None and not self.writer.forked:
+            model.metrics(values)
+
+    def guards(self, compile_id: str | None, guards: list[dict[str, Any]]) -> None:
+        model = self._by_compile_id.get(compile_id or "")
+        if model is not None and not self.writer.forked:
+            model.guards(guards)
+
+    def failed(self, what: str, details: str) -> None:
+        if self.writer.forked:
+            if self._child is not None:
+                self._child.failed(what, details)
+            return
+        with self._lock:
+            self._failures[what] = self._failures.get(what, 0) + 1
+            if self._failures[what] > 1:
+                return
+        last = details.strip().splitlines()[-1]
+        self.writer.missing(f"graphprobe failed at {what}: {last}")
+        self._own_line(f"graphprobe failed at {what}; the program is not affected\n{details}")
+
+    # -- what recorders need ------------------------------------------------------------------------------------------
+
+    def failed_with(self, what: str, error: BaseException) -> None:
+        """`failed`, from an exception in hand."""
+        import traceback
+
+        self.failed(what, "".join(traceback.format_exception(error)))
+
+    def predict(self, size_bytes: int) -> bool:
+        """Add to the predicted size of the run; False, and said in the manifest, when the budget will not hold it."""
+        with self._lock:
+            self._predicted += size_bytes
+            self.writer.update(predicted_bytes=self._predicted)
+            left = self.settings.max_bytes - self.writer.manifest.collected_bytes
+        if size_bytes > left:
+            self.writer.missing(f"inputs of {size_bytes} bytes are more than the {left} that the budget has left")
+            return False
+        return True
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _here(self) -> Session | None:
+        """This session, or in a forked child the child's own one; None when it could not be opened."""
+        if not self.writer.forked:
+            return self
+        # Not `_lock`: another thread of the parent may have held it at the fork. This one is taken in children only.
+        with self._child_lock:
+            if self._child is None and self._fork_child is not None:
+                opener, self._fork_child = self._fork_child, None
+                # The parent's taps would tell the child's session everything a second time.
+                self._taps.remove()
+                self._logs.stop()
+                self._child = opener()
+        return self._child
+
+    def _trail(self, frame: Frame) -> Any:
+        model: Model = frame.token
+        return model.trail(_direction(frame))
+
+    def _log_line(self, logger: str, line: str) -> None:
+        kept = self.writer.append_text(layout.LOG, line + "\n")
+        if kept and not self._torch_debugs and logger.startswith("torch._dynamo"):
+            path = self.writer.run_dir / "torchdynamo"
+            with contextlib.suppress(OSError):
+                path.mkdir(exist_ok=True)
+                with open(path / "debug.log", "a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(line + "\n")
+
+    def _own_line(self, text: str) -> None:
+        self.writer.append_text(layout.LOG, f"graphprobe: {text}\n")
+
+
+def _direction(frame: Frame) -> Any:
+    return frame.direction or "forward"
+
+
+def wrapper_of(backend: object) -> Any:
+    """The `graphprobe.wrap` object inside a backend as Dynamo holds it, or None."""
+    inner: object | None = backend
+    for _ in range(8):
+        if inner is None or getattr(inner, "_graphprobe_wrapped", False):
+            return inner
+        inner = getattr(inner, "_torchdynamo_orig_backend", None) or getattr(inner, "compiler_fn", None)
+    return None
+
+
+def open_session(
+    settings: Settings, *, everything: bool, adopt_run_dir: Path | None = None, torch_debugs: bool = False
+) -> Session:
+    """A started session with a run folder of its own; arguments as `Session`.
+
+    Raises:
+        UsageError: the folder cannot be made or written to.
+    """
+    root = Path(settings.out_dir) if settings.out_dir is not None else environment.default_root(os.environ)
+    writer = RunWriter.create(
+        root,
+        manifest=environment.manifest(settings),
+        rank=environment.rank(),
+        max_bytes=settings.max_bytes,
+        adopt_run_dir=adopt_run_dir,
+    )
+    session = Session(settings, writer, everything=everything, torch_debugs=torch_debugs)
+
+    def open_child() -> Session | None:
+        try:
+            child = open_session(settings, everything=everything, torch_debugs=torch_debugs)
+        except Exception as error:
+            warnings.warn(f"graphprobe: no run for forked process {os.getpid()}: {error}", GraphprobeWarning, 2)
+            return None
+        _close_with_process(child)
+        child.writer.note(f"forked from process {os.getppid()}, whose run is {writer.run_dir.name}")
+        return child
+
+    session.on_fork(open_child)
+    session.start()
+    return session
+
+
+def _close_with_process(child: Session) -> None:
+    """A child of `multiprocessing` leaves without running `atexit`; it has a list of its own."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        # Rank -100: after the program's own.
+        util.Finalize(None, child.stop, exitpriority=-100)

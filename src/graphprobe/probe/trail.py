@@ -1,0 +1,313 @@
+"""One direction of one model: its graph, the graph after each pass that changed it, and every pass as an event."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from typing import Any
+
+import msgspec
+
+from graphprobe.internals.context import Frame
+from graphprobe.probe.formats import Script
+from graphprobe.probe.formats.fx_text import fingerprint, graph_text
+from graphprobe.probe.graph_watch import GraphWatch
+from graphprobe.records import Direction, Kind, Where
+from graphprobe.store import layout
+from graphprobe.store.writer import RunWriter, WrittenFile
+
+UNOBSERVED = "unobserved_changes"
+"""Pass name of changes made where the compiler announces no pass."""
+
+
+class Snapshot(msgspec.Struct):
+    """A graph as it last was: its fingerprint, its text, and the file that holds the text (None: not written)."""
+
+    print: bytes
+    text: str
+    file: WrittenFile | None = None
+
+
+class PassStarted(msgspec.Struct, frozen=True):
+    """What is kept from the start of a pass to its end."""
+
+    text: str
+    before: str | None
+    names: tuple[str, ...]
+    started_ns: int
+    label: str | None
+
+
+class Trail:
+    """Numbers and writes the graphs of one direction. Files are numbered from 000 without gaps.
+
+    Nested graphs (branches of `cond`, bodies of loops) have a snapshot each, told apart by their attribute name.
+    """
+
+    def __init__(self, writer: RunWriter, where: Where) -> None:
+        assert where.model is not None and where.direction is not None
+        self._writer = writer
+        self._where = where
+        self._model: int = where.model
+        self._direction: Direction = where.direction
+        self._lock = threading.RLock()
+        self._number = 0
+        self._last: dict[str | None, Snapshot] = {}
+        self._watches: dict[str | None, GraphWatch] = {}
+        self._root: Any = None
+        self._told: set[tuple[int, str]] = set()
+
+    @property
+    def started(self) -> bool:
+        """Whether the direction has a graph at all."""
+        return self._root is not None
+
+    def graph(self, gm: Any, *, phase: str, text: str | None = None) -> None:
+        """The graph itself; the second time only what changed since is written."""
+        with self._lock:
+            first = self._root is None
+            self._root = gm
+            if not first:
+                self._catch_up(gm, None, phase)
+                return
+            self._watch(None).look(gm)
+            snapshot = Snapshot(fingerprint(gm), text if text is not None else graph_text(gm))
+            self._last[None] = snapshot
+            name = layout.graph_name(self._direction)
+            snapshot.file = self._write(layout.graph_file(self._model, self._direction, number=self._number), snapshot)
+            self._event("graph", name, phase=phase, file=snapshot.file, nodes_after=len(gm.graph.nodes))
+
+    def phase_begins(self, frame: Frame, gm: Any) -> None:
+        """Catch changes that were made since the last snapshot, and learn which object is the graph now."""
+        with self._lock:
+            label = self._label(frame, gm)
+            if label is None:
+                if self._root is None:
+                    self.graph(gm, phase=frame.phase or "")
+                    return
+                self._root = gm
+            self._catch_up(gm, label, f"before_{frame.phase}")
+
+    def phase_ends(self, frame: Frame, gm: Any, error: BaseException | None) -> None:
+        """Changes of passes that announce themselves to nobody."""
+        with self._lock:
+            label = self._label(frame, gm)
+            if error is not None:
+                self.failed(frame, frame.phase or "compile", error, label=label)
+                return
+            if label is None:
+                self._root = gm
+            self._catch_up(gm, label, frame.phase or "")
+
+    def pass_begins(self, frame: Frame, gm: Any, name: str) -> PassStarted:
+        with self._lock:
+            label = self._label(frame, gm)
+            if label is None and self._root is None:
+                self.graph(gm, phase=frame.phase or "")
+            last = self._catch_up(gm, label, f"before_{name}")
+            names = tuple(n.name for n in gm.graph.nodes)
+            before = last.file.path if last.file is not None else None
+            return PassStarted(last.text, before, names, time.perf_counter_ns(), label)
+
+    def pass_ends(
+        self,
+        frame: Frame,
+        gm: Any,
+        name: str,
+        started: PassStarted,
+        error: BaseException | None,
+        subsystem: str | None,
+    ) -> None:
+        elapsed = time.perf_counter_ns() - started.started_ns
+        with self._lock:
+            label = started.label
+            if error is not None:
+                self.failed(frame, name, error, label=label, elapsed_ns=elapsed)
+                return
+            snapshot = self._snapshot(gm, label, name)
+            changed = snapshot.text != started.text
+            names = [node.name for node in gm.graph.nodes]
+            before, after = set(started.names), set(names)
+            self._event(
+                "pass",
+                name,
+                phase=frame.phase,
+                label=label,
+                pass_name=name,
+                changed=changed,
+                file=snapshot.file if changed else None,
+                before=started.before,
+                elapsed_ns=elapsed,
+                nodes_before=len(started.names),
+                nodes_after=len(names),
+                added=tuple(n for n in names if n not in before),
+                removed=tuple(n for n in started.names if n not in after),
+                subsystem=subsystem,
+            )
+
+    def failed(
+        self,
+        frame: Frame,
+        name: str,
+        error: BaseException,
+        *,
+        label: str | None = None,
+        elapsed_ns: int | None = None,
+        graph: str | None = None,
+    ) -> None:
+        """The graph as it was before a pass or stage that raised, with the traceback; once for each error.
+
+        `graph` is its text where the direction has none of its own yet: the backend raised before AOTAutograd.
+        """
+        with self._lock:
+            if self.has_told(error):
+                return
+            self._told.add(_identity(error))
+            last = self._last.get(label) or self._last.get(None)
+            trace = "".join(traceback.format_exception(error))
+            head = "".join(f"# {line}\n" for line in f"{name} raised:\n{trace}".splitlines())
+            seen = graph or (last.text if last is not None else "# (none was seen)")
+            path = layout.failure_file(self._model, self._direction, name, number=self._number, aot=graph is None)
+            file = self._writer.write_text(path, f"{head}\n# The graph before it:\n{seen}\n")
+            self._number += file is not None
+            message = f"{type(error).__name__}: {error}"
+            self._event(
+                "failure",
+                name,
+                phase=frame.phase,
+                label=label,
+                pass_name=name,
+                file=file,
+                elapsed_ns=elapsed_ns,
+                message=message,
+            )
+
+    def has_told(self, error: BaseException) -> bool:
+        """Whether the error, or one that it was raised from, has left its file already."""
+        with self._lock:
+            return any(_identity(one) in self._told for one in _chain(error))
+
+    @property
+    def text(self) -> str:
+        """The graph as last seen."""
+        with self._lock:
+            last = self._last.get(None)
+            return last.text if last is not None else ""
+
+    def catch_up(self, gm: Any, stage: str) -> None:
+        """Write the graph if it is not as last seen."""
+        with self._lock:
+            self._catch_up(gm, None, stage)
+
+    def settle(self) -> None:
+        """Let go of the graph and of what is known about it; its files stay, and numbers go on from there."""
+        with self._lock:
+            self._root = None
+            self._last.clear()
+            self._watches.clear()
+
+    def write_numbered(self, path_from_number: Any, text: str) -> WrittenFile | None:
+        """Write a file that takes the direction's next number; `path_from_number(number)` names it."""
+        with self._lock:
+            file = self._writer.write_text(path_from_number(self._number), text)
+            self._number += file is not None
+            return file
+
+    def write_beside(self, script: WrittenFile, view: Script, *, phase: str) -> None:
+        """The data file that a generated script reads on start, if it has one."""
+        if view.constants is None:
+            return
+        folder, _, base = script.path.rpartition("/")
+        name = view.constants_name.format(stem=base.rpartition(".")[0])
+        file = self._writer.write_bytes(f"{folder}/{name}", view.constants)
+        self._event("inputs", name, phase=phase, file=file)
+
+    def label_of(self, gm: Any) -> str | None:
+        """Attribute name of a nested graph module, None for the graph itself."""
+        if self._root is None or gm is self._root:
+            return None
+        return next((name for name, module in self._root.named_modules() if module is gm and name), None)
+
+    def _label(self, frame: Frame, gm: Any) -> str | None:
+        found = self.label_of(gm)
+        if found is None and frame.subgraph is not None and gm is not self._root:
+            return frame.subgraph
+        return found
+
+    def _catch_up(self, gm: Any, label: str | None, stage: str) -> Snapshot:
+        """Write the graph if it is not as last seen."""
+        last = self._last.get(label)
+        if last is None:
+            # A nested graph is part of the outer one's text: a file of its own only once a pass changes it.
+            self._watch(label).look(gm)
+            self._last[label] = Snapshot(fingerprint(gm), graph_text(gm))
+            return self._last[label]
+        now = self._snapshot(gm, label, f"{UNOBSERVED}_{stage}")
+        if now is not last:
+            before = last.file.path if last.file is not None else None
+            self._event("pass", UNOBSERVED, phase=stage, label=label, changed=True, file=now.file, before=before)
+        return now
+
+    def _snapshot(self, gm: Any, label: str | None, name: str) -> Snapshot:
+        """The last snapshot if it shows the graph as it is, else a new one, written.
+
+        Three looks, each dearer and surer than the one before: identities, fingerprint, text. The fingerprint may see
+        what the text does not show; what nobody can see is no change.
+        """
+        last = self._last.get(label)
+        if not self._watch(label).look(gm) and last is not None:
+            return last
+        print_ = fingerprint(gm)
+        if last is not None and last.print == print_:
+            return last
+        text = graph_text(gm)
+        if last is not None and last.text == text:
+            last.print = print_
+            return last
+        if last is not None and last.file is None and label is not None:
+            path = layout.pass_file(self._model, self._direction, f"start__{label}", number=self._number)
+            last.file = self._write(path, last)
+            self._event("graph", label, phase=None, label=label, file=last.file)
+        snapshot = Snapshot(print_, text)
+        suffix = f"__{label}" if label is not None else ""
+        path = layout.pass_file(self._model, self._direction, f"{name}{suffix}", number=self._number)
+        snapshot.file = self._write(path, snapshot)
+        self._last[label] = snapshot
+        return snapshot
+
+    def _watch(self, label: str | None) -> GraphWatch:
+        return self._watches.setdefault(label, GraphWatch())
+
+    def _write(self, path: str, snapshot: Snapshot) -> WrittenFile | None:
+        file = self._writer.write_text(path, snapshot.text)
+        self._number += file is not None
+        return file
+
+    def _event(
+        self,
+        kind: Kind,
+        name: str,
+        *,
+        phase: str | None,
+        label: str | None = None,
+        pass_name: str | None = None,
+        **fields: Any,
+    ) -> None:
+        where = msgspec.structs.replace(self._where, phase=phase, subgraph=label, pass_name=pass_name)
+        self._writer.event(where=where, kind=kind, name=name, **fields)
+
+
+def _identity(error: BaseException) -> tuple[int, str]:
+    """Tells errors apart without keeping one alive: its traceback holds the program's tensors."""
+    return id(error), f"{type(error).__name__}: {error}"
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and everything it was raised from: torch wraps what a backend raises."""
+    found: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and not any(current is one for one in found):
+        found.append(current)
+        current = current.__cause__ or current.__context__
+    return found

@@ -1,0 +1,1 @@
+"""Views of what a run holds: computed from the store, never from torch."""

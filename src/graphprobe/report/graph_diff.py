@@ -1,0 +1,201 @@
+"""What differs between two printed graphs, node by node: not which lines, but what was computed otherwise."""
+
+from __future__ import annotations
+
+import bisect
+import difflib
+import re
+from collections import defaultdict
+from typing import Literal
+
+import msgspec
+
+from graphprobe.report.graph_text import GraphText, Node, parse_graphs
+
+_TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\W\d]\w*(?:\.\w+)*""")
+
+
+class NodePair(msgspec.Struct, frozen=True):
+    """The same node on both sides."""
+
+    before: Node
+    after: Node
+
+
+class NodeDiff(msgspec.Struct, frozen=True):
+    """The differences within one graph.
+
+    `changed` nodes keep their name but compute something else, take other arguments, or have another type; `renamed`
+    ones differ in nothing but names; `moved` ones are the fewest that explain another order of otherwise paired nodes.
+    """
+
+    graph: str
+    removed: tuple[Node, ...] = ()
+    added: tuple[Node, ...] = ()
+    changed: tuple[NodePair, ...] = ()
+    renamed: tuple[NodePair, ...] = ()
+    moved: tuple[NodePair, ...] = ()
+    unchanged: int = 0
+
+    @property
+    def different(self) -> bool:
+        """Whether there is any difference, renames and moves included."""
+        return bool(self.removed or self.added or self.changed or self.renamed or self.moved)
+
+
+class GraphDiff(msgspec.Struct, frozen=True):
+    """The differences between two texts: by node where both are graphs, else the lines, as a unified diff.
+
+    `lines` of a `graphs` diff are those that belong to no node (a traceback, an unknown form): never left out.
+    """
+
+    kind: Literal["graphs", "text"]
+    graphs: tuple[NodeDiff, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    @property
+    def different(self) -> bool:
+        """Whether there is any difference."""
+        return bool(self.lines) or any(graph.different for graph in self.graphs)
+
+
+def diff_texts(before: str, after: str, *, before_name: str = "before", after_name: str = "after") -> GraphDiff:
+    """Compare two texts, by node where both hold graphs, else by line."""
+    old, new = parse_graphs(before), parse_graphs(after)
+    if not any(graph.nodes for graph in old.graphs) or not any(graph.nodes for graph in new.graphs):
+        return GraphDiff("text", lines=_unified(before.splitlines(), after.splitlines(), before_name, after_name))
+    pairs = _paired_graphs(old.graphs, new.graphs)
+    lines = _unified(list(old.other), list(new.other), before_name, after_name)
+    return GraphDiff("graphs", graphs=tuple(diff_nodes(one, other) for one, other in pairs), lines=lines)
+
+
+def diff_nodes(before: GraphText, after: GraphText) -> NodeDiff:
+    """Compare two graphs node by node.
+
+    A node is first sought under its own name with the same computation, then under any name with the same computation
+    on the same (already paired) arguments: a rename. What is left over pairs by name as changed, or is added, removed.
+    """
+    names = _Names(before, after)
+    same, renamed = _pair_equal(names)
+    paired_before = {id(pair.before) for pair in same + renamed}
+    paired_after = {id(pair.after) for pair in same + renamed}
+    left = {node.name: node for node in before.nodes if id(node) not in paired_before}
+    changed = [
+        NodePair(left.pop(node.name), node)
+        for node in after.nodes
+        if id(node) not in paired_after and node.name in left
+    ]
+    changed_after = {id(pair.after) for pair in changed}
+    removed = [node for node in before.nodes if left.get(node.name) is node]
+    added = [node for node in after.nodes if id(node) not in paired_after | changed_after]
+    moved = _moved(before, after, same + renamed + changed)
+    return NodeDiff(
+        graph=after.path or before.path,
+        removed=tuple(removed),
+        added=tuple(added),
+        changed=tuple(changed),
+        renamed=tuple(renamed),
+        moved=tuple(moved),
+        unchanged=len(same),
+    )
+
+
+class _Names:
+    """Both graphs with the names paired so far."""
+
+    def __init__(self, before: GraphText, after: GraphText) -> None:
+        self.before = before
+        self.after = after
+        self.old = {node.name: node for node in before.nodes}
+        self.new = {node.name: node for node in after.nodes}
+        self._old_name: dict[str, str] = {}
+        self._taken: set[str] = set()
+
+    def pair(self, before: Node, after: Node) -> None:
+        self._old_name[after.name] = before.name
+        self._taken.add(before.name)
+
+    def is_free(self, before: Node) -> bool:
+        return before.name not in self._taken
+
+    def key(self, before: Node) -> tuple[str, str]:
+        """What a node of the first graph computes."""
+        return before.type, before.expression
+
+    def key_in_old_names(self, after: Node) -> tuple[str, str]:
+        """What a node of the second graph computes, in the names of the first."""
+        return after.type, _TOKEN.sub(self._translated, after.expression)
+
+    def _translated(self, match: re.Match[str]) -> str:
+        token = match[0]
+        name, dot, attribute = token.partition(".")
+        if name not in self.new:
+            return token
+        if name in self._old_name:
+            return self._old_name[name] + dot + attribute
+        # Not paired (yet): it stands for itself, unless the first graph's node of that name is another one.
+        return f"{token}'" if name in self._taken else token
+
+
+def _pair_equal(names: _Names) -> tuple[list[NodePair], list[NodePair]]:
+    by_key: dict[tuple[str, str], list[Node]] = defaultdict(list)
+    for node in names.before.nodes:
+        by_key[names.key(node)].append(node)
+    same: list[NodePair] = []
+    renamed: list[NodePair] = []
+    for node in names.after.nodes:
+        key = names.key_in_old_names(node)
+        own = names.old.get(node.name)
+        if own is not None and names.is_free(own) and names.key(own) == key:
+            names.pair(own, node)
+            same.append(NodePair(own, node))
+            continue
+        candidates = [old for old in by_key.get(key, ()) if names.is_free(old)]
+        # Better a node whose name is gone than one whose name another node still has.
+        gone = [old for old in candidates if old.name not in names.new]
+        shifted = [
+            old
+            for old in candidates
+            if old.name in names.new and names.key_in_old_names(names.new[old.name]) != names.key(old)
+        ]
+        if gone or shifted:
+            old = (gone or shifted)[0]
+            names.pair(old, node)
+            renamed.append(NodePair(old, node))
+    return same, renamed
+
+
+def _moved(before: GraphText, after: GraphText, pairs: list[NodePair]) -> list[NodePair]:
+    """The paired nodes outside the longest run of pairs that both graphs have in the same order."""
+    old_position = {id(node): position for position, node in enumerate(before.nodes)}
+    new_position = {id(node): position for position, node in enumerate(after.nodes)}
+    ordered = sorted(pairs, key=lambda pair: new_position[id(pair.after)])
+    positions = [old_position[id(pair.before)] for pair in ordered]
+    tails: list[int] = []
+    tail_indices: list[int] = []
+    previous: list[int] = []
+    for index, position in enumerate(positions):
+        length = bisect.bisect_left(tails, position)
+        previous.append(tail_indices[length - 1] if length else -1)
+        tails[length : length + 1] = [position]
+        tail_indices[length : length + 1] = [index]
+    kept: set[int] = set()
+    index = tail_indices[-1] if tail_indices else -1
+    while index >= 0:
+        kept.add(index)
+        index = previous[index]
+    return [pair for index, pair in enumerate(ordered) if index not in kept]
+
+
+def _paired_graphs(old: tuple[GraphText, ...], new: tuple[GraphText, ...]) -> list[tuple[GraphText, GraphText]]:
+    """By path; two texts of one graph each belong together whatever the class is called."""
+    if len(old) == 1 and len(new) == 1:
+        return [(old[0], new[0])]
+    old_by_path = {graph.path: graph for graph in old}
+    new_by_path = {graph.path: graph for graph in new}
+    paths = list(dict.fromkeys([*new_by_path, *old_by_path]))
+    return [(old_by_path.get(path, GraphText(path, ())), new_by_path.get(path, GraphText(path, ()))) for path in paths]
+
+
+def _unified(before: list[str], after: list[str], before_name: str, after_name: str) -> tuple[str, ...]:
+    return tuple(difflib.unified_diff(before, after, before_name, after_name, lineterm=""))

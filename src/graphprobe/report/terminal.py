@@ -1,0 +1,235 @@
+"""Views for the terminal: plain text when piped or with NO_COLOR, colours otherwise."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import IO, Any
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from graphprobe.records import Event
+from graphprobe.report.graph_diff import GraphDiff, NodeDiff
+from graphprobe.report.graph_text import Node
+from graphprobe.settings import text_from_size
+from graphprobe.store.address import addresses_from_events
+from graphprobe.store.reader import Model, Run
+
+_PIPED_WIDTH = 10_000
+_STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
+
+
+def console_for(file: IO[str] | None = None) -> Console:
+    """A console on `file` (standard output); it wraps nothing when piped, so that lines can be searched."""
+    stream = sys.stdout if file is None else file
+    width = None if stream.isatty() else _PIPED_WIDTH
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def print_run(run: Run, *, show_all: bool = False, file: IO[str] | None = None) -> None:
+    """The tree of a run; `show_all` also lists the passes that changed nothing."""
+    console = console_for(file)
+    console.print(tree_from_run(run, show_all=show_all))
+
+
+def print_diff(diff: GraphDiff, *, before_name: str, after_name: str, file: IO[str] | None = None) -> None:
+    """A diff by node, each with its source line; the lines of a text diff as they are."""
+    console = console_for(file)
+    if not diff.different:
+        console.print(Text(f"no difference between {before_name} and {after_name}"))
+        return
+    if diff.kind == "graphs":
+        console.print(Text(f"--- {before_name}\n+++ {after_name}", "bold"))
+        for graph in diff.graphs:
+            if graph.different:
+                _print_nodes(console, graph)
+    for line in diff.lines:
+        console.print(Text(line, _line_style(line)))
+
+
+def tree_from_run(run: Run, *, show_all: bool) -> Tree:
+    """The run as a tree: header, what is missing, then models, directions and files."""
+    tree = Tree(_header(run), guide_style="dim")
+    models = run.models()
+    for model in models:
+        branch = tree.add(_model_title(model))
+        for line in _compile_lines(model):
+            branch.add(Text(line, "dim"))
+        # Addresses are told apart over the whole model, as `find` does.
+        addresses = {event.seq: address for address, event in addresses_from_events(model.events).items()}
+        for event in model.events:
+            if event.where.direction is None and event.path is not None:
+                branch.add(_event_line(run, event, addresses))
+        for direction, events in model.directions().items():
+            shown = [event for event in events if show_all or _is_shown(event)]
+            twig = branch.add(Text(direction, "bold"))
+            listed: set[str | None] = {None}
+            for event in shown:
+                twig.add(_event_line(run, event, addresses, again=event.path in listed and event.path is not None))
+                listed.add(event.path)
+            hidden = len(events) - len(shown)
+            if hidden:
+                twig.add(Text(f"{hidden} passes changed nothing (--all lists them)", "dim"))
+    addresses = {event.seq: address for address, event in run.artifacts().items()}
+    for event in run.events():
+        if event.where.model is None:
+            tree.add(_event_line(run, event, addresses))
+    if not models:
+        tree.add(Text("no graph was collected", "yellow"))
+    for problem in run.problems:
+        tree.add(Text(f"problem: {problem}", "yellow"))
+    return tree
+
+
+def json_from_run(run: Run, *, show_all: bool) -> dict[str, Any]:
+    """What `print_run` shows, as plain data."""
+    addresses = {event.seq: address for address, event in run.artifacts().items()}
+    return {
+        "run": str(run.run_dir),
+        "state": run.state,
+        "manifest": {"schema": run.manifest.schema} | msgspec.to_builtins(run.manifest),
+        "models": [
+            {
+                "model": model.number,
+                "compile_id": model.compile_id,
+                "compile": model.compile,
+                "events": [
+                    {"address": addresses.get(event.seq)} | msgspec.to_builtins(event)
+                    for event in model.events
+                    if show_all or _is_shown(event)
+                ],
+            }
+            for model in run.models()
+        ],
+        "events": [msgspec.to_builtins(event) for event in run.events() if event.where.model is None],
+        "problems": run.problems,
+    }
+
+
+def _header(run: Run) -> Text:
+    manifest, state = run.manifest, run.state
+    rank = f", rank {manifest.rank} of {manifest.world_size}" if manifest.world_size > 1 else ""
+    text = Text()
+    text.append(run.run_dir.name, "bold")
+    text.append(f"\ntorch {manifest.torch or 'not imported'}, Python {manifest.python}{rank}, ")
+    text.append(state, _STATE_STYLE.get(state, ""))
+    if state == "killed":
+        text.append(f" (process {manifest.pid} is gone and did not close the run)")
+    if manifest.ended_ns is not None:
+        text.append(f" after {(manifest.ended_ns - manifest.started_ns) / 1e9:.1f} s")
+    files, size_bytes = manifest.collected_files, manifest.collected_bytes
+    if manifest.state == "running":
+        # The counts of a run that was not closed are stale; the events are fresher.
+        artifacts = run.artifacts().values()
+        files, size_bytes = len(artifacts), sum(run.size_bytes(event) or 0 for event in artifacts)
+    text.append(f"\n{shlex.join(manifest.argv)}")
+    text.append(f"\n{files} files, {text_from_size(size_bytes)}")
+    if manifest.exception:
+        text.append(f"\nended by: {manifest.exception}", "red")
+    for entry in manifest.missing:
+        text.append(f"\nmissing: {entry}", "yellow")
+    for note in manifest.notes:
+        text.append(f"\nnote: {note}", "dim")
+    return text
+
+
+def _model_title(model: Model) -> Text:
+    text = Text(f"model__{model.number}", "bold")
+    place = ":".join(str(model.compile[key]) for key in ("file", "line") if model.compile.get(key) is not None)
+    if model.compile.get("function"):
+        text.append(f"  {model.compile['function']}", "cyan")
+    if place:
+        text.append(f"  {place}", "dim")
+    if model.compile_id is not None:
+        text.append(f"  compile {model.compile_id}", "dim")
+    return text
+
+
+def _compile_lines(model: Model) -> list[str]:
+    labels = {"reason": "compiled", "recompile_reason": "recompiled", "graph_break": "graph break"}
+    if model.compile.get("recompile_reason"):
+        del labels["reason"]
+    return [f"{label}: {_one_line(model.compile[key])}" for key, label in labels.items() if model.compile.get(key)]
+
+
+def _one_line(fact: Any) -> str:
+    """A reason as one line; that of a graph break with the place where it broke. `compile.json` has it whole."""
+    if not isinstance(fact, dict):
+        return str(fact)
+    first = str(fact.get("reason", "")).partition("\n")[0]
+    stack = fact.get("user_stack") or []
+    return f"{first}, at {stack[-1]}" if stack else first
+
+
+def _is_shown(event: Event) -> bool:
+    return event.kind != "pass" or event.changed is not False
+
+
+def _event_line(run: Run, event: Event, addresses: dict[int, str], *, again: bool = False) -> Text:
+    """One event; `again` for one whose file stands in a line above: a pass around the one that made the change."""
+    failed, idle = event.kind == "failure", event.kind == "pass" and event.changed is False
+    text = Text(style="red" if failed else "dim" if idle else "")
+    if event.path is not None and again:
+        text.append(f"the same file, after {event.where.pass_name or event.name}, which holds the pass above")
+    elif event.path is not None:
+        text.append(event.path.rsplit("/", 1)[-1])
+        size_bytes = run.size_bytes(event)
+        if size_bytes is not None:
+            text.append(f"  {text_from_size(size_bytes)}", "dim")
+    else:
+        text.append(f"{event.kind} {event.where.pass_name or event.name}")
+        if not idle and event.kind not in ("note", "failure"):
+            text.append("  (not written)", "yellow")
+    if event.kind == "pass":
+        text.append(f"  +{len(event.added)} −{len(event.removed)} nodes" if not idle else "  unchanged", "cyan")
+    if event.elapsed_ns is not None:
+        text.append(f"  {event.elapsed_ns / 1e6:.1f} ms", "dim")
+    if event.where.subgraph:
+        text.append(f"  in {event.where.subgraph}", "dim")
+    if event.message:
+        text.append("  " + event.message.strip().splitlines()[-1])
+    if event.seq in addresses:
+        text.append("  " + addresses[event.seq].split("/", 1)[-1], "blue")
+    return text
+
+
+def _print_nodes(console: Console, graph: NodeDiff) -> None:
+    counts = (
+        f"{len(graph.removed)} removed, {len(graph.added)} added, {len(graph.changed)} changed, "
+        f"{len(graph.renamed)} renamed, {len(graph.moved)} moved, {graph.unchanged} unchanged"
+    )
+    console.print(Text(f"@@ {graph.graph}: {counts}", "cyan"))
+    # In the order of the graphs, so that what belongs together stands together.
+    entries: list[tuple[int, str, Node]] = [(node.line, "-", node) for node in graph.removed]
+    entries += [(node.line, "+", node) for node in graph.added]
+    for pair in graph.changed:
+        entries += [(pair.after.line, "-~", pair.before), (pair.after.line, "+~", pair.after)]
+    source = ""
+    for _, sign, node in sorted(entries, key=lambda entry: entry[0]):
+        if node.source and node.source != source:
+            console.print(Text(f"  # {node.source}", "dim"))
+        source = node.source
+        console.print(Text(f"{sign:<3}{_node_text(node)}", "red" if sign[0] == "-" else "green"))
+    for pair in graph.renamed:
+        comment = f"  # {pair.after.source}" if pair.after.source else ""
+        console.print(Text(f"= {pair.before.name} -> {pair.after.name}{comment}", "yellow"))
+    for pair in graph.moved:
+        comment = f"  # {pair.after.source}" if pair.after.source else ""
+        console.print(
+            Text(f"> {pair.after.name} moved from line {pair.before.line} to {pair.after.line}{comment}", "yellow")
+        )
+
+
+def _node_text(node: Node) -> str:
+    if node.name == "output":
+        return f"return {node.expression}"
+    return f'{node.name}: "{node.type}" = {node.expression}' if node.type else f"{node.name} = {node.expression}"
+
+
+def _line_style(line: str) -> str:
+    if line.startswith("@@"):
+        return "cyan"
+    return {"-": "red", "+": "green"}.get(line[:1], "")

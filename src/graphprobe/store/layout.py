@@ -1,0 +1,125 @@
+"""The only builder of paths: which file of a run lies where. All results are relative and use `/`.
+
+Nothing is ever read back out of these names; the manifest and the event lines hold the facts.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Literal
+
+from graphprobe.records import Direction
+
+ROOT = "torch_compile_debug"
+"""Where runs are written by default, in the working directory: torch's own name for it."""
+TOOL = "graphprobe"
+MANIFEST = "manifest.json"
+EVENTS = "events.jsonl"
+LOG = "debug.log"
+RESERVE = ".reserve"
+
+TEMPORARY_PREFIX = ".tmp-"
+MAX_NAME_LENGTH = 96
+"""Longest pass name kept in a file name, in characters; file systems take 255 bytes in all."""
+
+Stage = Literal["original", "optimized"]
+Extension = Literal["txt", "pbtxt", "py"]
+
+_STEM: dict[Direction, str] = {
+    "pre_grad": "pre_grad",
+    "joint": "aot_joint",
+    "forward": "aot_forward",
+    "backward": "aot_backward",
+}
+
+
+def run_folder(*, started: datetime, pid: int, rank: int | None) -> str:
+    """`run_<time>-pid_<pid>[-rank_<r>]`, with the time as torch writes it (local, microseconds)."""
+    suffix = "" if rank is None else f"-rank_{rank}"
+    return f"run_{started:%Y_%m_%d_%H_%M_%S_%f}-pid_{pid}{suffix}"
+
+
+def model_folder(model: int) -> str:
+    """`model__N`."""
+    return f"model__{model}"
+
+
+def direction_folder(model: int, direction: Direction) -> str:
+    """`model__N/forward` and its like."""
+    return f"{model_folder(model)}/{direction}"
+
+
+def graph_file(model: int, direction: Direction, *, number: int) -> str:
+    """The graph as a direction starts with it: `model__0/forward/000_aot_forward_graph.txt`."""
+    return _numbered(model, direction, number, "graph", "txt")
+
+
+def pass_file(model: int, direction: Direction, pass_name: str, *, number: int) -> str:
+    """The graph after a pass: `model__0/forward/001_aot_forward_graph_after_<pass>.txt`."""
+    return _numbered(model, direction, number, f"graph_after_{file_name_from_pass(pass_name)}", "txt")
+
+
+def ir_file(model: int, direction: Direction, stage: Stage, *, number: int, extension: Extension = "txt") -> str:
+    """The backend's own graph before or after its optimisation: `…/NNN_aot_forward_original_graph.txt`."""
+    return _numbered(model, direction, number, f"{stage}_graph", extension)
+
+
+def backend_graph_file(model: int, direction: Direction, name: str, *, number: int, extension: Extension) -> str:
+    """The graph that a backend without an IR of its own was given: `…/NNN_<name>.<ext>`."""
+    return f"{direction_folder(model, direction)}/{number:03d}_{file_name_from_pass(name)}.{extension}"
+
+
+def failure_file(model: int, direction: Direction, pass_name: str, *, number: int, aot: bool = True) -> str:
+    """What a pass that raised had in hand: `…/NNN_aot_forward_FAILED_<pass>.txt`.
+
+    `aot` False: AOTAutograd has not seen the graph, and so its name is not in the file's.
+    """
+    if not aot:
+        return backend_graph_file(
+            model, direction, f"{direction}_FAILED_{file_name_from_pass(pass_name)}", number=number, extension="txt"
+        )
+    return _numbered(model, direction, number, f"FAILED_{file_name_from_pass(pass_name)}", "txt")
+
+
+def ops_file(model: int, direction: Direction) -> str:
+    """What is launched, in order: `…/captured_ops.json`."""
+    return f"{direction_folder(model, direction)}/captured_ops.json"
+
+
+def code_file(model: int, direction: Direction) -> str:
+    """The code the backend generated: `…/output_code.py`."""
+    return f"{direction_folder(model, direction)}/output_code.py"
+
+
+def compile_file(model: int) -> str:
+    """Why and how the model was compiled: `model__N/compile.json`."""
+    return f"{model_folder(model)}/compile.json"
+
+
+def dynamo_file(model: int) -> str:
+    """The graph as Dynamo captured it: `model__N/dynamo_out_graph.txt`."""
+    return f"{model_folder(model)}/dynamo_out_graph.txt"
+
+
+def graph_name(direction: Direction) -> str:
+    """The short name of a direction's graph, as events carry it: `aot_forward_graph`, `pre_grad_graph`."""
+    return f"{_STEM[direction]}_graph"
+
+
+def ir_name(direction: Direction, stage: Stage) -> str:
+    """The short name of a backend graph, as events carry it: `aot_forward_original_graph`."""
+    return f"{_STEM[direction]}_{stage}_graph"
+
+
+def file_name_from_pass(pass_name: str) -> str:
+    """`pass_name` with only ASCII letters, digits, `.`, `_` and `-`, at most `MAX_NAME_LENGTH` long, never empty.
+
+    Two passes may come out alike; the number before the name keeps their files apart.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", pass_name).strip("._-")
+    return safe[:MAX_NAME_LENGTH].rstrip("._-") or "unnamed"
+
+
+def _numbered(model: int, direction: Direction, number: int, rest: str, extension: str) -> str:
+    return f"{direction_folder(model, direction)}/{number:03d}_{_STEM[direction]}_{rest}.{extension}"

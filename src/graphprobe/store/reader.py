@@ -1,0 +1,321 @@
+"""A run on disk, read back: no torch, no numpy, and no file is needed but the manifest."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
+from graphprobe.records import Direction, Event, Manifest
+from graphprobe.store import layout
+from graphprobe.store.address import addresses_from_events, bare_address, find_address
+from graphprobe.store.files import digest_from_bytes
+from graphprobe.store.schema import decode_event, read_manifest
+
+State = Literal["running", "finished", "failed", "killed"]
+
+
+class Model(msgspec.Struct, frozen=True):
+    """One compiled graph with its directions. `compile` is the content of `compile.json`, empty when there is none."""
+
+    number: int
+    compile_id: str | None
+    compile: dict[str, Any]
+    events: tuple[Event, ...]
+
+    def directions(self) -> dict[Direction, tuple[Event, ...]]:
+        """The events of each direction that has any, in order."""
+        found: dict[Direction, list[Event]] = {}
+        for event in self.events:
+            if event.where.direction is not None:
+                found.setdefault(event.where.direction, []).append(event)
+        return {direction: tuple(events) for direction, events in found.items()}
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """A file that is not what its event says."""
+
+    path: str
+    problem: Literal["missing", "changed"]
+    expected: str
+    found: str
+
+
+class PassPair(msgspec.Struct, frozen=True):
+    """The snapshots around a pass. Where it changed nothing, `after` is `before`."""
+
+    event: Event
+    before: Event
+    after: Event
+
+
+class Run:
+    """One run as it stood when it was opened. `problems` says in words what could not be read."""
+
+    def __init__(self, tool_dir: Path) -> None:
+        path = tool_dir / layout.MANIFEST
+        try:
+            document, self._schema = read_manifest(path.read_bytes(), path=str(path))
+        except OSError as error:
+            raise RunNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+        self.tool_dir = tool_dir
+        self.run_dir = tool_dir.parent
+        self.manifest = msgspec.convert(document, Manifest)
+        self.problems: list[str] = []
+        self._events: tuple[Event, ...] | None = None
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """The run at `path`: a run folder, its graphprobe folder, or a root with runs, of which the newest.
+
+        Raises:
+            RunNotFoundError: there is none; the message says what was looked for.
+            SchemaError: the manifest is of a newer or an unknown schema.
+        """
+        path = Path(path)
+        for tool_dir in (path, path / layout.TOOL):
+            if (tool_dir / layout.MANIFEST).is_file():
+                return cls(tool_dir)
+        runs = cls.find_all(path) or cls.find_all(path / layout.ROOT)
+        if runs:
+            return runs[-1]
+        if not path.exists():
+            raise RunNotFoundError(f"{path} does not exist", hint="collect a run first: graphprobe run script.py")
+        raise RunNotFoundError(
+            f"no run at {path}: neither {layout.MANIFEST}, nor {layout.TOOL}/{layout.MANIFEST}, "
+            f"nor a folder with {layout.TOOL}/{layout.MANIFEST} in it, nor {layout.ROOT}",
+            hint="name the run folder, its graphprobe folder, or the folder that holds the runs",
+        )
+
+    @classmethod
+    def find_all(cls, root: str | Path) -> list[Run]:
+        """The runs right under `root`, oldest first. Raises SchemaError only when none of them can be read."""
+        found: list[Run] = []
+        refused: SchemaError | None = None
+        for manifest in Path(root).glob(f"*/{layout.TOOL}/{layout.MANIFEST}"):
+            try:
+                found.append(cls(manifest.parent))
+            except SchemaError as error:
+                refused = error
+        if refused is not None and not found:
+            raise refused
+        return sorted(found, key=lambda run: (run.manifest.started_ns, -run.manifest.rank))
+
+    @property
+    def state(self) -> State:
+        """The manifest's state, or `killed` where it says `running` and the process is gone."""
+        if self.manifest.state == "running" and self.manifest.host in ("", socket.gethostname()):
+            return "running" if _is_alive(self.manifest.pid) else "killed"
+        return self.manifest.state
+
+    def events(self) -> tuple[Event, ...]:
+        """Every event line that can be read, in order; what cannot is told in `problems`."""
+        if self._events is None:
+            self._events = tuple(self._read_events())
+        return self._events
+
+    def models(self) -> tuple[Model, ...]:
+        """The models, by number."""
+        by_number: dict[int, list[Event]] = {}
+        for event in self.events():
+            if event.where.model is not None:
+                by_number.setdefault(event.where.model, []).append(event)
+        return tuple(self._model(number, by_number[number]) for number in sorted(by_number))
+
+    def artifacts(self) -> dict[str, Event]:
+        """Every event that has a file, by address."""
+        return addresses_from_events(self.events())
+
+    def find(self, address: str) -> Event:
+        """The artifact that `address` means: see `find_address`.
+
+        Raises:
+            ArtifactNotFoundError: none, or more than one; or a pass that changed nothing and so left no file.
+        """
+        artifacts = self.artifacts()
+        try:
+            return artifacts[find_address(address, artifacts)]
+        except ArtifactNotFoundError as error:
+            wanted = address.strip("/")
+            same = [e for e in self.events() if bare_address(e) == wanted or bare_address(e).endswith("/" + wanted)]
+            if same and all(event.kind == "pass" and event.path is None for event in same):
+                why = "changed nothing" if not any(event.changed for event in same) else "has no file"
+                raise ArtifactNotFoundError(
+                    f"the pass of {bare_address(same[0])} ran and {why}", hint=error.hint
+                ) from error
+            raise
+
+    def text(self, event: Event) -> str:
+        """The content of the event's file; bytes that are no UTF-8 are shown as escapes.
+
+        Raises:
+            ArtifactNotFoundError: the event has no file, or it is gone.
+        """
+        return self.content(event).decode("utf-8", "backslashreplace")
+
+    def content(self, event: Event) -> bytes:
+        """The same, as bytes."""
+        if event.path is None:
+            raise ArtifactNotFoundError(f"event {event.seq} ({event.name}) has no file")
+        path = self.tool_dir / event.path
+        if not path.resolve().is_relative_to(self.tool_dir.resolve()):
+            raise ArtifactNotFoundError(f"event {event.seq} names {event.path}, which lies outside the run")
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+
+    def size_bytes(self, event: Event) -> int | None:
+        """The size of the event's file: as written, or as it lies there for one that is rewritten; None without one."""
+        if event.path is None or event.size_bytes is not None:
+            return event.size_bytes
+        try:
+            return (self.tool_dir / event.path).stat().st_size
+        except OSError:
+            return None
+
+    def before_and_after(
+        self, pass_name: str, *, model: int | None = None, direction: Direction | None = None
+    ) -> PassPair:
+        """The snapshots around a pass; the one before is the last of the same graph, or the graph itself.
+
+        `pass_name` may end in `#2` for the second run of the pass within what `model` and `direction` leave.
+
+        Raises:
+            ArtifactNotFoundError: no such pass, several of them, one that raised, or no snapshot before it.
+        """
+        event = self._find_pass(pass_name, model, direction)
+        address = bare_address(event)
+        if event.kind == "failure":
+            raise ArtifactNotFoundError(
+                f"the pass of {address} raised, so there is no graph after it", hint=f"graphprobe show RUN {address}"
+            )
+        before: Event | None = None
+        for earlier in self.events():
+            if earlier.seq >= event.seq or earlier.path is None or earlier.kind not in ("graph", "pass"):
+                continue
+            # A pass may hold others inside: what lay before it is not what was written last before its own file.
+            if earlier.path == event.before or (event.before is None and _is_snapshot_of(earlier, event)):
+                before = earlier
+        if before is None:
+            raise ArtifactNotFoundError(f"no graph was kept from before the pass of {address}")
+        if event.path is None and event.changed is not False:
+            raise ArtifactNotFoundError(
+                f"the pass of {address} changed the graph, but its file was not written",
+                hint="; ".join(self.manifest.missing),
+            )
+        return PassPair(event=event, before=before, after=before if event.path is None else event)
+
+    def verify(self) -> list[Mismatch]:
+        """Hash every file again; those that are gone or differ from what was written."""
+        found: list[Mismatch] = []
+        for event in self.artifacts().values():
+            if event.path is None or event.digest is None:
+                continue
+            try:
+                digest = digest_from_bytes(self.content(event))
+            except ArtifactNotFoundError:
+                found.append(Mismatch(event.path, "missing", event.digest, ""))
+                continue
+            if digest != event.digest:
+                found.append(Mismatch(event.path, "changed", event.digest, digest))
+        return found
+
+    def _read_events(self) -> Iterator[Event]:
+        path = self.tool_dir / layout.EVENTS
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            self.problems.append(f"{layout.EVENTS} cannot be read: {error.strerror}")
+            return
+        lines = data.split(b"\n")
+        expected = 0
+        for number, line in enumerate(lines, start=1):
+            if not line:
+                continue
+            try:
+                event = decode_event(line, self._schema, path=str(path))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                torn = number == len(lines)
+                why = "is cut off, as by a killed process or a full disk" if torn else f"is no event: {error}"
+                self.problems.append(f"{layout.EVENTS} line {number} {why}")
+                continue
+            if event.seq != expected:
+                self.problems.append(f"{layout.EVENTS} line {number} has seq {event.seq}, expected {expected}")
+            expected = event.seq + 1
+            yield event
+
+    def _model(self, number: int, events: list[Event]) -> Model:
+        content: dict[str, Any] = {}
+        last = [event for event in events if event.kind == "compile" and event.path is not None][-1:]
+        for event in last:
+            try:
+                content = msgspec.json.decode(self.content(event), type=dict[str, Any])
+            except (ArtifactNotFoundError, msgspec.MsgspecError) as error:
+                problem = f"{event.path} cannot be read: {error}"
+                if problem not in self.problems:
+                    self.problems.append(problem)
+        compile_id = next((event.where.compile_id for event in events if event.where.compile_id is not None), None)
+        return Model(number=number, compile_id=compile_id, compile=content, events=tuple(events))
+
+    def _find_pass(self, pass_name: str, model: int | None, direction: Direction | None) -> Event:
+        bare, _, turn = pass_name.rpartition("#") if pass_name.rpartition("#")[2].isdigit() else (pass_name, "", "")
+        ran = [
+            event
+            for event in self.events()
+            if event.kind in ("pass", "failure")
+            and model in (None, event.where.model)
+            and direction in (None, event.where.direction)
+        ]
+        named = [event for event in ran if (event.where.pass_name or event.name) == bare]
+        if turn and 1 <= int(turn) <= len(named):
+            return named[int(turn) - 1]
+        # Of several, those that did something are meant; if exactly one did, that one.
+        candidates = [event for event in named if event.changed is not False] or named[:1]
+        if len(candidates) == 1 and not turn:
+            return candidates[0]
+        if named and turn:
+            raise ArtifactNotFoundError(f"pass {bare!r} ran {len(named)} times there, so there is no #{turn}")
+        if candidates:
+            where = [f"{bare_address(event)} (#{named.index(event) + 1})" for event in candidates]
+            raise ArtifactNotFoundError(
+                f"pass {bare!r} changed the graph {len(candidates)} times: {', '.join(where)}",
+                hint=f"say which with --model and --direction, or --pass '{bare}#{named.index(candidates[0]) + 1}'",
+            )
+        names = {f"after:{event.where.pass_name or event.name}": event for event in ran}
+        try:
+            find_address(f"after:{bare}", names)
+        except ArtifactNotFoundError as error:
+            hint = error.hint.replace("after:", "")
+            raise ArtifactNotFoundError(f"no pass {bare!r} ran there", hint=hint) from None
+        raise ArtifactNotFoundError(f"no pass {bare!r} ran there")
+
+
+def _is_snapshot_of(earlier: Event, event: Event) -> bool:
+    ours, theirs = event.where, earlier.where
+    if theirs.model != ours.model or earlier.kind not in ("graph", "pass"):
+        return False
+    if theirs.direction == ours.direction:
+        return theirs.subgraph == ours.subgraph
+    # The graph that Dynamo handed over is what the first pass before AOT gets.
+    return ours.direction == "pre_grad" and theirs.direction is None and ours.subgraph is None
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process runs on this machine. A zombie is dead; another's process is alive."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    try:
+        # The state follows the command, which stands in brackets and may hold brackets itself.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (OSError, IndexError):
+        return True

@@ -1,0 +1,105 @@
+"""What explain says of a function, with any backend inside."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from graphprobe import backends
+from graphprobe.backends.explain import ExplainWithBackend, explain
+from graphprobe.errors import UsageError
+
+
+def in_two_parts(x: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(x) + 1
+    torch._dynamo.graph_break()
+    return y.sin()
+
+
+@pytest.mark.parametrize("inner", ["eager", "aot_eager", "eager_debug", "graphprobe:aot_ts", backends.get("eager")])
+def test_facts(inner: Any) -> None:
+    found = explain(in_two_parts, inner=inner)(torch.ones(3))
+    assert [graph.ops for graph in found.graphs] == [["torch.relu", "operator.add"], ["Tensor.sin"]]
+    assert (found.graph_count, found.op_count, found.graph_break_count) == (2, 3, 1)
+    assert "graph_break()" in found.breaks[0].reason
+    assert found.breaks[0].stack[-1].endswith(" in in_two_parts") and "test_explain.py:" in found.breaks[0].stack[-1]
+    assert found.breaks_without_graph == {}
+    guards = [(guard.source, guard.kind) for guard in found.graphs[0].guards]
+    assert ("L['x']", "TENSOR_MATCH") in guards
+    assert any(guard.code for guard in found.graphs[0].guards)
+    assert all(graph.backend_ns > 0 and graph.compile_id for graph in found.graphs)
+    assert found.compile_times_s and all(seconds > 0 for seconds in found.compile_times_s.values())
+
+
+def test_text_and_json_say_the_same() -> None:
+    found = explain(in_two_parts)(torch.ones(3))
+    text, facts = str(found), json.loads(found.to_json())
+    parts = ("2 graphs, 1 graph breaks, 3 ops", "torch.relu", "Tensor.sin", "TENSOR_MATCH L['x']", "in in_two_parts")
+    for part in parts:
+        assert part in text
+    assert (facts["graph_count"], facts["graph_break_count"], facts["op_count"]) == (2, 1, 3)
+    assert facts["graphs"][0]["ops"] == ["torch.relu", "operator.add"]
+    assert facts["graphs"][0]["graph_break"]["reason"] == found.breaks[0].reason
+
+
+def test_break_before_any_op_is_counted() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    found = explain(fn)(torch.ones(3))
+    assert (found.graph_count, found.graph_break_count) == (1, 1)
+    assert sum(found.breaks_without_graph.values()) == 1
+    assert "break before any op (1×)" in str(found)
+
+
+def test_nothing_to_compile() -> None:
+    found = explain(lambda x: x)(3)
+    assert (found.graph_count, found.op_count, found.graphs) == (0, 0, [])
+    assert str(found).startswith("0 graphs, 0 graph breaks, 0 ops")
+
+
+def test_two_functions_are_not_a_break_and_recompiles_count() -> None:
+    backend = ExplainWithBackend("eager")
+    for x in (torch.ones(2), torch.ones(2, dtype=torch.float64)):
+        torch.compile(torch.sin, backend=backend)(x)
+    found = backend.output()
+    assert (found.graph_count, found.graph_break_count) == (2, 0)
+    assert len(backend.graphs) == 2 and "sin" in backend.graphs[0].code
+
+
+def test_result_and_gradient_are_the_inner_backends() -> None:
+    backend = ExplainWithBackend(backends.get("faulty", op="aten.sin", inner="aot_eager"))
+    x = torch.ones(2, requires_grad=True)
+    out = torch.compile(torch.sin, backend=backend)(x)
+    out.sum().backward()
+    assert torch.equal(out, torch.sin(x) + 1) and torch.equal(x.grad, torch.cos(x))
+    assert backend.output().graphs[0].ops == ["torch.sin"]
+
+
+def test_failure_of_the_inner_backend_is_noted_and_raised() -> None:
+    backend = ExplainWithBackend(backends.get("relu_compile_error_TESTING_ONLY"))
+    with pytest.raises(Exception, match="ReluCompileError"):
+        torch.compile(torch.relu, backend=backend)(torch.ones(2))
+    assert str(backend.output().graphs[0].error).startswith("ReluCompileError")
+
+
+def test_options_pass_through_and_explanations_nest() -> None:
+    inner = ExplainWithBackend("inductor")
+    outer = ExplainWithBackend(inner)
+    torch.compile(torch.sin, backend=outer, options={"max_autotune": False})(torch.ones(2))
+    assert inner.output().graph_count == outer.output().graph_count == 1
+
+
+def test_nested_ops_are_listed() -> None:
+    found = explain(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))(torch.ones(2))
+    ops = {op.replace("Tensor.", "torch.") for op in found.graphs[0].ops}
+    assert {"higher_order.cond", "torch.sin", "torch.cos"} <= ops
+
+
+def test_unknown_inner() -> None:
+    with pytest.raises(UsageError, match="no backend named 'nobody'"):
+        ExplainWithBackend("nobody")

@@ -1,0 +1,176 @@
+"""Planted faults hit exactly the call asked for, and nothing is hit where that call is not."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from backends.programs_debug import run, same
+from conftest import Finished
+from graphprobe import backends
+from graphprobe.backends.fault_op import PlantedFault
+from graphprobe.backends.faulty import KINDS, Faulty, faulty
+from graphprobe.errors import UsageError
+
+X = torch.linspace(-1, 1, 12).view(3, 4)
+
+
+def three_sines(x: torch.Tensor) -> torch.Tensor:
+    first = torch.sin(x)
+    second = torch.sin(first * 2)
+    third = torch.sin(second * 3)
+    return first + 10 * second + 100 * third + 0 * x
+
+
+def without_sines(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).tanh() + x
+
+
+def compiled_run(backend: Any, fn: Callable[..., Any] = three_sines) -> list[Any]:
+    torch.compiler.reset()
+    return run(torch.compile(fn, backend=backend), (X.clone().requires_grad_(),))
+
+
+def planted(kind: str, where: str, nth: int, inner: Any = "aot_eager") -> Faulty:
+    op = "aten.sin" if where == "forward" else "aten.cos"
+    if inner == "eager":
+        op = "sin"
+    return faulty(op=op, kind=kind, where=where, nth=nth, inner=inner)
+
+
+@pytest.mark.parametrize("nth", [0, 2])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("kind", ["accuracy", "nan"])
+@pytest.mark.parametrize("inner", ["eager", "aot_eager", "aot_eager_decomp_partition"])
+def test_values_are_spoiled_at_that_call_only(inner: str, kind: str, where: str, nth: int) -> None:
+    healthy = run(three_sines, (X.clone().requires_grad_(),))
+    backend = planted(kind, where, nth, inner)
+    output, x, gradient = compiled_run(backend)
+    assert [(hit.kind, hit.direction, hit.call) for hit in backend.hits] == [(kind, where, nth)]
+    assert "test_faulty.py" in str(backend.hits[0].where)
+    assert torch.equal(x, healthy[1])
+    if where == "backward":
+        assert torch.equal(output, healthy[0])
+        assert not torch.equal(gradient, healthy[2])
+        assert bool(gradient.isnan().any()) == (kind == "nan")
+    elif kind == "nan":
+        assert output.isnan().nonzero().tolist() == [[0, 0]]
+    else:
+        sines = [torch.sin(X), None, None]
+        sines[0] = torch.sin(X) + (nth == 0)
+        sines[1] = torch.sin(sines[0] * 2)
+        sines[2] = torch.sin(sines[1] * 3) + (nth == 2)
+        assert torch.equal(output, sines[0] + 10 * sines[1] + 100 * sines[2] + 0 * X)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("kind", ["compile", "runtime"])
+def test_errors_name_what_was_hit(kind: str, where: str) -> None:
+    backend = planted(kind, where, 1)
+    with pytest.raises(Exception, match=f"planted {kind} fault: aten.*, call 1, node .*, {where}, .*faulty") as caught:
+        compiled_run(backend)
+    assert isinstance(getattr(caught.value, "inner_exception", caught.value), PlantedFault)
+    assert len(backend.hits) == 1
+
+
+def test_dtype_and_stride_have_the_right_values_in_the_wrong_form() -> None:
+    for kind in ("dtype", "stride"):
+        output = torch.compile(torch.sin, backend=faulty(op="sin", kind=kind))(X)
+        torch.compiler.reset()
+        assert torch.equal(output.to(X.dtype), torch.sin(X))
+        assert (output.dtype == X.dtype) == (kind == "stride")
+        assert (output.stride() == X.stride()) == (kind == "dtype")
+
+
+@pytest.mark.parametrize("kind", ["dtype", "stride"])
+def test_form_in_the_backward(kind: str) -> None:
+    seen: list[torch.Tensor] = []
+    x = X.clone().requires_grad_()
+    backend = faulty(op="aten.mul.Tensor", kind=kind, where="backward")
+    y = torch.compile(torch.sin, backend=backend)(x)
+    x.register_hook(seen.append)
+    y.sum().backward()
+    assert len(backend.hits) == 1
+    assert torch.equal(seen[0].to(X.dtype), torch.cos(X))
+    if kind == "stride":
+        assert seen[0].stride() != X.stride()
+
+
+def test_alias_forward_overwrites_the_operand() -> None:
+    x = X.clone()
+    with torch._functorch.config.patch(error_on_custom_op_aliasing=False):  # torch turns it on where CI is set
+        output = torch.compile(lambda x: torch.sin(x), backend=faulty(op="sin", kind="alias"))(x)
+    assert torch.equal(output, torch.sin(X))
+    assert torch.equal(x, output) and x.data_ptr() == output.data_ptr()
+
+
+def test_alias_backward_overwrites_the_operand() -> None:
+    backend = faulty(op="aten.mul.Tensor", kind="alias", where="backward")
+    x = X.clone().requires_grad_()
+    gradient = torch.full_like(X, 3.0)
+    torch.compile(torch.sin, backend=backend)(x).backward(gradient)
+    assert torch.equal(gradient, 3 * torch.cos(X)) and len(backend.hits) == 1
+
+
+@pytest.mark.parametrize("inner", ["eager", "aot_eager", "aot_eager_decomp_partition", backends.get("aot_eager")])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_silent_control(kind: str, where: str, inner: Any) -> None:
+    try:
+        backend = faulty(op="sin", kind=kind, where=where, inner=inner)
+    except UsageError:
+        assert where == "backward" and kind in ("compile", "dtype", "alias") and inner not in ("aot_eager",)
+        return
+    assert same(run(without_sines, (X.clone().requires_grad_(),)), compiled_run(backend, without_sines), exact=False)
+    beyond = planted(kind, where, 3, inner)
+    assert same(run(three_sines, (X.clone().requires_grad_(),)), compiled_run(beyond))
+    assert backend.hits == beyond.hits == []
+
+
+@pytest.mark.parametrize(("kind", "where"), [("accuracy", "forward"), ("accuracy", "backward"), ("runtime", "forward")])
+def test_inductor(kind: str, where: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x).relu()
+
+    backend = faulty(op="aten.relu" if where == "forward" else "aten.cos", kind=kind, where=where, inner="inductor")
+    healthy = run(fn, (X.clone().requires_grad_(),))
+    if kind == "runtime":
+        with pytest.raises(PlantedFault, match=r"aten\.relu\.default"):
+            compiled_run(backend, fn)
+        return
+    output, _, gradient = compiled_run(backend, fn)
+    assert torch.allclose(output, healthy[0] + (where == "forward"))
+    assert where == "forward" or not torch.allclose(gradient, healthy[2])
+    assert len(backend.hits) == 1
+    assert same(healthy, compiled_run("inductor", fn), exact=False), "the fault stayed in a cache of torch"
+
+
+@pytest.mark.parametrize(("kind", "code"), [("segfault", -signal.SIGSEGV), ("hang", None)])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_process_ends_or_hangs(kind: str, code: int | None, where: str, run_python: Callable[..., Finished]) -> None:
+    op = "aten.sin" if where == "forward" else "aten.cos"
+    script = f"""
+import os, sys, threading, time, traceback, torch
+from graphprobe import backends
+
+def watch():
+    while True:
+        time.sleep(0.2)
+        stacks = [traceback.extract_stack(frame) for frame in sys._current_frames().values()]
+        if any(frame.filename.endswith("fault_op.py") for stack in stacks for frame in stack):
+            os._exit(7)
+
+if {kind == "hang"}:
+    threading.Thread(target=watch, daemon=True).start()
+x = torch.ones(2, requires_grad=True)
+torch.compile(torch.sin, backend=backends.get("faulty", op={op!r}, kind={kind!r}, where={where!r}))(x).sum().backward()
+print("came through")
+os._exit(0)
+"""
+    done = run_python("-c", script, timeout_s=60)
+    assert "came through" not in done.out
+    assert done.code == (7 if code is None else code), done.err

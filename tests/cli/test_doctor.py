@@ -1,0 +1,108 @@
+"""`graphprobe doctor`: what can be collected here, and what is lost where a tap is missing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conftest import Finished
+from graphprobe.cli.main import main
+from graphprobe.internals import taps
+
+
+def doctor(*args: str) -> Result:
+    return CliRunner().invoke(main, ["doctor", *args])
+
+
+def test_everything_can_be_collected_here() -> None:
+    done = doctor()
+    assert done.exit_code == 0, done.output
+    torch = importlib.import_module("torch")
+    assert f"torch {torch.__version__} on cpu" in done.output
+    for tap in taps.probe():
+        assert f"  {tap} " in done.output
+    assert "missing" not in done.output
+
+
+def test_json() -> None:
+    done = doctor("--json")
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.output)
+    assert {tap["tap"] for tap in facts["taps"]} == set(taps.probe())
+    assert all(tap["status"] == "ok" and tap["lost"] is None for tap in facts["taps"])
+    assert facts["devices"][0] == "cpu"
+    assert facts["torch"].startswith("2.")
+
+
+@pytest.mark.parametrize(
+    ("module", "attribute", "tap"),
+    [
+        ("torch._inductor.compile_fx", "joint_graph_passes", "joint_passes"),
+        ("torch._inductor.debug", "DebugContext", "lowering"),
+        ("torch._functorch.aot_autograd", "aot_stage2_compile", "aot_graphs"),
+        ("torch._dynamo.output_graph", "OutputGraph", "dynamo_graph"),
+        ("torch.fx.passes.graph_transform_observer", "GraphTransformObserver", "passes"),
+    ],
+)
+def test_what_is_lost_without_a_tap(module: str, attribute: str, tap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(importlib.import_module(module), attribute)
+    done = doctor()
+    assert done.exit_code == 1, done.output
+    line = next(line for line in done.output.splitlines() if line.startswith(f"  {tap} "))
+    assert f"missing: {module}:{attribute}" in line
+    assert f"-> {taps.LOSES[tap]}" in line
+    as_json = doctor("--json")
+    assert as_json.exit_code == 1
+    lost = {t["tap"]: t["lost"] for t in json.loads(as_json.output)["taps"] if t["status"] != "ok"}
+    assert lost == {tap: taps.LOSES[tap]}
+
+
+def test_every_tap_says_what_is_lost_without_it() -> None:
+    assert set(taps.probe()) <= set(taps.LOSES)
+
+
+def test_without_torch(run_python: Callable[..., Finished], tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['graphprobe', 'doctor']\n"
+        "from graphprobe.cli.main import main; main()"
+    )
+    done = run_python("-c", code, cwd=tmp_path)
+    assert done.code == 125, done.err
+    assert "torch: cannot be imported" in done.out
+
+
+def test_the_switch_collects_nothing_while_the_doctor_looks(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_python("-m", "graphprobe", "doctor", cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
+    assert done.code == 0, done.err
+    assert not list(tmp_path.rglob("graphprobe"))
+
+
+def test_a_missing_tap_is_told_in_the_run(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    """Simulated on a module that torch imports on its own: what else is collected, and what the manifest says."""
+    (tmp_path / "program.py").write_text(
+        "import torch, torch._functorch.aot_autograd as aot\n"
+        "from graphprobe.internals import aot as ours\n"
+        "import torch._dynamo.guards\n"
+        "f = torch.compile(lambda x: x.sin() + 1, backend='eager')\n"
+        "print(f(torch.zeros(2)).tolist())\n"
+    )
+    code = (
+        "import sys\n"
+        "from graphprobe.internals import dynamo\n"
+        "from graphprobe.internals.patches import Patch\n"
+        "patches = dynamo.patches\n"
+        "gone = Patch('guards', 'torch._dynamo.guards', 'ThereIsNoSuchManager.__init__', None)\n"
+        "dynamo.patches = lambda observer: [p for p in patches(observer) if p.tap != 'guards'] + [gone]\n"
+        "sys.argv = ['graphprobe', 'run', 'program.py']\n"
+        "from graphprobe.cli.main import main; main()"
+    )
+    done = run_python("-c", code, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out == "[1.0, 1.0]\n"
+    assert f"graphprobe: missing: this torch lacks what the tap guards stands on: {taps.LOSES['guards']}" in done.err

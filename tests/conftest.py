@@ -1,0 +1,84 @@
+"""What every test shares: a clean environment, Python in a fresh process, and torch reset after each test."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+CHANGES_WHAT_IS_COLLECTED = ("TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE", "TORCHINDUCTOR_FORCE_DISABLE_CACHES")
+"""Variables of the caller that would make a test see another run than the one it asked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A process that ended: its exit code, what it said, and the CPU time (user and system) it took, in seconds."""
+
+    code: int
+    out: str
+    err: str
+    cpu_s: float
+
+
+def pytest_configure() -> None:
+    for name in list(os.environ):
+        if name in CHANGES_WHAT_IS_COLLECTED or name.startswith("GRAPHPROBE_"):
+            del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The root of the repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., Finished]:
+    """Runs `python ARGS` in a fresh process that finds the sources of this repository; never raises on a bad exit."""
+
+    def run(*args: str, cwd: Path = ROOT, timeout_s: float = 300, env: dict[str, str] | None = None) -> Finished:
+        path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            [sys.executable, *args],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": path, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime)
+        return Finished(done.returncode, done.stdout, done.stderr, cpu_s)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def reset_torch() -> Iterator[None]:
+    """Drops what torch compiled during the test, so that compile ids and recompile limits start afresh in the next."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests marked `cuda` where there is no device; torch is imported only if such a test was collected."""
+    cuda_items = [item for item in items if item.get_closest_marker("cuda")]
+    if not cuda_items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in cuda_items:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -1,0 +1,140 @@
+"""The float64 reference: what is widened, what is perturbed, and what stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from graphprobe.engine.reference import array_from, dtype_of, leaves, references, terms_of
+from graphprobe.numerics.divergence import Run
+from graphprobe.numerics.verdict import Verdict, judge
+
+U = 2.0**-8
+
+
+def judged(fn: object, candidate: torch.Tensor, eager: torch.Tensor, *args: torch.Tensor) -> Verdict:
+    (found,) = references(fn, args, roundoff=dtype_of(eager).unit_roundoff)  # type: ignore[arg-type]
+    runs = [Run(array_from(value), dtype_of(value)) for value in (candidate, eager)]
+    return judge(runs[0], found.values, found.noise, runs[1:])
+
+
+def test_the_reference_is_the_op_in_float64() -> None:
+    x = torch.randn(5, 3).bfloat16()
+    (found,) = references(torch.exp, [x], roundoff=U)
+    np.testing.assert_array_equal(found.values, torch.exp(x.double()).numpy())
+    expected = (x.double().abs() * torch.exp(x.double())).numpy()  # |x·f'(x)|, to first order
+    np.testing.assert_allclose(found.noise.sigma, expected, rtol=0.1, atol=1e-3)
+
+
+def test_casts_inside_have_no_effect() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x.to(torch.bfloat16).half().float() + torch.ones(3, dtype=torch.float16) * 0.1
+        return torch.softmax(y, -1, dtype=torch.float32).type_as(x)
+
+    x = torch.randn(2, 3)
+    (found,) = references(fn, [x], roundoff=U)
+    np.testing.assert_allclose(found.values, torch.softmax(x.double() + 0.1, -1).numpy(), rtol=1e-14)
+
+
+def test_an_aten_operator_with_a_dtype_argument() -> None:
+    x = torch.randn(4)
+    (found,) = references(torch.ops.aten._to_copy.default, [x], {"dtype": torch.bfloat16}, roundoff=U)
+    np.testing.assert_array_equal(found.values, x.double().numpy())
+    np.testing.assert_allclose(found.noise.sigma, x.double().abs().numpy(), rtol=1e-12)
+
+
+def test_integers_are_passed_on_and_left_out() -> None:
+    x, i = torch.randn(4, 3), torch.tensor([2, 0])
+    found = references(lambda x, i: {"rows": x[i], "same": i, "more": (x.sum(),)}, [x, i], roundoff=U)
+    assert [value.values.shape for value in found] == [(2, 3), ()]
+
+
+def test_captured_values_are_not_changed() -> None:
+    x = torch.ones(3)
+    found = references(lambda x: x.mul_(2).add_(1), [x], roundoff=U)
+    assert x.tolist() == [1.0, 1.0, 1.0]
+    assert found[0].values.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_generators_are_not_touched() -> None:
+    before = torch.get_rng_state()
+    references(torch.sin, [torch.ones(3)], roundoff=U)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_modules_are_widened_and_perturbed_with_their_parameters() -> None:
+    module = torch.nn.Linear(4, 2)
+    x = torch.zeros(3, 4)
+    (found,) = references(module, [x], roundoff=U)
+    assert found.values.dtype == np.float64
+    bias = module.bias.detach().double().abs().numpy()
+    np.testing.assert_allclose(found.noise.sigma, np.broadcast_to(bias, (3, 2)), rtol=1e-12)
+    assert module.weight.dtype is torch.float32
+
+
+def test_gradients() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(torch.sin(x).sum(), x)[0]
+
+    x = torch.randn(5, requires_grad=True)
+    (found,) = references(fn, [x], roundoff=U)
+    np.testing.assert_allclose(found.values, torch.cos(x.detach().double()).numpy())
+
+
+def test_a_sum_gets_the_accumulation_term() -> None:
+    x = torch.tensor([[1.0, -1.0, 2.0, -2.0]])
+    (found,) = references(lambda x: x.sum(-1), [x], roundoff=U, terms=4)
+    assert found.values.tolist() == [0.0]
+    assert found.noise.accumulation is not None
+    assert found.noise.accumulation.tolist() == [12.0]
+    assert references(torch.exp, [x], roundoff=U)[0].noise.accumulation is None
+
+
+def test_terms() -> None:
+    a, b = torch.ones(3, 7), torch.ones(7, 2)
+    assert terms_of("aten.mm.default", [a, b], [a @ b]) == 7
+    assert terms_of("aten.addmm.default", [torch.ones(2), a, b], [a @ b]) == 8
+    assert terms_of("torch.nn.functional.linear", [a, torch.ones(2, 7)], [torch.ones(3, 2)]) == 8
+    assert terms_of("aten.convolution.default", [torch.ones(1, 4, 5, 5), torch.ones(6, 4, 3, 3)], [a]) == 37
+    assert terms_of("aten.cumsum.default", [a, 1], [a]) == 7
+    assert terms_of("aten.sum.dim_IntList", [a, [1]], [torch.ones(3)]) == 7
+    assert terms_of("aten.gelu.default", [a], [a]) is None
+    assert terms_of("aten.sum.default", [torch.ones(3, dtype=torch.int64)], []) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16], ids=str)
+def test_arrays_hold_every_bit(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.5, -3.0, 0.0625, 448.0]).to(dtype)
+    assert array_from(x).astype(np.float64).tolist() == x.double().tolist()
+    assert dtype_of(x).name == str(dtype)[6:]
+
+
+def test_arrays_resolve_lazy_conjugation() -> None:
+    x = torch.tensor([1 + 2j]).conj()
+    assert array_from(x).tolist() == [1 - 2j]
+
+
+def test_leaves() -> None:
+    assert list(leaves([1, (2, {"a": 3}), []])) == [1, 2, 3]
+
+
+def test_end_to_end_with_bfloat16() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(32, 64, generator=generator).bfloat16() for _ in range(2))
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ w.t(), -1)
+
+    eager = fn(x, w)
+    fused = fn(x.float(), w.float()).bfloat16()
+    assert not torch.equal(eager, fused)
+    assert judged(fn, fused, eager, x, w).answer in ("ok", "candidate_better")
+    assert judged(fn, torch.softmax((x @ w.t()) * 1.05, -1), fused, x, w).answer == "candidate_worse"
+
+
+def test_complex() -> None:
+    x = torch.randn(6, dtype=torch.complex64)
+    eager = x * x
+    assert judged(lambda x: x * x, eager, eager, x).answer == "ok"
+    assert judged(lambda x: x * x, eager.conj().resolve_conj(), eager, x).answer == "candidate_worse"

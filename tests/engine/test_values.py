@@ -1,0 +1,195 @@
+"""Capture and restore are bit-exact, keep aliasing, and are not seen by the program."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load as load_safetensors
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphprobe.engine import replay
+from graphprobe.engine.values import (
+    ALIGNMENT,
+    capture,
+    capture_after,
+    from_bytes,
+    measure,
+    one_file_bytes,
+    same_bits,
+    to_bytes,
+)
+
+
+def round_trip(values: list[object]) -> list[object]:
+    return from_bytes(*to_bytes(capture(values))).restore()
+
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.complex64, torch.complex128, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint16, torch.uint32,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_bit_pattern_of_a_dtype_survives(dtype: torch.dtype) -> None:
+    width = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.arange(64 * width, dtype=torch.int32).to(torch.uint8)
+    value = (raw % 2 if dtype is torch.bool else raw).view(dtype).reshape(8, -1).t()
+    (back,) = round_trip([value])
+    assert back.dtype is dtype
+    assert same_bits(value, back, stride=True) == []
+
+
+def test_views_of_one_storage_share_memory_again() -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    values = [base, base.t()[1:], base[2, 3], base.as_strided((3, 3), (1, 1), 2), base.view(torch.int32)]
+    captured = capture(values)
+    assert len(captured.doc["storages"]) == 1
+    back = captured.restore()
+    assert same_bits(values, back, stride=True) == []
+    back[0][2, 3] = -5.0
+    assert back[2].item() == -5.0
+    assert back[1][2, 2].item() == -5.0
+
+
+def test_only_the_bytes_that_views_cover_are_copied() -> None:
+    huge = torch.zeros(1_000_000)
+    values = [huge[500_000:500_010], huge[500_020:500_030]]
+    predicted = measure(values)
+    assert 30 * 4 <= predicted <= 30 * 4 + ALIGNMENT
+    captured = capture(values, rng=False)
+    assert captured.size_bytes == predicted
+    back = captured.restore()
+    assert back[0].data_ptr() % ALIGNMENT == values[0].data_ptr() % ALIGNMENT
+    back[0][0] = 1.0
+    assert back[1].sum().item() == 0.0
+
+
+def test_values_of_every_kind() -> None:
+    generator = torch.Generator()
+    nan = struct.unpack("<d", bytes.fromhex("0100000000 00f07f".replace(" ", "")))[0]
+    values: list[object] = [
+        1, True, None, "text", nan, -0.0, float("inf"), 1 - 2j, torch.device("cpu"), torch.float16,
+        [torch.ones(2), (3, torch.zeros(0, 4))], {"a": torch.tensor(7)},
+    ]  # fmt: skip
+    assert same_bits(values, round_trip(values), stride=True) == []
+    captured = capture([generator, torch.ones(2).to_sparse(), [object()]])
+    assert [line.split(": ")[0] for line in captured.opaque] == ["value 0", "value 1", "value 2.0"]
+    assert "Generator" in captured.opaque[0]
+    with pytest.raises(replay.Undecided, match="Generator"):
+        captured.restore()
+
+
+def test_conj_and_neg_views_parameters_and_gradients() -> None:
+    complex_base = torch.randn(3, dtype=torch.complex64)
+    conj = complex_base.conj()
+    neg = conj.imag
+    parameter = torch.nn.Parameter(torch.randn(2, 2))
+    leaf = torch.randn(3, requires_grad=True)
+    result = round_trip([complex_base, conj, neg, parameter, leaf * 2, torch.nn.Parameter(leaf.detach(), False)])
+    assert result[1].is_conj() and result[2].is_neg()
+    assert same_bits([complex_base, conj, neg], result[:3], stride=True) == []
+    assert isinstance(result[3], torch.nn.Parameter) and result[3].requires_grad
+    assert result[4].requires_grad and result[4].is_leaf
+    assert isinstance(result[5], torch.nn.Parameter) and not result[5].requires_grad
+
+
+def test_a_tensor_subclass_and_a_fake_tensor_are_opaque() -> None:
+    class Sub(torch.Tensor):
+        pass
+
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    reasons = capture([torch.ones(2).as_subclass(Sub), fake, torch.ones(2, device="meta")]).opaque
+    assert len(reasons) == 3
+    assert "Sub" in reasons[0] and "without data" in reasons[1]
+
+
+def test_capture_is_not_seen_by_the_program() -> None:
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Count.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    tensor = torch.randn(4, 4, requires_grad=True)
+    view = tensor[1:]
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    version = view._version
+    with Count():
+        captured = capture([view, tensor])
+        one_file_bytes({"a": tensor})
+    with FakeTensorMode():
+        under_fake = to_bytes(capture([view, tensor]))
+    with torch.inference_mode():
+        under_inference = to_bytes(capture([view, tensor]))
+    assert Count.calls == 0
+    assert torch.equal(state, torch.get_rng_state())
+    assert view._version == version
+    assert under_fake == under_inference == to_bytes(captured)
+
+
+def test_inference_tensors_are_captured() -> None:
+    with torch.inference_mode():
+        value = torch.randn(3)
+    assert same_bits([value], round_trip([value])) == []
+
+
+def test_safetensors_reads_what_we_write() -> None:
+    captured = capture([torch.arange(3, dtype=torch.int16), torch.empty(0)])
+    tensors = load_safetensors(to_bytes(captured)[0])
+    assert set(tensors) == set(captured.tensors)
+    assert tensors["s0"].tolist() == [0, 0, 1, 0, 2, 0]
+
+
+def test_capture_after_keeps_changed_inputs_only() -> None:
+    inputs = [torch.zeros(3), torch.ones(3), torch.full((3,), 2.0)]
+    before = capture(inputs)
+    inputs[0].add_(1)
+    inputs[2].add_(1)
+    after = capture_after(before, [inputs[0] * 2], inputs, donated=[2])
+    outputs, changed = after.restore()
+    assert outputs[0].tolist() == [2.0, 2.0, 2.0]
+    assert changed[0].tolist() == [1.0, 1.0, 1.0]
+    assert changed[1] is replay.UNCHANGED
+    assert changed[2] is replay.SCRATCH
+    assert before.restore()[0].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        (torch.zeros(2), torch.tensor([0.0, -0.0]), "1 of 2 elements differ"),
+        (torch.zeros(2), torch.zeros(3), "shape"),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64), "dtype"),
+        (torch.tensor([2143289344], dtype=torch.int32).view(torch.float32),
+         torch.tensor([2143289345], dtype=torch.int32).view(torch.float32), "1 of 1 elements differ"),
+        ([1, 2], [1], "1 values, expected 2"),
+        (0.0, -0.0, "expected 0.0"),
+        (1, True, "expected 1"),
+        (None, torch.zeros(1), "expected None"),
+    ],
+)  # fmt: skip
+def test_same_bits_sees(a: object, b: object, text: str) -> None:
+    (line,) = same_bits(a, b)
+    assert text in line
+
+
+def test_same_bits_strides_are_optional() -> None:
+    a = torch.arange(6.0).reshape(2, 3)
+    b = a.t().contiguous().t()
+    assert same_bits(a, b) == []
+    assert len(same_bits(a, b, stride=True)) == 1
+
+
+def test_embedded_code_stands_alone() -> None:
+    space: dict[str, object] = {}
+    exec(compile(replay.embedded(), "replay", "exec"), space)
+    assert {"main", "load_constants", "Undecided"} <= set(space)
+    assert "graphprobe." not in replay.embedded()

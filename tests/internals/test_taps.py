@@ -1,0 +1,110 @@
+"""The list of private names: all there on this torch; and what happens on a torch that lacks one."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphprobe.internals import taps
+from graphprobe.internals.patches import Patch
+from graphprobe.internals.taps import LOSES, Taps, probe
+
+
+def test_every_tap_is_there_on_this_torch() -> None:
+    assert set(probe().values()) == {"ok"}
+
+
+def test_every_tap_says_what_is_lost_without_it() -> None:
+    listed = {patch.tap for patch in taps._all(taps._Nobody())} | {"debug_dir"}  # type: ignore[arg-type]
+    assert listed == set(LOSES)
+
+
+def test_a_bogus_address_is_found_by_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = taps._all(taps._Nobody())  # type: ignore[arg-type]
+    bogus = [
+        Patch("guards", "torch._dynamo.guards", "CheckFunctionManager.no_such_method", lambda f: f),
+        Patch("lowering", "torch._inductor.no_such_module", "anything", lambda f: f),
+    ]
+    monkeypatch.setattr(taps, "_all", lambda observer: [*real, *bogus])
+    found = probe()
+    assert found["guards"] == "missing: torch._dynamo.guards:CheckFunctionManager.no_such_method"
+    assert found["lowering"] == "missing: torch._inductor.no_such_module:anything"
+    assert {status for tap, status in found.items() if tap not in ("guards", "lowering")} == {"ok"}
+
+
+def test_status_follows_the_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tapped_module.py").write_text("def present(): return 1\ndef fragile(): return 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def cannot(_: Any) -> Any:
+        raise ValueError("this torch is different")
+
+    patches = [
+        Patch("guards", "tapped_module", "present", lambda f: lambda: f() + 10),
+        Patch("passes", "tapped_module", "absent", lambda f: f),
+        Patch("lowering", "tapped_module", "fragile", cannot),
+        Patch("metrics", "tapped_module_that_is_never_imported", "x", lambda f: f),
+    ]
+    monkeypatch.setattr(taps, "_all", lambda observer: patches)
+    made = Taps(taps._Nobody())  # type: ignore[arg-type]
+    assert set(made.status.values()) == {"waiting"}
+    made.install()
+    import tapped_module  # type: ignore[import-not-found]
+
+    assert isinstance(tapped_module, types.ModuleType)
+    assert (tapped_module.present(), tapped_module.fragile()) == (11, 2)
+    assert made.status["guards"] == "on"
+    assert made.status["passes"] == "missing: tapped_module:absent"
+    assert made.status["lowering"].startswith("missing: tapped_module:fragile (ValueError: this torch")
+    assert made.status["metrics"] == "waiting"
+    assert made.missing() == {"passes": LOSES["passes"], "lowering": LOSES["lowering"]}
+    assert made.remove() == []
+    assert tapped_module.present() == 1
+
+
+WITHOUT = """
+import json, sys
+from pathlib import Path
+import graphprobe
+from graphprobe.internals import inductor, taps
+from graphprobe.internals.patches import Patch
+lost = json.loads(sys.argv[2])
+real = taps._all
+def without(observer):
+    return [Patch(p.tap, p.module, p.attribute + "_gone", p.make) if p.tap in lost else p for p in real(observer)]
+taps._all = without
+import torch
+with graphprobe.trace(sys.argv[1]) as folder:
+    x = torch.ones(4, requires_grad=True)
+    y = torch.compile(lambda x: (x.sin() * 3).sum())(x)
+    y.backward()
+print("RESULT", float(y), x.grad.tolist())
+print(folder)
+"""
+
+
+@pytest.mark.parametrize(
+    "lost", [["guards"], ["lowering"], ["aot_graphs"], ["passes", "post_grad_passes"], ["dynamo_graph"], ["metrics"]]
+)
+def test_a_torch_that_lacks_a_name(lost: list[str], run_python: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_python("-c", WITHOUT, str(tmp_path), json.dumps(lost))
+    assert done.code == 0, done.err[-4000:]
+    assert done.out.startswith("RESULT 10.09")
+    tool_dir = Path(done.out.splitlines()[1]) / "graphprobe"
+    manifest = json.loads((tool_dir / "manifest.json").read_text())
+    for tap in lost:
+        assert manifest["taps"][tap].startswith("missing: torch.")
+        assert any(tap in line and LOSES[tap] in line for line in manifest["missing"])
+    assert not any("failed" in line for line in manifest["missing"]), manifest["missing"]
+    assert {status for tap, status in manifest["taps"].items() if tap not in lost} == {"on"}
+    left = {str(p.relative_to(tool_dir)) for p in tool_dir.rglob("*")}
+    if lost == ["dynamo_graph"]:
+        return
+    assert "model__0/dynamo_out_graph.txt" in left
+    assert ("model__0/forward/output_code.py" in left) == (lost != ["lowering"])
+    assert ("model__0/joint" in left) == ("model__0/backward" in left) == (lost != ["aot_graphs"])

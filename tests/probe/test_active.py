@@ -1,0 +1,190 @@
+"""The switch: one session at a time, everything put back, and how a run ends."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.output_graph
+import torch._inductor.compile_fx
+
+import graphprobe
+from conftest import Finished
+from graphprobe.internals import taps
+from graphprobe.internals.patches import resolve
+from graphprobe.probe import active
+from graphprobe.store.reader import Run
+
+
+@pytest.fixture(autouse=True)
+def off() -> Iterator[None]:
+    yield
+    graphprobe.disable()
+
+
+def tapped() -> dict[str, Any]:
+    """Every name that a tap replaces, with what stands there now."""
+    return {
+        patch.address: resolve(sys.modules[patch.module], patch.attribute)[2]
+        for patch in taps._all(None)  # type: ignore[arg-type]
+    }
+
+
+def loggers() -> dict[str, Any]:
+    return {
+        name: (logger.level, list(logger.handlers), [list(h.filters) for h in logger.handlers])
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger)
+    }
+
+
+def compile_one() -> None:
+    torch.compile(lambda x: x.sin() + 1, backend="aot_eager")(torch.ones(2))
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_everything_is_put_back(raises: bool, tmp_path: Path) -> None:
+    compile_one()
+    torch.compiler.reset()
+    before = (tapped(), loggers(), list(sys.meta_path))
+    try:
+        with graphprobe.trace(tmp_path):
+            during = tapped()
+            compile_one()
+            if raises:
+                raise KeyError("x")
+    except KeyError:
+        pass
+    assert (tapped(), loggers(), list(sys.meta_path)) == before
+    assert all(during[name] is not before[0][name] for name in during), "each was replaced in between"
+
+
+def test_how_a_trace_ends(tmp_path: Path) -> None:
+    with graphprobe.trace(tmp_path / "a") as folder:
+        assert active.session() is not None
+        assert Run.open(folder).state == "running"
+    assert Run.open(folder).state == "finished"
+    with pytest.raises(ValueError, match="mine"):
+        with graphprobe.trace(tmp_path / "b") as folder:
+            raise ValueError("mine")
+    manifest = Run.open(folder).manifest
+    assert (manifest.state, manifest.exception) == ("failed", "ValueError: mine")
+    assert active.session() is None
+    assert graphprobe.disable() is None
+
+
+def test_one_run_after_the_other_each_with_its_own_models(tmp_path: Path) -> None:
+    folders = []
+    for _ in range(2):
+        torch.compiler.reset()
+        with graphprobe.trace(tmp_path) as folder:
+            compile_one()
+        folders.append(folder)
+    assert len(set(folders)) == 2
+    assert [len(Run.open(folder).models()) for folder in folders] == [1, 1]
+
+
+def test_disable_in_the_middle_of_a_trace_is_harmless(tmp_path: Path) -> None:
+    with graphprobe.trace(tmp_path) as folder:
+        assert graphprobe.disable() == folder
+        compile_one()
+    assert Run.open(folder).models() == ()
+
+
+def test_compiles_on_several_threads_are_told_apart(tmp_path: Path) -> None:
+    def work(number: int) -> None:
+        function: Callable[..., Any] = eval(f"lambda x: x.sin() + {number}")
+        torch.compile(function, backend="aot_eager", dynamic=False)(torch.ones(number + 1))
+
+    with graphprobe.trace(tmp_path) as folder:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    run = Run.open(folder)
+    assert run.manifest.missing == []
+    texts = [run.text(run.find(f"model__{n}/forward/graph")) for n in range(4)]
+    shapes = sorted(next(size for size in range(1, 5) if f"f32[{size}]" in text) for text in texts)
+    assert shapes == [1, 2, 3, 4]
+    assert run.verify() == []
+
+
+def test_the_warning_about_early_compiles_is_also_given_by_a_trace_at_the_callers_line(tmp_path: Path) -> None:
+    def early(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    torch.compile(early, backend="eager")(torch.ones(1))
+    with pytest.warns(graphprobe.GraphprobeWarning, match="early") as caught:
+        with graphprobe.trace(tmp_path):
+            pass
+    assert caught[0].filename == __file__
+
+
+PROGRAM = """
+{first}
+import graphprobe
+import torch
+def f(x): return x.sin() + 1
+torch.compile(f, backend="aot_eager")(torch.ones(2))
+{last}
+"""
+SWITCHED = {
+    "before torch": ("", ""),
+    "after torch": ("import torch", ""),
+    "after torch's compiler": ("import torch._dynamo", ""),
+    "within the program": ("import os; os.environ['TORCH_COMPILE_DEBUG'] = '1'", ""),
+    "exit": ("", "import sys; sys.exit(3)"),
+}
+
+
+@pytest.mark.parametrize("case", SWITCHED)
+def test_the_switch(case: str, run_python: Callable[..., Finished], tmp_path: Path) -> None:
+    first, last = SWITCHED[case]
+    (tmp_path / "program.py").write_text(PROGRAM.format(first=first, last=last))
+    env = {} if case == "within the program" else {"TORCH_COMPILE_DEBUG": "1"}
+    done = run_python("program.py", cwd=tmp_path, env=env)
+    assert done.code == (3 if case == "exit" else 0), done.err
+    assert done.out == ""
+    (folder,) = (tmp_path / "torch_compile_debug").glob("run_*")
+    assert {path.name for path in folder.iterdir()} >= {"graphprobe", "torchdynamo"}
+    assert (folder / "torchdynamo/debug.log").is_file()
+    run = Run.open(tmp_path)
+    assert [model.compile["function"] for model in run.models()] == ["f"]
+    assert "model__0/forward/graph" in run.artifacts()
+    assert run.state == "finished"
+    assert run.manifest.missing == []
+
+
+def test_the_switch_leaves_nothing_where_nothing_is_compiled(
+    run_python: Callable[..., Finished], tmp_path: Path
+) -> None:
+    code = "import graphprobe, sys; print('torch' in sys.modules)"
+    done = run_python("-c", code, cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
+    assert (done.code, done.out, done.err) == (0, "False\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_nobody_ends_is_ended_at_exit(run_python: Callable[..., Finished], tmp_path: Path) -> None:
+    done = run_python("-c", "import graphprobe; print(graphprobe.enable('out'))", cwd=tmp_path)
+    assert done.code == 0, done.err
+    run = Run.open(tmp_path / "out")
+    assert run.state == "finished"
+    assert str(run.run_dir).endswith(done.out.strip())
+
+
+def test_atexit_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(atexit, "register", lambda *args: asked.append(args))
+    monkeypatch.setattr(active._switch, "at_exit", False)
+    for _ in range(3):
+        with graphprobe.trace(tmp_path):
+            pass
+    assert len(asked) == 1

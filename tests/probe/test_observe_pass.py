@@ -1,0 +1,210 @@
+"""Third-party passes: the same tree, only changed graphs as files, every pass as an event, harmless anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+import graphprobe
+from graphprobe.records import Event
+from graphprobe.store.reader import Run
+
+Graph = torch.fx.GraphModule
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x.sin() * 2).sum()
+
+
+def double(gm: Graph) -> None:
+    """A pass that adds a node behind the first operator."""
+    node = next(n for n in gm.graph.nodes if n.op == "call_function")
+    with gm.graph.inserting_after(node):
+        added = gm.graph.call_function(torch.ops.aten.neg.default, (node,))
+    added.meta.update(node.meta)
+    gm.recompile()
+
+
+def reorder(gm: Graph) -> None:
+    """A pass that changes nothing."""
+    gm.graph.lint()
+
+
+@pytest.fixture(autouse=True)
+def off() -> Iterator[None]:
+    yield
+    graphprobe.disable()
+
+
+def passes(run: Run, *names: str) -> list[Event]:
+    return [event for event in run.events() if event.kind in ("pass", "failure") and event.name in names]
+
+
+def run_with(compiler: Any, tmp_path: Path, *, joint: Any = None, train: bool = True) -> Run:
+    options: dict[str, Any] = {"fw_compiler": compiler("forward"), "bw_compiler": compiler("backward")}
+    if joint is not None:
+        options["partition_fn"] = joint
+    with graphprobe.trace(tmp_path) as folder:
+        x = torch.ones(3, requires_grad=train)
+        out = torch.compile(f, backend=aot_autograd(**options))(x)
+        if train:
+            out.backward()
+    return Run.open(folder)
+
+
+def test_phases_and_changes(tmp_path: Path) -> None:
+    def compiler(direction: str) -> Any:
+        def compile_graph(gm: Graph, inputs: Any) -> Any:
+            for name, change in (("look", reorder), ("fuse/rope v2", double), ("look again", reorder)):
+                with graphprobe.observe_pass(gm, name, phase=direction, subsystem="mine"):
+                    change(gm)
+            return gm.forward
+
+        return compile_graph
+
+    def joint(gm: Graph, inputs: Any, **kwargs: Any) -> Any:
+        with graphprobe.observe_pass(gm, "joint_mine", phase="joint"):
+            reorder(gm)
+        return min_cut_rematerialization_partition(gm, inputs, **kwargs)
+
+    run = run_with(compiler, tmp_path, joint=joint)
+    for direction in ("forward", "backward"):
+        mine = [e for e in passes(run, "look", "fuse/rope v2", "look again") if e.where.direction == direction]
+        assert [(e.name, e.changed, e.path is not None) for e in mine] == [
+            ("look", False, False),
+            ("fuse/rope v2", True, True),
+            ("look again", False, False),
+        ]
+        fused = mine[1]
+        assert fused.path == f"model__0/{direction}/001_aot_{direction}_graph_after_fuse_rope_v2.txt"
+        assert fused.subsystem == "mine"
+        assert fused.where.phase == direction
+        assert len(fused.added) == 1
+        assert fused.removed == ()
+        assert fused.nodes_after == (fused.nodes_before or 0) + 1
+        assert fused.elapsed_ns is not None
+        assert fused.elapsed_ns > 0
+        pair = run.before_and_after("fuse/rope v2", direction=direction)  # type: ignore[arg-type]
+        assert "aten.neg" in run.text(pair.after)
+        assert run.text(pair.before).count("aten.neg") == run.text(pair.after).count("aten.neg") - 1
+    (found,) = passes(run, "joint_mine")
+    assert (found.where.direction, found.where.model) == ("joint", 0)
+    assert run.manifest.missing == []
+    assert run.verify() == []
+
+
+@pytest.mark.parametrize(("phase", "direction"), [(None, "forward"), ("inference", "forward"), ("forward", "forward")])
+def test_phase_that_is_left_out_is_the_graph_being_compiled(phase: str | None, direction: str, tmp_path: Path) -> None:
+    def compiler(_: str) -> Any:
+        def compile_graph(gm: Graph, inputs: Any) -> Any:
+            with graphprobe.observe_pass(gm, "mine", phase=phase):
+                double(gm)
+            return gm.forward
+
+        return compile_graph
+
+    run = run_with(compiler, tmp_path, train=False)
+    (event,) = passes(run, "mine")
+    assert event.where.direction == direction
+
+
+def test_a_backend_without_aot(tmp_path: Path) -> None:
+    def backend(gm: Graph, inputs: Any) -> Any:
+        with graphprobe.observe_pass(gm, "drop_nothing"):
+            reorder(gm)
+        with graphprobe.observe_pass(gm, "tidy", phase="pre_grad"):
+            gm.graph.eliminate_dead_code()
+        return gm.forward
+
+    with graphprobe.trace(tmp_path) as folder:
+        torch.compile(f, backend=backend)(torch.ones(2))
+    run = Run.open(folder)
+    assert [(e.where.direction, e.changed) for e in passes(run, "drop_nothing", "tidy")] == [
+        ("forward", False),
+        ("pre_grad", False),
+    ]
+
+
+def test_a_pass_inside_a_pass(tmp_path: Path) -> None:
+    def compiler(_: str) -> Any:
+        def compile_graph(gm: Graph, inputs: Any) -> Any:
+            with graphprobe.observe_pass(gm, "outer"):
+                double(gm)
+                with graphprobe.observe_pass(gm, "inner"):
+                    double(gm)
+            return gm.forward
+
+        return compile_graph
+
+    run = run_with(compiler, tmp_path, train=False)
+    inner, outer = passes(run, "inner", "outer")
+    assert (inner.name, outer.name) == ("inner", "outer")
+    assert (len(inner.added), len(outer.added)) == (1, 2)
+    pair = run.before_and_after("outer")
+    assert "aten.neg" not in run.text(pair.before)
+    assert run.text(pair.after).count("aten.neg") == 2
+
+
+@pytest.mark.parametrize("collecting", [False, True])
+def test_outside_any_compile_it_does_nothing(collecting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if collecting:
+        graphprobe.enable(tmp_path / "out")
+    gm = torch.fx.symbolic_trace(torch.nn.ReLU())
+    before = len(gm.graph.nodes)
+    with graphprobe.observe_pass(gm, "mine", phase="forward"):
+        gm.graph.eliminate_dead_code()
+    with pytest.raises(KeyError, match="mine"), graphprobe.observe_pass(gm, "mine"):
+        raise KeyError("mine")
+    assert len(gm.graph.nodes) == before
+    folder = graphprobe.disable()
+    assert (folder is None) != collecting
+    if folder is None:
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert Run.open(folder).events() == ()
+
+
+def test_no_op_while_nothing_collects_inside_a_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def backend(gm: Graph, inputs: Any) -> Any:
+        with graphprobe.observe_pass(gm, "mine"):
+            reorder(gm)
+        return gm.forward
+
+    torch.compile(f, backend=backend)(torch.ones(2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_failing_pass_is_named_once_and_the_exception_is_the_same_object(tmp_path: Path) -> None:
+    error = ValueError("a rule is missing")
+
+    def compiler(_: str) -> Any:
+        def compile_graph(gm: Graph, inputs: Any) -> Any:
+            with graphprobe.observe_pass(gm, "outer"):
+                with graphprobe.observe_pass(gm, "inner"):
+                    double(gm)
+                    raise error
+            return gm.forward
+
+        return compile_graph
+
+    with graphprobe.trace(tmp_path) as folder:
+        compiled = torch.compile(f, backend=aot_autograd(fw_compiler=compiler("")))
+        with pytest.raises(Exception, match="a rule is missing") as raised:
+            compiled(torch.ones(2))
+    chain = [raised.value, raised.value.__cause__, getattr(raised.value, "inner_exception", None)]
+    assert any(one is error for one in chain)
+    run = Run.open(folder)
+    (failure,) = [event for event in run.events() if event.kind == "failure"]
+    assert failure.name == "inner"
+    assert failure.message == "ValueError: a rule is missing"
+    assert failure.path == "model__0/forward/001_aot_forward_FAILED_inner.txt"
+    assert "aten.neg" not in run.text(failure).partition("# The graph before it:")[2]

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphprobe.report.graph_diff import GraphDiff, NodeDiff, diff_texts
+from graphprobe.report.graph_text import parse_graphs
+
+HEAD = 'class GraphModule(torch.nn.Module):\n    def forward(self, a: "f32[2, 3][3, 1]cpu", b: "f32[3, 4][4, 1]cpu"):\n'
+MM = '        mm: "f32[2, 4][4, 1]cpu" = torch.ops.aten.mm.default(a, b);  a = b = None\n'
+SOURCE = "        # File: x.py:12 in forward, code: y = torch.relu(x @ w)\n"
+RELU = '        relu: "f32[2, 4][4, 1]cpu" = torch.ops.aten.relu.default(mm);  mm = None\n'
+MUL = '        mul: "f32[2, 4][4, 1]cpu" = torch.ops.aten.mul.Tensor(relu, 2);  relu = None\n'
+BASE = (
+    HEAD
+    + SOURCE
+    + MM
+    + RELU
+    + "\n        # File: x.py:13 in forward, code: return y * 2\n"
+    + MUL
+    + "        return (mul,)\n"
+)
+
+
+def one(diff: GraphDiff) -> NodeDiff:
+    assert diff.kind == "graphs"
+    assert diff.lines == ()
+    assert len(diff.graphs) == 1
+    return diff.graphs[0]
+
+
+def names(nodes: object) -> list[str]:
+    return [node.name for node in nodes]  # type: ignore[attr-defined]
+
+
+def pairs(found: object) -> list[tuple[str, str]]:
+    return [(pair.before.name, pair.after.name) for pair in found]  # type: ignore[attr-defined]
+
+
+def test_nodes_of_a_printed_graph() -> None:
+    (graph,) = parse_graphs(BASE).graphs
+    assert graph.path == "GraphModule"
+    assert names(graph.nodes) == ["a", "b", "mm", "relu", "mul", "output"]
+    mm, mul = graph.nodes[2], graph.nodes[4]
+    assert (mm.type, mm.expression) == ("f32[2, 4][4, 1]cpu", "torch.ops.aten.mm.default(a, b)")
+    assert mm.source == "File: x.py:12 in forward, code: y = torch.relu(x @ w)"
+    assert BASE.splitlines()[mul.line - 1].strip().startswith("mul:")
+    assert graph.nodes[0].type == "f32[2, 3][3, 1]cpu"
+    assert parse_graphs(BASE).other == ()
+
+
+def test_a_printed_graph_of_torch_leaves_no_line_unread() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 4)
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x, y=None):  # type: ignore[no-untyped-def]
+            z = self.linear(x)
+            return torch.split(z * self.scale, 2, dim=1)[0], {"k": z.sum()}
+
+    text = torch.fx.symbolic_trace(Module()).print_readable(print_output=False)
+    parsed = parse_graphs(text)
+    assert parsed.other == ()
+    assert {"linear", "mul", "split", "getitem", "sum_1", "output"} <= set(names(parsed.graphs[0].nodes))
+    assert not diff_texts(text, text).different
+
+
+def test_the_taking_apart_of_nested_inputs_is_no_computation() -> None:
+    text = (
+        "# 4 nodes\nclass joint_fn(torch.nn.Module):\n    def forward(self, primals, tangents):\n"
+        '        primals_1: "f32[2]"; primals_2: "f32[3]"; tangents_1: "f32[]"; \n\n'
+        "        primals_1, primals_2, tangents_1, = fx_pytree.tree_flatten_spec([primals, tangents], self._in_spec)\n"
+        "        p = f(primals_1)\n        return pytree.tree_unflatten([p, None], self._out_spec)\n"
+    )
+    parsed = parse_graphs(text)
+    assert parsed.other == ()
+    assert [(node.name, node.type, node.expression) for node in parsed.graphs[0].nodes] == [
+        ("primals_1", "f32[2]", "placeholder"),
+        ("primals_2", "f32[3]", "placeholder"),
+        ("tangents_1", "f32[]", "placeholder"),
+        ("p", "", "f(primals_1)"),
+        ("output", "", "[p, None]"),
+    ]
+
+
+def test_equal_graphs_differ_in_nothing() -> None:
+    assert not diff_texts(BASE, BASE).different
+    assert one(diff_texts(BASE, BASE)).unchanged == 6
+    # What is freed when, comments and indentation are no part of a node.
+    plain = BASE.replace(";  a = b = None", "").replace("x.py:12", "x.py:99")
+    assert not diff_texts(BASE, plain).different
+
+
+def test_removed_added_and_changed_nodes() -> None:
+    after = BASE.replace(RELU, "").replace("Tensor(relu, 2);  relu", "Tensor(mm, 2);  mm")
+    after = after.replace("return (mul,)", "neg = torch.ops.aten.neg.default(mul)\n        return (mul, neg)")
+    diff = one(diff_texts(BASE, after))
+    assert names(diff.removed) == ["relu"]
+    assert diff.removed[0].source.startswith("File: x.py:12")
+    assert names(diff.added) == ["neg"]
+    assert diff.added[0].source.startswith("File: x.py:13")
+    assert pairs(diff.changed) == [("mul", "mul"), ("output", "output")]
+    assert (diff.renamed, diff.moved, diff.unchanged) == ((), (), 3)
+
+
+def test_another_type_is_a_change() -> None:
+    after = BASE.replace('relu: "f32[2, 4][4, 1]cpu"', 'relu: "f16[2, 4][4, 1]cpu"')
+    diff = one(diff_texts(BASE, after))
+    assert pairs(diff.changed) == [("relu", "relu")]
+    assert diff.unchanged == 5
+
+
+def test_renames_are_followed_downstream() -> None:
+    after = BASE.replace("mm:", "mm_7:").replace("(mm)", "(mm_7)").replace("relu:", "r:").replace("(relu,", "(r,")
+    diff = one(diff_texts(BASE, after))
+    assert pairs(diff.renamed) == [("mm", "mm_7"), ("relu", "r")]
+    assert (diff.removed, diff.added, diff.changed) == ((), (), ())
+    assert diff.different
+
+
+def test_renumbering_after_a_removal_is_no_change() -> None:
+    before = HEAD + textwrap.indent(
+        "mul = f(a)\nmul_1 = f(b)\nmul_2 = g(mul_1)\nmul_3 = h(mul_2)\nreturn mul_3\n", " " * 8
+    )
+    after = HEAD + textwrap.indent("mul = f(b)\nmul_1 = g(mul)\nmul_2 = h(mul_1)\nreturn mul_2\n", " " * 8)
+    diff = one(diff_texts(before, after))
+    assert pairs(diff.renamed) == [("mul_1", "mul"), ("mul_2", "mul_1"), ("mul_3", "mul_2")]
+    assert names(diff.removed) == ["mul"]
+    assert (diff.added, diff.changed) == ((), ())
+
+
+def test_swapped_names_are_not_taken_for_equal() -> None:
+    before = HEAD + "        p = f(a)\n        q = g(a)\n        s = sub(p, q)\n        return s\n"
+    after = HEAD + "        p = f(a)\n        q = g(a)\n        s = sub(q, p)\n        return s\n"
+    assert pairs(one(diff_texts(before, after)).changed) == [("s", "s")]
+    # The names swap places too: the same computation under other names.
+    after = HEAD + "        q = f(a)\n        p = g(a)\n        s = sub(q, p)\n        return s\n"
+    diff = one(diff_texts(before, after))
+    assert sorted(pairs(diff.renamed)) == [("p", "q"), ("q", "p")]
+    assert diff.changed == ()
+
+
+def test_names_inside_strings_and_operators_are_not_nodes() -> None:
+    before = HEAD + "        p = f(a)\n        s = g(p, mode='p', op=torch.p)\n        return s\n"
+    after = before.replace("p = f(a)", "r = f(a)").replace("g(p,", "g(r,")
+    diff = one(diff_texts(before, after))
+    assert pairs(diff.renamed) == [("p", "r")]
+    assert diff.unchanged == 4
+
+
+def test_another_order_is_told_as_few_moves() -> None:
+    lines = [f"        n{i} = f{i}(a)\n" for i in range(6)]
+    before = HEAD + "".join(lines) + "        return n5\n"
+    after = HEAD + "".join([lines[4], *lines[:4], lines[5]]) + "        return n5\n"
+    diff = one(diff_texts(before, after))
+    assert pairs(diff.moved) == [("n4", "n4")]
+    assert diff.unchanged == 9
+
+
+def test_nested_graphs_are_compared_by_path() -> None:
+    body = "        def forward(self, c):\n            d = f(c)\n            return d\n"
+    inner = "    class body_0(torch.nn.Module):\n" + body
+    diff = diff_texts(BASE + "\n" + inner, BASE + "\n" + inner.replace("f(c)", "g(c)"))
+    assert [graph.graph for graph in diff.graphs if graph.different] == ["GraphModule/body_0"]
+    diff = diff_texts(BASE, BASE + "\n" + inner)
+    assert names(diff.graphs[1].added) == ["c", "d", "output"]
+
+
+def test_lines_that_are_no_nodes_are_never_left_out() -> None:
+    diff = diff_texts(BASE, BASE + "Traceback (most recent call last):\n")
+    assert diff.different
+    assert "+Traceback (most recent call last):" in diff.lines
+    assert not diff.graphs[0].different
+
+
+def test_texts_without_graphs_are_compared_by_line() -> None:
+    diff = diff_texts("a\nb\n", "a\nc\n", before_name="one", after_name="two")
+    assert diff.kind == "text"
+    assert diff.lines == ("--- one", "+++ two", "@@ -1,2 +1,2 @@", " a", "-b", "+c")
+    assert diff_texts(BASE, "no graph").kind == "text"
+    assert not diff_texts("", "").different
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> str:
+    text, known = HEAD, ["a", "b"]
+    for number in range(draw(st.integers(0, 8))):
+        function = draw(st.sampled_from(["f", "g"]))
+        arguments = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2))
+        text += f"        n{number} = {function}({', '.join(arguments)})\n"
+        known.append(f"n{number}")
+    return text + f"        return {known[-1]}\n"
+
+
+@given(graphs(), graphs())
+def test_every_node_is_told_exactly_once(before: str, after: str) -> None:
+    diff = one(diff_texts(before, after))
+    paired = len(diff.changed) + len(diff.renamed) + diff.unchanged
+    assert len(diff.removed) + paired == len(parse_graphs(before).graphs[0].nodes)
+    assert len(diff.added) + paired == len(parse_graphs(after).graphs[0].nodes)
+    assert diff.different == (before != after)
+    back = one(diff_texts(after, before))
+    assert back.different == diff.different
+
+
+@given(graphs())
+def test_new_names_alone_are_only_renames(text: str) -> None:
+    diff = one(
+        diff_texts(
+            text,
+            text.replace("n", "m").replace("returm", "return").replace(".mm.", ".nn.").replace("torch.mm", "torch.nn"),
+        )
+    )
+    assert (diff.removed, diff.added, diff.changed) == ((), (), ())
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_any_text_can_be_compared(before: str, after: str) -> None:
+    assert not diff_texts(before, before).different
+    diff_texts(HEAD + before, HEAD + after)

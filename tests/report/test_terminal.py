@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from graphprobe.records import Manifest, Where
+from graphprobe.report.graph_diff import diff_texts
+from graphprobe.report.terminal import json_from_run, print_diff, print_run
+from graphprobe.store import layout
+from graphprobe.store.reader import Run
+from graphprobe.store.writer import RunWriter
+
+FORWARD = Where(model=0, compile_id="0/1", direction="forward")
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> RunWriter:
+    manifest = Manifest(
+        graphprobe="0.1",
+        torch="2.13.0",
+        python="3.11",
+        platform="linux",
+        argv=["train.py", "--name", "a b"],
+        cwd="/",
+        pid=os.getpid(),
+        parent_pid=1,
+        started_ns=time.time_ns(),
+    )
+    writer = RunWriter.create(tmp_path, manifest=manifest, rank=None, max_bytes=None)
+    facts = {
+        "function": "forward",
+        "file": "x.py",
+        "line": 12,
+        "reason": "first call",
+        "recompile_reason": "shape [3] of x",
+        "graph_break": None,
+    }
+    file = writer.write_text(layout.compile_file(0), json.dumps(facts))
+    writer.event(where=Where(model=0), kind="compile", name="compile", file=file)
+    file = writer.write_text(layout.graph_file(0, "forward", number=0), "x" * 2048)
+    writer.event(where=FORWARD, kind="graph", name="aot_forward_graph", file=file)
+    where = Where(model=0, direction="forward", pass_name="fuse")
+    file = writer.write_text(layout.pass_file(0, "forward", "fuse", number=1), "y")
+    writer.event(
+        where=where, kind="pass", name="fuse", file=file, changed=True, added="abc", removed="d", elapsed_ns=2_500_000
+    )
+    writer.event(where=Where(model=0, direction="forward", pass_name="idle"), kind="pass", name="idle", changed=False)
+    writer.missing("no room [for] more")
+    return writer
+
+
+def printed(writer: RunWriter, *, show_all: bool = False) -> str:
+    file = io.StringIO()
+    print_run(Run.open(writer.run_dir), show_all=show_all, file=file)
+    return file.getvalue()
+
+
+def test_the_tree_says_what_ran_why_and_what_came_of_it(writer: RunWriter) -> None:
+    writer.close("finished")
+    text = printed(writer)
+    for part in (
+        writer.run_dir.name,
+        "torch 2.13.0",
+        "finished after",
+        "train.py --name 'a b'",
+        "3 files, 2.",
+        "missing: no room [for] more",
+        "model__0  forward  x.py:12  compile 0/1",
+        "recompiled: shape [3] of x",
+        "000_aot_forward_graph.txt  2 KiB  forward/graph",
+        "001_aot_forward_graph_after_fuse.txt  1 B  +3 −1 nodes  2.5 ms  forward/after:fuse",
+        "1 passes changed nothing",
+    ):
+        assert part in text, text
+    assert "graph break" not in text
+    assert "first call" not in text
+    assert "idle" not in text
+    assert "\x1b" not in text
+
+
+def test_all_lists_unchanged_passes(writer: RunWriter) -> None:
+    text = printed(writer, show_all=True)
+    assert "pass idle  unchanged" in text
+    assert "changed nothing" not in text
+
+
+def test_states_of_runs_that_did_not_finish(writer: RunWriter) -> None:
+    assert ", running\n" in printed(writer)
+    writer.update(pid=2**22 + 1)
+    assert "killed (process 4194305 is gone" in printed(writer)
+    writer.close("failed", "ValueError: boom")
+    assert "failed after" in printed(writer)
+    assert "ended by: ValueError: boom" in printed(writer)
+
+
+def test_json_holds_the_same(writer: RunWriter) -> None:
+    document = json.loads(json.dumps(json_from_run(Run.open(writer.run_dir), show_all=False)))
+    assert document["state"] == "running"
+    assert [event["address"] for event in document["models"][0]["events"]] == [
+        "model__0/compile",
+        "model__0/forward/graph",
+        "model__0/forward/after:fuse",
+    ]
+    assert len(json_from_run(Run.open(writer.run_dir), show_all=True)["models"][0]["events"]) == 4
+
+
+def test_a_diff_names_nodes_with_their_source_lines() -> None:
+    before = "def forward(self, a):\n    # File: x.py:3 in f, code: y = a + 1\n    add = f(a)\n    return add\n"
+    after = before.replace("add = f(a)", 'mul: "f32[2]" = g(a)').replace("return add", "return mul")
+    file = io.StringIO()
+    print_diff(diff_texts(before, after), before_name="one", after_name="two", file=file)
+    assert file.getvalue().splitlines() == [
+        "--- one",
+        "+++ two",
+        "@@ forward: 1 removed, 1 added, 1 changed, 0 renamed, 0 moved, 1 unchanged",
+        "  # File: x.py:3 in f, code: y = a + 1",
+        "-  add = f(a)",
+        '+  mul: "f32[2]" = g(a)',
+        "-~ return add",
+        "+~ return mul",
+    ]
+    file = io.StringIO()
+    print_diff(diff_texts(before, before), before_name="one", after_name="two", file=file)
+    assert file.getvalue() == "no difference between one and two\n"
+
+
+def test_colours_only_for_a_terminal_without_no_color(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    file = Terminal()
+    print_run(Run.open(writer.run_dir), file=file)
+    assert "\x1b[3" in file.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    file = Terminal()
+    print_run(Run.open(writer.run_dir), file=file)
+    assert "\x1b[3" not in file.getvalue()

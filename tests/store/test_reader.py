@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
+from graphprobe.records import Direction, Event, Manifest, Where
+from graphprobe.store import layout
+from graphprobe.store.reader import Run
+from graphprobe.store.writer import RunWriter
+
+
+def create(root: Path, **fields: object) -> RunWriter:
+    values: dict[str, object] = {
+        "graphprobe": "0.1",
+        "python": "3.11",
+        "platform": "linux",
+        "argv": ["train.py"],
+        "cwd": "/",
+        "pid": os.getpid(),
+        "parent_pid": 1,
+        "host": socket.gethostname(),
+        "started_ns": time.time_ns(),
+    }
+    manifest = Manifest(**(values | fields))  # type: ignore[arg-type]
+    return RunWriter.create(root, manifest=manifest, rank=None, max_bytes=None)
+
+
+class Recorder:
+    """Writes a run as a session does."""
+
+    def __init__(self, writer: RunWriter) -> None:
+        self.writer = writer
+        self.number = 0
+
+    def graph(self, model: int, direction: Direction, text: str = "graph", subgraph: str | None = None) -> None:
+        path = layout.graph_file(model, direction, number=self.take())
+        where = Where(model=model, compile_id=f"{model}/0", direction=direction, subgraph=subgraph)
+        self.put("graph", where, layout.graph_name(direction), path, text)
+
+    def a_pass(
+        self,
+        name: str,
+        text: str | None = "after",
+        *,
+        model: int = 0,
+        direction: Direction = "forward",
+        subgraph: str | None = None,
+    ) -> None:
+        where = Where(model=model, direction=direction, pass_name=name, subgraph=subgraph)
+        if text is None:
+            self.writer.event(where=where, kind="pass", name=name, changed=False)
+        else:
+            path = layout.pass_file(model, direction, name, number=self.take())
+            self.put("pass", where, name, path, text, changed=True)
+
+    def put(self, kind: str, where: Where, name: str, path: str, text: str, **fields: object) -> None:
+        file = self.writer.write_text(path, text)
+        self.writer.event(where=where, kind=kind, name=name, file=file, **fields)  # type: ignore[arg-type]
+
+    def take(self) -> int:
+        self.number += 1
+        return self.number - 1
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.open(sample(tmp_path).run_dir)
+
+
+def sample(root: Path) -> RunWriter:
+    writer = create(root)
+    record = Recorder(writer)
+    dynamo = Where(model=0, compile_id="0/0", phase="dynamo")
+    record.put("graph", dynamo, "dynamo_out_graph", layout.dynamo_file(0), "dynamo")
+    record.a_pass("normalize", "normalized", direction="pre_grad")
+    record.graph(0, "forward", "start")
+    record.a_pass("reorder", None)
+    record.a_pass("fuse", "fused")
+    record.a_pass("fuse", "in body", subgraph="body_0")
+    record.a_pass("cse", "cse 1")
+    record.a_pass("cse", "cse 2")
+    record.a_pass("cse", None)
+    where = Where(model=0, direction="forward")
+    for stage in ("original", "optimized"):
+        record.put(
+            "ir",
+            where,
+            layout.ir_name("forward", stage),  # type: ignore[arg-type]
+            layout.ir_file(0, "forward", stage, number=record.take()),
+            stage,
+        )  # type: ignore[arg-type]
+    record.put("code", where, "output_code", layout.code_file(0, "forward"), "code")
+    record.put("ops", Where(model=0, direction="forward", step=0), "captured_ops", layout.ops_file(0, "forward"), "{}")
+    record.put("compile", Where(model=0), "compile", layout.compile_file(0), "{}")
+    record.put("compile", Where(model=0), "compile", layout.compile_file(0), '{"function": "f"}')
+    record.graph(1, "forward", "other")
+    record.graph(1, "backward", "back")
+    record.a_pass("boom", "fused in 1", model=1, direction="backward")
+    failed = Where(model=1, direction="backward", pass_name="crash")
+    record.put("failure", failed, "crash", layout.failure_file(1, "backward", "crash", number=9), "Traceback")
+    writer.close("finished")
+    return writer
+
+
+def test_models_and_directions(run: Run) -> None:
+    first, second = run.models()
+    assert (first.number, first.compile_id, first.compile) == (0, "0/0", {"function": "f"})
+    assert list(first.directions()) == ["pre_grad", "forward"]
+    assert list(second.directions()) == ["forward", "backward"]
+    assert second.compile == {}
+    assert run.state == "finished"
+    assert run.problems == []
+    assert run.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("model__0/dynamo", "dynamo"),
+        ("model__0/forward/graph", "start"),
+        ("model__0/forward/after:fuse", "fused"),
+        ("model__0/forward/after:fuse@body_0", "in body"),
+        ("model__0/forward/after:cse#2", "cse 2"),
+        ("model__0/forward/original", "original"),
+        ("optimized", "optimized"),
+        ("model__0/forward/code", "code"),
+        ("code", "code"),
+        ("model__0/forward/ops", "{}"),
+        ("model__0/compile", '{"function": "f"}'),
+        ("compile.json", '{"function": "f"}'),
+        ("model__0/forward/000_", None),
+        ("output_code.py", "code"),
+        ("model__0/forward/output_code.py", "code"),
+        ("backward/graph", "back"),
+        ("model__0/pre_grad/", "normalized"),
+        ("after:norm", "normalized"),
+        ("failed:crash", "Traceback"),
+        ("001_aot_forward_graph.t", "start"),
+    ],
+)
+def test_addresses(run: Run, address: str, text: str | None) -> None:
+    if text is None:
+        with pytest.raises(ArtifactNotFoundError):
+            run.find(address)
+    else:
+        assert run.text(run.find(address)) == text
+
+
+def test_every_address_and_every_path_finds_its_own_artifact(run: Run) -> None:
+    assert len(run.artifacts()) == 16
+    for address, event in run.artifacts().items():
+        assert run.find(address) is event
+        assert event.path is not None
+        assert run.find(event.path) is event
+
+
+def test_no_match_names_the_nearest(run: Run) -> None:
+    with pytest.raises(ArtifactNotFoundError) as caught:
+        run.find("model__0/forward/after:fuze")
+    assert "model__0/forward/after:fuse" in caught.value.hint
+    with pytest.raises(ArtifactNotFoundError) as caught:
+        run.find("")
+    assert "no artifact" in str(caught.value)
+
+
+def test_more_than_one_match_lists_them(run: Run) -> None:
+    with pytest.raises(ArtifactNotFoundError) as caught:
+        run.find("forward/graph")
+    assert "2 artifacts: model__0/forward/graph, model__1/forward/graph" in str(caught.value)
+    with pytest.raises(ArtifactNotFoundError, match="after:cse#1, model__0/forward/after:cse#2"):
+        run.find("model__0/forward/after:cse")
+
+
+def test_a_pass_that_changed_nothing_is_told_from_one_that_never_ran(run: Run) -> None:
+    with pytest.raises(ArtifactNotFoundError, match="ran and changed nothing"):
+        run.find("model__0/forward/after:reorder")
+    with pytest.raises(ArtifactNotFoundError, match="no artifact"):
+        run.find("model__0/forward/after:nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("fuse#1", "start", "fused"),
+        ("reorder", "start", "start"),
+        ("cse#1", "fused", "cse 1"),
+        ("cse#2", "cse 1", "cse 2"),
+        ("cse#3", "cse 2", "cse 2"),
+        ("normalize", "dynamo", "normalized"),
+        ("boom", "back", "fused in 1"),
+    ],
+)
+def test_before_and_after_a_pass(run: Run, name: str, before: str, after: str) -> None:
+    pair = run.before_and_after(name)
+    assert (run.text(pair.before), run.text(pair.after)) == (before, after)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("cse", {}, r"changed the graph 2 times: model__0/forward/after:cse \(#1\), .*#2"),
+        ("cse#4", {}, "ran 3 times"),
+        ("fuse#2", {}, "no graph was kept from before"),
+        ("fuze", {}, "no pass 'fuze'"),
+        ("fuse", {"model": 1}, "no pass 'fuse'"),
+        ("fuse", {"direction": "backward"}, "no pass 'fuse'"),
+        ("crash", {}, "raised"),
+    ],
+)
+def test_passes_without_a_pair(run: Run, name: str, arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(ArtifactNotFoundError, match=said) as caught:
+        run.before_and_after(name, **arguments)  # type: ignore[arg-type]
+    if name == "fuze":
+        assert "fuse" in caught.value.hint
+
+
+def test_a_pass_whose_file_was_not_written(tmp_path: Path) -> None:
+    writer = create(tmp_path)
+    record = Recorder(writer)
+    record.graph(0, "forward")
+    where = Where(model=0, direction="forward", pass_name="fuse")
+    writer.event(where=where, kind="pass", name="fuse", changed=True)
+    with pytest.raises(ArtifactNotFoundError, match="its file was not written"):
+        Run.open(tmp_path).before_and_after("fuse")
+
+
+def test_verify_sees_what_changed_and_what_is_gone(run: Run) -> None:
+    (run.tool_dir / layout.code_file(0, "forward")).write_text("Code")
+    (run.tool_dir / layout.ops_file(0, "forward")).unlink()
+    assert [(found.path, found.problem) for found in run.verify()] == [
+        ("model__0/forward/output_code.py", "changed"),
+        ("model__0/forward/captured_ops.json", "missing"),
+    ]
+    with pytest.raises(ArtifactNotFoundError, match="No such file"):
+        run.text(run.find("ops"))
+
+
+def test_an_event_cannot_lead_outside_the_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    with pytest.raises(ArtifactNotFoundError, match="outside"):
+        run.text(Event(0, 0, Where(), "graph", "g", path="../../secret"))
+
+
+def test_open_takes_run_folder_tool_folder_and_roots(tmp_path: Path) -> None:
+    root = tmp_path / layout.ROOT
+    old, new = create(root, started_ns=10**18), create(root, started_ns=2 * 10**18)
+    for path in (new.run_dir, new.tool_dir, str(new.run_dir), root, tmp_path):
+        assert Run.open(path).run_dir == new.run_dir
+    assert Run.open(old.run_dir).run_dir == old.run_dir
+    assert [run.run_dir for run in Run.find_all(root)] == [old.run_dir, new.run_dir]
+
+
+def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFoundError, match="does not exist"):
+        Run.open(tmp_path / "none")
+    with pytest.raises(RunNotFoundError, match=r"graphprobe/manifest\.json"):
+        Run.open(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunNotFoundError):
+        Run.open(tmp_path / "file")
+
+
+def test_a_newer_run_is_refused_unless_others_can_be_read(tmp_path: Path) -> None:
+    writer = create(tmp_path)
+    manifest = writer.tool_dir / layout.MANIFEST
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 99}))
+    for path in (tmp_path, writer.run_dir):
+        with pytest.raises(SchemaError, match="schema 99"):
+            Run.open(path)
+    other = create(tmp_path)
+    assert Run.open(tmp_path).run_dir == other.run_dir
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_a_torn_last_line_is_left_out_and_told(tmp_path: Path, cut: int) -> None:
+    writer = sample(tmp_path)
+    path = writer.tool_dir / layout.EVENTS
+    data = path.read_bytes()
+    # Without its newline alone, a line is still whole.
+    path.write_bytes(data[:-1])
+    assert len(Run.open(tmp_path).events()) == data.count(b"\n")
+    path.write_bytes(data[: -1 - cut])
+    run = Run.open(tmp_path)
+    assert len(run.events()) == data.count(b"\n") - 1
+    assert len(run.problems) == 1
+    assert "cut off" in run.problems[0]
+
+
+def test_a_spoilt_line_in_the_middle_and_a_gap_are_told(tmp_path: Path) -> None:
+    writer = sample(tmp_path)
+    path = writer.tool_dir / layout.EVENTS
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"\xff\x00\n", *lines[4:]]))
+    run = Run.open(tmp_path)
+    assert [event.seq for event in run.events()] == [0, 1, *range(4, len(lines))]
+    assert ["line 3 is no event" in run.problems[0], "line 4 has seq 4, expected 2" in run.problems[1]] == [True, True]
+
+
+def test_a_run_without_events_opens(tmp_path: Path) -> None:
+    writer = create(tmp_path)
+    (writer.tool_dir / layout.EVENTS).unlink()
+    run = Run.open(tmp_path)
+    assert run.events() == ()
+    assert "cannot be read" in run.problems[0]
+
+
+def test_state_of_a_run_that_was_not_closed(tmp_path: Path) -> None:
+    assert Run.open(create(tmp_path).run_dir).state == "running"
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    deadline = time.monotonic() + 30
+    zombie = Run.open(create(tmp_path, pid=child.pid).run_dir)
+    while zombie.state == "running" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert zombie.state == "killed"
+    child.wait()
+    assert zombie.state == "killed"
+    elsewhere = create(tmp_path, pid=child.pid, host="another-machine")
+    assert Run.open(elsewhere.run_dir).state == "running"
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from test_reader import Recorder, create
+writer = create(Path({root!r}))
+record = Recorder(writer)
+print(writer.run_dir, flush=True)
+while True:
+    record.graph(0, "forward", "x" * 3000)
+    writer.update(models=record.number)
+"""
+
+
+def test_every_killed_writer_leaves_a_run_that_opens(tmp_path: Path) -> None:
+    code = KILLED.format(here=str(Path(__file__).parent), root=str(tmp_path))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
+    for attempt in range(6):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
+        assert process.stdout is not None
+        folder = process.stdout.readline().strip()
+        time.sleep(0.03 + 0.013 * attempt)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        run = Run.open(folder)
+        assert run.state == "killed"
+        assert run.verify() == []
+        assert len(run.events()) > 0
+        assert [event.seq for event in run.events()] == list(range(len(run.events())))
+        assert all("cut off" in problem for problem in run.problems)
+        assert run.manifest.models <= len(run.events()) + 1
+
+
+def test_reading_needs_neither_torch_nor_numpy(run: Run, run_python: Callable[..., object]) -> None:
+    code = f"""
+import sys
+from graphprobe.store.reader import Run
+run = Run.open({str(run.run_dir)!r})
+run.models(), run.verify(), run.find("code")
+assert not {{"torch", "numpy", "click", "rich"}} & set(sys.modules), sorted(sys.modules)
+"""
+    done = run_python("-c", code)
+    assert done.code == 0, done.err  # type: ignore[attr-defined]

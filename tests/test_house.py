@@ -1,0 +1,152 @@
+"""Promises that the repository makes about itself: one version, a page per message, no traces of a machine."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+PACKAGE = ROOT / "src" / "graphprobe"
+MACHINE_PATH = re.compile(r"(?<![\w.<])/(?:" + "|".join(("wo" + "rk", "fa" + "rm")) + r")(?![\w-])")
+MARKDOWN_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def tracked_files() -> list[Path]:
+    """Every file git knows or would add; outside a checkout there is nothing to hold against the rule."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [path for name in listed.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def slugs_in(tree: ast.AST) -> set[str]:
+    """Error slugs a module defines: `slug = "…"` in the body of a class, `slug="…"` in a call of an …Error class."""
+    found = set()
+    for node in ast.walk(tree):
+        values: list[ast.expr | None] = []
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Error"):
+            for statement in node.body:
+                if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "slug":
+                    values.append(statement.value)
+                elif isinstance(statement, ast.Assign) and [ast.unparse(t) for t in statement.targets] == ["slug"]:
+                    values.append(statement.value)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Error"):
+            values.extend(keyword.value for keyword in node.keywords if keyword.arg == "slug")
+        found |= {v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
+    return found
+
+
+def all_slugs() -> set[str]:
+    return set().union(*(slugs_in(ast.parse(path.read_text(encoding="utf-8"))) for path in sources()))
+
+
+def version_of_package() -> str:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and target.id == "__version__" and isinstance(value, ast.Constant):
+            return str(value.value)
+    raise AssertionError("src/graphprobe/__init__.py gives __version__ no literal, and the build reads it from there")
+
+
+def test_slug_finder_finds_all_three_spellings() -> None:
+    tree = ast.parse('class AError(E):\n slug = "a"\nclass BError(E):\n slug: str = "b"\nraise m.CError("x", slug="c")')
+    assert slugs_in(tree) == {"a", "b", "c"}
+
+
+def test_machine_path_finder() -> None:
+    here, there = "/wo" + "rk", "/fa" + "rm"
+    assert MACHINE_PATH.search(f"see {here}/main")
+    assert MACHINE_PATH.search(f"'{there}'")
+    assert not MACHINE_PATH.search(f"https://example.com{here}/main, .github{here}flows, frame{here[1:]}")
+
+
+def test_one_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    version = version_of_package()
+    assert project["project"].get("version", version) == version
+    if "version" in project["project"]["dynamic"]:
+        assert project["tool"]["scikit-build"]["metadata"]["version"]["input"] == "src/graphprobe/__init__.py"
+    released = re.findall(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)
+    assert released, "CHANGELOG.md names no version"
+    assert released[0] == version
+
+
+def test_every_error_slug_has_a_page_and_every_page_a_slug() -> None:
+    slugs = all_slugs()
+    assert {"usage", "internal", "run-not-found"} <= slugs
+    pages = {path.stem for path in (ROOT / "docs" / "messages").glob("*.md")} - {"README"}
+    assert sorted(slugs - pages) == [], "slugs without docs/messages/<slug>.md"
+    assert sorted(pages - slugs) == [], "pages whose slug no error has"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "messages").glob("[!R]*.md")), ids=lambda path: path.stem)
+def test_message_page_is_complete(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(f"# `{path.stem}`")
+    for heading in ("## What it means", "## Example", "## What to do"):
+        assert heading in text
+
+
+def test_every_module_has_a_docstring() -> None:
+    without = [
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if not (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").strip()
+    ]
+    assert without == []
+
+
+def test_constraints_pin_what_pyproject_asks_for() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    names = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", names["torch"]), "torch is pinned to a release, without a build tag"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    wanted = {re.split(r"[<>=!~\[; ]", requirement)[0].lower() for requirement in asked}
+    assert sorted(wanted - names.keys()) == []
+
+
+def test_package_says_it_is_typed() -> None:
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_no_machine_paths_in_tracked_files() -> None:
+    hits = []
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if MACHINE_PATH.search(line):
+                hits.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert hits == []
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = []
+    for path in tracked_files():
+        if path.suffix != ".md":
+            continue
+        for target in MARKDOWN_LINK.findall(path.read_text(encoding="utf-8")):
+            if not (path.parent / target).exists():
+                broken.append(f"{path.relative_to(ROOT)}: {target}")
+    assert broken == []

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphprobe.errors import SettingError
+from graphprobe.records import SettingValue
+from graphprobe.settings import (
+    BY_NAME,
+    TABLE,
+    Settings,
+    resolve,
+    size_from_text,
+    text_from_size,
+    torch_compile_debug_state,
+)
+
+
+def config(tmp_path: Path, text: str | dict[str, object]) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(text if isinstance(text, str) else json.dumps({"graphprobe": text}))
+    return str(path)
+
+
+def test_defaults_of_the_struct_are_those_of_the_table() -> None:
+    settings = resolve(arguments={}, environ={})
+    assert settings == Settings(sources={row.name: "default" for row in TABLE})
+    assert {row.name: getattr(settings, row.name) for row in TABLE} == {row.name: row.default for row in TABLE}
+    assert settings.max_bytes == 8 * 1024**3
+
+
+def test_every_layer_overrides_the_next(tmp_path: Path) -> None:
+    path = config(tmp_path, {"graph_dump": "pbtxt", "log_level": "debug", "out_dir": "file", "max_bytes": "1KiB"})
+    environ = {
+        "GRAPHPROBE_CONFIG": path,
+        "GRAPHPROBE_GRAPH_DUMP": "py",
+        "GRAPHPROBE_LOG_LEVEL": "warning",
+        "GRAPHPROBE_OUT": "env",
+        "GRAPHPROBE_MAX_BYTES": "1",
+        "GRAPHPROBE_SAVE_INPUTS": "YES",
+        "GRAPHPROBE_CAPTURE_OPS": "",
+    }
+    context = {"log_level": "info", "out_dir": "context"}
+    settings = resolve(arguments={"out_dir": Path("argument"), "graph_dump": None}, context=context, environ=environ)
+    assert settings.as_manifest() == {
+        "out_dir": SettingValue("argument", "argument"),
+        "log_level": SettingValue("info", "context"),
+        "graph_dump": SettingValue("pbtxt", f"file:{path}"),
+        "max_bytes": SettingValue(1024, f"file:{path}"),
+        "save_inputs": SettingValue(True, "env:GRAPHPROBE_SAVE_INPUTS"),
+        "capture_ops": SettingValue(True, "default"),
+        "config_path": SettingValue(path, "env:GRAPHPROBE_CONFIG"),
+    }
+
+
+@pytest.mark.parametrize("giver", ["argument", "context", "environment"])
+def test_config_path_from_every_giver(tmp_path: Path, giver: str) -> None:
+    good = config(tmp_path, {"graph_dump": "py"})
+    bad = str(tmp_path / "missing.json")
+    layers = {"environment": [good, None, None], "context": [bad, good, None], "argument": [bad, bad, good]}[giver]
+    environ = {"GRAPHPROBE_CONFIG": layers[0] or ""}
+    settings = resolve(arguments={"config_path": layers[2]}, context={"config_path": layers[1]}, environ=environ)
+    assert settings.graph_dump == "py"
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "On"])
+def test_true_flags(text: str) -> None:
+    assert resolve(arguments={}, environ={"GRAPHPROBE_SAVE_INPUTS": text}).save_inputs is True
+
+
+@pytest.mark.parametrize("text", ["0", "False", "no", "OFF"])
+def test_false_flags(text: str) -> None:
+    assert resolve(arguments={}, environ={"GRAPHPROBE_CAPTURE_OPS": text}).capture_ops is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GRAPHPROBE_SAVE_INPUTS", "2"),
+        ("GRAPHPROBE_SAVE_INPUTS", "y"),
+        ("GRAPHPROBE_GRAPH_DUMP", "text"),
+        ("GRAPHPROBE_LOG_LEVEL", "INFO"),
+        ("GRAPHPROBE_MAX_BYTES", "-1"),
+        ("GRAPHPROBE_MAX_BYTES", "2 gigs"),
+        ("GRAPHPROBE_MAX_BYTES", "1e9"),
+        ("GRAPHPROBE_MAX_BYTES", "٣"),
+        ("GRAPHPROBE_MAX_BYTES", "99999999 TiB"),
+    ],
+)
+def test_bad_environment_names_variable_value_and_what_is_accepted(name: str, value: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        resolve(arguments={}, environ={name: value})
+    assert name in str(caught.value)
+    assert repr(value) in str(caught.value)
+    accepted = next(row.accepted for row in TABLE if row.env == name)
+    assert accepted in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"save_inputs": "true"}, "True or False"),
+        ({"save_inputs": 1}, "True or False"),
+        ({"max_bytes": True}, "bool"),
+        ({"max_bytes": 1.5}, "float"),
+        ({"out_dir": ""}, "a path"),
+        ({"out_dir": 3}, "a path"),
+        ({"graph_dump": "pbtx"}, "one of txt, pbtxt, py"),
+        ({"save_input": True}, "no setting"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(SettingError, match=said) as caught:
+        resolve(arguments=arguments, environ={})
+    assert next(iter(arguments)) in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "hint"),
+    [
+        ('{"graphprobe": {"max_byte": 1}}', "$.graphprobe.max_byte is unknown", "'max_bytes'"),
+        ('{"graphprob": {}}', "$.graphprob is unknown", "'graphprobe'"),
+        ('{"graphprobe": {"config_path": "x"}}', "$.graphprobe.config_path is unknown", ""),
+        ('{"graphprobe": {"save_inputs": "true"}}', "$.graphprobe.save_inputs is 'true'", ""),
+        ('{"graphprobe": {"max_bytes": null}}', "$.graphprobe.max_bytes is None", ""),
+        ('{"graphprobe": []}', "$.graphprobe is an array", ""),
+        ("3", "$ is a number", ""),
+        ('{"graphprobe": {', "not valid JSON", ""),
+        ('{"graphprobe": {"save_inputs": true, "save_inputs": false}}', "'save_inputs' stands twice", ""),
+        ("[" * 100_000, "not valid JSON", ""),
+    ],
+)
+def test_bad_file_names_the_file_and_the_place(tmp_path: Path, text: str, said: str, hint: str) -> None:
+    path = config(tmp_path, text)
+    with pytest.raises(SettingError) as caught:
+        # An argument that would win does not excuse the file.
+        resolve(arguments={"config_path": path, "save_inputs": False, "max_bytes": 1}, environ={})
+    assert str(caught.value).startswith(path)
+    assert said in str(caught.value)
+    assert hint in caught.value.hint
+
+
+def test_missing_file_names_who_asked_for_it(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="GRAPHPROBE_CONFIG.*No such file"):
+        resolve(arguments={}, environ={"GRAPHPROBE_CONFIG": str(tmp_path / "none.json")})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1024", 1024), ("2GiB", 2 << 30), ("500MB", 500_000_000), ("1.5 kb", 1500), (" 64KiB ", 65536)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_from_text(text) == size
+    assert resolve(arguments={"max_bytes": text}, environ={}).max_bytes == size
+
+
+@given(st.integers(0, 2**62), st.sampled_from(["", "b", "B"]))
+def test_sizes_in_bytes_are_exact(size: int, unit: str) -> None:
+    assert size_from_text(f"{size}{unit}") == size
+
+
+@given(st.integers(0, 1023), st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB"]))
+def test_size_texts_come_back(value: int, unit: str) -> None:
+    size = size_from_text(f"{value}{unit}")
+    assert size is not None
+    assert size_from_text(text_from_size(size)) == size
+
+
+@given(st.integers(0, 2**50))
+def test_rounding_a_size_stays_within_a_tenth_of_its_unit(size: int) -> None:
+    shown = size_from_text(text_from_size(size))
+    assert shown is not None
+    assert abs(shown - size) <= max(0.06 * size, 0)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_size_or_none(text: str) -> None:
+    size = size_from_text(text)
+    assert size is None or size >= 0
+
+
+def test_torch_compile_debug_as_torch_takes_it() -> None:
+    assert torch_compile_debug_state({"TORCH_COMPILE_DEBUG": "1"}) == "on"
+    assert [torch_compile_debug_state(e) for e in ({}, {"TORCH_COMPILE_DEBUG": ""}, {"TORCH_COMPILE_DEBUG": "0"})] == [
+        "off"
+    ] * 3
+    assert [torch_compile_debug_state({"TORCH_COMPILE_DEBUG": v}) for v in ("true", "2", " 1", "01")] == ["ignored"] * 4
+
+
+def test_environment_names_follow_the_rule() -> None:
+    short = {"out_dir": "GRAPHPROBE_OUT", "config_path": "GRAPHPROBE_CONFIG"}
+    assert {name: row.env for name, row in BY_NAME.items()} == {
+        name: short.get(name, f"GRAPHPROBE_{name.upper()}") for name in BY_NAME
+    }
