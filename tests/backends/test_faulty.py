@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 
 from backends.programs_debug import run, same
 from conftest import Finished
@@ -102,7 +103,7 @@ def test_form_in_the_backward(kind: str) -> None:
 
 def test_alias_forward_overwrites_the_operand() -> None:
     x = X.clone()
-    with torch._functorch.config.patch(error_on_custom_op_aliasing=False):  # torch turns it on where CI is set
+    with functorch_config.patch(error_on_custom_op_aliasing=False):  # torch turns it on where CI is set
         output = torch.compile(lambda x: torch.sin(x), backend=faulty(op="sin", kind="alias"))(x)
     assert torch.equal(output, torch.sin(X))
     assert torch.equal(x, output) and x.data_ptr() == output.data_ptr()
