@@ -93,7 +93,7 @@ def same(left: list[Any], right: list[Any], *, exact: bool = True) -> bool:
     def pair(a: Any, b: Any) -> bool:
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
             return type(a) is type(b) and bool(a == b)
-        close = torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+        close = torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-4, atol=1e-5)
         return close and a.dtype == b.dtype and a.stride() == b.stride()
 
     return len(left) == len(right) and all(pair(a, b) for a, b in zip(left, right, strict=True))

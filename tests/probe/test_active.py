@@ -62,7 +62,10 @@ def test_everything_is_put_back(raises: bool, tmp_path: Path) -> None:
                 raise KeyError("x")
     except KeyError:
         pass
-    assert (tapped(), loggers(), list(sys.meta_path)) == before
+    after = loggers()
+    known = {name: after[name] for name in before[1]}
+    assert (tapped(), known, list(sys.meta_path)) == before
+    assert all(after[name] == (0, [], []) for name in after if name not in known), "asked for by name, nothing set"
     assert all(during[name] is not before[0][name] for name in during), "each was replaced in between"
 
 
