@@ -3,6 +3,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 TORCH  ?=
 DEMO   := demo-run
+FAULT  := demo-diagnosis
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.graphprobe-setup
 
@@ -19,11 +20,16 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup_env.sh $(if $(TORCH),FORC
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" bash scripts/setup_env.sh "$(VENV)"
 	@touch $@
 
-demo: $(STAMP) ## compile a small GPT-2 training step under graphprobe and list what was collected
-	@rm -rf $(DEMO)
+demo: $(STAMP) ## collect what a small GPT-2 training step compiles, then find a fault planted in the compiler
+	@rm -rf $(DEMO) $(FAULT)
 	$(BIN)/graphprobe run --out $(DEMO) examples/gpt2_train.py
 	$(BIN)/graphprobe ls $(DEMO)
 	@$(BIN)/python scripts/demo_summary.py $(DEMO)
+	@mkdir $(FAULT)
+	@# The fault is there to be found, so exit code 1 is the right one.
+	$(BIN)/graphprobe diagnose --no-grad --json $(FAULT)/result.json --out $(FAULT)/proofs \
+		examples/diagnose_demo.py:faulty || [ $$? -eq 1 ]
+	@$(BIN)/python scripts/demo_diagnosis.py $(FAULT)/result.json
 
 test: check ## checks, then every test that needs neither a GPU nor much time
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not heavy and not cuda"
@@ -44,5 +50,5 @@ bench: $(STAMP) ## run the benchmarks; see bench/README.md
 	@set -e; for file in bench/compile_overhead.py bench/criterion.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean: ## remove what the other targets made, the environment included
-	rm -rf $(VENV) $(DEMO) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) $(FAULT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

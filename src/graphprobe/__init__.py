@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from graphprobe.backends.configured import get_backend
     from graphprobe.backends.wrap import wrap
     from graphprobe.compiler_config import CompilerConfig
+    from graphprobe.diagnose.api import diagnose
     from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
     from graphprobe.probe.active import disable, enable, trace
     from graphprobe.probe.passes import observe_pass
@@ -27,6 +28,7 @@ _PUBLIC = {
     "GraphprobeWarning": "graphprobe.errors",
     "Run": "graphprobe.store.reader",
     "UsageError": "graphprobe.errors",
+    "diagnose": "graphprobe.diagnose.api",
     "disable": "graphprobe.probe.active",
     "enable": "graphprobe.probe.active",
     "get_backend": "graphprobe.backends.configured",
@@ -42,6 +44,7 @@ __all__ = [
     "Run",
     "UsageError",
     "__version__",
+    "diagnose",
     "disable",
     "enable",
     "get_backend",

@@ -14,6 +14,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("graphprobe.cli.ls:command", "List what a run holds, as a tree."),
     "show": ("graphprobe.cli.show:command", "Print one artifact of a run."),
     "diff": ("graphprobe.cli.diff:command", "Show what a pass did to the graph, node by node."),
+    "diagnose": (
+        "graphprobe.cli.diagnose:command",
+        "Find what goes wrong when a program is compiled, and prove it.",
+    ),
     "doctor": ("graphprobe.cli.doctor:command", "Check the installation and what can be collected with it."),
 }
 """By name: where the command lies, and its line in the help, which therefore needs no import."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
@@ -32,3 +32,17 @@ def operator_of(target: object) -> Operator | None:
         namespace, _, name = target._qualified_op_name.partition("::")
         return Operator(namespace, name)
     return Operator("higher_order", str(target.name())) if isinstance(target, HigherOrderOperator) else None
+
+
+def writes_to(node: Any) -> list[Any]:
+    """The nodes whose values a call of an operator changes in place, by its schema."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return []
+    found = []
+    for i, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+        found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if hasattr(v, "all_input_nodes")]
+    return found

@@ -1,0 +1,73 @@
+"""A small transformer and a compiler with a known fault: something to find with `graphprobe diagnose`.
+
+`graphprobe diagnose examples/diagnose_demo.py:faulty` must blame the ReLU in the MLPs. `:healthy` is the same model.
+The fault is Inductor's own, made for testing: the C++ that it generates for ReLU adds 1 to what it should compute.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+WIDTH, HEADS, LAYERS = 16, 2, 2
+BATCH, SEQUENCE = 2, 8
+
+
+class Mlp(nn.Module):
+    """Two linear layers with a ReLU between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.up(x))
+        return self.down(hidden)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(WIDTH)
+        self.norm_mlp = nn.LayerNorm(WIDTH)
+        self.project_in = nn.Linear(WIDTH, 3 * WIDTH)
+        self.project_out = nn.Linear(WIDTH, WIDTH)
+        self.mlp = Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.project_in(self.norm_attention(x)).view(batch, length, 3, HEADS, width // HEADS)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.project_out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm_mlp(x))
+
+
+class Transformer(nn.Module):
+    """Blocks, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def healthy() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """The model and its arguments."""
+    torch.manual_seed(0)
+    return Transformer().eval(), (torch.randn(BATCH, SEQUENCE, WIDTH),)
+
+
+def faulty() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """The same, and the fault in the compiler."""
+    import torch._inductor.config as inductor_config
+
+    inductor_config.cpp.inject_relu_bug_TESTING_ONLY = "accuracy"
+    return healthy()

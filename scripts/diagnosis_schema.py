@@ -1,0 +1,46 @@
+"""Writes docs/formats/diagnosis.schema.json from the structs in `graphprobe.diagnose`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from graphprobe.diagnose.finding import Diagnosis
+from graphprobe.diagnose.script import ScriptDocument
+
+FILE = Path(__file__).resolve().parent.parent / "docs" / "formats" / "diagnosis.schema.json"
+NUMBER = {"anyOf": [{"type": "number"}, {"enum": ["inf", "-inf", "nan"]}]}
+"""JSON has no infinity; `to_json` writes a text."""
+
+
+def diagnosis_schema() -> dict[str, Any]:
+    """The schema of both documents: one diagnosis, or those of a script."""
+    references, components = msgspec.json.schema_components([Diagnosis, ScriptDocument], ref_template="#/$defs/{name}")
+    for component in components.values():
+        component.pop("description", None)  # docs/formats/diagnosis.md says what the fields mean
+    script = components["ScriptDocument"]["properties"]["schema"]
+    script.clear()
+    script["const"] = 1
+    components["ScriptDocument"]["required"] = ["schema", "target", "diagnoses"]
+    for name, fields in (("Finding", ("local_z", "accumulated_z")), ("LargestZ", ("z",))):
+        for field in fields:
+            properties = components[name]["properties"]
+            properties[field] = {**NUMBER, "default": properties[field]["default"]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "graphprobe diagnose --json",
+        "anyOf": list(references),
+        "$defs": components,
+    }
+
+
+def schema_text() -> str:
+    """The file's content."""
+    return json.dumps(diagnosis_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(schema_text(), encoding="utf-8")

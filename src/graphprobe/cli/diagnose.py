@@ -1,0 +1,252 @@
+"""`graphprobe diagnose`: is it the compiler, and if so, where."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+
+if TYPE_CHECKING:
+    from graphprobe.diagnose.finding import Diagnosis
+    from graphprobe.diagnose.script import Options
+
+
+class DiagnoseCommand(click.Command):
+    """What stands behind a script is the script's. A callable takes nothing, so options may stand behind it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Finds the target, which decides how the rest is read."""
+        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
+        end = 0
+        while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
+            end += 2 if args[end] in takes_value else 1
+        ctx.allow_interspersed_args = end < len(args) and _callable_of(args[end]) is not None
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=DiagnoseCommand, name="diagnose", short_help="Find what goes wrong when it is compiled, and prove it."
+)
+@click.option("--json", "json_path", metavar="FILE", help="Also write the result to FILE, which must not exist yet.")
+@click.option(
+    "--out", "out_dir", metavar="DIR", help="Folder for the proofs. Default: a new one in graphprobe-diagnosis."
+)
+@click.option("--backend", metavar="NAME", help="Compile with this backend. Default: as the script says, or inductor.")
+@click.option(
+    "--dynamic/--no-dynamic", default=None, help="As dynamic=… of torch.compile. Default: as the script says."
+)
+@click.option("--grad/--no-grad", default=None, help="Check the backward too. Default: where gradients are required.")
+@click.option(
+    "--budget", "budget_s", type=float, metavar="SECONDS", help="Begin no further step after this; for each function."
+)
+@click.argument("target", metavar="TARGET", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    json_path: str | None,
+    out_dir: str | None,
+    backend: str | None,
+    dynamic: bool | None,
+    grad: bool | None,
+    budget_s: float | None,
+    target: str | None,
+    arguments: tuple[str, ...],
+) -> None:
+    """Find out whether a program computes the same compiled as uncompiled; if not, name the culprit and prove it.
+
+    TARGET is a script, which runs with its own arguments, and every function that it gives to torch.compile is
+    diagnosed when it is called; or FILE.py:CALLABLE, a function without arguments that returns (fn, args) or
+    (fn, args, kwargs), and fn is diagnosed. Options stand before a script.
+
+    \b
+    Examples:
+      graphprobe diagnose train.py --epochs 1
+      graphprobe diagnose --json result.json model.py:make
+
+    Exit codes: 0 healthy, 1 a fault was found, 2 wrong usage, 125 undecided.
+    """
+    if not target:
+        raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
+    result = _new_file(json_path)
+    out = _new_folder(out_dir)
+    if budget_s is not None and not budget_s > 0:
+        raise UsageError(f"--budget {budget_s:g}: it takes a number of seconds above 0")
+    if backend is not None:
+        _check_backend(backend)
+    from graphprobe.diagnose.script import Options
+
+    options = Options(backend, dynamic, "auto" if grad is None else grad, budget_s, out)
+    name = _callable_of(target)
+    if name is None:
+        ctx.exit(_script(target, arguments, options, result))
+    if arguments:
+        raise UsageError(f"{target} takes no arguments, and got {' '.join(arguments)!r}")
+    ctx.exit(_function(target, name, options, result))
+
+
+def _callable_of(target: str) -> str | None:
+    """`CALLABLE` of `FILE.py:CALLABLE`; None for a script."""
+    file, colon, name = target.rpartition(":")
+    return name if colon and file and not os.path.exists(target) else None
+
+
+def _new_file(path: str | None) -> Path | None:
+    if path is None:
+        return None
+    file = Path(path).absolute()
+    if not file.parent.is_dir():
+        raise UsageError(f"--json {path}: there is no folder {file.parent}")
+    if file.exists():
+        raise UsageError(f"--json {path}: it exists already", hint="remove it, or name another file")
+    return file
+
+
+def _new_folder(path: str | None) -> Path | None:
+    if path is None:
+        return None
+    folder = Path(path).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            f"--out {path}: it exists and is not an empty folder", hint="name a folder that is new or empty"
+        )
+    return folder
+
+
+def _check_backend(name: str) -> None:
+    from graphprobe.internals.compile_calls import backend_names
+
+    known = backend_names()
+    if name not in known:
+        raise UsageError(f"--backend {name}: there is no such backend", hint=f"torch knows {', '.join(known)}")
+
+
+def _script(target: str, arguments: tuple[str, ...], options: Options, result: Path | None) -> int:
+    from graphprobe.diagnose.script import FunctionDiagnosis, ScriptDocument, run_diagnosed
+
+    if not os.path.exists(target):
+        raise UsageError(
+            f"no script at {target!r} (looked in {os.getcwd()})", hint="name a Python file, or FILE.py:CALLABLE"
+        )
+    document = ScriptDocument(target=target)
+
+    base = Path.cwd()  # the script may go elsewhere
+
+    def made(name: str, diagnosis: Diagnosis) -> None:
+        _show(name, diagnosis, base)
+        document.diagnoses.append(FunctionDiagnosis(function=name, **_fields(diagnosis)))
+        _write(result, document.to_json())
+
+    ended = run_diagnosed(target, arguments, options, on_start=_announce, on_diagnosis=made)
+    document.ended = ended.problem
+    _write(result, document.to_json())
+    verdicts = [diagnosis.verdict for _, diagnosis in ended.diagnoses]
+    healthy = verdicts.count("healthy")
+    counts = [f"{n} {verdict}" for verdict in ("healthy", "fault", "undecided") if (n := verdicts.count(verdict))]
+    click.echo(f"{target}: {', '.join(counts)}")
+    if ended.problem is not None:
+        click.echo(f"{target}: {ended.problem}")
+    if "fault" in verdicts:
+        return EXIT_FOUND
+    return EXIT_OK if healthy == len(verdicts) and ended.problem is None else EXIT_UNDECIDED
+
+
+def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__}
+
+
+def _function(target: str, name: str, options: Options, result: Path | None) -> int:
+    base = Path.cwd()
+    fn, args, kwargs = _made_by(target.rpartition(":")[0], name)
+    from graphprobe.diagnose.api import diagnose
+
+    _announce(target)
+    # As one call, so that the program's own keywords cannot be taken for those of `diagnose`.
+    diagnosis = diagnose(
+        fn,
+        backend=options.backend or "inductor",
+        dynamic=options.dynamic,
+        grad=options.grad,
+        calls=[(args, kwargs)],
+        budget_s=options.budget_s,
+        out=options.out,
+    )
+    _show(target, diagnosis, base)
+    _write(result, diagnosis.to_json())
+    return diagnosis.exit_code
+
+
+def _made_by(file: str, name: str) -> tuple[Any, Any, Any]:
+    """What the callable returns, checked."""
+    module = _imported(file)
+    make = getattr(module, name, None)
+    if make is None:
+        names = ", ".join(
+            n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
+        )
+        raise UsageError(f"{file} has no {name!r}", hint=f"it has {names}" if names else "it defines no function")
+    if not callable(make):
+        raise UsageError(f"{name!r} in {file} is a {type(make).__name__}, not a function")
+    try:
+        made = make()
+    except Exception as error:
+        traceback.print_exception(error)
+        raise UsageError(f"{name}() in {file} raised {type(error).__name__}: {error}") from error
+    shape = isinstance(made, (tuple, list)) and len(made) in (2, 3)
+    fn, args, kwargs = (*made, {})[:3] if shape else (None, None, None)
+    if not callable(fn) or not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
+        text = repr(made)
+        raise UsageError(
+            f"{name}() in {file} returned {text if len(text) <= 80 else text[:79] + '…'}",
+            hint="it must return (fn, args) or (fn, args, kwargs): a callable, a tuple or list, and a dict",
+        )
+    return fn, args, kwargs
+
+
+def _imported(file: str) -> Any:
+    """The file as a module of its own name, with its folder in front of the path."""
+    import importlib.util
+
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"no file at {file!r} (looked in {os.getcwd()})", hint="name it as FILE.py:CALLABLE")
+    name = path.stem if path.stem not in sys.modules else f"_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Dynamo finds the globals of a function by the name of its module
+    sys.path.insert(0, str(path.absolute().parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        traceback.print_exception(error)
+        raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _announce(name: str) -> None:
+    click.echo(f"graphprobe: diagnosing {name} …", err=True)
+
+
+def _show(name: str, diagnosis: Diagnosis, base: Path) -> None:
+    from graphprobe.report.diagnosis import print_diagnosis
+
+    print_diagnosis(diagnosis.to_json(), name=name, base=base)
+    click.echo()
+    sys.stdout.flush()
+
+
+def _write(file: Path | None, document: dict[str, Any]) -> None:
+    from graphprobe.store.files import replace_file
+
+    if file is not None:
+        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        replace_file(file, text.encode())

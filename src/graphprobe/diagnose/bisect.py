@@ -1,0 +1,89 @@
+"""Which ops make kernels crash or fail to compile: halves of the graph, each op on inputs of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import Node
+
+from graphprobe.diagnose.check_case import run_compiled
+from graphprobe.diagnose.finding import Kind
+from graphprobe.diagnose.ir_check import stage_of
+from graphprobe.diagnose.local import LocalError
+from graphprobe.diagnose.prove import Prover
+from graphprobe.diagnose.rungs import StageGraph
+from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.interpret import GraphRun
+from graphprobe.engine.isolate import Outcome
+from graphprobe.engine.subgraph import isolated_calls
+from graphprobe.engine.values import capture
+
+FEW = 3
+"""Culprits looked for in one graph."""
+
+
+def culprits(graph: StageGraph, run: GraphRun, prover: Prover) -> list[Suspect]:
+    """The nodes of a graph that crash, hang or raise when compiled by themselves."""
+    found: list[Suspect] = []
+    nodes = [n for n in graph.graph.graph.nodes if n.op == "call_function" and _stands_alone(n, run)]
+
+    def outcome_of(part: Sequence[Node]) -> Outcome:
+        isolated, inputs, _ = isolated_calls(graph.graph, part, run.values)
+        prover.compiles += 1
+        case = prover.case(isolated, [capture(inputs)], "crash_runtime")
+        return run_compiled(case, prover.compilation.timeout_s)
+
+    def search(part: Sequence[Node]) -> None:
+        if not part or len(found) >= FEW:
+            return
+        outcome = outcome_of(part)
+        if not fails(outcome):
+            return
+        if len(part) == 1:
+            found.append(_suspect(graph, run, part[0], outcome))
+            return
+        middle = len(part) // 2
+        search(part[:middle])
+        search(part[middle:])
+
+    search(nodes)
+    return found
+
+
+def fails(outcome: Outcome) -> bool:
+    """Whether a case died, could not be compiled, or raised."""
+    if outcome.died or outcome.raised is not None:
+        return True
+    return any(record["raised"] is not None for calls in outcome.value for record in calls)
+
+
+def _stands_alone(node: Node, run: GraphRun) -> bool:
+    return node.name in run.values and all(n.name in run.values or n.op == "get_attr" for n in node.all_input_nodes)
+
+
+def _suspect(graph: StageGraph, run: GraphRun, node: Node, outcome: Outcome) -> Suspect:
+    kind: Kind = "crash_runtime"
+    text = ""
+    if outcome.died:
+        kind = "hang" if outcome.timed_out else "segfault"
+        text = f"the process was ended by {outcome.signal or 'its time limit'}"
+        if outcome.signal == "SIGABRT":
+            kind = "crash_runtime"
+    else:
+        raised: Any = outcome.raised
+        if raised is None:
+            raised = next(r["raised"] for calls in outcome.value for r in calls if r["raised"] is not None)
+            text = f"{raised['type']}: {raised['message'].splitlines()[0][:200] if raised['message'] else ''}"
+            trace = raised["trace"]
+        else:
+            text, trace = f"{raised.type}: {raised.message[:200]}", raised.trace
+        kind = "crash_compile" if "compile_fx" in trace else "crash_runtime"
+    error = LocalError("worse", kind, math.inf, math.inf, text)
+    suspect = Suspect(kind, "codegen", graph.direction, graph.graph, node, run.values, error, [])
+    if "LoweringException" in text:
+        suspect.stage = "lowering"
+    elif kind != "crash_compile":
+        suspect.stage = stage_of(suspect)
+    return suspect

@@ -1,0 +1,142 @@
+"""Which of Dynamo's nodes a rung gets wrong: each compiled by itself, forward and backward, on the values it got."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.check_case import reference_of
+from graphprobe.diagnose.compare_calls import Difference, compare_calls
+from graphprobe.diagnose.finding import Stage
+from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
+from graphprobe.diagnose.local import LocalError, comparable
+from graphprobe.diagnose.program import CallRecord, Program, read
+from graphprobe.diagnose.prove import DynamoGraph
+from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.interpret import run_graph
+from graphprobe.engine.isolate import isolated
+from graphprobe.engine.naming import op_of
+from graphprobe.engine.subgraph import CALLS, isolated_calls
+from graphprobe.engine.values import capture
+
+
+def rung_backend(stage: str, watch: Watch, compilation: Compilation) -> Any:
+    """The backend that adds `stage`."""
+    if stage == "dynamo":
+        return dynamo_rung(watch)
+    if stage == "aot":
+        return aot_rung(watch)
+    if stage in ("decomposition", "pre_grad", "joint", "post_grad"):
+        return stage_rung(watch, stage)
+    return compilation.backend
+
+
+def isolated_suspects(graph: DynamoGraph, stage: str, compilation: Compilation, grad: bool) -> list[Suspect]:
+    """The nodes whose outputs or gradients the rung gets wrong, or that crash it."""
+    found: list[Suspect] = []
+    for call in graph.calls[-1:]:
+        run = run_graph(graph.graph, [_plain(v) for v in call.restore()])
+        nodes = [n for n in graph.graph.graph.nodes if n.op in CALLS and n.name in run.values and comparable(op_of(n))]
+        nodes = [n for n in nodes if isinstance(run.values[n.name], torch.Tensor)]
+        for node, difference in _search(graph, nodes, run.values, stage, compilation, grad):
+            error = LocalError("worse", difference.kind, difference.z, math.inf, difference.text)
+            direction = "backward" if difference.kind == "wrong_gradient" else "forward"
+            known: Any = _stage_name(stage, difference)
+            suspect = Suspect(difference.kind, known, direction, graph.graph, node, run.values, error, [])
+            if stage not in ("dynamo", "pre_grad") and compilation.is_inductor:
+                suspect.named, *suspect.also = [*aten_ops(graph, node, run.values), suspect.op]
+            found.append(suspect)
+    return found
+
+
+def aten_ops(graph: DynamoGraph, node: Node, values: dict[str, Any]) -> list[str]:
+    """The aten ops that one of Dynamo's nodes stands for, the one of the most telling name first; views come last."""
+    made, inputs, _ = isolated_calls(graph.graph, [node], values)
+    try:
+        with torch.no_grad():
+            traced = make_fx(made)(*inputs)
+    except Exception:  # an op that tracing has no rule for
+        return []
+    names = [op_of(n) for n in traced.graph.nodes if n.op == "call_function"]
+    stem = op_of(node).rpartition(".")[2].strip("_").split("_")[0]
+    return sorted(dict.fromkeys(names), key=lambda name: (name in VIEWS_AND_SUCH, stem not in name))
+
+
+def _stage_name(stage: str, difference: Difference) -> Stage:
+    if stage != "kernels":
+        known: Any = stage
+        return known  # type: ignore[no-any-return]
+    return "runtime" if difference.kind in ("crash_runtime", "segfault", "hang") else "codegen"
+
+
+def _plain(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _search(
+    graph: DynamoGraph, nodes: list[Node], values: dict[str, Any], stage: str, compilation: Compilation, grad: bool
+) -> list[tuple[Node, Difference]]:
+    if not nodes:
+        return []
+    made, inputs, owners = isolated_calls(graph.graph, nodes, values)
+    if grad:
+        inputs = [v.requires_grad_() if v.is_floating_point() else v for v in inputs]
+    case = Case(made, [capture(inputs)], "wrong_value", grad=grad, dynamic=compilation.dynamic)
+    try:
+        reference = reference_of(case)
+    except Exception:  # a node that cannot run by itself
+        return _halves(graph, nodes, values, stage, compilation, grad)
+    outcome = isolated(lambda: _run(case, stage, compilation), timeout_s=compilation.timeout_s)
+    if outcome.died or outcome.raised is not None:
+        if len(nodes) > 1:
+            return _halves(graph, nodes, values, stage, compilation, grad)
+        kind: Any = "crash_compile"
+        text = outcome.raised.message[:200] if outcome.raised is not None else ""
+        if outcome.died:
+            kind = "hang" if outcome.timed_out else "segfault"
+            text = f"the process was ended by {outcome.signal or 'its time limit'}"
+        return [(nodes[0], Difference(kind, 0, "", text))]
+    calls = [read(record) for record in msgspec.convert(outcome.value, list[CallRecord])]
+    differences = [d for d in compare_calls(reference, calls) if d.certain]
+    if any(d.where == "" for d in differences) and len(nodes) > 1:
+        return _halves(graph, nodes, values, stage, compilation, grad)
+    return [(_owner(d, nodes, owners), d) for d in differences]
+
+
+def _halves(
+    graph: DynamoGraph, nodes: list[Node], values: dict[str, Any], stage: str, compilation: Compilation, grad: bool
+) -> list[tuple[Node, Difference]]:
+    if len(nodes) == 1:
+        return []
+    middle = len(nodes) // 2
+    return [
+        *_search(graph, nodes[:middle], values, stage, compilation, grad),
+        *_search(graph, nodes[middle:], values, stage, compilation, grad),
+    ]
+
+
+def _run(case: Case, stage: str, compilation: Compilation) -> list[CallRecord]:
+    report = RungReport()
+    program = Program(case.graph, [(call.restore(), {}) for call in case.calls], grad=bool(case.grad))
+    run_program(program, compilation, rung_backend(stage, Watch(), compilation), report)
+    return report.calls
+
+
+def _owner(difference: Difference, nodes: list[Node], owners: list[tuple[Node, int]]) -> Node:
+    part, _, rest = difference.where.partition("[")
+    index = int(rest.rstrip("]")) if rest else 0
+    if part == "outputs":
+        return nodes[min(index, len(nodes) - 1)]
+    for node, count in owners:
+        if index < count:
+            return node
+        index -= count
+    return nodes[-1]

@@ -1,0 +1,48 @@
+"""A case: one FX graph with the values it was called with, that fails when compiled. What a repro is written from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from graphprobe.engine.values import CapturedValues
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph that is right uncompiled and wrong compiled.
+
+    Attributes:
+        graph: FX graph of torch or aten calls; its parameters and buffers are attributes of the module.
+        calls: the flat values of the placeholders, captured before each call, in order; one compiled function gets
+            them all, so that a fault that needs a second call shows.
+        backend: name for `torch.compile`, one that stock torch knows.
+        dynamic: as `torch.compile` takes it.
+        grad: run the backward of the sum of all outputs that require gradients, each weighted by a ramp from 0.5 to
+            1.5, and compare the gradients of the inputs and parameters that require them.
+        inductor_config, functorch_config, dynamo_config: settings of `torch._inductor.config`, … other than the
+            defaults, by dotted name; JSON values only.
+        allowed: for every call, for every floating-point leaf of (outputs, inputs after the call, gradients), in this
+            order, a float64 tensor of its shape, or one that broadcasts to it: how far compiled and eager may be
+            apart; infinity where an element is not judged. Complex leaves count. Parameters come in order of their
+            names. Empty: a bound of a few roundoffs is used.
+        kind: of the finding it stands for.
+        caches: torch's graph caches stay as torch has them, for a fault that comes out of a cache.
+        via: `dynamo`: `torch.compile(graph)`, in one piece. `aot`: the backend gets the graph directly, for graphs that
+            Dynamo does not trace again or would change; sizes are then static, one compile for each set of them.
+    """
+
+    graph: torch.fx.GraphModule
+    calls: list[CapturedValues]
+    kind: str
+    backend: str = "inductor"
+    dynamic: bool | None = None
+    grad: bool = False
+    inductor_config: dict[str, Any] = field(default_factory=dict)
+    functorch_config: dict[str, Any] = field(default_factory=dict)
+    dynamo_config: dict[str, Any] = field(default_factory=dict)
+    allowed: list[list[torch.Tensor]] = field(default_factory=list)
+    via: Literal["dynamo", "aot"] = "dynamo"
+    caches: bool = False

@@ -1,0 +1,185 @@
+"""Does a case fail? It is run uncompiled, in float64, and compiled in a child process; and how far it may be off."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.compare_calls import Difference, Reference, compare_calls
+from graphprobe.diagnose.finding import Kind
+from graphprobe.diagnose.local import tolerated
+from graphprobe.diagnose.program import Call, CallRecord, CallResult, Program, read
+from graphprobe.engine.isolate import Outcome, isolated
+from graphprobe.engine.reference import array_from, dtype_of, is_noisy
+from graphprobe.internals.caches import bypassed
+from graphprobe.internals.require import require
+from graphprobe.numerics.noise import Noise, scale, sigma_from_runs, typical_magnitude
+
+REPEATS = 3
+PERTURBED = 3
+NOISES = 1.2
+"""What a repro allows: so many times the largest z that is tolerated, and four times the uncompiled program's error."""
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """How a case did.
+
+    Attributes:
+        differences: of the first repetition that failed; empty if none did.
+        died: signal name, or `timeout`; None if the process lived.
+        rate: share of the repetitions that failed.
+        reference: what it was compared with.
+    """
+
+    differences: list[Difference]
+    died: str | None
+    rate: float
+    reference: Reference
+
+    @property
+    def fails(self) -> bool:
+        """Whether it is wrong beyond doubt."""
+        return self.died is not None or any(d.certain for d in self.differences)
+
+
+def program_of(case: Case) -> Program:
+    """The case as a program with fresh inputs."""
+    calls: list[Call] = [(captured.restore(), {}) for captured in case.calls]
+    return Program(copy.deepcopy(case.graph), calls, grad=bool(case.grad))
+
+
+def roundoff_of(values: Sequence[Any]) -> float:
+    """u of the coarsest floating-point dtype among the tensors; that of float64 if there is none."""
+    return max((dtype_of(v).unit_roundoff for v in values if is_noisy(v)), default=2.0**-53)
+
+
+def reference_of(case: Case) -> Reference:
+    """The case uncompiled, twice, and in float64."""
+    program = program_of(case)
+    before = [[t.detach().clone() for t in call[0] if isinstance(t, torch.Tensor)] for call in program.calls]
+    eager = [[read(r) for r in program_of(case).run(lambda fn: fn)] for _ in range(2)]
+    seen = [*(t for call in before for t in call), *program.state()]
+    for result in eager[0]:
+        seen += [v for v in (*result.outputs, *result.inputs) if isinstance(v, torch.Tensor)]
+    roundoff = roundoff_of(seen)
+    wide, perturbed = wide_runs(lambda: program_of(case), roundoff)
+    return Reference(eager, wide, perturbed, before, roundoff)
+
+
+def wide_runs(make: Any, roundoff: float) -> tuple[list[CallResult] | None, list[list[CallResult]]]:
+    """The program in float64, plain and perturbed; `(None, [])` where that is impossible."""
+    try:
+        wide = [read(r) for r in make().run_wide(None, roundoff)]
+        if any(r.raised is not None for r in wide):
+            return None, []
+        runs = [[read(r) for r in make().run_wide(seed, roundoff)] for seed in range(PERTURBED)]
+    except Exception:  # a program that cannot be widened: a custom kernel for one dtype, say
+        return None, []
+    return wide, runs
+
+
+@contextlib.contextmanager
+def settings_of(case: Case) -> Iterator[None]:
+    """torch configured as the case says."""
+    with contextlib.ExitStack() as stack:
+        for module, name, values in (
+            ("torch._inductor", "config", case.inductor_config),
+            ("torch._functorch", "config", case.functorch_config),
+            ("torch._dynamo", "config", case.dynamo_config),
+        ):
+            if values:
+                stack.enter_context(require(module, name, purpose="the settings of a case").patch(values))
+        yield
+
+
+def run_compiled(case: Case, timeout_s: float, *, backend: Any = None, repeats: int = REPEATS) -> Outcome:
+    """The compiled case, `repeats` times in one child process; the value is a list of lists of CallRecords.
+
+    Args:
+        backend: makes what to compile with; None: the case's own backend.
+    """
+
+    def step() -> list[list[CallRecord]]:
+        with contextlib.nullcontext() if case.caches else bypassed(), settings_of(case):
+            torch._dynamo.reset()
+            program = program_of(case)
+            chosen = case.backend if backend is None else backend()
+            compiled = torch.compile(program.fn, backend=chosen, dynamic=case.dynamic)
+            runs = []
+            for _ in range(repeats):
+                again = program_of(case)
+                runs.append(Program(program.fn, again.calls, grad=program.grad).run(lambda _: compiled))
+            return runs
+
+    return isolated(step, timeout_s=timeout_s)
+
+
+def check(
+    case: Case,
+    *,
+    timeout_s: float = 300.0,
+    reference: Reference | None = None,
+    backend: Any = None,
+    repeats: int = REPEATS,
+) -> CaseResult:
+    """Run the case and compare; arguments as for `run_compiled`."""
+    reference = reference or reference_of(case)
+    outcome = run_compiled(case, timeout_s, backend=backend, repeats=repeats)
+    if outcome.died:
+        return CaseResult([], outcome.signal or "timeout", 1.0, reference)
+    if outcome.raised is not None:
+        kind: Kind = "crash_compile"
+        text = f"{outcome.raised.type}: {outcome.raised.message.splitlines()[0] if outcome.raised.message else ''}"
+        return CaseResult([Difference(kind, 0, "", text)], None, 1.0, reference)
+    runs = msgspec.convert(outcome.value, list[list[CallRecord]])
+    failed: list[Difference] = []
+    count = 0
+    for run in runs:
+        differences = compare_calls(reference, [read(r) for r in run])
+        if any(d.certain for d in differences):
+            count += 1
+            failed = failed or differences
+    return CaseResult(failed, None, count / len(runs), reference)
+
+
+def allowed(reference: Reference) -> list[list[torch.Tensor]]:
+    """How far every floating-point leaf may be off, for each call; see `Case.allowed`."""
+    result = []
+    for i, call in enumerate(reference.eager[0]):
+        row = []
+        for part in ("outputs", "inputs", "gradients"):
+            for j, value in enumerate(getattr(call, part)):
+                if is_noisy(value):
+                    row.append(_allowed(reference, i, part, j, value))
+        result.append(row)
+    return result
+
+
+def _allowed(reference: Reference, call: int, part: str, j: int, value: torch.Tensor) -> torch.Tensor:
+    facts = dtype_of(value)
+    eager = array_from(value)
+    wide = None
+    if reference.wide is not None:
+        found = getattr(reference.wide[call], part)[j]
+        wide = array_from(found) if isinstance(found, torch.Tensor) and found.shape == value.shape else None
+    if wide is None:
+        wide, sigma = eager, np.zeros(eager.shape)
+    else:
+        runs = [array_from(getattr(p[call], part)[j]) for p in reference.perturbed]
+        sigma = sigma_from_runs(wide, runs, reference.roundoff) * (reference.roundoff / facts.unit_roundoff)
+    typical, held = typical_magnitude(wide), tolerated(facts)
+    noise = Noise(np.nan_to_num(sigma, posinf=0.0))
+    d = scale(wide, noise, facts, typical, slice(None), c0=held.c0, flush=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        own = np.nan_to_num(np.abs(eager.astype(wide.dtype) - wide), posinf=0.0)
+    limit = NOISES * held.floor_max * np.nan_to_num(d, posinf=0.0).reshape(eager.shape) + 4 * own
+    return torch.from_numpy(np.ascontiguousarray(limit.astype(np.float64)))

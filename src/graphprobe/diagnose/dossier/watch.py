@@ -1,0 +1,91 @@
+"""The parent half of every repro: starts the other half as a child, which may crash or hang, and gives the exit code.
+
+The part between the marks is copied, as text, into each repro. It needs the standard library only, so that the parent
+need not import torch.
+"""
+
+from __future__ import annotations
+
+# <watch>
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 300.0
+
+
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Runs the graph of this file uncompiled and compiled, and compares. "
+        "Exits 1 while they differ, 0 when they agree, 125 when it cannot tell."
+    )
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=TIMEOUT_S, help="default: %(default)s")
+    parser.add_argument("--import", metavar="MODULE", dest="modules", action="append", default=[], help="import first")
+    parser.add_argument("--child", metavar="REPORT", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def watch(settings: Mapping[str, Any], file: str) -> int:
+    """Runs this file again as a child, which may crash or hang, and returns the exit code."""
+    options = options_of(sys.argv[1:])
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        report = Path(folder) / "report.jsonl"
+        isolated = ["-I"] if sys.flags.isolated else []
+        command = [sys.executable, *isolated, str(Path(file).resolve()), "--child", str(report)]
+        command += [part for module in options.modules for part in ("--import", module)]
+        child = subprocess.Popen(command, cwd=folder, start_new_session=True)
+        code: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = child.wait(options.timeout)
+        finally:  # workers of the compiler included
+            with contextlib.suppress(OSError):
+                os.killpg(child.pid, signal.SIGKILL) if hasattr(os, "killpg") else child.kill()
+            child.wait()
+        lines = report.read_text("utf-8").splitlines() if report.is_file() else []
+    exit_code, texts = judge(settings, [json.loads(line) for line in lines], code, options.timeout)
+    sys.stdout.write("".join(f"{text}\n" for text in texts))
+    return exit_code
+
+
+def ending(code: int | None, timeout_s: float) -> str:
+    """How a process ended: its exit status, where a negative one is a signal and None means that it was stopped."""
+    if code is None:
+        return f"did not end within {timeout_s:g} s"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def judge(
+    settings: Mapping[str, Any], events: Sequence[Mapping[str, Any]], code: int | None, timeout_s: float
+) -> tuple[int, list[str]]:
+    """The exit code and what to print, from what the child reported until it ended."""
+    found = {name: [event[name] for event in events if name in event] for event in events for name in event}
+    notes = found.get("note", [])
+    if "undecided" in found:
+        return 125, [*notes, f"CANNOT DECIDE: {found['undecided'][0]}"]
+    if "eager" not in found:
+        return 125, [*notes, f"CANNOT DECIDE: the process {ending(code, timeout_s)} before the uncompiled run was done"]
+    texts = [*notes, *dict.fromkeys(found.get("difference", []))]
+    where = found.get("phase", ["the compiled run"])[-1]
+    if code is None and settings["kind"] != "hang" and "difference" not in found:
+        return 125, [*texts, f"CANNOT DECIDE: {where} {ending(code, timeout_s)}; --timeout gives it more"]
+    if code is None or code < 0 or "done" not in found:
+        texts.append(f"{where}: the process {ending(code, timeout_s)}; the uncompiled run went well")
+        return 1, [*texts, f"FAULT: {settings['kind']}"]
+    if "difference" in found:
+        return 1, [*texts, f"FAULT: {settings['kind']}"]
+    return 0, [*texts, f"GONE: compiled and uncompiled agree in {settings['calls']} call(s)"]
+
+
+# </watch>

@@ -1,0 +1,160 @@
+"""Which op Dynamo got wrong: the calls the program makes uncompiled against those of the graphs that ran instead."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import GraphModule, Node
+from torch.overrides import TorchFunctionMode
+
+from graphprobe.diagnose.passes import different
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.prove import DynamoGraph
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine.interpret import Recorder, copied, flat_outputs
+from graphprobe.engine.isolate import isolated
+from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.subgraph import CALLS
+from graphprobe.engine.values import capture, from_bytes, to_bytes
+
+
+class Made(msgspec.Struct):
+    """One call of torch that the uncompiled program made: its name, and its result if that is a tensor."""
+
+    name: str
+    value: tuple[bytes, bytes] | None = None
+
+
+class Accused(msgspec.Struct):
+    """The op that Dynamo got wrong, where it comes from, and what is wrong."""
+
+    op: str
+    node: str | None
+    source: str | None
+    module: str | None
+    reason: str
+
+
+class _Calls(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Made] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if isinstance(result, torch.Tensor) and name not in ("__get__", "__set__"):
+            self.made.append(Made(name, to_bytes(capture([copied(result)], rng=False))))
+        return result
+
+
+@dataclass
+class _Ran:
+    """One node of a graph of Dynamo's that ran in place of the program's call."""
+
+    node: Node
+    value: Any
+
+
+def uncompiled_calls(program: Program) -> list[list[Made]]:
+    """The calls of torch in each call of the program; run it in a child."""
+    found: list[list[Made]] = []
+
+    def make(fn: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with _Calls() as mode:
+                found.append(mode.made)
+                return fn(*args, **kwargs)
+
+        return call
+
+    program.run(make)
+    return found
+
+
+def accused(program: Program, compilation: Compilation) -> Accused | None:
+    """The first op whose result in Dynamo's graphs is not the uncompiled program's; None when none can be told."""
+    outcome = isolated(lambda: uncompiled_calls(program), timeout_s=compilation.timeout_s)
+    if outcome.value is None:
+        return None
+    expected = msgspec.convert(outcome.value, list[list[Made]])
+    ran: list[list[_Ran]] = []
+
+    def backend(gm: GraphModule, _: Sequence[Any], **__: Any) -> Any:
+        def run(*args: Any) -> Any:
+            recorder = Recorder(gm)
+            result: Any = recorder.run(*args)
+            nodes = [n for n in gm.graph.nodes if n.op in CALLS]
+            ran[-1] += [_Ran(n, recorder.values[n.name]) for n in nodes if n.name in recorder.values]
+            return result
+
+        return run
+
+    torch._dynamo.reset()
+
+    def make(fn: Any) -> Any:
+        compiled = torch.compile(fn, backend=backend, dynamic=compilation.dynamic)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            ran.append([])
+            return compiled(*args, **kwargs)
+
+        return call
+
+    with compilation.configured():
+        program.run(make)
+    for wanted, got in zip(expected, ran, strict=False):
+        found = _first_difference(wanted, [r for r in got if isinstance(r.value, torch.Tensor)])
+        if found is not None:
+            return found
+    return None
+
+
+def _plain(name: str) -> str:
+    return name.rpartition(".")[2].strip("_").removeprefix("r") if "__r" in name else name.rpartition(".")[2].strip("_")
+
+
+def _first_difference(wanted: list[Made], got: list[_Ran]) -> Accused | None:
+    left, right = [_plain(m.name) for m in wanted], [_plain(op_of(r.node)) for r in got]
+    for tag, i, i2, j, j2 in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+        if tag == "equal":
+            for made, run in zip(wanted[i:i2], got[j:j2], strict=True):
+                assert made.value is not None
+                value = from_bytes(*made.value).restore()[0]
+                if different(value, run.value):
+                    return _accuse(run.node, "its result in Dynamo's graph is not that of the same call uncompiled")
+    for tag, i, i2, j, j2 in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+        if tag in ("replace", "insert") and j < j2:
+            return _accuse(got[j].node, f"uncompiled the program calls {', '.join(left[i:i2]) or 'nothing'} here")
+        if tag == "delete":
+            return Accused(f"torch.{left[i]}", None, None, None, "Dynamo's graph does not call it")
+    return None
+
+
+def _accuse(node: Node, reason: str) -> Accused:
+    return Accused(op_of(node), node.name, source_of(node), module_of(node), reason)
+
+
+def constants_changed(graphs: Sequence[DynamoGraph]) -> Accused | None:
+    """The first op that two graphs of the same calls give different numbers: what a stale cache entry would bake in."""
+    for first, second in itertools.pairwise(graphs):
+        calls = {n.name: n for n in second.graph.graph.nodes if n.op in CALLS}
+        for x in (n for n in first.graph.graph.nodes if n.op in CALLS):
+            y = calls.get(x.name)
+            if y is None or op_of(x) != op_of(y):
+                continue
+            numbers = [[v for v in flat_outputs(list(_values(n))) if isinstance(v, (int, float))] for n in (x, y)]
+            if numbers[0] != numbers[1]:
+                text = f"it is called with {numbers[1]} now and was compiled with {numbers[0]} before"
+                return _accuse(y, text)
+    return None
+
+
+def _values(node: Node) -> list[Any]:
+    return [*node.args, *node.kwargs.values()]

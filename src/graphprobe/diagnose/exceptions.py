@@ -1,0 +1,112 @@
+"""Where an exception of a compilation comes from: the stage by the frames it passed, the node by what they held."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import msgspec
+from torch.fx import Node
+
+from graphprobe.diagnose.finding import Stage
+from graphprobe.engine.naming import module_of, op_of, source_of
+
+
+class Origin(msgspec.Struct):
+    """Stage and node of an exception.
+
+    Attributes:
+        stage: the latest stage among the frames.
+        pass_: the pass that ran.
+        node, op, source, module: of the FX node that was being worked on; None when no frame held one.
+    """
+
+    stage: Stage
+    pass_: str | None = None
+    node: str | None = None
+    op: str | None = None
+    source: str | None = None
+    module: str | None = None
+
+
+FUNCTIONS: tuple[tuple[Stage, str, frozenset[str]], ...] = (
+    ("codegen", "_inductor/graph.py", frozenset({"codegen", "compile_to_module", "_compile_to_module"})),
+    ("lowering", "_inductor/graph.py", frozenset({"run", "run_node", "call_function", "placeholder", "output"})),
+    ("post_grad", "_inductor/fx_passes/post_grad.py", frozenset({"post_grad_passes"})),
+    ("joint", "_inductor/fx_passes/joint_graph.py", frozenset({"joint_graph_passes"})),
+    ("pre_grad", "_inductor/fx_passes/pre_grad.py", frozenset({"pre_grad_passes"})),
+    ("decomposition", "_decomp/decompositions.py", frozenset()),
+    ("decomposition", "_inductor/decomposition.py", frozenset()),
+    ("decomposition", "torch/_refs/", frozenset()),
+    ("aot", "torch/_functorch/", frozenset()),
+    ("dynamo", "torch/_dynamo/", frozenset()),
+)
+"""Stage, file and functions of it (none: any) that show that the stage was at work; the first that fits counts."""
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and those it came from, the original last."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__ or getattr(current, "inner_exception", None)
+
+
+def frames(error: BaseException) -> list[FrameType]:
+    """The frames of the whole chain, the innermost first."""
+    result: list[FrameType] = []
+    for link in reversed(list(chain(error))):
+        result += reversed([frame for frame, _ in traceback.walk_tb(link.__traceback__)])
+    return result
+
+
+def origin_of(error: BaseException) -> Origin:
+    """Where the exception comes from."""
+    passed = frames(error)
+    stage: Stage = "runtime"
+    for candidate, path, functions in FUNCTIONS:
+        if any(path in f.f_code.co_filename and (not functions or f.f_code.co_name in functions) for f in passed):
+            stage = candidate
+            break
+    node = _node(passed, stage)
+    named = next((_pass_name(f) for f in passed if _pass_name(f)), None)
+    if node is None:
+        return Origin(stage, named)
+    return Origin(stage, named, node.name, op_of(node), source_of(node), module_of(node))
+
+
+def _pass_name(frame: FrameType) -> str | None:
+    if "graph_transform_observer" not in frame.f_code.co_filename:
+        return None
+    return getattr(frame.f_locals.get("self"), "passname", None)
+
+
+def _node(passed: list[FrameType], stage: Stage) -> Node | None:
+    for frame in passed:
+        if "torch/fx/" in frame.f_code.co_filename and stage in ("post_grad", "joint", "pre_grad"):
+            continue
+        for value in list(frame.f_locals.values()):
+            node = value if isinstance(value, Node) else _origin_node(value)
+            if node is not None and node.op not in ("placeholder", "output", "get_attr"):
+                return node
+    return None
+
+
+def _origin_node(value: Any) -> Node | None:
+    """The FX node behind a node of Inductor's scheduler or IR."""
+    module = type(value).__module__
+    if not module.startswith(("torch._inductor.scheduler", "torch._inductor.ir")):
+        return None
+    inner = getattr(value, "node", None) or value
+    try:
+        found = inner.get_origin_node()
+    except Exception:  # many IR classes have none, or refuse
+        found = None
+    if isinstance(found, Node):
+        return found
+    origins = list(getattr(inner, "origins", None) or ())
+    return origins[0] if origins and isinstance(origins[0], Node) else None

@@ -1,0 +1,93 @@
+"""When no check of a rung has named a node: the exception's own frames, then each of Dynamo's nodes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from graphprobe.diagnose import steps
+from graphprobe.diagnose.compare_calls import Difference
+from graphprobe.diagnose.finding import Finding
+from graphprobe.diagnose.rungs import RungReport
+
+if TYPE_CHECKING:
+    from graphprobe.diagnose.api import Ladder
+
+STAGE_OF_RUNG: dict[str, Any] = {
+    "dynamo": "dynamo",
+    "aot": "aot",
+    "passes": "post_grad",
+    "kernels": "codegen",
+    "plain": "runtime",
+}
+
+
+def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> list[Finding]:
+    """Findings for a failure that shows first on `rung` and that nothing has explained."""
+    program, compilation = ladder.program, ladder.compilation
+    first = differences[0]
+    crashed = first.kind in ("crash_compile", "crash_runtime", "segfault", "hang")
+    report = ladder.reports.get(rung)
+    stage = STAGE_OF_RUNG[rung]
+    if rung == "passes":
+        stage = _narrowed(ladder)
+    origin = report.origin if report is not None else None
+    if origin is not None and origin.stage != "runtime":
+        stage = origin.stage
+    if rung == "plain":
+        ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")
+        return _ask(ladder, lambda: steps.whole(program, compilation, stage, first.kind, first.text, caches=True))
+    found: list[Finding] = []
+    if crashed and rung == "kernels" and compilation.is_inductor and not (origin is not None and origin.op):
+        found = _ask(ladder, lambda: steps.passes(program, compilation, seek=True))
+    if stage == "decomposition" and not crashed:
+        found = _ask(ladder, lambda: steps.aot(program, compilation, strides=True))
+    if not found:
+        wanted = rung if rung in ("dynamo", "aot", "kernels") else stage
+        found = _ask(ladder, lambda: steps.blame(program, compilation, wanted))
+        for finding in found:
+            finding.stage = stage if stage != "codegen" or not compilation.is_inductor else finding.stage
+    if origin is not None and origin.op:
+        for finding in found:
+            if finding.op != origin.op:
+                finding.also = [*([finding.op] if finding.op else []), *finding.also]
+            finding.op, finding.node = origin.op, origin.node
+            finding.source = origin.source or finding.source
+            finding.module = origin.module or finding.module
+            finding.pass_ = origin.pass_ or finding.pass_
+            finding.stage = origin.stage
+    if found:
+        return found[:1] if origin is not None and origin.op else found
+    made = _ask(ladder, lambda: steps.whole(program, compilation, stage, first.kind, first.text))
+    for finding in made:
+        if origin is not None:
+            finding.op, finding.node, finding.source = origin.op, origin.node, origin.source
+            finding.module, finding.pass_ = origin.module, origin.pass_
+    return made
+
+
+def _narrowed(ladder: Ladder) -> Any:
+    """Which of the stages below the pass rung fails first."""
+    for stage in ("decomposition", "pre_grad", "joint"):
+        outcome = ladder.step(partial(steps.upto, ladder.program, ladder.compilation, stage))
+        if outcome.died or outcome.raised is not None:
+            return stage
+        report = msgspec.convert(outcome.value, RungReport)
+        if ladder.differences(report):
+            return stage
+    return "post_grad"
+
+
+def _ask(ladder: Ladder, step: Any) -> list[Finding]:
+    outcome = ladder.step(step)
+    if outcome.died or outcome.raised is not None:
+        why = outcome.raised.trace[-1500:] if outcome.raised is not None else outcome.signal or "its time limit"
+        ladder.result.notes.append(f"a search for the op ended early: {why}")
+        return []
+    report = msgspec.convert(outcome.value, RungReport)
+    ladder.result.compiles += report.compiles
+    ladder.result.notes += [f"suspected, not proven: {text}" for text in report.unproven]
+    return report.findings

@@ -1,0 +1,128 @@
+"""What `diagnose` says: findings, and the diagnosis that holds them. `to_json` is the published format."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Kind = Literal[
+    "wrong_value",
+    "wrong_dtype",
+    "wrong_shape",
+    "wrong_stride",
+    "lost_mutation",
+    "aliasing",
+    "nonfinite",
+    "wrong_gradient",
+    "missing_exception",
+    "extra_exception",
+    "crash_compile",
+    "crash_runtime",
+    "segfault",
+    "hang",
+]
+
+Stage = Literal[
+    "dynamo", "aot", "decomposition", "pre_grad", "joint", "post_grad", "lowering", "codegen", "runtime", "unknown"
+]
+
+STAGES: tuple[Stage, ...] = (
+    "dynamo",
+    "aot",
+    "decomposition",
+    "pre_grad",
+    "joint",
+    "post_grad",
+    "lowering",
+    "codegen",
+    "runtime",
+)
+"""From the first to the last."""
+
+
+class Finding(msgspec.Struct, kw_only=True):
+    """One fault.
+
+    Attributes:
+        kind: what is wrong, as the program shows it.
+        stage: where it comes from; `unknown` where the ladder could not tell.
+        direction: of the graph that it is in.
+        pass_: the graph pass, as torch names it; None outside of the pass stages.
+        op: aten name (torch name at Dynamo level) of the best suspect; None if no op could be named.
+        also: other suspects of the same fault, the likeliest first.
+        node: FX node of `op` in the graph of the stage.
+        kernel: name of the generated kernel.
+        source: `file.py:line` of the user's program.
+        module: dotted path of the nn.Module.
+        local_z: largest error of the op in units of its legitimate noise, given the inputs that it got; 0 where the
+            fault is no number.
+        accumulated_z: the same for the output of the whole graph.
+        flaky_rate: how often it failed when repeated, 0 to 1.
+        dossier: folder with repro and report; None when there is none.
+        reason: one or two sentences, with figures.
+    """
+
+    kind: Kind
+    stage: Stage
+    direction: Literal["forward", "backward"] = "forward"
+    pass_: str | None = msgspec.field(default=None, name="pass")
+    op: str | None = None
+    also: list[str] = []
+    node: str | None = None
+    kernel: str | None = None
+    source: str | None = None
+    module: str | None = None
+    local_z: float = 0.0
+    accumulated_z: float = 0.0
+    flaky_rate: float = 1.0
+    dossier: str | None = None
+    reason: str = ""
+
+
+class LargestZ(msgspec.Struct):
+    """The largest local error seen, in units of noise, and its node; `node` is None when nothing was compared."""
+
+    node: str | None = None
+    z: float = 0.0
+
+
+class Diagnosis(msgspec.Struct, kw_only=True):
+    """The answer.
+
+    Attributes:
+        verdict: `fault`: at least one finding is proven. `healthy`: no rung differs beyond legitimate noise.
+            `undecided`: something differs, or could not be run, and no stage could be accused.
+        seconds: wall time.
+        compiles: graphs that were compiled to kernels.
+        findings: the faults, the earliest stage first.
+        ruled_out: what was checked and is right, one sentence each.
+        largest_z: the largest local error seen.
+        notes: what could not be checked and why.
+    """
+
+    verdict: Literal["fault", "healthy", "undecided"]
+    seconds: float = 0.0
+    compiles: int = 0
+    findings: list[Finding] = []
+    ruled_out: list[str] = []
+    largest_z: LargestZ = msgspec.field(default_factory=LargestZ)
+    notes: list[str] = []
+
+    @property
+    def exit_code(self) -> int:
+        """0 healthy, 1 fault, 125 undecided."""
+        return {"healthy": 0, "fault": 1, "undecided": 125}[self.verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        """The diagnosis as plain values; infinities become the string `"inf"`."""
+        result: dict[str, Any] = _finite(msgspec.to_builtins(self))
+        return result
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value

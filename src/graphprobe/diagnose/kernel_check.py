@@ -1,0 +1,163 @@
+"""Which op Inductor lowered or generated wrongly: every value of the compiled graph against the op run by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from graphprobe.diagnose.local import LocalError, comparable, local_error
+from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
+from graphprobe.engine.naming import op_of
+from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
+from graphprobe.engine.values import same_bits
+
+VIEWS_AND_SUCH = frozenset(
+    "aten.view.default aten.reshape.default aten.permute.default aten.expand.default aten.unsqueeze.default "
+    "aten.squeeze.dim aten.transpose.int aten.t.default aten.alias.default".split()
+)
+
+
+@dataclass
+class CompiledGraph:
+    """One graph of AOTAutograd on its way through Inductor.
+
+    Attributes:
+        direction: `forward` or `backward`.
+        final: after the post-grad passes, what is lowered.
+        inputs: of each recorded call, before it.
+        outputs: of each recorded call.
+        after: inputs after each recorded call.
+        shown: nodes of `final` whose values the second compilation returns, and these values for each recorded call.
+        problem: why there are none.
+    """
+
+    direction: str
+    final: GraphModule
+    inputs: list[list[Any]] = field(default_factory=list)
+    outputs: list[list[Any]] = field(default_factory=list)
+    after: list[list[Any]] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    values: list[list[Any]] = field(default_factory=list)
+    problem: str = ""
+
+
+@dataclass
+class KernelReport:
+    """What the check of one compiled graph found."""
+
+    suspects: list[Suspect] = field(default_factory=list)
+    checked: int = 0
+    largest: tuple[str | None, float] = (None, 0.0)
+    whole: LocalError = field(default_factory=lambda: LocalError("ok"))
+    unsure: list[str] = field(default_factory=list)
+
+
+def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
+    """Judge the recorded call number `call` of a compiled graph: as a whole, and node by node."""
+    report = KernelReport()
+    inputs = compiled.inputs[call]
+    run = run_graph(compiled.final, inputs)
+    if run.failed is not None:
+        return report
+    report.whole = _whole(compiled, call, run)
+    nodes = {n.name: n for n in compiled.final.graph.nodes}
+    shown: dict[str, Any] = {}
+    if call < len(compiled.values):
+        shown = dict(zip(compiled.shown, compiled.values[call], strict=False))
+        names = [n.name if isinstance(n, Node) else None for n in _returned(compiled.final)]
+        given = compiled.values[call][len(compiled.shown) :]
+        shown |= {name: v for name, v in zip(names, given, strict=False) if name is not None and name not in shown}
+    for name, got in shown.items():
+        node = nodes[name]
+        if node.op != "call_function" or not _worth_checking(node):
+            continue
+        error = check_node(compiled.final, node, got, shown, run)
+        report.checked += 1
+        if error.answer == "ok" and error.z > report.largest[1]:
+            report.largest = (f"{compiled.direction}:{name}", error.z)
+        if error.answer == "unsure":
+            report.unsure.append(name)
+        if error.answer == "worse":
+            suspect = Suspect(
+                error.kind,
+                "codegen",
+                compiled.direction,
+                compiled.final,
+                node.args[0] if is_item(node) and isinstance(node.args[0], Node) else node,
+                run.values,
+                error,
+                list(inputs),
+            )
+            report.suspects.append(suspect)
+    report.suspects.sort(key=lambda s: -s.error.excess)
+    return report
+
+
+def _worth_checking(node: Node) -> bool:
+    """Not what draws numbers, and not what only looks at memory in another way."""
+    made_by = node.args[0] if is_item(node) and isinstance(node.args[0], Node) else node
+    return comparable(op_of(made_by)) and not (made_by is not node and is_view(made_by))
+
+
+def check_node(gm: GraphModule, node: Node, got: Any, shown: Mapping[str, Any], run: GraphRun) -> LocalError:
+    """The local error of one node, given the compiled values of its arguments where they are known."""
+    interpreter = Interpreter(gm)
+    rounded: list[Any] = []
+
+    def value(n: Node) -> Any:
+        if n.name in shown:
+            rounded.append(shown[n.name])
+            return shown[n.name]
+        return run.values.get(n.name)
+
+    made_by, index = node, None
+    if is_item(node) and isinstance(node.args[0], Node):
+        made_by, index = node.args[0], node.args[1]
+    args = torch.fx.map_arg(made_by.args, value)
+    kwargs = torch.fx.map_arg(made_by.kwargs, value)
+    target: Any = made_by.target if made_by.op == "call_function" else getattr(interpreter, made_by.op)
+
+    def one_of(*given: Any, **named: Any) -> Any:
+        return target(*given, **named)[index]
+
+    call = target if index is None else one_of
+    return local_error(op_of(made_by), call, list(args), dict(kwargs), got, rounded=rounded)
+
+
+def _returned(gm: GraphModule) -> list[Any]:
+    value = output_node(gm).args[0]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _whole(compiled: CompiledGraph, call: int, run: GraphRun) -> LocalError:
+    """Outputs, and the inputs that the graph changes: others may be memory that the compiled graph is free to use."""
+    if call >= len(compiled.outputs):
+        return LocalError("skipped", reason="no outputs were recorded")
+    if any(n.op == "call_function" and not comparable(op_of(n)) for n in compiled.final.graph.nodes):
+        return LocalError("skipped", reason="it draws random numbers")
+    inputs = compiled.inputs[call]
+    changed = [i for i, value in enumerate(inputs) if same_bits(value, run.inputs[i])]
+
+    def everything(*args: Any) -> list[Any]:
+        return [*flat_outputs(Interpreter(compiled.final).run(*args)), *(args[i] for i in changed)]
+
+    have = [*compiled.outputs[call], *(compiled.after[call][i] for i in changed)]
+    return local_error("graph", everything, copied_together(inputs), {}, have)
+
+
+def to_show(gm: GraphModule) -> list[Node]:
+    """The nodes worth returning: all that can be, but for plain views."""
+    return [n for n in showable(gm) if op_of(n) not in VIEWS_AND_SUCH]
+
+
+def group(suspects: Sequence[Suspect]) -> list[list[Suspect]]:
+    """Suspects of one fault together: the same op in the same direction, the worst first."""
+    found: dict[tuple[str, str], list[Suspect]] = {}
+    for suspect in suspects:
+        found.setdefault((suspect.op, suspect.direction), []).append(suspect)
+    return list(found.values())

@@ -1,0 +1,248 @@
+"""The local error of one op: its result against the op in float64 on the very inputs it got."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from graphprobe.diagnose.finding import Kind
+from graphprobe.engine.interpret import copied, flat_outputs
+from graphprobe.engine.reference import array_from, dtype_of, is_noisy, leaves, references, terms_of
+from graphprobe.engine.values import same_bits
+from graphprobe.numerics.divergence import Run
+from graphprobe.numerics.dtypes import WorkingDtype
+from graphprobe.numerics.exact import judge_exact
+from graphprobe.numerics.noise import Noise
+from graphprobe.numerics.verdict import DEFAULT, Thresholds, judge
+
+RUNS = 3
+"""Perturbed float64 runs behind each sigma."""
+
+
+class LocalError(msgspec.Struct, frozen=True):
+    """What is wrong with one result.
+
+    Attributes:
+        answer: `ok`, `worse`, `better` (eager is the inaccurate one), `unsure`, or `skipped`.
+        kind: of the finding, when it is worse.
+        z: largest error in units of noise; inf for what is no number.
+        excess: how much too large, in units of what is tolerated.
+        reason: one sentence.
+    """
+
+    answer: str
+    kind: Kind = "wrong_value"
+    z: float = 0.0
+    excess: float = 0.0
+    reason: str = ""
+
+
+OK = LocalError("ok")
+
+RANDOM = frozenset(
+    "rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_ multinomial normal normal_ "
+    "uniform_ dropout native_dropout inductor_random inductor_randint inductor_seed inductor_seeds "
+    "inductor_lookup_seed rrelu rrelu_with_noise exponential exponential_ random_ poisson "
+    "philox_rand _scaled_dot_product_flash_attention philox_seed".split()
+)
+"""Ops that draw numbers: not comparable."""
+
+UNDEFINED = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_".split())
+"""Ops whose results hold nothing."""
+
+NEAR_ONE = frozenset(
+    "erf erfc expm1 elu celu selu elu_backward atanh asinh sinh log1p tanh sigmoid gelu gelu_backward silu mish "
+    "softplus sin cos logit special_erf log_sigmoid_forward".split()
+)
+"""Functions that libraries compute by way of a number of about one: near zero they are right to a few roundings of
+one, not of the result."""
+
+LIBRARY = Thresholds(floor_rms=4.0, floor_q999=16.0, floor_max=32.0, floor_gain=4.0, c0=1.0)
+"""What is tolerated in float32 and wider: libraries of elementary functions are a few roundings apart. In narrower
+dtypes a result is rounded far more coarsely than such a function errs, and the tuned thresholds hold."""
+
+INDICES = frozenset("argmax argmin topk sort max min kthvalue median nanmedian mode cummax cummin max_pool2d".split())
+
+
+NARROW = 2.0**-20
+"""Unit roundoff above which a dtype counts as narrow."""
+
+
+def base_name(op: str) -> str:
+    """`add` of `aten.add.Tensor`."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] in ("aten", "prims", "Tensor") else parts[-1]
+
+
+def comparable(op: str) -> bool:
+    """Whether two runs of the op on the same inputs must agree."""
+    name = base_name(op)
+    return name not in RANDOM and name not in UNDEFINED
+
+
+def coarsest(values: Sequence[Any]) -> WorkingDtype | None:
+    """The facts of the floating-point dtype with the largest roundoff among the tensors; None if there is none."""
+    facts = [dtype_of(v) for v in values if is_noisy(v)]
+    return max(facts, key=lambda f: f.unit_roundoff) if facts else None
+
+
+def local_error(
+    op: str,
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    got: Any,
+    *,
+    rounded: Sequence[Any] | None = None,
+    strict_dtype: bool = True,
+) -> LocalError:
+    """Judge `got`, what a compiler made of `call(*args, **kwargs)`.
+
+    Args:
+        op: name of the op.
+        call: computes it uncompiled.
+        args, kwargs: the inputs that the compiled op got.
+        rounded: those inputs that a compiler may have held more precisely than it has shown them, because they were
+            rounded for being shown; None: all of them.
+        strict_dtype: a result of another dtype is a fault.
+    """
+    if not comparable(op):
+        return LocalError("skipped", reason="random or undefined by design")
+    inputs = [*leaves(args), *leaves(dict(kwargs))]
+    try:
+        with torch.no_grad():
+            expected = call(*_copies(args), **_copies(dict(kwargs)))
+    except Exception as error:
+        return LocalError("skipped", reason=f"it does not run by itself: {type(error).__name__}: {error}")
+    wanted, found = flat_outputs(expected), flat_outputs(got)
+    if len(wanted) != len(found):
+        return LocalError("worse", "wrong_shape", math.inf, math.inf, f"{len(found)} results, not {len(wanted)}")
+    worst = OK
+    wide: list[Any] | None = None
+    for i, (want, have) in enumerate(zip(wanted, found, strict=True)):
+        form = _form(want, have, strict_dtype)
+        if form is not None:
+            return form
+        if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor) or not same_bits(want, have):
+            continue
+        if wide is None:
+            try:
+                wide = _wide(op, call, args, kwargs, inputs, wanted, rounded)
+            except Exception as error:
+                return LocalError("skipped", reason=f"no float64 reference: {type(error).__name__}: {error}")
+        judged = _numbers(op, i, want, have, wide, inputs, rounded)
+        if _rank(judged) > _rank(worst):
+            worst = judged
+    return worst
+
+
+def _rank(error: LocalError) -> tuple[int, float]:
+    return (("skipped", "ok", "better", "unsure", "worse").index(error.answer), error.z)
+
+
+def _copies(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        items = [_copies(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {key: _copies(item) for key, item in value.items()}
+    return copied(value)
+
+
+def _form(want: Any, have: Any, strict_dtype: bool) -> LocalError | None:
+    if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
+        if type(want) is type(have) and isinstance(want, (bool, int, float)) and want != have and want == want:
+            return LocalError("worse", "wrong_value", math.inf, math.inf, f"{have!r}, not {want!r}")
+        return None
+    if strict_dtype and want.dtype != have.dtype:
+        return LocalError("worse", "wrong_dtype", math.inf, math.inf, f"dtype {have.dtype}, not {want.dtype}")
+    if want.shape != have.shape:
+        text = f"shape {tuple(have.shape)}, not {tuple(want.shape)}"
+        return LocalError("worse", "wrong_shape", math.inf, math.inf, text)
+    return None
+
+
+def _wide(
+    op: str,
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    inputs: Sequence[Any],
+    wanted: Sequence[Any],
+    rounded: Sequence[Any] | None,
+) -> list[Any]:
+    """A Reference for every noisy output, None for the others."""
+    facts = _facts(inputs, wanted, rounded)
+    roundoff = facts.unit_roundoff if facts is not None else 2.0**-53
+    found = iter(references(call, args, kwargs, roundoff=roundoff, runs=RUNS, terms=terms_of(op, inputs, wanted)))
+    return [next(found, None) if is_noisy(value) else None for value in wanted]
+
+
+def _facts(inputs: Sequence[Any], wanted: Sequence[Any], rounded: Sequence[Any] | None) -> WorkingDtype | None:
+    shown = inputs if rounded is None else rounded
+    return coarsest([*shown, *wanted])
+
+
+def _numbers(
+    op: str,
+    i: int,
+    want: torch.Tensor,
+    have: torch.Tensor,
+    wide: list[Any],
+    inputs: Sequence[Any],
+    rounded: Sequence[Any] | None,
+) -> LocalError:
+    if not is_noisy(want):
+        return _exact(op, want, have, inputs)
+    reference = wide[i] if i < len(wide) else None
+    if reference is None or reference.values.shape != tuple(want.shape):
+        return LocalError("skipped", reason="no float64 reference of this shape")
+    facts = dtype_of(want)
+    coarse = _facts(inputs, [want], rounded) or facts
+    mine = coarse if coarse.unit_roundoff > facts.unit_roundoff and coarse.kind == facts.kind else facts
+    mine = msgspec.structs.replace(
+        mine, smallest_normal=facts.smallest_normal, largest=facts.largest, has_inf=facts.has_inf
+    )
+    candidate = Run(array_from(have.to(want.dtype) if have.dtype != want.dtype else have), mine)
+    noise = reference.noise
+    if base_name(op) in NEAR_ONE:
+        noise = Noise(noise.sigma + facts.unit_roundoff / mine.unit_roundoff, noise.accumulation)
+    legitimate = [Run(array_from(want), mine)]
+    verdict = judge(candidate, reference.values, noise, legitimate, thresholds=tolerated(mine), flush=True)
+    z = verdict.candidate.max
+    if verdict.answer == "candidate_worse":
+        infinite = verdict.statistic == "class"
+        kind: Kind = "nonfinite" if infinite else "wrong_value"
+        return LocalError("worse", kind, math.inf if infinite else z, verdict.excess, verdict.reason)
+    if verdict.answer == "candidate_better":
+        return LocalError("better", z=z, reason=verdict.reason)
+    if verdict.answer == "inconclusive":
+        return LocalError("unsure", z=0.0, reason=verdict.reason)
+    return LocalError("ok", z=z, reason=verdict.reason)
+
+
+def tolerated(dtype: WorkingDtype) -> Thresholds:
+    """The thresholds beyond which an op is accused."""
+    return LIBRARY if dtype.unit_roundoff < NARROW else DEFAULT
+
+
+def _exact(op: str, want: torch.Tensor, have: torch.Tensor, inputs: Sequence[Any]) -> LocalError:
+    floats = [v for v in inputs if is_noisy(v)]
+    if have.dtype != want.dtype:
+        have = have.to(want.dtype)
+    if floats and (base_name(op) in INDICES or want.dtype is torch.bool):
+        return LocalError("unsure", reason="indices and comparisons of floating-point values hang on their last bit")
+    if floats and _at_the_edge(want, have):
+        return LocalError("unsure", reason="a conversion whose result hangs on the last bit of its input")
+    verdict = judge_exact(array_from(have), array_from(want))
+    return LocalError("worse", "wrong_value", math.inf, math.inf, verdict.reason)
+
+
+def _at_the_edge(want: torch.Tensor, have: torch.Tensor) -> bool:
+    """Whether integers differ by one at most, in fewer than half of the places."""
+    gap = (want.to(torch.float64) - have.to(torch.float64)).abs()
+    return bool((gap <= 1).all()) and float((gap > 0).to(torch.float64).mean()) < 0.5

@@ -1,0 +1,206 @@
+"""Which pass broke a graph: each snapshot is run on the real inputs and held against the last one that was right."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from graphprobe.diagnose.finding import Kind, Stage
+from graphprobe.diagnose.local import LocalError, local_error
+from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
+from graphprobe.engine.naming import op_of
+from graphprobe.engine.reference import is_noisy
+from graphprobe.engine.subgraph import CALLS, output_node
+from graphprobe.engine.values import same_bits
+from graphprobe.internals.operators import writes_to
+from graphprobe.internals.pass_snapshots import PassLog
+
+ROUNDINGS = 64
+"""Relative differences, in units of the dtype's roundoff, from which on two values of a node are called different."""
+
+
+@dataclass
+class Step:
+    """What a group of passes made of a graph, run on one set of inputs.
+
+    Attributes:
+        suspects: one for each pass that changed what the graph computes.
+        last: the run of the last snapshot; None if it raised.
+        passes: names of the passes that changed the graph and are right.
+    """
+
+    suspects: list[Suspect]
+    last: GraphRun | None
+    passes: list[str]
+
+
+def analyse(log: PassLog, inputs: Sequence[Any], direction: str) -> Step:
+    """Run every snapshot of `log` on `inputs`.
+
+    Where the last snapshot is right, the others are taken to be. Else each is held against the last one that was
+    right, as a whole graph: outputs and changed inputs, in units of the float64 reference's noise. After a wrong pass,
+    what it made becomes what the next ones are held against.
+    """
+    stage: Any = log.phase
+    suspects: list[Suspect] = []
+    right: list[str] = []
+    if not log.snapshots:
+        return Step([], None, [])
+    base = log.snapshots[0]
+    base_run = run_graph(base.graph, inputs)
+    if base_run.failed is not None:
+        return Step([], None, [])
+    last = log.snapshots[-1]
+    last_run = run_graph(last.graph, inputs)
+    if _compare(base.graph, base_run, last_run, inputs).answer != "worse" and last_run.failed is None:
+        return Step([], last_run, [snapshot.name for snapshot in log.snapshots[1:]])
+    for snapshot in log.snapshots[1:]:
+        run = run_graph(snapshot.graph, inputs)
+        error = _compare(base.graph, base_run, run, inputs)
+        if error.answer != "worse":
+            right.append(snapshot.name)
+            if run.failed is None:
+                base, base_run = snapshot, run
+            continue
+        suspects.append(
+            _blame(stage, snapshot.name, direction, base.graph, base_run, snapshot.graph, run, error, inputs)
+        )
+        if run.failed is not None:
+            return Step(suspects, None, right)
+        base, base_run = snapshot, run
+    return Step(suspects, base_run, right)
+
+
+def _everything(gm: GraphModule) -> Any:
+    """What a graph returns and what it leaves in its inputs, as one function."""
+
+    def call(*args: Any) -> list[Any]:
+        outputs = torch.fx.Interpreter(gm).run(*args)
+        return [*flat_outputs(outputs), *args]
+
+    return call
+
+
+def _compare(gm: GraphModule, base: GraphRun, run: GraphRun, inputs: Sequence[Any]) -> LocalError:
+    if run.failed is not None:
+        node, raised = run.failed
+        text = f"{node.name} raises {type(raised).__name__}: {str(raised).splitlines()[0][:200] if str(raised) else ''}"
+        return LocalError("worse", "crash_runtime", math.inf, math.inf, text)
+    wanted = [*flat_outputs(base.outputs), *base.inputs]
+    have = [*flat_outputs(run.outputs), *run.inputs]
+    if len(wanted) == len(have) and not any(
+        same_bits(w, h) for w, h in zip(wanted, have, strict=True) if isinstance(w, torch.Tensor)
+    ):
+        return LocalError("ok")
+    return local_error("graph", _everything(gm), list(inputs), {}, have)
+
+
+def different(a: Any, b: Any) -> bool:
+    """Whether two values of a node differ by more than a few roundings, in dtype or in shape."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+            return len(a) != len(b) or any(different(x, y) for x, y in zip(a, b, strict=True))
+        return type(a) is not type(b)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return True
+    if not same_bits(a, b):
+        return False
+    if not is_noisy(a):
+        return True
+    if not torch.equal(torch.isfinite(a), torch.isfinite(b)) or not torch.equal(torch.isnan(a), torch.isnan(b)):
+        return True
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    x, y = a.to(wide).nan_to_num(0, 0, 0), b.to(wide).nan_to_num(0, 0, 0)
+    rms = float(x.abs().square().mean().sqrt())
+    gap = float((x - y).abs().square().mean().sqrt())
+    return gap > ROUNDINGS * torch.finfo(a.dtype).eps * max(rms, 1e-300)
+
+
+def _blame(
+    stage: Stage,
+    name: str,
+    direction: str,
+    before: GraphModule,
+    right: GraphRun,
+    after: GraphModule,
+    wrong: GraphRun,
+    error: LocalError,
+    inputs: Sequence[Any],
+) -> Suspect:
+    """The node of `before` that the pass has broken: the first whose place in `after` holds something else."""
+    old = {n.name: n for n in before.graph.nodes}
+    kind: Kind = error.kind
+
+    def suspect(node: Node, also: list[str], others: list[Node]) -> Suspect:
+        own = "" if name.startswith("before ") else name
+        return Suspect(
+            kind, stage, direction, before, node, right.values, error, list(inputs), own or name, also, others
+        )
+
+    for node in after.graph.nodes:
+        if node.op == "placeholder" or node.op == "get_attr":
+            continue
+        previous = old.get(node.name)
+        failed = wrong.failed is not None and wrong.failed[0] is node
+        if node.op != "output" and not failed:
+            if previous is None or node.name not in wrong.values or node.name not in right.values:
+                continue
+            if not different(right.values[node.name], wrong.values[node.name]):
+                continue
+        if node.op == "output":
+            previous = output_node(before)
+        culprit = _changed_argument(previous, node, right, wrong) if previous is not None else None
+        if culprit is not None:
+            removed, added = culprit
+            also = [op_of(n) for n in (added, node) if n.op in CALLS]
+            return suspect(removed, also, [previous] if previous is not None and previous.op in CALLS else [])
+        if node.op in CALLS and previous is not None and previous.op in CALLS:
+            return suspect(previous, [], list(previous.all_input_nodes))
+        if failed:
+            break
+    return suspect(_fallback(before, after), [], [])
+
+
+def _changed_argument(previous: Node, node: Node, right: GraphRun, wrong: GraphRun) -> tuple[Node, Node] | None:
+    """(what an argument was, what it is now) where another node with another value has taken its place."""
+    mine, theirs = list(_argument_nodes(previous)), list(_argument_nodes(node))
+    if len(mine) != len(theirs) or {n.name for n in mine} == {n.name for n in theirs}:
+        return None
+    for a, b in zip(mine, theirs, strict=True):
+        known = a.op in CALLS and a.name in right.values and b.name in wrong.values
+        if a.name != b.name and known and different(right.values[a.name], wrong.values[b.name]):
+            return a, b
+    return None
+
+
+def _argument_nodes(node: Node) -> list[Node]:
+    found: list[Node] = []
+
+    def note(n: Node) -> Node:
+        found.append(n)
+        return n
+
+    torch.fx.map_arg((node.args, node.kwargs), note)
+    return found
+
+
+def _fallback(before: GraphModule, after: GraphModule) -> Any:
+    """A node that the pass removed or gave other arguments, writing ones first; else the last call."""
+    kept = {n.name: n for n in after.graph.nodes}
+    calls = [n for n in before.graph.nodes if n.op in CALLS]
+    order = {n.name: i for i, n in enumerate(after.graph.nodes)}
+    writing = [n for n in calls if writes_to(n) and n.name in kept]
+    for first, second in itertools.pairwise(writing):
+        if order[first.name] > order[second.name]:
+            return first
+    for node in calls:
+        if node.name not in kept or str(kept[node.name].args) != str(node.args):
+            return node
+    return calls[-1] if calls else next(iter(before.graph.nodes))

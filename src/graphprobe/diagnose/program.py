@@ -1,0 +1,185 @@
+"""The program under suspicion: one function, the calls it gets, and what there is to see after each of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from graphprobe.engine.isolate import Raised, raised_from
+from graphprobe.engine.reference import InFloat64, is_noisy
+from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
+
+Call = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+class CallRecord(msgspec.Struct):
+    """One call as bytes: `values` holds `[outputs, inputs after the call, gradients]`; or the exception it ended in."""
+
+    raised: Raised | None = None
+    values: tuple[bytes, bytes] | None = None
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """One call, readable.
+
+    Attributes:
+        raised: the exception that ended it.
+        outputs: the leaves of what it returned.
+        inputs: tensor arguments, parameters and buffers as the call left them.
+        gradients: of the same, None where there is none; empty when no backward ran.
+        shared: pairs (i, j): output i shares memory with value j of (outputs, then inputs), j other than i.
+    """
+
+    raised: Raised | None
+    outputs: list[Any]
+    inputs: list[Any]
+    gradients: list[Any]
+    shared: frozenset[tuple[int, int]]
+
+
+def read(record: CallRecord) -> CallResult:
+    """The values of a record, restored."""
+    if record.values is None:
+        return CallResult(record.raised, [], [], [], frozenset())
+    captured = from_bytes(*record.values)
+    outputs, inputs, gradients = captured.restore()
+    return CallResult(record.raised, outputs, inputs, gradients, _shared(captured))
+
+
+def _shared(captured: CapturedValues) -> frozenset[tuple[int, int]]:
+    outputs, inputs, _ = (record["items"] for record in captured.doc["values"])
+    names = [record.get("storage") for record in [*outputs, *inputs]]
+    pairs = {
+        (i, j) for i in range(len(outputs)) for j, name in enumerate(names) if i != j and name == names[i] and name
+    }
+    return frozenset(pairs)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves."""
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function with its calls.
+
+    Attributes:
+        fn: the function or module, uncompiled.
+        calls: `(args, kwargs)` of each call; one compiled function gets them all, in order.
+        between: called as `between(fn, i)` before call i, i ≥ 1.
+        grad: True: run the backward of a weighted sum of the outputs. False: everything runs under `no_grad`.
+            None: neither; the calls run in the gradient mode that is set.
+    """
+
+    fn: Callable[..., Any]
+    calls: Sequence[Call]
+    between: Callable[[Any, int], Any] | None = None
+    grad: bool | None = None
+
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules whose state belongs to the program: the function itself, what it is bound to or closes over."""
+        found = [self.fn, getattr(self.fn, "__self__", None), getattr(self.fn, "__wrapped__", None)]
+        for cell in getattr(self.fn, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):
+                found.append(cell.cell_contents)
+        found += [leaf for call in self.calls for leaf in tree_flatten(call)[0]]
+        unique = {id(m): m for m in found if isinstance(m, torch.nn.Module)}
+        return list(unique.values())
+
+    def state(self) -> list[torch.Tensor]:
+        """Parameters and buffers, each once."""
+        found: dict[int, torch.Tensor] = {}
+        for module in self.modules():
+            for tensor in (*module.parameters(), *module.buffers()):
+                found.setdefault(id(tensor), tensor)
+        return list(found.values())
+
+    def wants_gradients(self) -> bool:
+        """Whether any argument, parameter or buffer requires a gradient."""
+        return any(t.requires_grad for t in [*tensors_of(list(self.calls)), *self.state()])
+
+    def run(self, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> list[CallRecord]:
+        """Run every call on `make(fn)`. Everything it changes stays changed: call it in a child process."""
+        return [record for record, _ in self.steps(make)]
+
+    def steps(
+        self, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> Iterator[tuple[CallRecord, BaseException | None]]:
+        """The calls one by one, each with the exception that ended it."""
+        function = make(self.fn)
+        for i, (args, kwargs) in enumerate(self.calls):
+            if i and self.between is not None:
+                self.between(self.fn, i)
+            yield self._call(function, args, kwargs)
+
+    def _call(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[CallRecord, BaseException | None]:
+        inputs = [*tensors_of((args, kwargs)), *self.state()]
+        for tensor in inputs:
+            if tensor.is_leaf:
+                tensor.grad = None
+        mode = torch.no_grad() if self.grad is False else contextlib.nullcontext()
+        try:
+            with mode:
+                result = function(*args, **kwargs)
+            gradients: list[Any] = []
+            if self.grad:
+                weighted_sum(tensors_of(result))
+                gradients = [t.grad if t.is_leaf and t.requires_grad else None for t in inputs]
+        except Exception as error:
+            return CallRecord(raised=raised_from(error)), error
+        leaves = [_detached(leaf) for leaf in tree_flatten(result)[0]]
+        values = [leaves, [_detached(t) for t in inputs], gradients]
+        return CallRecord(values=to_bytes(capture(values, rng=False))), None
+
+    def run_wide(self, seed: int | None, roundoff: float) -> list[CallRecord]:
+        """The calls in float64, with every floating-point input multiplied by 1 ± roundoff if a seed is given.
+
+        Parameters and buffers are widened in place: call it in a child process.
+        """
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+        def widen(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not is_noisy(value):
+                return value
+            wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
+            if generator is not None:
+                signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8) * 2 - 1
+                wide = wide * (1 + roundoff * signs.to(wide.device))
+            return wide.clone().requires_grad_(value.requires_grad)
+
+        for module in self.modules():
+            for part in module.modules():
+                for name, value in list(part._parameters.items()):
+                    if value is not None:
+                        part._parameters[name] = torch.nn.Parameter(widen(value), value.requires_grad)
+                for name, buffer in list(part._buffers.items()):
+                    part._buffers[name] = widen(buffer)
+        calls = [tree_map(widen, call) for call in self.calls]
+        wide = Program(self.fn, calls, self.between, self.grad)
+        with InFloat64():
+            return wide.run(lambda fn: fn)
+
+
+def weighted_sum(tensors: Sequence[torch.Tensor]) -> None:
+    """Run the backward of Σ (t · w).sum() over the outputs that require a gradient, w a ramp from 0.5 to 1.5."""
+    total: Any = 0.0
+    for tensor in tensors:
+        if tensor.requires_grad:
+            ramp = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64, device=tensor.device)
+            total = total + (tensor * ramp.reshape(tensor.shape).to(tensor.dtype)).sum()
+    if isinstance(total, torch.Tensor):
+        torch.autograd.backward(total.abs() if total.is_complex() else total)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,215 @@
+"""From a suspect to a finding: the smallest piece of the program that still fails on its own, with its dossier."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch.fx import GraphModule, Interpreter, Node
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
+from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
+from graphprobe.diagnose.finding import Finding
+from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
+from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.naming import source_of
+from graphprobe.engine.subgraph import CALLS, ancestors, extract
+from graphprobe.engine.values import CapturedValues, capture
+from graphprobe.errors import GraphprobeError
+from graphprobe.internals.pass_snapshots import PassLog
+from graphprobe.internals.stages import stop_after
+
+log = logging.getLogger(__name__)
+
+DEPTHS = (0, 1, 2, 4)
+"""How many steps back from the accused node the pieces reach that are tried, one after the other."""
+
+GRAPH_STAGES = ("decomposition", "pre_grad", "joint", "post_grad")
+"""Stages whose faults show in Inductor's graphs, before there are kernels."""
+
+REPRO_FAILS = 1
+
+
+def _graphs_of_inductor() -> Any:
+    """Inductor's graphs as they are lowered, run op by op."""
+
+    def inner(gm: GraphModule, _: Sequence[Any], __: dict[str, Any]) -> Any:
+        def run(args: list[Any]) -> Any:
+            values = list(args)
+            args.clear()
+            return Interpreter(gm).run(*values)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    return lambda gm, inputs: stop_after("post_grad", gm, inputs, inner)
+
+
+class DynamoGraph:
+    """A graph of Dynamo's with the values it was called with.
+
+    Attributes:
+        graph: an own copy.
+        calls: values of the placeholders before each recorded call.
+        logs: what the passes did while it was compiled.
+    """
+
+    def __init__(self, graph: GraphModule, calls: list[CapturedValues] | None = None) -> None:
+        self.graph = graph
+        self.calls: list[CapturedValues] = calls if calls is not None else []
+        self.logs: list[PassLog] = []
+
+
+class Prover:
+    """Finds repros for suspects of one compilation and writes their dossiers."""
+
+    def __init__(self, compilation: Compilation, dynamo: Sequence[DynamoGraph], grad: bool) -> None:
+        self.compilation, self.dynamo, self.grad = compilation, dynamo, grad
+        self.changed: Changed = changed_settings()
+        self.compiles = 0
+
+    def prove(self, suspect: Suspect) -> Finding | None:
+        """The suspect as a finding with its dossier; None when no piece of the program fails on its own."""
+        for case in self.candidates(suspect):
+            started = time.monotonic()
+            result = self.try_case(case, graphs_only=suspect.stage in GRAPH_STAGES)
+            seconds, size = time.monotonic() - started, len(case.graph.graph.nodes)
+            log.info("%s, a piece of %d nodes: %.1f s, %s", suspect.op, size, seconds, result and result.fails)
+            if result is not None and result.fails:
+                return self.finding(suspect, case, result)
+        return None
+
+    def try_case(self, case: Case, *, graphs_only: bool = False) -> CaseResult | None:
+        """Check a case; None when it cannot even be run uncompiled.
+
+        With `graphs_only` the fault is one of Inductor's graphs: these are run op by op first, which needs no kernels,
+        and only a case that fails there is compiled to the end.
+        """
+        try:
+            reference = reference_of(case)
+        except Exception:  # a piece that cannot stand alone
+            return None
+        limit = self.compilation.timeout_s
+        if graphs_only and self.compilation.is_inductor:
+            quick = check(case, timeout_s=limit, reference=reference, backend=_graphs_of_inductor, repeats=1)
+            if not quick.fails:
+                return quick
+        self.compiles += 1
+        return check(case, timeout_s=limit, reference=reference)
+
+    def candidates(self, suspect: Suspect) -> Iterator[Case]:
+        """Pieces to try, the smallest first: the op, the op with what feeds it, the user's line, the whole graph."""
+        tried: set[tuple[str, ...]] = set()
+        # A wrong pass needs what it matched; a dead store or a constant is only there in the surroundings.
+        cores: list[list[Node]] = (
+            [[suspect.node], [suspect.node, *suspect.others]] if suspect.others else [[suspect.node]]
+        )
+        for depth in DEPTHS:
+            for core in cores:
+                nodes = ancestors([n for n in core if n.op in CALLS], depth)
+                key = tuple(sorted(n.name for n in nodes))
+                if not nodes or key in tried:
+                    continue
+                tried.add(key)
+                made = self._cut(suspect.graph, nodes, suspect.values)
+                if made is not None:
+                    graph, inputs = made
+                    yield self.case(graph, [capture(inputs)], suspect.kind)
+        yield from self.from_dynamo(suspect)
+
+    def _cut(self, gm: GraphModule, nodes: set[Node], values: dict[str, Any]) -> tuple[GraphModule, list[Any]] | None:
+        try:
+            return extract(gm, nodes, values)
+        except (KeyError, AttributeError, RuntimeError):  # a value that was not recorded
+            return None
+
+    def from_dynamo(self, suspect: Suspect) -> Iterator[Case]:
+        """Dynamo's graphs, whole, those that hold the suspect's source line first."""
+        line = suspect.source
+        order = sorted(self.dynamo, key=lambda d: not any(source_of(n) == line for n in d.graph.graph.nodes))
+        for graph in order:
+            if graph.calls:
+                yield self.whole(graph, suspect.kind)
+
+    def whole(self, graph: DynamoGraph, kind: str) -> Case:
+        """One of Dynamo's graphs with all its calls."""
+        return self.case(graph.graph, graph.calls, kind, grad=self.grad, dynamic=self.compilation.dynamic)
+
+    def case(
+        self,
+        graph: GraphModule,
+        calls: list[CapturedValues],
+        kind: str,
+        *,
+        grad: bool = False,
+        dynamic: bool | None = None,
+    ) -> Case:
+        """A case with the settings of this compilation."""
+        return Case(
+            graph,
+            calls,
+            kind,
+            backend=self.compilation.backend_name,
+            dynamic=dynamic,
+            grad=grad,
+            inductor_config=self.changed.inductor,
+            functorch_config=self.changed.functorch,
+            dynamo_config=self.changed.dynamo,
+        )
+
+    def finding(self, suspect: Suspect, case: Case, result: CaseResult) -> Finding:
+        """Write the dossier of a case that fails."""
+        kind = suspect.kind
+        if result.died is not None:
+            kind = "hang" if result.died == "timeout" else "segfault"
+        made = Finding(
+            kind=kind,
+            stage=suspect.stage,
+            direction="backward" if suspect.direction == "backward" else "forward",
+            pass_=suspect.pass_,
+            op=suspect.op,
+            also=[name for name in dict.fromkeys(suspect.also) if name != suspect.op],
+            node=suspect.node.name,
+            kernel=suspect.kernel,
+            source=suspect.source,
+            module=suspect.module,
+            local_z=suspect.error.z,
+            accumulated_z=max((d.z for d in result.differences), default=0.0),
+            flaky_rate=result.rate,
+            reason=suspect.error.reason,
+        )
+        self.write(made, case, result, suspect.graph if suspect.pass_ else None)
+        return made
+
+    def write(self, made: Finding, case: Case, result: CaseResult, before: GraphModule | None = None) -> None:
+        """Write the dossier and note in the finding how its repro does in a process of its own."""
+        limits = allowed(result.reference) if result.reference.wide is not None else []
+        case = replace(case, kind=made.kind, allowed=limits)
+        folder = free_folder(self.compilation.folder, made)
+        made.dossier = str(folder)
+        try:
+            problems = write_dossier(folder, case, made, versions=versions(), before=before)
+            code = run_repro(folder) if not problems else None
+        except (GraphprobeError, OSError) as error:
+            problems, code = [str(error)], None
+            made.dossier = str(folder) if folder.exists() else None
+        if problems:
+            made.reason += f" The repro is incomplete: {'; '.join(problems)}."
+        elif code != REPRO_FAILS:
+            made.reason += (
+                " The repro does not fail in a process of its own, so the fault needs something of this process: a"
+                " patch, a pass or a setting that cannot be saved."
+            )
+
+
+def free_folder(parent: Path, finding: Finding) -> Path:
+    """A folder name that is not taken, e.g. `lowering-aten.relu.default`."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{finding.stage}-{finding.op or finding.kind}")
+    names = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
+    return next(parent / name for name in names if not (parent / name).exists())

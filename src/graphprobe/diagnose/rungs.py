@@ -1,0 +1,225 @@
+"""The rungs of the ladder as steps for a child process: run the program on a rung, and look into what the rung did."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import GraphModule
+
+from graphprobe.diagnose.exceptions import Origin, origin_of
+from graphprobe.diagnose.finding import Finding, LargestZ
+from graphprobe.diagnose.kernel_check import CompiledGraph, to_show
+from graphprobe.diagnose.program import CallRecord, Program
+from graphprobe.diagnose.prove import DynamoGraph
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_outputs
+from graphprobe.engine.subgraph import exposed
+from graphprobe.engine.values import capture
+from graphprobe.internals import stages
+from graphprobe.internals.aot_backends import aot_compile
+from graphprobe.internals.pass_snapshots import PassLog, Snapshots
+
+RECORDED = 3
+"""Calls of one graph whose values are kept: the first ones."""
+
+
+class RungReport(msgspec.Struct):
+    """What a child process sends back.
+
+    Attributes:
+        calls: of the program on this rung.
+        origin: where the first exception came from.
+        findings: proven faults.
+        unproven: suspects that no piece of the program confirmed, one sentence each.
+        right: what was checked and is right.
+        largest: local error within the noise.
+        checked: values judged.
+        compiles: graphs compiled to kernels.
+        notes: what could not be checked.
+    """
+
+    calls: list[CallRecord] = []
+    origin: Origin | None = None
+    findings: list[Finding] = []
+    unproven: list[str] = []
+    right: list[str] = []
+    largest: LargestZ = msgspec.field(default_factory=LargestZ)
+    checked: int = 0
+    compiles: int = 0
+    notes: list[str] = []
+
+
+class Watch:
+    """Keeps what Dynamo handed to a backend, and what the stages made of it."""
+
+    def __init__(self, skip: Collection[tuple[str, str]] = ()) -> None:
+        """`skip`: phases and names of passes to leave out."""
+        self.dynamo: list[DynamoGraph] = []
+        self.snapshots = Snapshots(skip)
+        self.graphs: list[StageGraph] = []
+        self.compiled: list[CompiledGraph] = []
+        self.failed_nodes: list[Any] = []
+
+    def backend(self, compile_graph: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]) -> Callable[..., Any]:
+        """A backend that compiles with `compile_graph` and records graphs and inputs."""
+
+        def backend(gm: GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+            record = DynamoGraph(stages.copy_graph(gm))
+            self.dynamo.append(record)
+            logs = len(self.snapshots.logs)
+            try:
+                compiled = compile_graph(gm, example_inputs)
+            except BaseException:
+                record.calls.append(capture(list(example_inputs)))
+                raise
+            finally:
+                record.logs = self.snapshots.logs[logs:]
+
+            def run(*args: Any) -> Any:
+                if len(record.calls) < RECORDED:
+                    record.calls.append(capture(list(args)))
+                return compiled(*args)
+
+            return run
+
+        return backend
+
+
+class StageGraph:
+    """A graph of AOTAutograd that runs op by op.
+
+    Attributes:
+        direction: `forward` or `backward`.
+        graph: what runs.
+        inputs: before each recorded call.
+        log: what the post-grad passes did, if they ran.
+        owner: number of Dynamo's graph.
+    """
+
+    def __init__(self, direction: str, graph: GraphModule, owner: int, log: PassLog | None = None) -> None:
+        self.direction, self.graph, self.owner, self.log = direction, graph, owner, log
+        self.inputs: list[list[Any]] = []
+
+
+def interpreted(watch: Watch, graph: GraphModule, direction: str, log: PassLog | None = None) -> Callable[..., Any]:
+    """A boxed callable that runs `graph` op by op and records its inputs."""
+    record = StageGraph(direction, stages.copy_graph(graph), len(watch.dynamo) - 1, log)
+    watch.graphs.append(record)
+
+    def run(args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()
+        if len(record.inputs) < RECORDED:
+            record.inputs.append(copied_together(values))
+        recorder = Recorder(record.graph, keep=False)
+        try:
+            return recorder.run(*values)
+        except Exception:
+            watch.failed_nodes.append(recorder.current)
+            raise
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def dynamo_rung(watch: Watch) -> Callable[..., Any]:
+    """Dynamo's graphs, run as they are."""
+    return watch.backend(lambda gm, _: gm.forward)
+
+
+def aot_rung(watch: Watch) -> Callable[..., Any]:
+    """AOTAutograd without decompositions, its graphs run op by op."""
+
+    def compiler(direction: str) -> Callable[..., Any]:
+        return lambda gm, _: interpreted(watch, gm, direction)
+
+    return watch.backend(
+        functools.partial(
+            aot_compile,
+            forward=compiler("forward"),
+            backward=compiler("backward"),
+            min_cut=True,
+            decompose=False,
+            keep_mutations=True,
+        )
+    )
+
+
+def stage_rung(watch: Watch, stage: str) -> Callable[..., Any]:
+    """Inductor up to a stage, the graphs run op by op."""
+
+    def inner(gm: GraphModule, _: Sequence[Any], settings: dict[str, Any]) -> Callable[..., Any]:
+        direction = "backward" if settings.get("is_backward") else "forward"
+        posts = [log for log in watch.snapshots.logs if log.phase == "post_grad"]
+        return interpreted(watch, gm, direction, posts[-1] if stage == "post_grad" and posts else None)
+
+    return watch.backend(lambda gm, inputs: stages.stop_after(stage, gm, inputs, inner))
+
+
+def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
+    """Inductor, with its kernels; `expose` compiles each graph a second time with its intermediate values shown."""
+
+    def inner(
+        compile_graph: Callable[..., Any], gm: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]
+    ) -> Callable[..., Any]:
+        direction = "backward" if settings.get("is_backward") else "forward"
+        final = stages.post_grad_graph(gm, inputs, bool(settings.get("is_inference")))
+        record = CompiledGraph(direction, final)
+        watch.compiled.append(record)
+        compiled = compile_graph(gm, inputs, settings)
+        showing = _showing(compile_graph, record, inputs, settings) if expose else None
+
+        def run(args: list[Any]) -> Any:
+            if len(record.inputs) >= RECORDED:
+                return compiled(args)
+            values = list(args)
+            record.inputs.append(copied_together(values))
+            again = copied_together(values) if showing is not None else []
+            result = compiled(args)
+            record.outputs.append(copied(flat_outputs(result)))
+            record.after.append(copied(values))
+            if showing is not None:
+                shown = flat_outputs(showing(again))
+                own = len(shown) - len(record.shown)
+                record.values.append([copied(v) for v in (*shown[own:], *shown[:own])])
+            return result
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    return watch.backend(lambda gm, inputs: stages.kernels(gm, inputs, inner))
+
+
+def _showing(
+    compile_graph: Callable[..., Any], record: CompiledGraph, inputs: Sequence[Any], settings: dict[str, Any]
+) -> Callable[..., Any] | None:
+    graph = stages.copy_graph(record.final)
+    nodes = to_show(graph)
+    exposed(graph, nodes)
+    try:
+        compiled: Callable[..., Any] = compile_graph(graph, inputs, settings, passes=False)
+    except Exception as error:
+        record.problem = f"its values could not be shown: {type(error).__name__}: {str(error)[:200]}"
+        return None
+    record.shown = [n.name for n in nodes]
+    return compiled
+
+
+def run_program(
+    program: Program, compilation: Compilation, backend: Callable[..., Any] | str, report: RungReport
+) -> None:
+    """Run the calls compiled with `backend`; what they gave, and the first exception's origin, go into `report`."""
+    torch._dynamo.reset()
+
+    def make(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(fn, backend=backend, dynamic=compilation.dynamic)
+
+    with compilation.configured():
+        for record, error in program.steps(make):
+            report.calls.append(record)
+            if error is not None and report.origin is None:
+                report.origin = origin_of(error)

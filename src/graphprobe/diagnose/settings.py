@@ -1,0 +1,117 @@
+"""How the program is compiled, and the settings of torch that a repro must repeat."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphprobe.internals.require import require
+
+OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})
+"""Changed by this package in its child processes, or without influence on results."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """How `diagnose` compiles.
+
+    Attributes:
+        backend: name or function, as `torch.compile` takes it.
+        dynamic: as `torch.compile` takes it.
+        align_random: compiled random ops draw what eager draws (Inductor's `fallback_random`).
+        folder: where dossiers go.
+        timeout_s: for one compilation with its runs.
+    """
+
+    backend: str | Callable[..., Any]
+    dynamic: bool | None
+    folder: Path
+    align_random: bool = False
+    timeout_s: float = 600.0
+
+    @property
+    def is_inductor(self) -> bool:
+        """Whether the backend is Inductor itself, whose stages are known."""
+        return self.backend == "inductor"
+
+    @property
+    def backend_name(self) -> str:
+        """A name that stock torch knows; `inductor` for functions."""
+        return self.backend if isinstance(self.backend, str) else "inductor"
+
+    @contextlib.contextmanager
+    def configured(self) -> Iterator[None]:
+        """torch as it must be for every compilation of this diagnosis."""
+        with contextlib.ExitStack() as stack:
+            if self.align_random:
+                config = require("torch._inductor", "config", purpose="random ops as in eager")
+                stack.enter_context(config.patch({"fallback_random": True}))
+            yield
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Settings other than the defaults, by dotted name; those that JSON can hold."""
+
+    inductor: dict[str, Any] = field(default_factory=dict)
+    functorch: dict[str, Any] = field(default_factory=dict)
+    dynamo: dict[str, Any] = field(default_factory=dict)
+    unsaved: list[str] = field(default_factory=list)
+
+
+def changed_settings() -> Changed:
+    """What the program has changed in torch's compiler settings."""
+    found = Changed()
+    for package, values in (
+        ("torch._inductor", found.inductor),
+        ("torch._functorch", found.functorch),
+        ("torch._dynamo", found.dynamo),
+    ):
+        config = require(package, "config", purpose="reading settings")
+        entries = getattr(config, "_config", {})
+        for name, entry in entries.items():
+            if name in OURS or name.startswith("_") or "cache" in name:
+                continue
+            try:
+                with warnings.catch_warnings(action="ignore"):  # some are deprecated, and say so when read
+                    value = getattr(config, name)
+                default = config._is_default(name) if hasattr(config, "_is_default") else value == entry.default
+            except Exception:  # an alias to another module's setting
+                continue
+            if default:
+                continue
+            if _plain(value):
+                values[name] = value
+            else:
+                found.unsaved.append(f"{package}.config.{name} = {value!r:.80}")
+    return found
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def versions() -> dict[str, str]:
+    """What a maintainer asks for first."""
+    found = {
+        "torch": torch.__version__,
+        "git": str(torch.version.git_version),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpu": getattr(torch.backends.cpu, "get_cpu_capability", lambda: "unknown")(),
+    }
+    if torch.cuda.is_available():
+        found["cuda"] = f"{torch.version.cuda}, {torch.cuda.get_device_name()}"
+    return found

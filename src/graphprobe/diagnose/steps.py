@@ -1,0 +1,260 @@
+"""The steps of a diagnosis that run in child processes, each with what it looks into."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import torch
+
+from graphprobe.diagnose.alone import alone
+from graphprobe.diagnose.bisect import culprits
+from graphprobe.diagnose.blame import isolated_suspects
+from graphprobe.diagnose.decompositions import check_decompositions
+from graphprobe.diagnose.dynamo_check import Accused, accused, constants_changed
+from graphprobe.diagnose.finding import Finding, LargestZ
+from graphprobe.diagnose.ir_check import stage_of
+from graphprobe.diagnose.kernel_check import check_graph
+from graphprobe.diagnose.passes import Step, analyse
+from graphprobe.diagnose.program import CallRecord, Program, tensors_of
+from graphprobe.diagnose.prove import Prover
+from graphprobe.diagnose.rungs import (
+    RungReport,
+    StageGraph,
+    Watch,
+    aot_rung,
+    dynamo_rung,
+    kernel_rung,
+    run_program,
+    stage_rung,
+)
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.interpret import run_graph
+from graphprobe.engine.isolate import isolated
+from graphprobe.engine.values import capture, to_bytes
+
+
+class EagerReport(msgspec.Struct):
+    """The program uncompiled.
+
+    Attributes:
+        calls: what each call gave.
+        before: the inputs before the first call.
+        draws: it moves a random generator.
+        roundoff: u of the coarsest floating-point dtype among inputs and outputs.
+    """
+
+    calls: list[CallRecord]
+    before: tuple[bytes, bytes]
+    draws: bool = False
+
+
+def eager(program: Program) -> EagerReport:
+    """Run the program as it is."""
+    inputs = [*tensors_of(program.calls[0]), *program.state()]
+    before = to_bytes(capture([[t.detach() for t in inputs]], rng=False))
+    state = torch.get_rng_state()
+    calls = program.run(lambda fn: fn)
+    return EagerReport(calls, before, not torch.equal(state, torch.get_rng_state()))
+
+
+def dynamo(program: Program, compilation: Compilation) -> RungReport:
+    """Dynamo's graphs, run as they are."""
+    report, watch = RungReport(), Watch()
+    run_program(program, compilation, dynamo_rung(watch), report)
+    return report
+
+
+def aot(program: Program, compilation: Compilation, *, strides: bool = False) -> RungReport:
+    """AOTAutograd's graphs run op by op; each op against its decomposition, with `strides` their layouts too."""
+    report, watch = RungReport(), Watch()
+    run_program(program, compilation, aot_rung(watch), report)
+    suspects: list[Suspect] = []
+    with compilation.configured():
+        for graph in watch.graphs:
+            for inputs in graph.inputs:
+                found, checked, largest = check_decompositions(graph, inputs, strides=strides)
+                suspects += found
+                report.checked += checked
+                _larger(report, *largest)
+        _prove(suspects, report, Prover(compilation, watch.dynamo, bool(program.grad)))
+    if report.checked and not suspects:
+        report.right.append(f"decompositions: {report.checked} ops agree with theirs")
+    return report
+
+
+def passes(
+    program: Program, compilation: Compilation, *, seek: bool = False, skip: Collection[tuple[str, str]] = ()
+) -> RungReport:
+    """Inductor's graph passes, each snapshot run on the real inputs; those of `skip`, (stage, name), are left out.
+
+    With `seek` the ops that make the kernels crash or raise are looked for as well, each compiled by itself.
+    """
+    report, watch = RungReport(), Watch(skip)
+    with watch.snapshots.active():
+        run_program(program, compilation, stage_rung(watch, "post_grad"), report)
+    suspects: list[Suspect] = []
+    right: list[str] = []
+    with compilation.configured():
+        for step in _steps(watch):
+            suspects += step.suspects
+            right += step.passes
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+        _prove(suspects, report, prover)
+        if right:
+            report.right.append(f"passes: {len(right)} that changed a graph compute the same")
+        if seek:
+            for graph in watch.graphs:
+                for inputs in graph.inputs[:1]:
+                    run = run_graph(graph.graph, inputs)
+                    found = culprits(graph, run, prover) if run.failed is None else []
+                    _prove(found, report, prover)
+    return report
+
+
+def _steps(watch: Watch) -> list[Step]:
+    found: list[Step] = []
+    for number, graph in enumerate(watch.dynamo):
+        mine = [g for g in watch.graphs if g.owner == number]
+        for log in graph.logs:
+            if log.phase == "pre_grad":
+                found += [analyse(log, call.restore(), "forward") for call in graph.calls]
+            if log.phase == "joint":
+                found += [analyse(log, inputs, "forward") for inputs in _joint_inputs(log.snapshots[0].graph, mine)]
+    for stage_graph in watch.graphs:
+        if stage_graph.log is not None:
+            found += [analyse(stage_graph.log, inputs, stage_graph.direction) for inputs in stage_graph.inputs]
+    return found
+
+
+def _joint_inputs(joint: torch.fx.GraphModule, graphs: Sequence[StageGraph]) -> list[list[Any]]:
+    """Values for the joint graph's placeholders, from those of the forward and backward graphs, by name."""
+    names = [n.name for n in joint.graph.nodes if n.op == "placeholder"]
+    found = []
+    for call in range(max((len(g.inputs) for g in graphs), default=0)):
+        known: dict[str, Any] = {}
+        for graph in graphs:
+            if call < len(graph.inputs):
+                own = [n.name for n in graph.graph.graph.nodes if n.op == "placeholder"]
+                known |= {k: v for k, v in zip(own, graph.inputs[call], strict=False) if k not in known}
+        if all(name in known for name in names):
+            found.append([known[name] for name in names])
+    return found
+
+
+def kernels(program: Program, compilation: Compilation, *, expose: bool = True) -> RungReport:
+    """Inductor's kernels; with `expose`, every value of its graphs against the op run by itself."""
+    report, watch = RungReport(), Watch()
+    run_program(program, compilation, kernel_rung(watch, expose=expose), report)
+    suspects: list[Suspect] = []
+    with compilation.configured():
+        for compiled in watch.compiled:
+            report.compiles += 2 if compiled.shown else 1
+            if compiled.problem:
+                report.notes.append(compiled.problem)
+            before = len(suspects)
+            for call in range(len(compiled.inputs)):
+                result = check_graph(compiled, call)
+                report.checked += result.checked
+                _larger(report, *result.largest)
+                suspects += result.suspects
+            if len(suspects) == before and compiled.shown:
+                report.right.append(f"{compiled.direction} kernels: {len(compiled.shown)} values agree with their ops")
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+        suspects = alone(suspects, prover)
+        for suspect in suspects:
+            suspect.stage = stage_of(suspect)
+        _prove(suspects, report, prover)
+        report.compiles += prover.compiles
+    return report
+
+
+def blame(program: Program, compilation: Compilation, stage: str) -> RungReport:
+    """Which of Dynamo's nodes fails on the rung of `stage`, each compiled by itself on the values it got."""
+    report, watch = RungReport(), Watch()
+    run_program(program, compilation, dynamo_rung(watch), report)
+    with compilation.configured():
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+        for graph in watch.dynamo:
+            if graph.calls:
+                _prove(isolated_suspects(graph, stage, compilation, bool(program.grad)), report, prover)
+    return report
+
+
+def upto(program: Program, compilation: Compilation, stage: str) -> RungReport:
+    """Inductor up to a stage before its post-grad passes, op by op."""
+    report = RungReport()
+    run_program(program, compilation, stage_rung(Watch(), stage), report)
+    return report
+
+
+def plain(program: Program, compilation: Compilation) -> RungReport:
+    """The backend as it is, nothing looked into."""
+    report = RungReport()
+    run_program(program, compilation, compilation.backend, report)
+    return report
+
+
+def whole(
+    program: Program, compilation: Compilation, stage: str, kind: str, reason: str, *, caches: bool = False
+) -> RungReport:
+    """A finding for a failure that no op could be named for: Dynamo's graphs, whole, are its repro."""
+    report, watch = RungReport(), Watch()
+    named = (
+        isolated(lambda: accused(program, compilation), timeout_s=compilation.timeout_s) if stage == "dynamo" else None
+    )
+    run_program(program, compilation, dynamo_rung(watch), RungReport())
+    suspect = constants_changed(watch.dynamo) if caches else None
+    if named is not None and named.value is not None:
+        suspect = msgspec.convert(named.value, Accused)
+    known: Any = stage
+    kind_: Any = kind
+    with compilation.configured():
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+        for graph in watch.dynamo:
+            case = replace(prover.whole(graph, kind), caches=caches)
+            result = prover.try_case(case)
+            if result is not None and result.fails:
+                made = Finding(kind=kind_, stage=known, flaky_rate=result.rate, reason=reason)
+                prover.write(made, case, result)
+                report.findings.append(made)
+    if not report.findings:
+        report.findings.append(Finding(kind=kind_, stage=known, reason=reason))
+    for finding in report.findings:
+        if suspect is None:
+            break
+        finding.op, finding.node, finding.source = suspect.op, suspect.node, suspect.source
+        finding.module, finding.reason = suspect.module, f"{finding.reason}; {suspect.op}: {suspect.reason}"
+    report.compiles = prover.compiles
+    return report
+
+
+def _larger(report: RungReport, node: str | None, z: float) -> None:
+    if z > report.largest.z:
+        report.largest = LargestZ(node, z)
+
+
+MOST = 4
+"""Faults proven in one step; the rest are named as unproven."""
+
+
+def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> None:
+    groups: dict[tuple[str, str, str], list[Suspect]] = {}
+    for suspect in suspects:
+        groups.setdefault((suspect.stage, suspect.pass_ or suspect.op, suspect.direction), []).append(suspect)
+    for group in list(groups.values())[:MOST]:
+        group.sort(key=lambda s: -s.error.excess)
+        finding = next(filter(None, (prover.prove(s) for s in group[:2])), None)
+        best = group[0]
+        if finding is not None:
+            others = [s.op for s in group[1:] if s.op != finding.op]
+            finding.also = list(dict.fromkeys([*finding.also, *others]))
+            report.findings.append(finding)
+        else:
+            text = (
+                f"{best.stage}: {best.op} at {best.node.name} ({best.source or 'source unknown'}): {best.error.reason}"
+            )
+            report.unproven.append(text)

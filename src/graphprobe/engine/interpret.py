@@ -1,0 +1,113 @@
+"""Run an FX graph node by node on real inputs and keep every value as it was when it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from graphprobe.internals.quiet import hint
+
+Watch = Callable[[Node, tuple[Any, ...], dict[str, Any], Any], None]
+"""Gets a node, the arguments it is run with (before it runs it could have changed them), and its result."""
+
+
+@dataclass
+class GraphRun:
+    """One run of a graph.
+
+    Attributes:
+        outputs: what it returned.
+        inputs: its inputs after the run; tensors it changed are changed.
+        values: value of every node by name, copied when it was made.
+        failed: the node that raised, and what it raised.
+    """
+
+    outputs: Any = None
+    inputs: list[Any] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    failed: tuple[Node, BaseException] | None = None
+
+
+class Recorder(Interpreter):
+    """Interpreter that keeps copies; `watch` sees each call before it runs."""
+
+    def __init__(self, gm: GraphModule, *, keep: bool = True, watch: Callable[..., None] | None = None) -> None:
+        super().__init__(gm)
+        self.extra_traceback = False
+        self.keep, self.watch = keep, watch
+        self.values: dict[str, Any] = {}
+        self.current: Node | None = None
+
+    def run_node(self, n: Node) -> Any:
+        self.current = n
+        if self.watch is not None and n.op in ("call_function", "call_method"):
+            self.watch(n, *self.fetch_args_kwargs_from_env(n))
+        result = super().run_node(n)
+        if self.keep and n.op != "output":
+            self.values[n.name] = copied(result)
+        return result
+
+
+def copied(value: Any) -> Any:
+    """Tensors copied with their strides, lists and tuples of them too; anything else unchanged."""
+    if isinstance(value, torch.Tensor):
+        return copy_tensor(value)
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(copied(item) for item in value)
+    return value
+
+
+def copy_tensor(value: torch.Tensor) -> torch.Tensor:
+    """A detached copy with the same shape, strides (overlaps and gaps aside) and dtype."""
+    detached = value.detach()
+    return detached.clone() if detached.layout is torch.strided else detached
+
+
+def run_graph(
+    gm: GraphModule, inputs: Sequence[Any], *, keep: bool = True, watch: Callable[..., None] | None = None
+) -> GraphRun:
+    """Run `gm` on copies of `inputs`, without autograd; an exception is recorded, not raised."""
+    own = copied_together(inputs)
+    recorder = Recorder(gm, keep=keep, watch=watch)
+    run = GraphRun(inputs=own)
+    try:
+        with torch.no_grad():
+            run.outputs = recorder.run(*own)
+    except Exception as error:
+        assert recorder.current is not None
+        run.failed = (recorder.current, error)
+    run.values = recorder.values
+    return run
+
+
+def copied_together(values: Sequence[Any]) -> list[Any]:
+    """Copies of flat values in which tensors that share memory share it again."""
+    storages: dict[int, torch.Tensor] = {}
+    result: list[Any] = []
+    for value in values:
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.device.type == "meta":
+            number = hint(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else None
+            result.append(value if number is None else number)
+            continue
+        storage = value.untyped_storage()
+        key = storage.data_ptr()
+        if key not in storages or key == 0:
+            flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+            storages[key] = flat.clone()
+        fresh = torch.empty(0, dtype=value.dtype, device=value.device).set_(
+            storages[key].untyped_storage(), value.storage_offset(), value.shape, value.stride()
+        )
+        fresh = torch._conj(fresh) if value.is_conj() else fresh
+        result.append(fresh)
+    return result
+
+
+def flat_outputs(outputs: Any) -> list[Any]:
+    """What a graph returned, as a flat list."""
+    if isinstance(outputs, (list, tuple)):
+        return [leaf for item in outputs for leaf in flat_outputs(item)]
+    return [outputs]

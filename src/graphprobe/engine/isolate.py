@@ -1,0 +1,187 @@
+"""Run a step in a child process that shares nothing back: crashes, hangs and every side effect stay there."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+
+from graphprobe.internals import after_fork
+
+TAIL = 4000
+"""Characters kept of what the child printed."""
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An exception that ended a step: its class by qualified name, its text, and the formatted traceback."""
+
+    type: str
+    message: str
+    trace: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a step ended.
+
+    Attributes:
+        value: what it returned, decoded from JSON's types and bytes; None unless it returned.
+        raised: the exception, if one ended it.
+        signal: name of the signal that killed it, e.g. `SIGSEGV`.
+        timed_out: it was stopped after its time.
+        output: the end of what it printed.
+        seconds: wall time.
+    """
+
+    value: Any = None
+    raised: Raised | None = None
+    signal: str | None = None
+    timed_out: bool = False
+    output: str = ""
+    seconds: float = 0.0
+
+    @property
+    def died(self) -> bool:
+        """Whether the process was killed by a signal or for its time."""
+        return self.signal is not None or self.timed_out
+
+
+def isolated(step: Callable[[], Any], *, timeout_s: float = 600.0) -> Outcome:
+    """Run `step` in a forked child and return what became of it; this process is left as it was.
+
+    The child sees everything this process holds, patches included. `step` runs in a fresh thread of the child, because
+    OpenMP's threads do not survive a fork but start anew for a new thread. What it returns must consist of what
+    msgpack holds: None, numbers, strings, bytes, lists, dicts with string keys, and msgspec structs.
+
+    Where a fork is impossible (CUDA is in use, or not Linux) the step runs here, unprotected.
+    """
+    if not after_fork.can_fork():
+        return _here(step)
+    started = time.monotonic()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+        if child == 0:
+            _child(step, reader, writer, output.fileno())
+        os.close(writer)
+        data, timed_out = _receive(reader, child, started + timeout_s)
+        _, status = os.waitpid(child, 0)
+        output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
+        text = output.read().decode("utf-8", "replace")
+    seconds = time.monotonic() - started
+    if timed_out:
+        return Outcome(timed_out=True, output=text, seconds=seconds)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return Outcome(signal=signal.Signals(number).name, output=text, seconds=seconds)
+    if not data:
+        code = os.waitstatus_to_exitcode(status)
+        gone = Raised("SystemExit", f"the process ended with exit code {code}", "")
+        return Outcome(raised=gone, output=text, seconds=seconds)
+    value, raised = msgspec.msgpack.decode(data, type=tuple[Any, Raised | None])
+    return Outcome(value, raised, output=text, seconds=seconds)
+
+
+def _here(step: Callable[[], Any]) -> Outcome:
+    started = time.monotonic()
+    value, raised = _attempt(step)
+    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+    return Outcome(plain, raised, seconds=time.monotonic() - started)
+
+
+def _attempt(step: Callable[[], Any]) -> tuple[Any, Raised | None]:
+    try:
+        return step(), None
+    except BaseException as error:
+        return None, raised_from(error)
+
+
+def raised_from(error: BaseException) -> Raised:
+    """The record of an exception."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return Raised(name, str(error), "".join(traceback.format_exception(error)))
+
+
+def _child(step: Callable[[], Any], reader: int, writer: int, output: int) -> None:
+    """Never returns."""
+    try:
+        os.close(reader)
+        os.setsid()
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        settings = _thread_settings()
+        result: list[bytes] = []
+
+        def work() -> None:
+            for apply in settings:
+                apply()
+            after_fork.prepare()
+            value, raised = _attempt(step)
+            try:
+                result.append(msgspec.msgpack.encode((value, raised)))
+            except Exception as error:
+                result.append(msgspec.msgpack.encode((None, raised_from(error))))
+
+        # torch keeps changed settings in context variables, which a new thread does not inherit.
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
+        thread.start()
+        thread.join()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        view = memoryview(result[0] if result else b"")
+        while view:
+            view = view[os.write(writer, view) :]
+        os.close(writer)
+    finally:
+        os._exit(0)
+
+
+def _thread_settings() -> list[Callable[[], Any]]:
+    """What gives another thread this thread's number of threads, gradient mode and autocast."""
+    found: list[Callable[[], Any]] = [
+        partial(torch.set_num_threads, torch.get_num_threads()),
+        partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+        partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),
+    ]
+    for device in ("cpu", "cuda"):
+        found.append(partial(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device)))
+        found.append(partial(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device)))
+    return found
+
+
+def _receive(reader: int, child: int, deadline: float) -> tuple[bytes, bool]:
+    """What the child sent until it closed its end. At the deadline, or on an exception, its process group is killed."""
+    parts: list[bytes] = []
+    done = False
+    try:
+        while True:
+            ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return b"", True
+            part = os.read(reader, 1 << 20)
+            if not part:
+                done = True
+                return b"".join(parts), False
+            parts.append(part)
+    finally:
+        os.close(reader)
+        if not done:
+            for kill in (os.killpg, os.kill):
+                try:
+                    kill(child, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    continue

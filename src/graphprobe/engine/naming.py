@@ -1,0 +1,43 @@
+"""Where a node comes from: the user's source line, the nn.Module, the name of the op."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch.fx import Node
+
+from graphprobe.internals.operators import operator_of
+
+LINE = re.compile(r'File "([^"]*)", line (\d+)')
+
+
+def source_of(node: Node) -> str | None:
+    """`file:line` of the user's innermost line that made the node; None when it is not known."""
+    found = LINE.findall(node.stack_trace or "")
+    return f"{found[-1][0]}:{found[-1][1]}" if found else None
+
+
+def module_of(node: Node) -> str | None:
+    """Dotted path of the module whose forward made the node, e.g. `blocks.3.mlp`; None when it is not known."""
+    stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and entry and entry[0]]
+    if not paths:
+        return None
+    text = re.sub(r"\['?([^'\]]*)'?\]", r".\1", paths[-1])
+    text = re.sub(r"^L\.self\.?|^L__self___?\.?|^self\.?", "", text.replace("_modules.", "").replace("getattr", ""))
+    return text.strip(".") or None
+
+
+def op_of(node: Node) -> str:
+    """`aten.relu.default`, `torch.nn.functional.relu`, `Tensor.sin`, `operator.getitem`."""
+    target: Any = node.target
+    if node.op == "call_method":
+        return f"Tensor.{target}"
+    if isinstance(target, str):
+        return target
+    operator = operator_of(target)
+    if operator is not None:
+        return ".".join(filter(None, (operator.namespace, operator.name, operator.overload)))
+    module = (getattr(target, "__module__", None) or "torch").lstrip("_")
+    return f"{module}.{getattr(target, '__name__', target)}"

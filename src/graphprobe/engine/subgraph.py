@@ -1,0 +1,207 @@
+"""Pieces of FX graphs as graphs of their own, and graphs that show their intermediate values."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from graphprobe.engine.interpret import copied
+from graphprobe.internals.operators import writes_to
+
+CALLS = ("call_function", "call_method", "call_module")
+
+
+def ancestors(nodes: Collection[Node], depth: int) -> set[Node]:
+    """The nodes and the calls that feed them, up to `depth` steps back."""
+    found, edge = set(nodes), set(nodes)
+    for _ in range(depth):
+        edge = {n for node in edge for n in node.all_input_nodes if n.op in CALLS and n not in found}
+        if not edge:
+            break
+        found |= edge
+    return found
+
+
+def is_item(node: Node) -> bool:
+    """Whether the node picks one of the results of another call."""
+    return node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[0], Node)
+
+
+def with_producers(keep: Collection[Node]) -> set[Node]:
+    """`keep`, and the calls whose results its items are picked from."""
+    found = set(keep)
+    for node in keep:
+        while is_item(node) and isinstance(node.args[0], Node) and node.args[0].op in CALLS:
+            node = node.args[0]
+            found.add(node)
+    return found
+
+
+def extract(
+    gm: GraphModule, keep: Collection[Node], values: Mapping[str, Any], outputs: Sequence[Node] | None = None
+) -> tuple[GraphModule, list[Any]]:
+    """The calls `keep` of a graph as a graph of their own, with the values it is to be called with.
+
+    What they take from the rest of the graph becomes a placeholder when it is a tensor, and is written into the graph
+    when it is a number. Graphs that operators take stay attributes.
+
+    Args:
+        values: of every node of `gm` by name, from a run.
+        outputs: nodes to return; None: those of `keep` that nothing in `keep` uses.
+
+    Returns:
+        `(graph, inputs)`; the graph returns a tuple.
+    """
+    keep = with_producers(keep)
+    graph = Graph()
+    root = torch.nn.Module()
+    made: dict[Node, Any] = {}
+    inputs: list[Any] = []
+    order = [n for n in gm.graph.nodes if n in keep]
+    outside = [n for n in gm.graph.nodes if n not in keep and any(u in keep for u in n.users)]
+    for node in outside:
+        value = _attribute(gm, node) if node.op == "get_attr" else values.get(node.name)
+        if isinstance(value, GraphModule):
+            setattr(root, node.name, value)
+            made[node] = graph.get_attr(node.name)
+        elif isinstance(value, torch.Tensor):
+            made[node] = graph.placeholder(node.name)
+            made[node].meta = _clean(node.meta)
+            inputs.append(copied(value))
+        else:
+            made[node] = value
+    for node in order:
+        args, kwargs = _replaced((node.args, dict(node.kwargs)), made)
+        if node.op == "call_module":
+            root.add_module(node.name, gm.get_submodule(str(node.target)))
+            made[node] = graph.call_module(node.name, args, kwargs)
+        else:
+            made[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
+        made[node].meta = _clean(node.meta)
+    shown = outputs if outputs is not None else [n for n in order if not any(u in keep for u in n.users)]
+    graph.output(tuple(made[n] for n in shown))
+    return GraphModule(root, graph), inputs
+
+
+def isolated_calls(
+    gm: GraphModule, nodes: Sequence[Node], values: Mapping[str, Any]
+) -> tuple[GraphModule, list[Any], list[tuple[Node, int]]]:
+    """A graph in which each of `nodes` is called on inputs of its own, as recorded, and returned.
+
+    Returns:
+        `(graph, inputs, owners)`: `owners` has, for each of them in order, the node and how many of the inputs are its.
+        What a node returns is one item of the graph's outputs, in the same order.
+    """
+    graph, root = Graph(), torch.nn.Module()
+    inputs: list[Any] = []
+    owners: list[tuple[Node, int]] = []
+    results: list[Any] = []
+    for node in nodes:
+        made: dict[Node, Any] = {}
+        first = len(inputs)
+        for source in node.all_input_nodes:
+            value = _attribute(gm, source) if source.op == "get_attr" else values.get(source.name)
+            if isinstance(value, GraphModule):
+                setattr(root, source.name, value)
+                made[source] = graph.get_attr(source.name)
+            elif isinstance(value, torch.Tensor):
+                made[source] = graph.placeholder(f"{node.name}_{source.name}")
+                inputs.append(copied(value))
+            else:
+                made[source] = value
+        args, kwargs = _replaced((node.args, dict(node.kwargs)), made)
+        if node.op == "call_module":
+            root.add_module(node.name, gm.get_submodule(str(node.target)))
+            result = graph.call_module(node.name, args, kwargs)
+        else:
+            result = graph.create_node(node.op, node.target, args, kwargs, node.name)
+        result.meta = _clean(node.meta)
+        results.append(result)
+        owners.append((node, len(inputs) - first))
+    # Placeholders come first in a graph.
+    anchor = next((n for n in graph.nodes if n.op != "placeholder"), None)
+    for placeholder in [n for n in graph.nodes if n.op == "placeholder"]:
+        if anchor is not None:
+            anchor.prepend(placeholder)
+    graph.output(tuple(results))
+    return GraphModule(root, graph), inputs, owners
+
+
+def _clean(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: meta[key] for key in ("stack_trace", "nn_module_stack") if key in meta}
+
+
+def _replaced(value: Any, made: Mapping[Node, Any]) -> Any:
+    if isinstance(value, Node):
+        return made[value]
+    if isinstance(value, slice):
+        return slice(*(_replaced(v, made) for v in (value.start, value.stop, value.step)))
+    if isinstance(value, (list, tuple)):
+        items = [_replaced(v, made) for v in value]
+        return (
+            type(value)(*items) if hasattr(value, "_fields") else (tuple(items) if isinstance(value, tuple) else items)
+        )
+    if isinstance(value, dict):
+        return {k: _replaced(v, made) for k, v in value.items()}
+    return value
+
+
+def _attribute(gm: GraphModule, node: Node) -> Any:
+    found: Any = gm
+    for part in str(node.target).split("."):
+        found = getattr(found, part)
+    return found
+
+
+def output_node(gm: GraphModule) -> Node:
+    """The node that ends the graph."""
+    found: Node = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
+    return found
+
+
+def exposed(gm: GraphModule, nodes: Sequence[Node]) -> None:
+    """Make `gm` return, after what it returns, the values of `nodes`. What it notes of its outputs is extended."""
+    output = output_node(gm)
+    before = list(output.args[0]) if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+    output.args = ((*before, *nodes),)
+    strides = output.meta.get("original_output_strides")
+    if strides is not None:
+        output.meta["original_output_strides"] = [*strides, *([None] * len(nodes))]
+    gm.recompile()
+
+
+def showable(gm: GraphModule) -> list[Node]:
+    """The calls whose value a graph can return unchanged: tensors that nothing writes to later, not returned already.
+
+    Values that share memory with one that is written to later are left out.
+    """
+    written: set[Node] = set()
+    for node in gm.graph.nodes:
+        written |= set(writes_to(node))
+    roots: dict[Node, Node] = {}
+    for node in gm.graph.nodes:
+        base = node.args[0] if node.op == "call_function" and is_view(node) and node.args else None
+        roots[node] = roots.get(base, base) if isinstance(base, Node) else node
+    spoiled = {roots[n] for n in written}
+    already = set(output_node(gm).all_input_nodes)
+    return [
+        n
+        for n in gm.graph.nodes
+        if n.op == "call_function"
+        and isinstance(n.meta.get("val"), torch.Tensor)
+        and n not in already
+        and roots[n] not in spoiled
+        and not writes_to(n)
+    ]
+
+
+def is_view(node: Node) -> bool:
+    """Whether a result of the call may share memory with an argument."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return True  # getitem and the like: assume the worst
+    return any(r.alias_info is not None for r in schema.returns)

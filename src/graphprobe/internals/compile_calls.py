@@ -1,0 +1,194 @@
+"""Stands in for `torch.compile`, so that somebody can look at a call before the compiled function gets it."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from graphprobe.internals.importhook import ImportHook
+from graphprobe.internals.patches import Patch, PatchSet
+
+
+@dataclass(eq=False)
+class Compiled:
+    """One function or module that the program gave to `torch.compile`.
+
+    Attributes:
+        fn: uncompiled; for `nn.Module.compile` the module's bound method.
+        backend, dynamic, mode, options: as `torch.compile` got them; the backend is never None.
+        uncompiled: from now on the program gets `fn` itself instead of what was compiled.
+        kept: for the observer's own notes on this function.
+    """
+
+    fn: Callable[..., Any]
+    backend: str | Callable[..., Any]
+    dynamic: bool | None = None
+    mode: str | None = None
+    options: Mapping[str, Any] | None = None
+    uncompiled: bool = False
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def lone_backend(self) -> str | Callable[..., Any]:
+        """The backend with mode and options bound to it; Inductor takes them as settings instead, see `settings`."""
+        import torch
+
+        if self.backend == "inductor" or (self.mode in (None, "default") and not self.options):
+            return self.backend
+        bound: Callable[..., Any] = torch._TorchCompileWrapper(self.backend, self.mode, self.options, self.dynamic)
+        return bound
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        """Inductor's settings as mode and options ask for them."""
+        with contextlib.ExitStack() as stack:
+            if self.backend == "inductor" and (self.mode or self.options):
+                import torch
+
+                changes = dict(torch._inductor.list_mode_options(self.mode, self.dynamic)) if self.mode else {}
+                taken = {k: v for k, v in (self.options or {}).items() if k not in NO_SETTINGS}
+                changes |= {name.replace("-", "_"): value for name, value in taken.items()}
+                stack.enter_context(torch._inductor.config.patch(changes))
+            yield
+
+
+NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})
+"""Options that `torch.compile` takes for itself."""
+
+
+class CompileCalls:
+    """Watches every function that goes through `torch.compile` while it is installed.
+
+    `before(compiled, args, kwargs)` is called ahead of each call of such a function; while it runs, compiled functions
+    run uncompiled and `torch.compile` is torch's own, in this thread and in children forked from it. Threads take
+    turns.
+
+    Args:
+        before: may set `compiled.uncompiled`. What it raises goes to the program.
+        overrides: arguments of `torch.compile` that are put in the place of the program's.
+    """
+
+    def __init__(
+        self,
+        before: Callable[[Compiled, tuple[Any, ...], dict[str, Any]], None],
+        *,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.compiled: list[Compiled] = []
+        self._before, self._overrides = before, dict(overrides or {})
+        self._inside = contextvars.ContextVar("graphprobe_inside_before", default=False)
+        self._turn = threading.RLock()
+        self._patches = PatchSet()
+        self._hook = ImportHook({"torch": self._on_import})
+
+    def install(self) -> None:
+        """Put it in place, now or as soon as the program imports torch."""
+        self._hook.install()
+
+    def remove(self) -> None:
+        """Give torch its function back. What was compiled meanwhile goes on being watched."""
+        self._hook.remove()
+        self._patches.undo()
+
+    def _on_import(self, module: ModuleType) -> None:
+        self._patches.apply(module, Patch("compile_calls", "torch", "compile", self._make))
+
+    def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compile(model: Any = None, **settings: Any) -> Any:
+            if self._inside.get():
+                return original(model, **settings)
+            if model is None:
+                return lambda model: compile(model, **settings)
+            given = {**settings, **self._overrides}
+            options = dict(given["options"]) if given.get("options") else None  # torch takes entries out of it
+            result = original(model, **given)
+            if given.get("disable") or result is model or inspect.isclass(model):
+                return result
+            record = Compiled(
+                _innermost(model),
+                given.get("backend") or _default_backend(),
+                given.get("dynamic"),
+                given.get("mode"),
+                options,
+            )
+            self.compiled.append(record)
+            return self._watched(record, result)
+
+        return compile
+
+    def _watched(self, record: Compiled, result: Any) -> Any:
+        import torch
+
+        if isinstance(result, torch.nn.Module):
+            result.forward = self._wrapper(record, result.forward)
+            return result
+        return self._wrapper(record, result)
+
+    def _wrapper(self, record: Compiled, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        fn = record.fn
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            wanted = self._wants_compiled(record, args, kwargs)
+            return (compiled if wanted else fn)(*args, **kwargs)
+
+        # So Dynamo, when it traces a caller, goes on with the function itself, as it would without this wrapper.
+        vars(call).update(_torchdynamo_inline=fn, _torchdynamo_orig_callable=fn, _torchdynamo_wrapper_id=id(call))
+        return call
+
+    def _wants_compiled(self, record: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if self._inside.get():
+            return False
+        if not record.uncompiled:
+            with self._turn:
+                token = self._inside.set(True)
+                try:
+                    self._before(record, args, kwargs)
+                finally:
+                    self._inside.reset(token)
+        return not record.uncompiled
+
+
+def _innermost(model: Any) -> Any:
+    """What was compiled, where it is given to `torch.compile` a second time."""
+    model = getattr(model, "_orig_mod", model)
+    if getattr(model, "_torchdynamo_wrapper_id", None) == id(model):
+        return model._torchdynamo_orig_callable
+    return model
+
+
+def _default_backend() -> Any:
+    """What `torch.compile` takes when nobody names a backend."""
+    from torch._dynamo.backends import registry
+
+    chosen = getattr(registry, "get_default_backend", None)
+    return "inductor" if chosen is None else chosen()
+
+
+def flattened(tree: Any) -> tuple[list[Any], str]:
+    """The leaves of nested containers, and their structure as text."""
+    from torch.utils._pytree import tree_flatten
+
+    leaves, structure = tree_flatten(tree)
+    return leaves, str(structure)
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same containers with `function(leaf)` in the place of each leaf."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(function, tree)
+
+
+def backend_names() -> list[str]:
+    """The names that `torch.compile(backend=…)` takes."""
+    from torch._dynamo import list_backends
+
+    return sorted(list_backends(exclude_tags=()))

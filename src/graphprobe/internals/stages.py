@@ -1,0 +1,134 @@
+"""Inductor's stages as backends of their own: each stops after one stage and hands the graph over instead of code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from graphprobe.internals.caches import bypassed
+from graphprobe.internals.require import require
+
+STAGES = ("decomposition", "pre_grad", "joint", "post_grad")
+"""In the order in which Inductor adds them to what AOTAutograd does."""
+
+COMPILE_FX = "torch._inductor.compile_fx"
+
+Inner = Callable[[GraphModule, Sequence[Any], dict[str, Any]], Callable[[list[Any]], Any]]
+"""Gets a graph of AOTAutograd, its example inputs and Inductor's settings; returns a boxed callable."""
+
+
+def inductor_config() -> Any:
+    """The module `torch._inductor.config`."""
+    return require("torch._inductor", "config", purpose="stopping Inductor after a stage")
+
+
+def stop_after(stage: str, gm: GraphModule, example_inputs: Sequence[Any], inner: Inner) -> Callable[..., Any]:
+    """Compile Dynamo's graph as Inductor does, up to and including `stage`, and give what comes out to `inner`.
+
+    Stages before `post_grad` differ only in which groups of passes are on. Post-grad passes are Inductor's own, run on
+    a copy of the graph. `inner` is called for the forward graph, and for the backward graph when it is compiled.
+    """
+    compile_fx = require(COMPILE_FX, "compile_fx", purpose="stopping Inductor after a stage")
+    upto = STAGES.index(stage)
+    settings = {"use_pre_grad_passes": upto >= 1, "use_joint_graph_passes": upto >= 2}
+
+    def inner_compile(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        if stage == "post_grad":
+            graph = post_grad_graph(graph, inputs, bool(kwargs.get("is_inference")))
+        return inner(graph, inputs, kwargs)
+
+    with bypassed():
+        compiled: Callable[..., Any] = compile_fx(
+            gm, example_inputs, inner_compile=inner_compile, config_patches={**settings}
+        )
+        return compiled
+
+
+def kernels(gm: GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Inductor to the end, `inner(compile, graph, inputs, settings)` in place of its last part.
+
+    `compile(graph, inputs, settings)` is that last part: post-grad passes, lowering and code generation.
+    """
+    compile_fx = require(COMPILE_FX, "compile_fx", purpose="Inductor's kernels")
+
+    def inner_compile(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        return inner(compile_kernels, graph, inputs, kwargs)
+
+    with bypassed():
+        compiled: Callable[..., Any] = compile_fx(gm, example_inputs, inner_compile=inner_compile)
+        return compiled
+
+
+def compile_kernels(
+    gm: GraphModule, example_inputs: Sequence[Any], settings: dict[str, Any], *, passes: bool = True
+) -> Callable[[list[Any]], Any]:
+    """Inductor's last part on a graph of AOTAutograd; `passes=False` leaves the post-grad passes out.
+
+    It changes `gm`. What it writes into the tracing context, the strides of outputs, is taken back when the outputs
+    are not those of the program (`passes=False`).
+    """
+    compile_fx_inner = require(COMPILE_FX, "compile_fx_inner", purpose="Inductor's kernels")
+    with ExitStack() as stack:
+        stack.enter_context(bypassed())
+        if not passes:
+            stack.enter_context(inductor_config().patch({"use_post_grad_passes": False}))
+            context = torch._guards.TracingContext.try_get()
+            if context is not None:
+                stack.callback(setattr, context, "output_strides", context.output_strides)
+                context.output_strides = None
+        compiled: Callable[[list[Any]], Any] = compile_fx_inner(gm, example_inputs, **settings)
+        return compiled
+
+
+def post_grad_graph(gm: GraphModule, example_inputs: Sequence[Any], is_inference: bool) -> GraphModule:
+    """A copy of `gm` after what Inductor does before it lowers: views made reshapes, and the post-grad passes."""
+    fake_tensor_prop = require(COMPILE_FX, "fake_tensor_prop", purpose="post-grad passes")
+    virtualized = require("torch._inductor.virtualized", "V", purpose="post-grad passes")
+    graph = copy_graph(gm)
+    require(COMPILE_FX, "view_to_reshape", purpose="post-grad passes")(graph)
+    with torch.no_grad():
+        fake_mode = fake_tensor_prop(graph, example_inputs)
+    with virtualized.set_fake_mode(fake_mode):
+        require(COMPILE_FX, "_recursive_post_grad_passes", purpose="post-grad passes")(graph, is_inference=is_inference)
+    graph.graph.lint()
+    graph.recompile()
+    return graph
+
+
+def copy_graph(gm: GraphModule) -> GraphModule:
+    """A copy whose graph, and those of the graphs inside it, can be edited; parameters and constants are shared.
+
+    The nodes may be in any order that a pass has left them in: the copy is sorted so that values come before their
+    uses, and nodes keep their names.
+    """
+    graph = torch.fx.Graph()
+    made: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def place(node: torch.fx.Node) -> None:
+        waiting = [node]
+        while waiting:
+            top = waiting[-1]
+            missing = [n for n in top.all_input_nodes if n not in made]
+            if top not in made and missing:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            if top not in made:
+                copied = graph.node_copy(top, lambda n: made[n])
+                copied.name = top.name
+                made[top] = copied
+
+    for node in gm.graph.nodes:
+        place(node)
+    result = GraphModule(gm, graph)
+    for name, child in gm.named_children():
+        if isinstance(child, GraphModule) and name in dict(result.named_children()):
+            setattr(result, name, copy_graph(child))
+    result.meta.update(gm.meta)
+    if "shape_env" in gm.__dict__:
+        result.__dict__["shape_env"] = gm.__dict__["shape_env"]
+    return result

@@ -1,0 +1,220 @@
+"""A diagnosis told in words, for people who have never looked inside a compiler. Reads the dict of `to_json`."""
+
+from __future__ import annotations
+
+import linecache
+import shlex
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from graphprobe.report.terminal import console_for
+
+WIDTH = 80
+"""Prose is broken here. Paths and commands stand on lines of their own, whole, so that they can be copied."""
+
+VERDICTS = {
+    "healthy": ("HEALTHY", "green", "compiled, it computes the same as uncompiled, as far as rounding allows"),
+    "fault": ("FAULT", "red", ""),
+    "undecided": ("UNDECIDED", "yellow", "it could not be told whether compiling changes the results"),
+}
+
+KINDS = {
+    "wrong_value": "gives wrong numbers",
+    "wrong_dtype": "gives numbers of the wrong type (dtype)",
+    "wrong_shape": "gives a tensor of the wrong shape",
+    "wrong_stride": "gives a tensor that is laid out otherwise in memory (other strides)",
+    "lost_mutation": "should change one of its inputs in place, and does not, or changes it otherwise",
+    "aliasing": "gives tensors that share memory and should not, or should and do not",
+    "nonfinite": "gives NaN or infinity where the uncompiled program gives none, or the other way round",
+    "wrong_gradient": "gives wrong gradients in the backward pass",
+    "missing_exception": "raises no exception where the uncompiled program does",
+    "extra_exception": "raises an exception where the uncompiled program does not",
+    "crash_compile": "cannot be compiled: the compiler itself fails",
+    "crash_runtime": "compiles, but crashes when it runs",
+    "segfault": "kills the whole process",
+    "hang": "does not come to an end",
+}
+
+NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite")
+"""Kinds whose error has a size."""
+
+STAGES = {
+    "dynamo": "reading the Python code (Dynamo), where the program is recorded as a graph of operations",
+    "aot": "preparing the graph (AOTAutograd), where in-place changes are removed and the backward graph is made",
+    "decomposition": "decomposing, where an operation is replaced by several simpler ones",
+    "pre_grad": "rewriting the graph before the backward graph is made (pre-grad passes)",
+    "joint": "rewriting the graph that holds forward and backward together (joint passes)",
+    "post_grad": "rewriting the finished forward or backward graph (post-grad passes)",
+    "lowering": "lowering, where each operation is translated into the loops that compute it",
+    "codegen": "code generation, where the loops are written as C++ or GPU code",
+    "runtime": "running the compiled code",
+    "unknown": "a stage that could not be told",
+}
+
+
+def print_diagnosis(
+    diagnosis: Mapping[str, Any], *, name: str, base: Path | None = None, file: IO[str] | None = None
+) -> None:
+    """Print a diagnosis.
+
+    Args:
+        diagnosis: as `Diagnosis.to_json` gives it.
+        name: of what was diagnosed.
+        base: absolute; paths below it are shown relative to it.
+        file: standard output by default.
+    """
+    story = _Story(console_for(file), base)
+    story.verdict(diagnosis, name)
+    for number, finding in enumerate(diagnosis["findings"], 1):
+        story.finding(number, finding)
+    story.rest(diagnosis)
+
+
+class _Story:
+    """Prints paragraphs and labelled facts."""
+
+    def __init__(self, console: Console, base: Path | None) -> None:
+        self.console, self.base = console, base
+
+    def path(self, path: str) -> str:
+        """As short as it can be and still lead there."""
+        below = self.base is not None and Path(path).is_relative_to(self.base)
+        return str(Path(path).relative_to(self.base)) if self.base is not None and below else path
+
+    def verdict(self, diagnosis: Mapping[str, Any], name: str) -> None:
+        word, style, meaning = VERDICTS[diagnosis["verdict"]]
+        found = len(diagnosis["findings"])
+        if diagnosis["verdict"] == "fault":
+            meaning = "one fault appears" if found == 1 else f"{found} faults appear"
+            meaning += " only when it is compiled"
+        graphs = "1 graph" if diagnosis["compiles"] == 1 else f"{diagnosis['compiles']} graphs"
+        text = f"{word}: {name}: {meaning} ({diagnosis['seconds']:.0f} s, {graphs} compiled to kernels)."
+        self.prose(text, style=f"bold {style}")
+
+    def finding(self, number: int, finding: Mapping[str, Any]) -> None:
+        self.console.print()
+        self.prose(f"{number}. {_sentence(finding)}", indent=0, hang=3, style="bold")
+        stage = STAGES.get(finding["stage"], finding["stage"])
+        if finding["stage"] == "unknown":
+            self.prose("Which stage of the compiler is to blame could not be told.", indent=3)
+        else:
+            self.prose(f"It goes wrong in {stage}.", indent=3)
+        if finding["pass"]:
+            self.fact("pass", finding["pass"])
+        if finding["op"]:
+            self.fact("operation", finding["op"] + (f", node {finding['node']}" if finding["node"] else ""))
+        if finding["also"]:
+            self.fact("may also be", ", ".join(finding["also"]))
+        if finding["kernel"]:
+            self.fact("kernel", finding["kernel"], whole=True)
+        if finding["source"]:
+            self.fact("your line", self.path(finding["source"]), whole=True)
+            line = _line_at(finding["source"])
+            if line:
+                self.fact("", line, whole=True, style="cyan")
+        if finding["module"]:
+            self.fact("module", finding["module"], whole=True)
+        errors = [
+            _times(finding[key]) + where
+            for key, where in (
+                ("local_z", " in this operation alone"),
+                ("accumulated_z", " in the result of the whole graph"),
+            )
+            if finding["kind"] in NUMERIC and _is_error(finding[key])
+        ]
+        if errors:
+            self.fact("off by", "; ".join(errors))
+        if finding["flaky_rate"] < 1:
+            self.fact("flaky", f"it failed in {finding['flaky_rate']:.0%} of the repeats, not in all")
+        if finding["reason"]:
+            self.fact("measured", finding["reason"])
+        self.proof(finding["dossier"])
+
+    def proof(self, dossier: str | None) -> None:
+        if dossier is None:
+            self.prose("No smaller program that shows it could be made.", indent=3)
+            return
+        dossier = self.path(dossier)
+        self.fact("proof", dossier, whole=True)
+        self.fact("see it", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}", whole=True, style="cyan")
+        self.fact("", "(exits 1 while the fault is there, 0 once it is gone; needs torch only)")
+        self.fact("report it", str(Path(dossier) / "REPORT.md"), whole=True)
+
+    def rest(self, diagnosis: Mapping[str, Any]) -> None:
+        largest = diagnosis["largest_z"]
+        if diagnosis["ruled_out"] or largest["node"] is not None or diagnosis["notes"]:
+            self.console.print()
+        if diagnosis["ruled_out"]:
+            self.prose("What was checked and is right:")
+            for text in diagnosis["ruled_out"]:
+                self.prose(f"- {text}", indent=2, hang=2)
+        if largest["node"] is not None:
+            share = f"{_number(largest['z'])} times what rounding explains, at {largest['node']}"
+            self.prose(f"Largest error among the operations that passed: {share}.")
+        if diagnosis["notes"]:
+            self.prose("What could not be checked, and other notes:")
+            for text in diagnosis["notes"]:
+                self.prose(f"- {text}", indent=2, hang=2)
+
+    def prose(self, text: str, *, indent: int = 0, hang: int = 0, style: str = "") -> None:
+        """Paragraphs, wrapped between words. Words that are longer than a line, as paths are, stay whole."""
+        for paragraph in text.splitlines() or [""]:
+            lines = textwrap.wrap(
+                paragraph,
+                WIDTH,
+                initial_indent=" " * indent,
+                subsequent_indent=" " * (indent + hang),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            for line in lines:
+                self.console.print(Text(line, style))
+
+    def fact(self, label: str, text: str, *, whole: bool = False, style: str = "") -> None:
+        """`label: text`, wrapped below itself; with `whole` in one line, however long."""
+        head = f"   {label + ':' if label else '':<{LABEL}}"
+        room = WIDTH - len(head)
+        lines = [text] if whole else textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+        for i, line in enumerate(lines or [""]):
+            self.console.print(Text.assemble((head if i == 0 else " " * len(head), "dim"), (line, style)))
+
+
+LABEL = 13
+"""Columns of a label with its colon."""
+
+
+def _sentence(finding: Mapping[str, Any]) -> str:
+    what = KINDS.get(finding["kind"], finding["kind"])
+    subject = f"{_short(finding['op'])}" if finding["op"] else "the program"
+    backward = ", in the backward pass" if finding["direction"] == "backward" and "backward" not in what else ""
+    return f"Compiled, {subject} {what}{backward}."
+
+
+def _short(op: str) -> str:
+    """`relu` of `aten.relu.default`."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] in ("aten", "prims") else op
+
+
+def _is_error(z: float | str) -> bool:
+    """Infinity and NaN are texts in JSON."""
+    return isinstance(z, str) or z > 0
+
+
+def _times(z: float | str) -> str:
+    return "more than any rounding explains" if isinstance(z, str) else f"{_number(z)} times what rounding explains"
+
+
+def _number(z: float | str) -> str:
+    return z if isinstance(z, str) else f"{z:.3g}"
+
+
+def _line_at(source: str) -> str:
+    """The text of `file:line`; empty when it cannot be read."""
+    file, _, number = source.rpartition(":")
+    return linecache.getline(file, int(number)).strip() if file and number.isdecimal() else ""

@@ -1,0 +1,46 @@
+"""The cases that `diagnose` is judged by: `planted` faults, bugs of stock torch from the `tracker`, healthy `controls`.
+
+A case is a file with `make() -> (fn_or_module, args, kwargs)` and `EXPECT`; optional are `GRAD` (run a backward),
+`COMPILE` (arguments of `torch.compile`), `extra_calls() -> [(args, kwargs), ...]`, `between(fn, i)` (runs before extra
+call i, eager and compiled) and `plant()` (context in which the compiler is faulty).
+
+`EXPECT` has `kind`, `stage`, `culprit_ops` and `direction`. Where several answers are right, `kind`, `stage` or
+`direction` is a list. The kind of a healthy one is `control`.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+FOLDERS = ("planted", "tracker", "controls")
+
+
+def load(path):
+    """The module of a case: a path, `folder/name`, or a name that occurs in one folder only."""
+    path = Path(path)
+    if path.suffix != ".py":
+        found = [p for f in FOLDERS for p in [FOLDER / f / f"{path.name}.py"] if p.exists()]
+        path = next((p for p in found if len(path.parts) == 1 or p.parent.name == path.parent.name), None) or path
+    if str(FOLDER.parent) not in sys.path:
+        sys.path.insert(0, str(FOLDER.parent))
+    spec = importlib.util.spec_from_file_location(f"case_{path.resolve().parent.name}_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dynamo finds the globals of a traced function by the name of its module
+    spec.loader.exec_module(module)
+    return module
+
+
+def names(folder):
+    """Names of all cases in `planted`, `tracker` or `controls`."""
+    return sorted(p.stem for p in (FOLDER / folder).glob("*.py") if p.stem != "__init__")
+
+
+def path(folder, name):
+    return FOLDER / folder / f"{name}.py"
+
+
+def accepted(expect, field):
+    """What is right for `kind`, `stage` or `direction`, as a tuple."""
+    value = expect[field]
+    return (value,) if isinstance(value, str) else tuple(value)

@@ -1,0 +1,14 @@
+"""A bf16 transformer with its backward: rounding differs in every op."""
+
+import torch
+
+from diagnose.hosts import transformer
+
+GRAD = True
+
+
+def make():
+    return transformer(torch.bfloat16, depth=2, at=1)
+
+
+EXPECT = {"kind": "control", "stage": "none", "culprit_ops": [], "direction": "forward"}

@@ -1,0 +1,26 @@
+"""The C++ of sin is one of its own, with too few terms."""
+
+import torch
+
+from diagnose.planting import cpp
+
+
+def series(x):
+    return f"({x} - {x} * {x} * {x} / decltype({x})(6.0f))"
+
+
+def make():
+    torch.manual_seed(0)
+    return (lambda x: torch.sin(x) * 2 + 1), (torch.rand(2, 37),), {}
+
+
+def plant():
+    return cpp("sin", series)
+
+
+EXPECT = {
+    "kind": "wrong_value",
+    "stage": "codegen",
+    "culprit_ops": ["aten.sin.default"],
+    "direction": "forward",
+}

@@ -1,0 +1,35 @@
+"""The load of the last, incomplete vector of a loop reads one element too few and leaves a zero in its place."""
+
+import torch
+from torch._inductor.codegen.cpp import CppVecKernel
+
+from diagnose.planting import attribute
+
+right = CppVecKernel._get_vec_load_line
+
+
+def short(self, var, index, dtype, load_mask=None):
+    whole = self.num_elems
+    if self.tail_size is not None:
+        self.num_elems = whole - 1
+    try:
+        return right(self, var, index, dtype, load_mask)
+    finally:
+        self.num_elems = whole
+
+
+def make():
+    torch.manual_seed(0)
+    return (lambda x, y: torch.exp(x) * y), (torch.randn(61), torch.randn(61)), {}
+
+
+def plant():
+    return attribute(CppVecKernel, "_get_vec_load_line", short)
+
+
+EXPECT = {
+    "kind": "wrong_value",
+    "stage": "codegen",
+    "culprit_ops": ["aten.exp.default", "aten.mul.Tensor"],
+    "direction": "forward",
+}

@@ -1,0 +1,26 @@
+"""The lowering of atan2 swaps its arguments."""
+
+import torch
+
+from diagnose.planting import lowering
+
+
+def swapped(right, y, x):
+    return right(x, y)
+
+
+def make():
+    torch.manual_seed(0)
+    return (lambda y, x: torch.atan2(y * 2, x)), (torch.randn(4, 6), torch.randn(4, 6)), {}
+
+
+def plant():
+    return lowering(torch.ops.aten.atan2.default, swapped)
+
+
+EXPECT = {
+    "kind": "wrong_value",
+    "stage": "lowering",
+    "culprit_ops": ["aten.atan2.default"],
+    "direction": "forward",
+}

@@ -1,0 +1,28 @@
+"""The lowering of exp rounds its argument to multiples of 1/512."""
+
+import torch
+from torch._inductor.lowering import floor, lowerings
+
+from diagnose.planting import lowering
+
+
+def low(right, x):
+    mul = lowerings[torch.ops.aten.mul.Tensor]
+    return right(mul(floor(mul(x, 512.0)), 1 / 512))
+
+
+def make():
+    torch.manual_seed(0)
+    return (lambda x: torch.exp(x) - 1.0), (torch.randn(3, 20),), {}
+
+
+def plant():
+    return lowering(torch.ops.aten.exp.default, low)
+
+
+EXPECT = {
+    "kind": "wrong_value",
+    "stage": "lowering",
+    "culprit_ops": ["aten.exp.default"],
+    "direction": "forward",
+}

@@ -1,0 +1,36 @@
+"""A post-grad pass moves the write into an input before a read of its old value."""
+
+import torch
+
+from diagnose.planting import graph_of, inductor
+
+
+def move(given):
+    graph = graph_of(given)
+    for node in [n for n in graph.nodes if n.target is torch.ops.aten.copy_.default]:
+        if isinstance(node.args[1], torch.fx.Node) and node.args[1].op != "placeholder":
+            node.args[1].append(node)
+
+
+def step(state, x):
+    new = state * 0.9 + x
+    change = torch.tanh(new) - state.flip(0)
+    state.copy_(new)
+    return change
+
+
+def make():
+    torch.manual_seed(0)
+    return step, (torch.randn(6, 5), torch.randn(6, 5)), {}
+
+
+def plant():
+    return inductor(post_grad_custom_post_pass=move)
+
+
+EXPECT = {
+    "kind": ["wrong_value", "lost_mutation", "aliasing"],
+    "stage": "post_grad",
+    "culprit_ops": ["aten.copy_.default", "aten.flip.default", "aten.rev.default", "prims.rev.default"],
+    "direction": "forward",
+}

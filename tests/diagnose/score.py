@@ -1,0 +1,125 @@
+"""What `graphprobe.diagnose` makes of the cases: found, stage, op, kind, repro; and which healthy programs it accuses.
+
+python tests/diagnose/score.py [FOLDER | NAME]… [--out FILE] [--jobs N]     folders: planted, tracker, controls
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cases
+
+FOLDERS = ("planted", "tracker", "controls")
+
+
+def located(name: str) -> Path:
+    """The file of a case, whichever folder it is in."""
+    found = [cases.path(folder, name) for folder in FOLDERS if cases.path(folder, name).exists()]
+    if not found:
+        raise SystemExit(f"there is no case {name!r} in {', '.join(FOLDERS)}")
+    return Path(found[0])
+
+
+def child(name: str, out: str) -> None:
+    """Diagnose one case and write its JSON."""
+    import graphprobe
+
+    case = cases.load(located(name))
+    fn, args, kwargs = case.make()
+    extra: dict[str, Any] = {}
+    if hasattr(case, "extra_calls"):
+        extra["calls"] = [(args, kwargs), *case.extra_calls()]
+    if hasattr(case, "between"):
+        extra["between"] = case.between
+    settings = dict(getattr(case, "COMPILE", {}))
+    plant = getattr(case, "plant", contextlib.nullcontext)
+    with plant():
+        found = graphprobe.diagnose(
+            fn,
+            *args,
+            grad=getattr(case, "GRAD", False),
+            dynamic=settings.get("dynamic"),
+            out=Path(out).parent / "dossiers",
+            **extra,
+            **kwargs,
+        )
+    Path(out).write_text(json.dumps(found.to_json()), encoding="utf-8")
+
+
+def judge(expected: dict[str, Any], found: dict[str, Any], *, planted: bool) -> dict[str, bool]:
+    """Each of the points as a yes or no; those of a control are `silent` alone."""
+    if expected["kind"] == "control":
+        return {"silent": found["verdict"] != "fault", "healthy": found["verdict"] == "healthy"}
+    findings = found["findings"]
+    ops = {stem(op) for op in expected["culprit_ops"]}
+    return {
+        "found": found["verdict"] == "fault",
+        "stage": any(f["stage"] in cases.accepted(expected, "stage") for f in findings),
+        "op": any(stem(f["op"]) in ops or any(stem(op) in ops for op in f["also"][:2]) for f in findings),
+        "kind": any(f["kind"] in cases.accepted(expected, "kind") for f in findings),
+        "repro": any(f["dossier"] and (planted or "does not fail in a process" not in f["reason"]) for f in findings),
+    }
+
+
+def stem(op: str | None) -> str:
+    """`aten.add` of `aten.add.Tensor`."""
+    return ".".join((op or "").replace("torch.ops.", "").split(".")[:2])
+
+
+def run(name: str, timeout_s: float) -> dict[str, Any]:
+    """One case in a process of its own."""
+    started = time.monotonic()
+    expected = cases.load(located(name)).EXPECT
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "diagnosis.json"
+        command = [sys.executable, __file__, "--child", name, str(out)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder, check=False)
+            log = done.stderr
+        except subprocess.TimeoutExpired:
+            log = "timeout"
+        found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
+    seconds = round(time.monotonic() - started, 1)
+    planted = located(name).parent.name == "planted"
+    score = {"error": log[-800:]} if found is None else judge(expected, found, planted=planted)
+    return {"name": name, "expected": expected, "seconds": seconds, "score": score, "diagnosis": found}
+
+
+def main() -> None:
+    """Score what was asked for and print a line for each case, then the totals."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", default=list(FOLDERS))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=600)
+    parser.add_argument("--child", nargs=2)
+    options = parser.parse_args()
+    if options.child:
+        child(*options.child)
+        return
+    names = [name for what in options.what for name in (cases.names(what) if what in FOLDERS else [what])]
+    rows = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for row in pool.map(lambda name: run(name, options.timeout), names):
+            rows.append(row)
+            print(row["name"], row["expected"]["kind"], row["seconds"], row["score"], flush=True)
+            if options.out:
+                options.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    for point in ("found", "stage", "op", "kind", "repro", "silent", "healthy"):
+        judged = [row["score"][point] for row in rows if point in row["score"]]
+        if judged:
+            print(f"{point} {sum(judged)}/{len(judged)}")
+    print("errors", sum("error" in row["score"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""pytorch/pytorch#195402: an index out of range, in a kernel of several threads, ends the process, where
+eager raises IndexError."""
+
+import torch
+
+
+def program(x, index):
+    return (x - 0.5)[index]
+
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 8, 66, 66), torch.tensor([[1]])), {}
+
+
+EXPECT = {
+    "kind": ["crash_runtime", "segfault"],
+    "stage": ["codegen", "runtime"],
+    "culprit_ops": ["aten.index.Tensor"],
+    "direction": "forward",
+}

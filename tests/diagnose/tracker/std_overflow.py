@@ -1,0 +1,21 @@
+"""pytorch/pytorch#197089: std becomes the root of a float32 variance, which overflows for 1e30; eager keeps
+it in double."""
+
+import torch
+
+
+def program(x):
+    return x.std(-1)
+
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(4, 33) * 1e30,), {}
+
+
+EXPECT = {
+    "kind": ["nonfinite", "wrong_value"],
+    "stage": "decomposition",
+    "culprit_ops": ["aten.std.correction", "aten.var.correction", "aten.sqrt.default"],
+    "direction": "forward",
+}

@@ -1,0 +1,104 @@
+"""Standing in for `torch.compile`: every way to call it is seen, nothing else changes, and it can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from graphprobe.internals.compile_calls import CompileCalls, Compiled
+
+Seen = list[tuple[Compiled, tuple[Any, ...], dict[str, Any]]]
+
+
+@pytest.fixture
+def seen() -> Iterator[Seen]:
+    """What was told before calls, while the stand-in is installed."""
+    found: Seen = []
+    original = torch.compile
+    calls = CompileCalls(lambda compiled, args, kwargs: found.append((compiled, args, kwargs)))
+    calls.install()
+    assert torch.compile is not original
+    yield found
+    calls.remove()
+    assert torch.compile is original
+
+
+def backend(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
+    compiled.append(options)
+    return graph.forward
+
+
+compiled: list[dict[str, Any]] = []
+
+
+def test_every_form(seen: Seen) -> None:
+    def plain(x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return x * scale
+
+    class Owner:
+        @torch.compile(backend="eager", dynamic=False)
+        def method(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    compiled.clear()
+    x = torch.ones(2)
+    assert torch.compile(plain, backend=backend, options={"depth": 3})(x, scale=2.0).tolist() == [2, 2]
+    assert Owner().method(x).tolist() == [2, 2]
+    module = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
+    optimized = torch.compile(module, backend="eager")
+    assert isinstance(optimized, torch.nn.Module)
+    assert optimized(x).tolist() == [1, 1]
+    module.compile(backend="eager")
+    module(x)
+    first, second, third, fourth = (record for record, _, _ in seen)
+    assert first.fn is plain
+    assert seen[0][1:] == ((x,), {"scale": 2.0})
+    assert (first.backend, first.options, compiled) == (backend, {"depth": 3}, [{"options": {"depth": 3}}])
+    assert (second.fn.__name__, second.dynamic, len(seen[1][1])) == ("method", False, 2)
+    assert third.fn is module
+    assert fourth.fn == module._call_impl
+
+
+def test_disabled_is_left_alone(seen: Seen) -> None:
+    torch.compile(lambda x: x, disable=True)(torch.ones(1))
+    assert seen == []
+
+
+def test_called_inside_a_compiled_function(seen: Seen) -> None:
+    inner = torch.compile(torch.nn.ReLU(), backend="eager")
+    function = torch.compile(lambda x: x + 1, backend="eager")
+    outer = torch.compile(lambda x: inner(x) + function(x), backend="eager", fullgraph=True)
+    assert outer(torch.ones(2)).tolist() == [3, 3]
+    assert len(seen) == 1, "it is part of the outer one's graph"
+
+
+def test_uncompiled_inside_and_after_a_crash() -> None:
+    compiled.clear()
+
+    def before(record: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert f(*args).tolist() == [2], "uncompiled, and not told of again"
+        record.uncompiled = True
+
+    calls = CompileCalls(before, overrides={"backend": backend})
+    calls.install()
+    try:
+        f = torch.compile(lambda x: x * 2, backend="inductor")
+        assert f(torch.ones(1)).tolist() == [2]
+        assert f(torch.ones(1)).tolist() == [2]
+    finally:
+        calls.remove()
+    assert calls.compiled[0].backend is backend
+    assert compiled == []
+
+
+def test_mode_and_options_are_settings_of_inductor() -> None:
+    config = torch._inductor.config
+    before = config.max_autotune, config.cpp.threads
+    record = Compiled(torch.sin, "inductor", mode="max-autotune-no-cudagraphs", options={"cpp.threads": 3})
+    with record.settings():
+        assert (config.max_autotune, config.cpp.threads) == (True, 3)
+    assert (config.max_autotune, config.cpp.threads) == before
+    assert record.lone_backend() == "inductor"

@@ -1,0 +1,132 @@
+"""The story of a diagnosis: complete, readable at 80 columns, and in words."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphprobe.diagnose.finding import Diagnosis, Finding, Kind, LargestZ, Stage
+from graphprobe.report.diagnosis import KINDS, STAGES, WIDTH, print_diagnosis
+
+
+def told(diagnosis: Diagnosis, name: str = "f (model.py:1)") -> str:
+    stream = io.StringIO()
+    print_diagnosis(diagnosis.to_json(), name=name, file=stream)
+    return stream.getvalue()
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def finding(**fields: Any) -> Finding:
+    return Finding(**{"kind": "wrong_value", "stage": "codegen", **fields})
+
+
+def test_healthy() -> None:
+    text = told(
+        Diagnosis(
+            verdict="healthy",
+            seconds=12.4,
+            compiles=1,
+            ruled_out=["aot: the program computes the same on this rung"],
+            largest_z=LargestZ("forward:relu_1", 1.7234),
+        )
+    )
+    assert text.startswith("HEALTHY: f (model.py:1): compiled, it computes the same")
+    assert "(12 s, 1 graph compiled to kernels)" in words(text)
+    assert "  - aot: the program computes the same on this rung" in text
+    assert "1.72 times what rounding explains, at forward:relu_1" in words(text)
+    assert "notes" not in text
+
+
+def test_fault_tells_everything(tmp_path: Path) -> None:
+    source = tmp_path / "model.py"
+    source.write_text("import torch\n\n    hidden = torch.relu(up)\n")
+    dossier = tmp_path / ("a long folder name " * 6) / "codegen-relu"
+    made = finding(
+        op="aten.relu.default",
+        node="relu_3",
+        also=["aten.add.Tensor", "aten.mm.default"],
+        kernel="cpp_fused_relu_0",
+        source=f"{source}:3",
+        module="blocks.3.mlp",
+        direction="backward",
+        pass_="fuse_things",
+        local_z=3.6e38,
+        accumulated_z=412.0,
+        flaky_rate=0.4,
+        dossier=str(dossier),
+        reason="q999 of z is 3.6e+38, the limit 3",
+    )
+    text = told(Diagnosis(verdict="fault", findings=[made], notes=["the budget is spent"]))
+    assert text.startswith("FAULT: f (model.py:1): one fault appears only when it is compiled")
+    flat = words(text)
+    for expected in (
+        "1. Compiled, relu gives wrong numbers, in the backward pass.",
+        "It goes wrong in code generation, where the loops are written as C++ or GPU code.",
+        "operation: aten.relu.default, node relu_3",
+        "may also be: aten.add.Tensor, aten.mm.default",
+        "kernel: cpp_fused_relu_0",
+        "pass: fuse_things",
+        "hidden = torch.relu(up)",
+        "module: blocks.3.mlp",
+        "3.6e+38 times what rounding explains in this operation alone",
+        "412 times what rounding explains in the result of the whole graph",
+        "it failed in 40% of the repeats",
+        "measured: q999 of z",
+        "- the budget is spent",
+    ):
+        assert expected in flat
+    # What is copied stands in one line, whole, and a shell can read it.
+    assert f"{source}:3\n" in text
+    assert f"proof:       {dossier}\n" in text
+    assert f"python '{dossier}/repro.py'\n" in text
+    assert f"{dossier}/REPORT.md\n" in text
+    long = [line for line in text.splitlines() if len(line) > WIDTH]
+    assert all(str(tmp_path) in line for line in long)
+    assert "\x1b" not in text
+
+
+def test_several_faults_are_numbered() -> None:
+    text = told(Diagnosis(verdict="fault", findings=[finding(op="aten.sin.default"), finding()]))
+    assert "2 faults appear" in text
+    assert "1. Compiled, sin" in text
+    assert "2. Compiled, the program gives wrong numbers." in text
+    assert text.count("No smaller program that shows it could be made.") == 2
+    assert "off by" not in text
+    assert "flaky" not in text
+
+
+def test_paths_below_the_base_are_relative(tmp_path: Path) -> None:
+    made = finding(source=f"{tmp_path / 'model.py'}:3", dossier=str(tmp_path / "proofs" / "one"))
+    stream = io.StringIO()
+    diagnosis = Diagnosis(verdict="fault", findings=[made]).to_json()
+    print_diagnosis(diagnosis, name="f", base=tmp_path, file=stream)
+    assert "your line:   model.py:3\n" in stream.getvalue()
+    assert "python proofs/one/repro.py\n" in stream.getvalue()
+    assert str(tmp_path) not in stream.getvalue()
+
+
+def test_infinite_error_and_unreadable_source() -> None:
+    made = finding(kind="nonfinite", stage="unknown", local_z=float("inf"), source="gone.py:7")
+    text = told(Diagnosis(verdict="fault", findings=[made]))
+    assert "your line:   gone.py:7\n" in text
+    assert "more than any rounding explains in this operation alone" in text
+    assert "could not be told" in text
+
+
+def test_undecided_shows_notes_of_many_lines() -> None:
+    text = told(Diagnosis(verdict="undecided", notes=["it failed:\nTraceback\n  RuntimeError: " + "x" * 200]))
+    assert text.startswith("UNDECIDED: ")
+    assert "x" * 200 in text, "nothing is cut"
+    assert "- it failed:\n" in text
+
+
+@pytest.mark.parametrize("known", [KINDS, STAGES])
+def test_every_kind_and_stage_has_words(known: dict[str, str]) -> None:
+    names = Kind.__args__ if known is KINDS else Stage.__args__  # type: ignore[attr-defined]
+    assert set(names) == set(known)
