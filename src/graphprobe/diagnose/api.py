@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.isolate import Outcome, isolated
 from graphprobe.engine.values import from_bytes
 from graphprobe.errors import UsageError
+from graphprobe.internals import after_fork
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +101,8 @@ def _prepared(
         raise UsageError(f"diagnose(dynamic={dynamic!r}): it takes True, False or None")
     if not isinstance(backend, str) and not callable(backend):
         raise UsageError(f"diagnose(backend={backend!r:.80}): it takes a name or a function, as torch.compile does")
-    if isinstance(backend, str) and backend not in torch._dynamo.list_backends(exclude_tags=()):
-        hint = f"torch knows {', '.join(sorted(torch._dynamo.list_backends(exclude_tags=())))}"
+    if isinstance(backend, str) and backend not in torch.compiler.list_backends(exclude_tags=()):
+        hint = f"torch knows {', '.join(sorted(torch.compiler.list_backends(exclude_tags=())))}"
         raise UsageError(f"diagnose(backend={backend!r}): there is no such backend", hint=hint)
     listed = [(args, kwargs)] if calls is None else _checked_calls(calls)
     folder = Path(out) if out is not None else _new_folder()
@@ -161,8 +161,7 @@ class Ladder:
 
     def climb(self) -> Diagnosis:
         """Run every rung and settle the verdict."""
-        with contextlib.suppress(ImportError):
-            __import__("torch._inductor.compile_fx")  # once here, not in each child
+        after_fork.preload()  # once here, not in each child
         reference = self._reference()
         if reference is not None:
             self._rungs(reference)

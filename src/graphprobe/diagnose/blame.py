@@ -46,7 +46,11 @@ def isolated_suspects(graph: DynamoGraph, stage: str, compilation: Compilation, 
         run = run_graph(graph.graph, [_plain(v) for v in call.restore()])
         nodes = [n for n in graph.graph.graph.nodes if n.op in CALLS and n.name in run.values and comparable(op_of(n))]
         nodes = [n for n in nodes if isinstance(run.values[n.name], torch.Tensor)]
+        seen: set[Node] = set()
         for node, difference in _search(graph, nodes, run.values, stage, compilation, grad):
+            if node in seen:
+                continue  # its gradient is wrong because it is
+            seen.add(node)
             error = LocalError("worse", difference.kind, difference.z, math.inf, difference.text)
             direction = "backward" if difference.kind == "wrong_gradient" else "forward"
             known: Any = _stage_name(stage, difference)

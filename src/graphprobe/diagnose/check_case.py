@@ -110,7 +110,7 @@ def run_compiled(case: Case, timeout_s: float, *, backend: Any = None, repeats: 
 
     def step() -> list[list[CallRecord]]:
         with contextlib.nullcontext() if case.caches else bypassed(), settings_of(case):
-            torch._dynamo.reset()
+            torch.compiler.reset()
             program = program_of(case)
             chosen = case.backend if backend is None else backend()
             compiled = torch.compile(program.fn, backend=chosen, dynamic=case.dynamic)

@@ -100,12 +100,18 @@ def _exceptions(eager: Raised | None, got: Raised | None, call: int) -> list[Dif
         text = f"uncompiled it raises {eager.type}: {_short(eager.message)}; compiled it does not"
         return [Difference("missing_exception", call, "", text)]
     assert got is not None
-    kind: Kind = "crash_compile" if COMPILING.search(got.trace) else "crash_runtime"
+    kind: Kind = "crash_compile" if while_compiling(got) else "crash_runtime"
     return [Difference(kind, call, "", f"{got.type}: {_short(got.message)}")]
 
 
+def while_compiling(raised: Raised) -> bool:
+    """Whether the exception came from a compilation, by its type or its traceback."""
+    return raised.type.endswith(("BackendCompilerFailed", "InductorError")) or bool(COMPILING.search(raised.trace))
+
+
 def _short(message: str) -> str:
-    return message.strip().splitlines()[0][:200] if message.strip() else ""
+    """The first two lines of a message: a wrapper's first line often says only that there is a second."""
+    return " ".join(line.strip() for line in message.strip().splitlines()[:2])[:240]
 
 
 def _compare_value(reference: Reference, call: int, part: str, j: int, e: Any, m: Any) -> list[Difference]:

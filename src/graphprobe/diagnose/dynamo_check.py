@@ -89,17 +89,18 @@ def accused(program: Program, compilation: Compilation) -> Accused | None:
     def backend(gm: GraphModule, _: Sequence[Any], **__: Any) -> Any:
         def run(*args: Any) -> Any:
             recorder = Recorder(gm)
-            result: Any = recorder.run(*args)
+            call: Any = recorder.run
+            result = call(*args)
             nodes = [n for n in gm.graph.nodes if n.op in CALLS]
             ran[-1] += [_Ran(n, recorder.values[n.name]) for n in nodes if n.name in recorder.values]
             return result
 
         return run
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
     def make(fn: Any) -> Any:
-        compiled = torch.compile(fn, backend=backend, dynamic=compilation.dynamic)
+        compiled: Any = torch.compile(fn, backend=backend, dynamic=compilation.dynamic)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             ran.append([])

@@ -87,6 +87,11 @@ def _pass_name(frame: FrameType) -> str | None:
 
 def _node(passed: list[FrameType], stage: Stage) -> Node | None:
     for frame in passed:
+        # What interprets a graph knows its node; deeper frames hold those of the node's inputs as well.
+        current = frame.f_locals.get("n") if frame.f_code.co_name == "run_node" else None
+        if isinstance(current, Node) and current.op not in ("placeholder", "output", "get_attr"):
+            return current
+    for frame in passed:
         if "torch/fx/" in frame.f_code.co_filename and stage in ("post_grad", "joint", "pre_grad"):
             continue
         for value in list(frame.f_locals.values()):

@@ -35,6 +35,10 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
     if rung == "passes":
         stage = _narrowed(ladder)
     origin = report.origin if report is not None else None
+    if not compilation.is_inductor:
+        # Frames tell nothing about a compiler whose parts are unknown; and its errors pass through Dynamo's.
+        origin = None
+        stage = "runtime" if first.kind in ("crash_runtime", "segfault", "hang") and rung == "kernels" else stage
     if origin is not None and origin.stage != "runtime":
         stage = origin.stage
     if rung == "plain":
@@ -45,6 +49,11 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
         found = _ask(ladder, lambda: steps.passes(program, compilation, seek=True))
     if stage == "decomposition" and not crashed:
         found = _ask(ladder, lambda: steps.aot(program, compilation, strides=True))
+        worse = next((d for d in differences if d.kind != "wrong_stride"), None)
+        for finding in found:
+            if finding.kind == "wrong_stride" and worse is not None:
+                finding.kind = worse.kind  # what the program makes of the layout
+                finding.reason += f" The program then has: {worse.text}."
     if not found:
         wanted = rung if rung in ("dynamo", "aot", "kernels") else stage
         found = _ask(ladder, lambda: steps.blame(program, compilation, wanted))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.node import map_arg
 
 from graphprobe.diagnose.local import LocalError, comparable, local_error
 from graphprobe.diagnose.suspects import Suspect
@@ -15,6 +16,7 @@ from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs,
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
 from graphprobe.engine.values import same_bits
+from graphprobe.internals.operators import writes_to
 
 VIEWS_AND_SUCH = frozenset(
     "aten.view.default aten.reshape.default aten.permute.default aten.expand.default aten.unsqueeze.default "
@@ -105,21 +107,36 @@ def _worth_checking(node: Node) -> bool:
 
 
 def check_node(gm: GraphModule, node: Node, got: Any, shown: Mapping[str, Any], run: GraphRun) -> LocalError:
-    """The local error of one node, given the compiled values of its arguments where they are known."""
+    """The local error of one node, given the compiled values of its arguments.
+
+    A view that was not shown is taken of the value it looks at. Where a value is not known as compiled, the node is
+    skipped: the uncompiled value in its place would make an inherited error look like one of its own.
+    """
     interpreter = Interpreter(gm)
     rounded: list[Any] = []
+    unknown: list[str] = []
 
     def value(n: Node) -> Any:
         if n.name in shown:
             rounded.append(shown[n.name])
             return shown[n.name]
+        if n.op in ("placeholder", "get_attr") or not isinstance(n.meta.get("val"), (torch.Tensor, list, tuple)):
+            return run.values.get(n.name)
+        if n.op == "call_function" and (is_item(n) or is_view(n)) and not writes_to(n):
+            looks_at: Any = n.target
+            return looks_at(*map_arg(n.args, value), **map_arg(n.kwargs, value))
+        unknown.append(n.name)
         return run.values.get(n.name)
 
     made_by, index = node, None
     if is_item(node) and isinstance(node.args[0], Node):
         made_by, index = node.args[0], node.args[1]
-    args = torch.fx.map_arg(made_by.args, value)
-    kwargs = torch.fx.map_arg(made_by.kwargs, value)
+    try:
+        args, kwargs = map_arg(made_by.args, value), map_arg(made_by.kwargs, value)
+    except Exception as error:  # a view of a value laid out in another way
+        return LocalError("skipped", reason=f"its inputs are not known as compiled: {error}")
+    if unknown:
+        return LocalError("skipped", reason=f"{', '.join(unknown)} is not known as compiled")
     target: Any = made_by.target if made_by.op == "call_function" else getattr(interpreter, made_by.op)
 
     def one_of(*given: Any, **named: Any) -> Any:

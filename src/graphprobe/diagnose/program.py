@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
 
 from graphprobe.engine.isolate import Raised, raised_from
 from graphprobe.engine.reference import InFloat64, is_noisy
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
+from graphprobe.internals.trees import tree_leaves, tree_map
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -64,7 +64,7 @@ def _shared(captured: CapturedValues) -> frozenset[tuple[int, int]]:
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves."""
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Program:
         for cell in getattr(self.fn, "__closure__", None) or ():
             with contextlib.suppress(ValueError):
                 found.append(cell.cell_contents)
-        found += [leaf for call in self.calls for leaf in tree_flatten(call)[0]]
+        found += [leaf for call in self.calls for leaf in tree_leaves(call)]
         unique = {id(m): m for m in found if isinstance(m, torch.nn.Module)}
         return list(unique.values())
 
@@ -137,7 +137,7 @@ class Program:
                 gradients = [t.grad if t.is_leaf and t.requires_grad else None for t in inputs]
         except Exception as error:
             return CallRecord(raised=raised_from(error)), error
-        leaves = [_detached(leaf) for leaf in tree_flatten(result)[0]]
+        leaves = [_detached(leaf) for leaf in tree_leaves(result)]
         values = [leaves, [_detached(t) for t in inputs], gradients]
         return CallRecord(values=to_bytes(capture(values, rng=False))), None
 

@@ -168,6 +168,8 @@ class Prover:
         kind = suspect.kind
         if result.died is not None:
             kind = "hang" if result.died == "timeout" else "segfault"
+        if suspect.direction == "backward" and kind == "wrong_value":
+            kind = "wrong_gradient"
         made = Finding(
             kind=kind,
             stage=suspect.stage,

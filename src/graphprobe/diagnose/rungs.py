@@ -213,7 +213,7 @@ def run_program(
     program: Program, compilation: Compilation, backend: Callable[..., Any] | str, report: RungReport
 ) -> None:
     """Run the calls compiled with `backend`; what they gave, and the first exception's origin, go into `report`."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
     def make(fn: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(fn, backend=backend, dynamic=compilation.dynamic)

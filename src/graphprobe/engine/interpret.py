@@ -101,7 +101,8 @@ def copied_together(values: Sequence[Any]) -> list[Any]:
         fresh = torch.empty(0, dtype=value.dtype, device=value.device).set_(
             storages[key].untyped_storage(), value.storage_offset(), value.shape, value.stride()
         )
-        fresh = torch._conj(fresh) if value.is_conj() else fresh
+        fresh = torch.conj(fresh) if value.is_conj() else fresh
+        fresh = torch._neg_view(fresh) if value.is_neg() else fresh
         result.append(fresh)
     return result
 

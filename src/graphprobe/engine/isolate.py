@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import os
 import select
 import signal
@@ -22,6 +23,12 @@ from graphprobe.internals import after_fork
 
 TAIL = 4000
 """Characters kept of what the child printed."""
+
+POLL_S = 0.2
+"""How often it is looked whether the child has ended while something that it has started keeps its pipe open."""
+
+PR_SET_PDEATHSIG = 1
+"""Of `prctl`: the signal that a process gets when its parent ends."""
 
 
 class Raised(msgspec.Struct, frozen=True):
@@ -120,9 +127,12 @@ def _child(step: Callable[[], Any], reader: int, writer: int, output: int) -> No
     """Never returns."""
     try:
         os.close(reader)
-        os.setsid()
+        os.setsid()  # in a group of its own, out of reach of what ends its parent's group
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         for stream in (1, 2):
             os.dup2(output, stream)
+        # The objects may be others than the interpreter's: a notebook's, a test runner's.
+        sys.stdout = sys.stderr = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)
         settings = _thread_settings()
         result: list[bytes] = []
 
@@ -164,24 +174,29 @@ def _thread_settings() -> list[Callable[[], Any]]:
 
 
 def _receive(reader: int, child: int, deadline: float) -> tuple[bytes, bool]:
-    """What the child sent until it closed its end. At the deadline, or on an exception, its process group is killed."""
+    """What the child sent until it closed its end or ended. At the deadline, or on an exception, it is killed.
+
+    What it has started is killed in any case.
+    """
     parts: list[bytes] = []
     done = False
     try:
         while True:
-            ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                return b"", True
-            part = os.read(reader, 1 << 20)
-            if not part:
+            ready, _, _ = select.select([reader], [], [], max(0.0, min(POLL_S, deadline - time.monotonic())))
+            part = os.read(reader, 1 << 20) if ready else b""
+            parts.append(part)
+            if done or (ready and not part):
                 done = True
                 return b"".join(parts), False
-            parts.append(part)
+            if not ready and time.monotonic() >= deadline:
+                return b"", True
+            done = not ready and os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     finally:
         os.close(reader)
-        if not done:
-            for kill in (os.killpg, os.kill):
-                try:
-                    kill(child, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    continue
+        if done:
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(child, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue

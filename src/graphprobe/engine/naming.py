@@ -24,16 +24,16 @@ def module_of(node: Node) -> str | None:
     paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and entry and entry[0]]
     if not paths:
         return None
-    text = re.sub(r"\['?([^'\]]*)'?\]", r".\1", paths[-1])
-    text = re.sub(r"^L\.self\.?|^L__self___?\.?|^self\.?", "", text.replace("_modules.", "").replace("getattr", ""))
-    return text.strip(".") or None
+    text = re.sub(r"^[LG]\['[^']*'\]|^L__\w*?___?|^self\b", "", paths[-1])
+    text = re.sub(r"\['?([^'\]]*)'?\]", r".\1", text)
+    return text.replace("._modules.", ".").replace("_modules.", "").strip(".") or None
 
 
 def op_of(node: Node) -> str:
-    """`aten.relu.default`, `torch.nn.functional.relu`, `Tensor.sin`, `operator.getitem`."""
+    """`aten.relu.default`, `torch.nn.functional.relu`, `torch.Tensor.sin`, `operator.getitem`."""
     target: Any = node.target
     if node.op == "call_method":
-        return f"Tensor.{target}"
+        return f"torch.Tensor.{target}"
     if isinstance(target, str):
         return target
     operator = operator_of(target)

@@ -25,3 +25,12 @@ def prepare() -> None:
         clear = getattr(getattr(asynchronous, name, None), "cache_clear", None)
         if clear is not None:
             clear()
+
+
+def preload() -> None:
+    """Import the compiler here, so that children made by `fork` need not."""
+    for module, name in (
+        ("torch._inductor.compile_fx", "compile_fx"),
+        ("torch._dynamo.backends.common", "aot_autograd"),
+    ):
+        require(module, name, purpose="compiling in a child process")

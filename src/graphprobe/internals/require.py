@@ -15,7 +15,7 @@ def require(module: str, attribute: str, *, purpose: str) -> Any:
 
     Args:
         module: dotted module name, e.g. `torch._dynamo.backends.common`.
-        attribute: a name inside it, dotted if it is deeper.
+        attribute: a name inside it, dotted if it is deeper; a module of a package is imported if need be.
         purpose: what stands on it, for the message, e.g. `the backend 'eager_debug'`.
 
     Raises:
@@ -28,8 +28,13 @@ def require(module: str, attribute: str, *, purpose: str) -> Any:
     for part in attribute.split("."):
         found = getattr(found, part, _MISSING)
         if found is _MISSING:
-            raise _unsupported(f"there is no {module}.{attribute}", purpose)
-    return found
+            break
+    else:
+        return found
+    try:
+        return importlib.import_module(f"{module}.{attribute}")
+    except ImportError as error:
+        raise _unsupported(f"there is no {module}.{attribute}", purpose) from error
 
 
 def _unsupported(what: str, purpose: str) -> UnsupportedTorchError:

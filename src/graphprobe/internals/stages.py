@@ -103,10 +103,11 @@ def copy_graph(gm: GraphModule) -> GraphModule:
     """A copy whose graph, and those of the graphs inside it, can be edited; parameters and constants are shared.
 
     The nodes may be in any order that a pass has left them in: the copy is sorted so that values come before their
-    uses, and nodes keep their names.
+    uses, and nodes keep their names. Raises ValueError when a node depends on itself.
     """
     graph = torch.fx.Graph()
     made: dict[torch.fx.Node, torch.fx.Node] = {}
+    entered: set[torch.fx.Node] = set()
 
     def place(node: torch.fx.Node) -> None:
         waiting = [node]
@@ -114,6 +115,9 @@ def copy_graph(gm: GraphModule) -> GraphModule:
             top = waiting[-1]
             missing = [n for n in top.all_input_nodes if n not in made]
             if top not in made and missing:
+                if top in entered:
+                    raise ValueError(f"{top.name} depends on itself")
+                entered.add(top)
                 waiting.extend(missing)
                 continue
             waiting.pop()

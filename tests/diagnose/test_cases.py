@@ -1,0 +1,54 @@
+"""`diagnose` on the cases: planted faults, bugs of stock torch, healthy programs; most of them are marked `heavy`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cases
+import pytest
+import score
+
+QUICK = {
+    "decomp_silu",
+    "dynamo_float_guard",
+    "joint_constants_folded",
+    "lowering_sum_dtype",
+    "codegen_sin",
+    "postgrad_sub_swapped",
+    "pregrad_dropped_clamp",
+    "addmm_not_broadcast",
+    "sinh_overflow",
+    "topk_ties",
+    "masked_attention",
+    "mutation_and_views",
+    "dropout_training",
+}
+"""Run by `make test`; the rest is marked `heavy`."""
+
+UNDECIDED: dict[str, str] = {}
+"""Faults that are not located, with the reason: the verdict must then not name a wrong stage."""
+
+
+def listed(folder: str) -> list[Any]:
+    marks = {name: () if name in QUICK else (pytest.mark.heavy,) for name in cases.names(folder)}
+    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [*listed("planted"), *listed("tracker")])
+def test_fault(name: str) -> None:
+    row = score.run(name, timeout_s=800)
+    points = row["score"]
+    assert "error" not in points, points["error"]
+    if name in UNDECIDED:
+        assert row["diagnosis"]["verdict"] == "undecided" or points["stage"]
+        return
+    assert points["found"] and points["stage"] and points["op"], row
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", listed("controls"))
+def test_control(name: str) -> None:
+    row = score.run(name, timeout_s=800)
+    assert "error" not in row["score"], row["score"]
+    assert row["score"]["silent"] and row["score"]["healthy"], row["diagnosis"]

@@ -1,0 +1,175 @@
+"""Graphs run node by node: every value as it was when it was made, and the caller's tensors as they were before."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule, Node, symbolic_trace
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from graphprobe.engine.interpret import copied, copied_together, flat_outputs, run_graph
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+def in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = torch.ops.aten.mul.Tensor(x, 2.0)
+    torch.ops.aten.add_.Tensor(z, 1.0)
+    torch.ops.aten.copy_.default(y, z)
+    return torch.ops.aten.sum.default(z)
+
+
+def test_outputs_and_the_value_of_every_node() -> None:
+    gm = symbolic_trace(lambda x: (torch.relu(x) * 2, x.sum()))
+    x = torch.tensor([-1.0, 2.0])
+    run = run_graph(gm, [x])
+    assert run.failed is None
+    assert [t.tolist() for t in run.outputs] == [[0.0, 4.0], 1.0]
+    assert {name: value.tolist() for name, value in run.values.items()} == {
+        "x": [-1.0, 2.0],
+        "relu": [0.0, 2.0],
+        "mul": [0.0, 4.0],
+        "sum_1": 1.0,
+    }
+
+
+def test_a_value_is_kept_as_it_was_when_it_was_made() -> None:
+    gm = make_fx(in_place)(torch.ones(2), torch.zeros(2))
+    run = run_graph(gm, [torch.tensor([1.0, 2.0]), torch.zeros(2)])
+    assert run.values["mul"].tolist() == [2.0, 4.0], "before the addition in place"
+    assert run.values["add_"].tolist() == [3.0, 5.0]
+
+
+def test_changed_inputs_are_reported_and_the_callers_are_not_changed() -> None:
+    gm = make_fx(in_place)(torch.ones(2), torch.zeros(2))
+    x, y = torch.tensor([1.0, 2.0]), torch.zeros(2)
+    run = run_graph(gm, [x, y])
+    assert [t.tolist() for t in run.inputs] == [[1.0, 2.0], [3.0, 5.0]]
+    assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [0.0, 0.0])
+    again = run_graph(gm, [x, y])
+    assert again.inputs[1].tolist() == [3.0, 5.0], "a run does not see the one before"
+
+
+def test_inputs_that_share_memory_share_it_in_the_run() -> None:
+    gm = symbolic_trace(lambda x, y: (x.add_(1), y * 2)[1])
+    base = torch.zeros(4)
+    run = run_graph(gm, [base[:2], base[1:3]])
+    assert run.outputs.tolist() == [2.0, 0.0]
+    assert base.tolist() == [0.0] * 4
+
+
+def test_copies_keep_strides_offsets_and_what_they_share() -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    values = [base.t(), base[1:, 1], base.view(torch.int32), torch.ones(1).expand(3), 7, "text", torch.zeros(0, 2)]
+    made = copied_together(values)
+    for old, new in zip(values, made, strict=True):
+        if isinstance(old, torch.Tensor):
+            assert (old.dtype, old.shape, old.stride()) == (new.dtype, new.shape, new.stride())
+            assert old.storage_offset() == new.storage_offset()
+            assert torch.equal(old, new)
+        else:
+            assert new == old
+    made[0][1, 1] = -1.0
+    assert made[1][0] == -1.0, "the copies share memory"
+    assert made[2].view(torch.float32)[1, 1] == -1.0
+    assert base[1, 1] == 5.0
+    assert made[3].untyped_storage().nbytes() == 4
+
+
+def test_copies_of_lazy_views() -> None:
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    values = [x.conj(), x.conj().imag, x.real]
+    made = copied_together(values)
+    assert [t.tolist() for t in made] == [t.tolist() for t in values]
+    assert [t.is_conj() for t in made] == [True, False, False]
+    assert [t.is_neg() for t in made] == [False, True, False]
+
+
+def test_empty_tensors_share_nothing() -> None:
+    made = copied_together([torch.zeros(0), torch.zeros(0, dtype=torch.int64)])
+    assert [t.dtype for t in made] == [torch.float32, torch.int64]
+
+
+def test_what_is_no_strided_tensor_is_passed_on() -> None:
+    sparse, meta = torch.eye(2).to_sparse(), torch.empty(2, device="meta")
+    assert copied_together([sparse, meta, None])[0] is sparse
+    assert copied_together([meta])[0] is meta
+
+
+def test_a_copy_of_nested_values() -> None:
+    x = torch.ones(2, requires_grad=True)
+    made = copied([x, (x * 2, 3)])
+    assert isinstance(made, list) and isinstance(made[1], tuple)
+    assert not made[0].requires_grad and made[0].data_ptr() != x.data_ptr()
+    pair = Pair(x, 1)
+    assert copied(pair) is pair
+
+
+def test_a_copy_has_the_strides() -> None:
+    x = torch.arange(6.0).reshape(2, 3).t()
+    assert copied(x).stride() == x.stride()
+
+
+def test_the_node_that_raises_is_recorded() -> None:
+    gm = symbolic_trace(lambda x, y: torch.relu(torch.mm(x, y)) + 1)
+    run = run_graph(gm, [torch.ones(2, 3), torch.ones(2, 3)])
+    assert run.failed is not None
+    node, error = run.failed
+    assert (node.name, type(error)) == ("mm", RuntimeError)
+    assert "mat1 and mat2" in str(error)
+    assert run.outputs is None
+    assert sorted(run.values) == ["x", "y"]
+    assert run_graph(gm, [torch.ones(2, 3), torch.ones(3, 2)]).failed is None
+
+
+def test_interrupts_are_not_recorded() -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_graph(symbolic_trace(torch.nn.ReLU()), [torch.ones(1)], watch=interrupt)
+
+
+def test_a_watch_sees_arguments_before_the_call_changes_them() -> None:
+    seen: list[tuple[str, list[float]]] = []
+
+    def watch(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert kwargs == {}
+        seen.append((node.name, args[0].tolist()))
+
+    gm = symbolic_trace(lambda x: torch.relu(x.add_(1)))
+    run_graph(gm, [torch.tensor([-3.0])], watch=watch)
+    assert seen == [("add_", [-3.0]), ("relu", [-2.0])]
+
+
+def test_values_are_left_out_on_demand() -> None:
+    run = run_graph(symbolic_trace(torch.nn.ReLU()), [torch.ones(1)], keep=False)
+    assert run.values == {}
+    assert run.outputs.tolist() == [1.0]
+
+
+def test_no_gradient_is_recorded() -> None:
+    x = torch.ones(2, requires_grad=True)
+    run = run_graph(symbolic_trace(lambda x: x * 2), [x])
+    assert not run.outputs.requires_grad
+    assert x.grad is None
+
+
+def test_symbolic_numbers_become_their_hints() -> None:
+    sizes: list[Any] = []
+
+    def backend(gm: GraphModule, inputs: Any) -> Any:
+        sizes.append([v for v in copied_together(inputs) if not isinstance(v, torch.Tensor)])
+        return gm.forward
+
+    torch.compile(lambda x: x * 2, backend=backend, dynamic=True)(torch.ones(5))
+    assert sizes == [[5]]
+    assert type(sizes[0][0]) is int
+
+
+def test_flat_outputs() -> None:
+    assert flat_outputs([1, (2, [3, None])]) == [1, 2, 3, None]
+    assert flat_outputs(1) == [1]

@@ -1,0 +1,372 @@
+"""A step in a child process: what it gives back, how it may end, and that nothing of it reaches this process."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch._inductor.config
+
+from graphprobe.engine.isolate import TAIL, Raised, isolated, raised_from
+from graphprobe.internals import after_fork
+
+SOME = "graphprobe.tests.set_in_a_child"
+
+
+class Point(msgspec.Struct):
+    x: int
+    data: bytes = b""
+
+
+class OwnError(ValueError):
+    pass
+
+
+def gone(pid: int, *, within_s: float = 10.0) -> bool:
+    """Whether the process ends within some time; a zombie has ended."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def written(path: Path) -> int:
+    """The number that another process writes into a file."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if path.exists() and (text := path.read_text(encoding="ascii")):
+            return int(text)
+        time.sleep(0.02)
+    raise AssertionError(f"{path} was not written")
+
+
+def quietly(crash: Callable[[], Any]) -> None:
+    """Crash without the traceback that pytest's fault handler would print."""
+    faulthandler.disable()
+    crash()
+
+
+def sleeping(note: Path) -> None:
+    """A process started by the caller that writes its id and sleeps."""
+    code = f"import os, time, pathlib; pathlib.Path({str(note)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    subprocess.Popen([sys.executable, "-S", "-c", code])
+    written(note)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, -3, 2.5, "text", b"\x00\xff", [1, [2.0, None]], {"a": {"b": []}}],
+    ids=repr,
+)
+def test_a_value_comes_back(value: Any) -> None:
+    outcome = isolated(lambda: value)
+    assert outcome.value == value
+    assert type(outcome.value) is type(value)
+    assert (outcome.raised, outcome.signal, outcome.timed_out, outcome.died) == (None, None, False, False)
+    assert outcome.seconds > 0
+
+
+def test_structs_come_back_as_plain_values() -> None:
+    outcome = isolated(lambda: [Point(1, b"ab"), (2, 3)])
+    assert outcome.value == [{"x": 1, "data": b"ab"}, [2, 3]]
+    assert msgspec.convert(outcome.value[0], Point) == Point(1, b"ab")
+
+
+def test_a_result_larger_than_any_pipe() -> None:
+    block = bytes(range(256)) * (1 << 16)
+    outcome = isolated(lambda: {"a": block, "b": [block]})
+    assert outcome.value == {"a": block, "b": [block]}
+
+
+def test_a_result_that_cannot_be_sent_is_an_exception() -> None:
+    outcome = isolated(lambda: object())
+    assert outcome.value is None
+    assert outcome.raised is not None and outcome.raised.type == "TypeError"
+    assert "object" in outcome.raised.message
+
+
+def test_an_exception_comes_with_its_traceback() -> None:
+    def inner() -> None:
+        raise OwnError("two\nlines")
+
+    def outer() -> None:
+        try:
+            inner()
+        except OwnError as error:
+            raise KeyError("outer") from error
+
+    outcome = isolated(outer)
+    assert outcome.raised is not None and not outcome.died
+    assert (outcome.raised.type, outcome.raised.message) == ("KeyError", "'outer'")
+    assert "in inner" in outcome.raised.trace and "OwnError: two\nlines" in outcome.raised.trace
+    assert "direct cause" in outcome.raised.trace
+    own = isolated(inner).raised
+    assert own is not None and own.type == f"{__name__}.OwnError"
+
+
+def test_the_record_of_an_exception() -> None:
+    assert raised_from(OwnError("x")) == Raised(f"{__name__}.OwnError", "x", f"{__name__}.OwnError: x\n")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_what_would_end_a_process_is_an_exception(error: BaseException) -> None:
+    def step() -> None:
+        raise error
+
+    outcome = isolated(step)
+    assert outcome.raised is not None and outcome.raised.type == type(error).__name__
+
+
+def test_an_exit_without_an_exception() -> None:
+    outcome = isolated(lambda: os._exit(7))
+    assert outcome.raised == Raised("SystemExit", "the process ended with exit code 7", "")
+    assert not outcome.died
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("SIGSEGV", lambda: quietly(lambda: ctypes.string_at(0))),
+        ("SIGABRT", lambda: quietly(os.abort)),
+        ("SIGTERM", lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        ("SIGKILL", lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    ],
+)
+def test_a_signal_ends_the_child_alone(name: str, step: Callable[[], Any]) -> None:
+    outcome = isolated(step)
+    assert (outcome.signal, outcome.died, outcome.timed_out) == (name, True, False)
+    assert outcome.value is None and outcome.raised is None
+
+
+def test_the_time_limit(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+
+    def step() -> None:
+        print("before the wait", flush=True)
+        sleeping(note)
+        time.sleep(60)
+
+    started = time.monotonic()
+    outcome = isolated(step, timeout_s=1.5)
+    assert time.monotonic() - started < 20
+    assert outcome.timed_out and outcome.died
+    assert (outcome.value, outcome.raised, outcome.signal) == (None, None, None)
+    assert "before the wait" in outcome.output
+    assert gone(written(note)), "what the step has started must end with it"
+
+
+def test_a_step_that_ends_in_time_is_not_stopped() -> None:
+    assert isolated(lambda: time.sleep(0.05) or 5, timeout_s=60).value == 5
+
+
+def test_a_process_left_behind_does_not_hold_up(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+
+    def step() -> str:
+        child = os.fork()
+        if child == 0:
+            note.write_text(str(os.getpid()), encoding="ascii")
+            time.sleep(60)
+            os._exit(0)
+        written(note)
+        return "done"
+
+    outcome = isolated(step, timeout_s=30)
+    assert outcome.value == "done"
+    assert outcome.seconds < 20
+    assert gone(written(note)), "what the step has started must end with it"
+
+
+def test_one_inside_another() -> None:
+    def crash() -> Any:
+        inner = isolated(lambda: quietly(os.abort))
+        return [inner.signal, isolated(lambda: os.getpid()).value, os.getpid()]
+
+    outcome = isolated(crash)
+    name, inner, outer = outcome.value
+    assert name == "SIGABRT"
+    assert len({inner, outer, os.getpid()}) == 3
+
+
+def test_a_time_limit_ends_a_child_of_the_child(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+
+    def innermost() -> None:
+        note.write_text(str(os.getpid()), encoding="ascii")
+        time.sleep(60)
+
+    outcome = isolated(lambda: isolated(innermost).timed_out, timeout_s=2)
+    assert outcome.timed_out
+    assert gone(written(note)), "a nested child must not outlive the outer one"
+
+
+def test_an_inner_time_limit_leaves_the_outer_child_alone() -> None:
+    outcome = isolated(lambda: [isolated(lambda: time.sleep(60), timeout_s=0.5).timed_out, "goes on"])
+    assert outcome.value == [True, "goes on"]
+
+
+def test_output_is_captured_from_every_level(capfd: pytest.CaptureFixture[str]) -> None:
+    def step() -> None:
+        print("by print")
+        print("by print to stderr", file=sys.stderr)
+        os.write(1, b"by write\n")
+        subprocess.run(["echo", "by another process"], check=True)
+
+    outcome = isolated(step)
+    assert outcome.raised is None
+    lines = ["by print", "by print to stderr", "by write", "by another process"]
+    assert sorted(outcome.output.splitlines()) == sorted(lines)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_output_of_a_crash_is_kept_and_cut_to_its_end() -> None:
+    def step() -> None:
+        os.write(2, b"x" * (2 * TAIL) + b"the end")
+        quietly(os.abort)
+
+    outcome = isolated(step)
+    assert outcome.signal == "SIGABRT"
+    assert len(outcome.output) <= TAIL
+    assert "the end" in outcome.output
+
+
+def test_changes_stay_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = torch.nn.Linear(3, 3)
+    before = [p.detach().clone() for p in module.parameters()]
+    generator = torch.get_rng_state()
+    config = torch._inductor.config.max_autotune
+    monkeypatch.delenv(SOME, raising=False)
+    original = torch.nn.functional.relu
+
+    def step() -> list[bool]:
+        with torch.no_grad():
+            for p in module.parameters():
+                p.zero_()
+        module(torch.ones(1, 3)).sum().backward()
+        torch.manual_seed(0)
+        torch.randn(100)
+        torch._inductor.config.max_autotune = not config
+        torch.nn.functional.relu = None  # type: ignore[assignment]
+        os.environ[SOME] = "1"
+        sys.modules[SOME] = sys
+        return [module.weight.grad is not None, bool(module.weight.any())]
+
+    assert isolated(step).value == [True, False]
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert module.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert torch._inductor.config.max_autotune is config
+    assert torch.nn.functional.relu is original
+    assert SOME not in os.environ and SOME not in sys.modules
+
+
+def test_settings_of_compilation_in_the_child_stay_there() -> None:
+    config = torch._inductor.config
+    before = (config.compile_threads, config.worker_start_method)
+    seen = isolated(lambda: [config.compile_threads, config.worker_start_method]).value
+    assert seen[0] >= 1 and seen[1] == "fork"
+    assert (config.compile_threads, config.worker_start_method) == before
+
+
+def test_no_descriptor_and_no_process_is_left() -> None:
+    isolated(lambda: None)
+    before = sorted(os.listdir("/proc/self/fd"))
+    for step in (lambda: 1, lambda: quietly(os.abort), lambda: 1 / 0):
+        isolated(step)
+    isolated(lambda: time.sleep(60), timeout_s=0.3)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_the_child_has_this_threads_settings() -> None:
+    def seen() -> list[Any]:
+        return [
+            torch._inductor.config.epilogue_fusion,
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            str(torch.get_autocast_dtype("cpu")),
+            torch.is_autocast_cache_enabled(),
+            torch.get_num_threads(),
+        ]
+
+    plain = seen()
+    assert isolated(seen).value == plain
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with (
+            torch._inductor.config.patch(epilogue_fusion=not torch._inductor.config.epilogue_fusion),
+            torch.no_grad(),
+            torch.autocast("cpu", dtype=torch.float16, cache_enabled=False),
+        ):
+            inside = seen()
+            assert isolated(seen).value == inside
+            assert isolated(lambda: isolated(seen).value).value == inside
+    finally:
+        torch.set_num_threads(threads)
+    assert all(a != b for a, b in zip(inside, plain, strict=True) if b != 3), "every one of them was changed"
+    assert isolated(seen).value == plain
+
+
+def test_parallel_operations_work_after_this_process_has_used_them() -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        x = torch.randn(1 << 17)
+        total, product = float(torch.exp(x).sum()), float((x.view(512, 256) @ x.view(256, 512)).sum())
+
+        def step() -> list[float]:
+            grown = x.clone().requires_grad_()
+            torch.exp(grown).sum().backward()
+            assert grown.grad is not None
+            return [
+                float(torch.exp(x).sum()),
+                float((x.view(512, 256) @ x.view(256, 512)).sum()),
+                float(grown.grad.sum()),
+                torch.get_num_threads(),
+            ]
+
+        got = isolated(step, timeout_s=60)
+        assert got.value == pytest.approx([total, product, total, 2], rel=1e-4)
+        again = isolated(lambda: isolated(step, timeout_s=60).value, timeout_s=60)
+        assert again.value == pytest.approx([total, product, total, 2], rel=1e-4)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_compiling_in_the_child_after_compiling_here() -> None:
+    compiled = torch.compile(lambda x: torch.relu(x) + 1, backend="aot_eager")
+    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+
+    def step() -> list[float]:
+        other = torch.compile(lambda x: torch.relu(x) + 2, backend="aot_eager")
+        return [*compiled(torch.ones(1)).tolist(), *other(torch.ones(1)).tolist()]
+
+    assert isolated(step, timeout_s=120).value == [2.0, 3.0]
+
+
+def test_where_a_fork_is_impossible_the_step_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(after_fork, "can_fork", lambda: False)
+    here = isolated(lambda: [os.getpid(), (1, 2)])
+    assert here.value == [os.getpid(), [1, 2]]
+    failed = isolated(lambda: 1 / 0)
+    assert failed.raised is not None and failed.raised.type == "ZeroDivisionError"
+    assert not failed.died

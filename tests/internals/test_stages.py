@@ -1,0 +1,202 @@
+"""Inductor stopped after each of its stages gives right results, and copies of graphs are independent."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config
+import torch._inductor.config
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
+
+from graphprobe.engine.interpret import Recorder
+from graphprobe.internals.stages import STAGES, copy_graph, inductor_config, stop_after
+
+
+class MLP(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(self.second(torch.tanh(self.first(x))))
+
+
+def compiled_upto(stage: str, fn: Callable[..., Any], seen: list[tuple[GraphModule, bool]]) -> Callable[..., Any]:
+    def inner(gm: GraphModule, _: Sequence[Any], settings: dict[str, Any]) -> Callable[..., Any]:
+        seen.append((copy_graph(gm), bool(settings.get("is_backward"))))
+        graph = copy_graph(gm)
+
+        def run(args: list[Any]) -> Any:
+            return Recorder(graph, keep=False).run(*args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    return torch.compile(fn, backend=lambda gm, inputs: stop_after(stage, gm, inputs, inner))
+
+
+def targets(gm: GraphModule) -> set[str]:
+    return {str(n.target) for n in gm.graph.nodes if n.op == "call_function"}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_forward_and_backward_are_right_after_each_stage(stage: str) -> None:
+    torch.manual_seed(0)
+    model, x = MLP(), torch.randn(5, 6, requires_grad=True)
+    expected = model(x)
+    expected.sum().backward()
+    gradients = [p.grad.clone() for p in (x, *model.parameters()) if p.grad is not None]
+    for p in (x, *model.parameters()):
+        p.grad = None
+    seen: list[tuple[GraphModule, bool]] = []
+    got = compiled_upto(stage, model, seen)(x)
+    got.sum().backward()
+    torch.testing.assert_close(got, expected)
+    assert len(gradients) == 5
+    for want, p in zip(gradients, (x, *model.parameters()), strict=True):
+        torch.testing.assert_close(p.grad, want)
+    assert [backward for _, backward in seen] == [False, True]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_without_gradients(stage: str) -> None:
+    model, x = MLP(), torch.randn(5, 6)
+    seen: list[tuple[GraphModule, bool]] = []
+    with torch.no_grad():
+        torch.testing.assert_close(compiled_upto(stage, model, seen)(x), model(x))
+    assert [backward for _, backward in seen] == [False]
+
+
+
+
+def counting(x: torch.Tensor) -> torch.Tensor:
+    """What a pass of the post-grad graph replaces by a range; one of the joint graph makes the tensor of ones plain."""
+    return torch.ones(4, 3, dtype=torch.bool).cumsum(1, dtype=torch.float32) + x
+
+
+def test_stages_differ_in_which_passes_ran() -> None:
+    found: dict[str, set[str]] = {}
+    for stage in STAGES:
+        torch.compiler.reset()
+        seen: list[tuple[GraphModule, bool]] = []
+        torch.testing.assert_close(compiled_upto(stage, counting, seen)(torch.ones(4, 3)), counting(torch.ones(4, 3)))
+        found[stage] = targets(seen[0][0])
+    assert [stage for stage in STAGES if "aten.cumsum.default" in found[stage]] == list(STAGES[:3])
+
+
+def test_settings_and_caches_are_as_before() -> None:
+    names = ("use_pre_grad_passes", "use_joint_graph_passes", "use_post_grad_passes", "fx_graph_cache")
+    before = [getattr(torch._inductor.config, name) for name in names]
+    caching = torch._functorch.config.enable_autograd_cache
+    compiled_upto("decomposition", lambda x: x + 1, [])(torch.ones(2))
+    assert [getattr(torch._inductor.config, name) for name in names] == before
+    assert torch._functorch.config.enable_autograd_cache is caching
+
+
+def test_an_unknown_stage() -> None:
+    with pytest.raises(ValueError, match="not in tuple"):
+        stop_after("postgrad", symbolic_trace(torch.nn.ReLU()), [], lambda *_: lambda args: args)
+
+
+def test_the_settings_are_those_of_torch() -> None:
+    assert inductor_config() is torch._inductor.config
+
+
+def test_a_copy_is_independent() -> None:
+    gm = symbolic_trace(MLP())
+    gm.meta["kept"] = 1
+    copy = copy_graph(gm)
+    assert [n.name for n in copy.graph.nodes] == [n.name for n in gm.graph.nodes]
+    assert copy.get_submodule("first") is gm.get_submodule("first"), "parameters are shared"
+    assert copy.meta["kept"] == 1
+    x = torch.randn(2, 6)
+    before = gm(x)
+    assert torch.equal(copy(x), before)
+    for node in copy.graph.nodes:
+        if node.target is torch.tanh:
+            node.target = torch.relu
+    copy.recompile()
+    assert torch.equal(gm(x), before)
+    assert not torch.equal(copy(x), before)
+
+
+def unsorted() -> GraphModule:
+    graph = Graph()
+    x = graph.placeholder("x")
+    made: list[Node] = [graph.call_function(f, (x,)) for f in (torch.exp, torch.sin, torch.relu)]
+    exp, sin, relu = made
+    exp.args, sin.args = (sin,), (relu,)  # exp(sin(relu(x))), in the opposite order
+    graph.output((exp, sin))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def test_a_copy_of_a_graph_out_of_order_is_sorted() -> None:
+    gm = unsorted()
+    with pytest.raises(RuntimeError):
+        gm.graph.lint()
+    copy = copy_graph(gm)
+    copy.graph.lint()
+    assert [n.name for n in copy.graph.nodes] == ["x", "relu", "sin", "exp", "output"]
+    x = torch.randn(3)
+    assert torch.equal(copy(x)[0], torch.exp(torch.sin(torch.relu(x))))
+    assert [n.name for n in gm.graph.nodes] == ["x", "exp", "sin", "relu", "output"], "the original stays as it is"
+
+
+@pytest.mark.timeout(60)
+def test_a_graph_that_depends_on_itself_cannot_be_copied() -> None:
+    gm = unsorted()
+    relu, exp = (next(n for n in gm.graph.nodes if n.target is f) for f in (torch.relu, torch.exp))
+    relu.args = (exp,)
+    with pytest.raises(ValueError, match="depends on itself"):
+        copy_graph(gm)
+
+
+def test_a_value_with_many_users_is_no_cycle() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    last = graph.call_function(torch.exp, (x,))
+    used = [graph.call_function(torch.add, (last, last)) for _ in range(3)]
+    shared = graph.call_function(torch.relu, (x,))
+    last.args = (shared,)
+    used[0].args = (used[1], used[2])
+    graph.output(used[0])
+    assert copy_graph(GraphModule(torch.nn.Module(), graph))(torch.zeros(1)).tolist() == [4.0]
+
+
+def test_a_copy_of_a_deep_graph_out_of_order() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    nodes = [graph.call_function(torch.neg, (x,)) for _ in range(3000)]
+    for node, after in itertools.pairwise(nodes):
+        node.args = (after,)
+    graph.output(nodes[0])
+    copy = copy_graph(GraphModule(torch.nn.Module(), graph))
+    copy.graph.lint()
+    assert copy(torch.ones(1)).tolist() == [1.0]
+
+
+def test_graphs_inside_a_graph_are_copied_too() -> None:
+    body = symbolic_trace(lambda x: torch.relu(x) + 1)
+    root = torch.nn.Module()
+    root.body, root.linear = body, torch.nn.Linear(2, 2)
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_module("body", (graph.call_module("linear", (x,)),)))
+    gm = GraphModule(root, graph)
+    copy = copy_graph(gm)
+    assert copy.get_submodule("body") is not gm.get_submodule("body")
+    assert copy.get_submodule("linear") is gm.get_submodule("linear")
+    inner = copy.get_submodule("body")
+    assert isinstance(inner, GraphModule)
+    value = torch.randn(1, 2)
+    before = gm(value)
+    for node in inner.graph.nodes:
+        if node.target is torch.relu:
+            node.target = torch.sin
+    inner.recompile()
+    assert torch.equal(gm(value), before)
+    assert not torch.equal(copy(value), before)
