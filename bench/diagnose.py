@@ -230,7 +230,8 @@ def by_bisector(what: Program) -> dict[str, Any]:
     answer = "no issue"
     named = False
     if found is not None:
-        answer = f"{found.subsystem or found.backend} {found.bisect_number or ''}: {found.debug_info or '?'}"
+        where = f"{found.subsystem} {found.bisect_number}: {found.debug_info or '?'}"
+        answer = where if found.subsystem else f"{found.backend}, no subsystem"
         stages = STAGES_OF.get(found.subsystem or "", ())
         named = any(stage in cases.accepted(expected, "stage") for stage in stages)
         if found.subsystem in ("decomposition", "lowerings"):
@@ -362,7 +363,7 @@ def minify(room: Room, expected: dict[str, Any], timeout_s: float) -> dict[str, 
     ops = {op.rpartition(".")[0] for op in expected["culprit_ops"]}
     named = len(calls) <= SMALL and any(call.rpartition(".")[0] in ops for call in calls)
     late = ", timeout" if ended.code is None else ""
-    answer = f"{len(calls)} ops left{late}: {', '.join(calls[:SMALL])}"
+    answer = f"{len(calls)} left{late}: {', '.join(calls[:SMALL])}"
     return {"found": True, "named": named, "answer": answer, "wall_s": wall, "isolated": isolated, "calls": calls}
 
 

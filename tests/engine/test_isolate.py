@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import torch._inductor.async_compile  # once here, not in each child
 import torch._inductor.config
 
 from graphprobe.engine.isolate import TAIL, Raised, isolated, raised_from

@@ -27,6 +27,17 @@ def test_the_reference_is_the_op_in_float64() -> None:
     np.testing.assert_allclose(found.noise.sigma, expected, rtol=0.1, atol=1e-3)
 
 
+@pytest.mark.parametrize("roundoff", [2.0**-8, 2.0**-24, 2.0**-40], ids=str)
+def test_inputs_are_perturbed_both_ways(roundoff: float) -> None:
+    seen: list[torch.Tensor] = []
+    x = torch.full((1000,), 3.0)
+    references(lambda x: seen.append(x.detach()) or x, [x], roundoff=roundoff, runs=1)
+    steps = (seen[1] / 3.0 - 1) / roundoff
+    assert seen[1].dtype is torch.float64
+    assert sorted({round(float(s), 2) for s in steps}) == [-1.0, 1.0]
+    assert 400 < int((steps > 0).sum()) < 600
+
+
 def test_casts_inside_have_no_effect() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = x.to(torch.bfloat16).half().float() + torch.ones(3, dtype=torch.float16) * 0.1

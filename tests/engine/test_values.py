@@ -193,3 +193,13 @@ def test_embedded_code_stands_alone() -> None:
     exec(compile(replay.embedded(), "replay", "exec"), space)
     assert {"main", "load_constants", "Undecided"} <= set(space)
     assert "graphprobe." not in replay.embedded()
+
+
+def test_restored_on_another_device() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    safetensors, records = to_bytes(capture([x, x[1]]))
+    elsewhere = from_bytes(safetensors, records.replace(b'"cpu"', b'"cuda:7"'))
+    restored, row = elsewhere.restore(device="cpu")
+    assert torch.equal(restored, x) and restored.device.type == "cpu"
+    restored[1, 0] = 9.0
+    assert row[0] == 9.0, "aliasing is kept"

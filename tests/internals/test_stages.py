@@ -71,8 +71,6 @@ def test_without_gradients(stage: str) -> None:
     assert [backward for _, backward in seen] == [False]
 
 
-
-
 def counting(x: torch.Tensor) -> torch.Tensor:
     """What a pass of the post-grad graph replaces by a range; one of the joint graph makes the tensor of ones plain."""
     return torch.ones(4, 3, dtype=torch.bool).cumsum(1, dtype=torch.float32) + x

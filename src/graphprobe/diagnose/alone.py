@@ -67,9 +67,11 @@ def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
         position += width
         error = local_error(op_of(node), *_call(node, first), got, rounded=())
         if error.answer == "worse":
-            found.append(
-                Suspect(error.kind, "codegen", first.direction, first.graph, node, first.values, error, first.inputs)
+            suspect = Suspect(
+                error.kind, "codegen", first.direction, first.graph, node, first.values, error, first.inputs
             )
+            suspect.wrong_alone = True
+            found.append(suspect)
     return found
 
 

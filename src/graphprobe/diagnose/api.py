@@ -17,6 +17,7 @@ import torch
 from graphprobe.diagnose import steps
 from graphprobe.diagnose.check_case import roundoff_of
 from graphprobe.diagnose.compare_calls import Difference, Reference, compare_calls
+from graphprobe.diagnose.dossier.writer import rewrite_finding
 from graphprobe.diagnose.fallback import unlocated
 from graphprobe.diagnose.finding import STAGES, Diagnosis, Finding, LargestZ
 from graphprobe.diagnose.program import CallRecord, CallResult, Program, read
@@ -166,6 +167,8 @@ class Ladder:
         if reference is not None:
             self._rungs(reference)
             self._settle()
+            for finding in self.result.findings:
+                rewrite_finding(finding)
         self.result.seconds = round(time.monotonic() - self.started, 2)
         return self.result
 

@@ -148,7 +148,7 @@ def constants_changed(graphs: Sequence[DynamoGraph]) -> Accused | None:
         calls = {n.name: n for n in second.graph.graph.nodes if n.op in CALLS}
         for x in (n for n in first.graph.graph.nodes if n.op in CALLS):
             y = calls.get(x.name)
-            if y is None or op_of(x) != op_of(y):
+            if y is None or op_of(x) != op_of(y) or not isinstance(y.meta.get("example_value"), torch.Tensor):
                 continue
             numbers = [[v for v in flat_outputs(list(_values(n))) if isinstance(v, (int, float))] for n in (x, y)]
             if numbers[0] != numbers[1]:

@@ -41,9 +41,16 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
         stage = "runtime" if first.kind in ("crash_runtime", "segfault", "hang") and rung == "kernels" else stage
     if origin is not None and origin.stage != "runtime":
         stage = origin.stage
+    known: dict[str, Any] = {}
+    if stage != "codegen" or not compilation.is_inductor:
+        known["stage"] = stage
+    if origin is not None and origin.op:
+        fields = {name: getattr(origin, name) for name in ("op", "node", "source", "module", "pass_", "stage")}
+        known |= {name: value for name, value in fields.items() if value is not None}
+    whole = {"kind": first.kind, "reason": first.text, "stage": stage, **known}
     if rung == "plain":
         ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")
-        return _ask(ladder, lambda: steps.whole(program, compilation, stage, first.kind, first.text, caches=True))
+        return _ask(ladder, lambda: steps.whole(program, compilation, whole, caches=True))
     found: list[Finding] = []
     if crashed and rung == "kernels" and compilation.is_inductor and not (origin is not None and origin.op):
         found = _ask(ladder, lambda: steps.passes(program, compilation, seek=True))
@@ -56,26 +63,10 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
                 finding.reason += f" The program then has: {worse.text}."
     if not found:
         wanted = rung if rung in ("dynamo", "aot", "kernels") else stage
-        found = _ask(ladder, lambda: steps.blame(program, compilation, wanted))
-        for finding in found:
-            finding.stage = stage if stage != "codegen" or not compilation.is_inductor else finding.stage
-    if origin is not None and origin.op:
-        for finding in found:
-            if finding.op != origin.op:
-                finding.also = [*([finding.op] if finding.op else []), *finding.also]
-            finding.op, finding.node = origin.op, origin.node
-            finding.source = origin.source or finding.source
-            finding.module = origin.module or finding.module
-            finding.pass_ = origin.pass_ or finding.pass_
-            finding.stage = origin.stage
+        found = _ask(ladder, lambda: steps.blame(program, compilation, wanted, known))
     if found:
-        return found[:1] if origin is not None and origin.op else found
-    made = _ask(ladder, lambda: steps.whole(program, compilation, stage, first.kind, first.text))
-    for finding in made:
-        if origin is not None:
-            finding.op, finding.node, finding.source = origin.op, origin.node, origin.source
-            finding.module, finding.pass_ = origin.module, origin.pass_
-    return made
+        return found[:1] if "op" in known else found
+    return _ask(ladder, lambda: steps.whole(program, compilation, whole))
 
 
 def _narrowed(ladder: Ladder) -> Any:

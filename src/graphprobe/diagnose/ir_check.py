@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from graphprobe.diagnose.finding import Stage
 from graphprobe.diagnose.local import local_error
 from graphprobe.diagnose.suspects import Suspect
@@ -29,4 +31,12 @@ def stage_of(suspect: Suspect) -> Stage:
         return graph(*args)
 
     error = local_error(suspect.op, call, inputs, {}, list(values.outputs))
-    return "codegen" if error.answer in ("ok", "better", "unsure") else "lowering"
+    if error.answer not in ("ok", "better", "unsure"):
+        return "lowering"
+    # The IR was made for these very sizes. Where the graph must do for others too, lowering decides what depends on them.
+    return "lowering" if _is_dynamic(suspect) and not suspect.wrong_alone else "codegen"
+
+
+def _is_dynamic(suspect: Suspect) -> bool:
+    placeholders = [n for n in suspect.graph.graph.nodes if n.op == "placeholder"]
+    return any(isinstance(n.meta.get("val"), torch.SymInt) for n in placeholders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
 from graphprobe.diagnose.local import LocalError, comparable, local_error
+from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
 from graphprobe.engine.naming import op_of
@@ -97,7 +99,34 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
             )
             report.suspects.append(suspect)
     report.suspects.sort(key=lambda s: -s.error.excess)
+    if report.whole.answer == "worse" and not report.suspects:
+        report.suspects += _wrong_outputs(compiled, call, run)
     return report
+
+
+def _wrong_outputs(compiled: CompiledGraph, call: int, run: GraphRun) -> list[Suspect]:
+    """The first output that is wrong although every value is right when it is shown: memory reused too early, say."""
+    for node, got in zip(_returned(compiled.final), compiled.outputs[call], strict=False):
+        if not isinstance(node, Node) or node.op != "call_function" or not different(run.values[node.name], got):
+            continue
+        text = "right when the values in between are shown, wrong in the kernels as they are"
+        error = LocalError("worse", "wrong_value", math.inf, math.inf, text)
+        final = compiled.final
+        return [
+            Suspect(
+                "wrong_value",
+                "codegen",
+                compiled.direction,
+                final,
+                node,
+                run.values,
+                error,
+                list(run.inputs),
+                also=[op_of(n) for n in node.all_input_nodes if n.op == "call_function"],
+                whole=True,
+            )
+        ]
+    return []
 
 
 def _worth_checking(node: Node) -> bool:

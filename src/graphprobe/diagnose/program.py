@@ -154,7 +154,7 @@ class Program:
             wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
             if generator is not None:
                 signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8) * 2 - 1
-                wide = wide * (1 + roundoff * signs.to(wide.device))
+                wide = wide * (1 + roundoff * signs.to(wide.device, torch.float64))
             return wide.clone().requires_grad_(value.requires_grad)
 
         for module in self.modules():

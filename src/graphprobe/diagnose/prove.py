@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.diagnose.case import Case
@@ -110,7 +111,7 @@ class Prover:
         cores: list[list[Node]] = (
             [[suspect.node], [suspect.node, *suspect.others]] if suspect.others else [[suspect.node]]
         )
-        for depth in DEPTHS:
+        for depth in DEPTHS if not suspect.whole else (DEPTHS[-1] * 4,):
             for core in cores:
                 nodes = ancestors([n for n in core if n.op in CALLS], depth)
                 key = tuple(sorted(n.name for n in nodes))
@@ -186,6 +187,8 @@ class Prover:
             flaky_rate=result.rate,
             reason=suspect.error.reason,
         )
+        made = msgspec.structs.replace(made, **suspect.known)
+        made.also = [name for name in made.also if name != made.op]
         self.write(made, case, result, suspect.graph if suspect.pass_ else None)
         return made
 

@@ -164,23 +164,31 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True) 
             if len(suspects) == before and compiled.shown:
                 report.right.append(f"{compiled.direction} kernels: {len(compiled.shown)} values agree with their ops")
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
-        suspects = alone(suspects, prover)
+        suspects = [*alone([s for s in suspects if not s.whole], prover), *(s for s in suspects if s.whole)]
         for suspect in suspects:
-            suspect.stage = stage_of(suspect)
+            suspect.stage = suspect.stage if suspect.whole else stage_of(suspect)
         _prove(suspects, report, prover)
         report.compiles += prover.compiles
     return report
 
 
-def blame(program: Program, compilation: Compilation, stage: str) -> RungReport:
-    """Which of Dynamo's nodes fails on the rung of `stage`, each compiled by itself on the values it got."""
+def blame(program: Program, compilation: Compilation, stage: str, known: dict[str, Any]) -> RungReport:
+    """Which of Dynamo's nodes fails on the rung of `stage`, each compiled by itself on the values it got.
+
+    `known` has fields of the finding that are certain already.
+    """
     report, watch = RungReport(), Watch()
     run_program(program, compilation, dynamo_rung(watch), report)
     with compilation.configured():
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         for graph in watch.dynamo:
             if graph.calls:
-                _prove(isolated_suspects(graph, stage, compilation, bool(program.grad)), report, prover)
+                suspects = isolated_suspects(graph, stage, compilation, bool(program.grad))
+                for suspect in suspects:
+                    suspect.known = known
+                    if "op" in known:
+                        suspect.also = [suspect.op, *suspect.also]
+                _prove(suspects, report, prover)
     return report
 
 
@@ -198,36 +206,33 @@ def plain(program: Program, compilation: Compilation) -> RungReport:
     return report
 
 
-def whole(
-    program: Program, compilation: Compilation, stage: str, kind: str, reason: str, *, caches: bool = False
-) -> RungReport:
-    """A finding for a failure that no op could be named for: Dynamo's graphs, whole, are its repro."""
+def whole(program: Program, compilation: Compilation, known: dict[str, Any], *, caches: bool = False) -> RungReport:
+    """A finding for a failure that no piece shows: Dynamo's graphs, whole, are its repro.
+
+    `known` has the fields of the finding that are certain already, kind, stage and reason among them.
+    """
     report, watch = RungReport(), Watch()
-    named = (
-        isolated(lambda: accused(program, compilation), timeout_s=compilation.timeout_s) if stage == "dynamo" else None
-    )
+    suspect: Accused | None = None
+    if known["stage"] == "dynamo":
+        outcome = isolated(lambda: accused(program, compilation), timeout_s=compilation.timeout_s)
+        suspect = msgspec.convert(outcome.value, Accused | None)
     run_program(program, compilation, dynamo_rung(watch), RungReport())
-    suspect = constants_changed(watch.dynamo) if caches else None
-    if named is not None and named.value is not None:
-        suspect = msgspec.convert(named.value, Accused)
-    known: Any = stage
-    kind_: Any = kind
+    if caches:
+        suspect = constants_changed(watch.dynamo)
+    if suspect is not None:
+        reason = f"{known['reason']}; {suspect.op}: {suspect.reason}"
+        known = known | msgspec.structs.asdict(suspect) | {"reason": reason}
     with compilation.configured():
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         for graph in watch.dynamo:
-            case = replace(prover.whole(graph, kind), caches=caches)
+            case = replace(prover.whole(graph, known["kind"]), caches=caches)
             result = prover.try_case(case)
             if result is not None and result.fails:
-                made = Finding(kind=kind_, stage=known, flaky_rate=result.rate, reason=reason)
+                made = Finding(**{"flaky_rate": result.rate, **known})
                 prover.write(made, case, result)
                 report.findings.append(made)
     if not report.findings:
-        report.findings.append(Finding(kind=kind_, stage=known, reason=reason))
-    for finding in report.findings:
-        if suspect is None:
-            break
-        finding.op, finding.node, finding.source = suspect.op, suspect.node, suspect.source
-        finding.module, finding.reason = suspect.module, f"{finding.reason}; {suspect.op}: {suspect.reason}"
+        report.findings.append(Finding(**known))
     report.compiles = prover.compiles
     return report
 

@@ -27,6 +27,9 @@ class Suspect:
         kernel: name of the kernel that computes it.
         inputs: of the whole graph.
         named: the op, where it is another than the node's.
+        whole: it fails with the rest of its graph only, so that small pieces need not be tried.
+        wrong_alone: it is wrong when compiled by itself, for the sizes at hand.
+        known: fields of the finding that are known better from elsewhere, from an exception's frames say.
     """
 
     kind: Kind
@@ -42,6 +45,9 @@ class Suspect:
     others: list[Node] = field(default_factory=list)
     kernel: str | None = None
     named: str | None = None
+    known: dict[str, Any] = field(default_factory=dict)
+    whole: bool = False
+    wrong_alone: bool = False
 
     @property
     def op(self) -> str:

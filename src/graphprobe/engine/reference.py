@@ -137,7 +137,7 @@ def _input(value: Any, roundoff: float, generator: torch.Generator | None, magni
         wide = wide.abs().to(wide.dtype)
     if generator is not None:
         signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8).to(wide.device) * 2 - 1
-        wide = wide * (1 + roundoff * signs)
+        wide = wide * (1 + roundoff * signs.to(torch.float64))  # in float32 1 + 2**-24 would be 1
     return wide.requires_grad_(value.requires_grad)
 
 

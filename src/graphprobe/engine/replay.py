@@ -87,9 +87,9 @@ def restore(record: Mapping[str, Any], storages: Mapping[str, torch.Tensor], doc
     return record["value"]
 
 
-def restore_all(tensors: Mapping[str, torch.Tensor], doc: Mapping[str, Any]) -> list[Any]:
-    """Every value of a capture, with fresh memory for each storage."""
-    storages = {name: tensors[name].clone().to(entry["device"]) for name, entry in doc["storages"].items()}
+def restore_all(tensors: Mapping[str, torch.Tensor], doc: Mapping[str, Any], device: str | None = None) -> list[Any]:
+    """Every value of a capture, with fresh memory for each storage: where it was captured, or on `device`."""
+    storages = {name: tensors[name].clone().to(device or entry["device"]) for name, entry in doc["storages"].items()}
     return [restore(record, storages, doc) for record in doc["values"]]
 
 

@@ -39,14 +39,17 @@ class CapturedValues:
         """Why values could not be captured, one line each with the value's position; empty when all were."""
         return [line for i, record in enumerate(self.doc["values"]) for line in _opaque(record, str(i))]
 
-    def restore(self) -> list[Any]:
+    def restore(self, device: str | None = None) -> list[Any]:
         """Fresh values, bit-exact, with strides and aliasing as captured.
+
+        Args:
+            device: puts every tensor there, e.g. `cpu` for a capture made on `cuda:0`; None: where it was.
 
         Raises:
             graphprobe.engine.replay.Undecided: a value is opaque.
         """
         with quiet():
-            return replay.restore_all(self.tensors, self.doc)
+            return replay.restore_all(self.tensors, self.doc, device)
 
 
 @dataclass(slots=True)

@@ -97,6 +97,15 @@ def write_dossier(
     return list(script.problems)
 
 
+def rewrite_finding(finding: Finding) -> None:
+    """Write `finding.json` again, with what has been found out since the dossier was written."""
+    path = Path(finding.dossier) / "finding.json" if finding.dossier is not None else None
+    if path is not None and path.exists():
+        temporary = path.with_suffix(".new")
+        write_new_file(temporary, _finding_json(finding))
+        temporary.replace(path)
+
+
 def _finding_json(finding: Finding) -> bytes:
     plain = Diagnosis(verdict="fault", findings=[finding]).to_json()["findings"][0]
     return (json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

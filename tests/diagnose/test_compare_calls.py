@@ -1,0 +1,239 @@
+"""Every way in which a call may differ is found, and nothing is found where it may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from graphprobe.diagnose.compare_calls import Difference, Reference, compare_calls, strides, while_compiling
+from graphprobe.diagnose.program import CallResult, Program, read
+from graphprobe.engine.interpret import copied_together
+from graphprobe.engine.isolate import Raised
+
+ROUNDOFF = 2.0**-24
+
+
+def fresh(args: Sequence[Any]) -> list[Any]:
+    made = copied_together(args)
+    return [
+        new.requires_grad_(old.requires_grad) if isinstance(old, torch.Tensor) else new
+        for old, new in zip(args, made, strict=True)
+    ]
+
+
+def results(fn: Callable[..., Any], *calls: Sequence[Any], grad: bool | None = None) -> list[CallResult]:
+    program = Program(fn, [(fresh(args), {}) for args in calls], grad=grad)
+    return [read(record) for record in program.run(lambda f: f)]
+
+
+def reference_of(fn: Callable[..., Any], *calls: Sequence[Any], grad: bool | None, wide: bool) -> Reference:
+    u = max((torch.finfo(t.dtype).eps / 2 for t in calls[0] if torch.is_tensor(t) and t.is_floating_point()), default=0)
+    reference = Reference([results(fn, *calls, grad=grad)], roundoff=u or ROUNDOFF)
+    reference.before = [[t.clone() for t in args if isinstance(t, torch.Tensor)] for args in calls]
+    if wide:
+        runs = []
+        for seed in (None, 0, 1, 2):
+            program = Program(fn, [(fresh(args), {}) for args in calls], grad=grad)
+            runs.append([read(r) for r in program.run_wide(seed, reference.roundoff)])
+        reference.wide, reference.perturbed = runs[0], runs[1:]
+    return reference
+
+
+def compared(
+    right: Callable[..., Any], other: Callable[..., Any], *args: Any, grad: bool | None = None, wide: bool = True
+) -> list[Difference]:
+    """What `other` is accused of; `right` must not be accused of anything."""
+    reference = reference_of(right, args, grad=grad, wide=wide)
+    assert compare_calls(reference, results(right, args, grad=grad)) == []
+    return compare_calls(reference, results(other, args, grad=grad))
+
+
+def kinds(found: Sequence[Difference]) -> list[tuple[str, str, bool]]:
+    return [(d.kind, d.where, d.certain) for d in found]
+
+
+X = torch.linspace(-3, 3, 40).reshape(4, 10)
+
+
+@pytest.mark.parametrize(
+    ("right", "same"),
+    [
+        (lambda x: x.exp() / x.exp().sum(), lambda x: (x.double().exp() / x.double().exp().sum()).float()),
+        (lambda x: x @ x.t(), lambda x: (x.double() @ x.double().t()).float()),
+        (lambda x: (x.bfloat16() * 3.1 + 1).float(), lambda x: (x * 3.1 + 1).float()),
+        (lambda x: x.sum(), lambda x: x.flip(0).t().sum()),
+        (lambda x: x * 0.0, lambda x: x * 0.0 + 0.0),
+        (lambda x: (x / 0).sqrt(), lambda x: (x / 0).pow(0.5)),
+    ],
+)
+def test_roundings_are_not_differences(right: Callable[..., Any], same: Callable[..., Any]) -> None:
+    if torch.bfloat16 in {t.dtype for t in [right(X)]}:
+        raise AssertionError("the results are to be float32")
+    assert compared(right, same, X.bfloat16() if right(X).isnan().any() else X) == []
+
+
+def test_a_wrong_value() -> None:
+    (found,) = compared(torch.exp, lambda x: torch.exp(x) * 1.01, X)
+    assert kinds([found]) == [("wrong_value", "outputs[0]", True)]
+    assert 100 < found.z < float("inf")
+    assert "limit" in found.text
+
+
+def test_one_wrong_element_of_one_output() -> None:
+    def wrong(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.sin()
+        y[2, 3] *= 1.001
+        return [x.cos(), y]
+
+    assert kinds(compared(lambda x: [x.cos(), x.sin()], wrong, X)) == [("wrong_value", "outputs[1]", True)]
+
+
+def test_values_that_are_no_floats_are_exact() -> None:
+    i = torch.arange(5)
+    assert kinds(compared(lambda i: i * 2, lambda i: i * 2 + (i == 3), i)) == [("wrong_value", "outputs[0]", True)]
+    assert kinds(compared(lambda i: i > 2, lambda i: i >= 2, i)) == [("wrong_value", "outputs[0]", True)]
+
+
+def test_positions_that_hang_on_the_last_bit_may_be_others() -> None:
+    near = torch.tensor([3.75, 3.75 + 2.0**-22, 0.0])
+    assert near[0] < near[1]
+    reference = reference_of(lambda x: x.argmax(), [near], grad=None, wide=True)
+    reference.perturbed = [[CallResult(None, [torch.tensor(1)], [near], [], frozenset())]]
+    other = results(lambda x: torch.tensor(0), [near])
+    assert [d.kind for d in compare_calls(reference, other)] == ["wrong_value"]
+    reference.perturbed.append([CallResult(None, [torch.tensor(0)], [near], [], frozenset())])
+    assert compare_calls(reference, other) == [], "a run on perturbed inputs gives another index as well"
+
+
+def test_values_that_are_no_tensors() -> None:
+    assert kinds(compared(lambda x: (x, 5, "a"), lambda x: (x, 6, "a"), X)) == [("wrong_value", "outputs[1]", True)]
+    assert compared(lambda x: (None, 5), lambda x: (None, 5), X) == []
+
+
+def test_dtype_shape_and_number_of_outputs() -> None:
+    assert kinds(compared(torch.relu, lambda x: x.relu().double(), X)) == [("wrong_dtype", "outputs[0]", True)]
+    assert kinds(compared(torch.relu, lambda x: x.relu()[None], X)) == [("wrong_shape", "outputs[0]", True)]
+    assert kinds(compared(torch.relu, lambda x: [x.relu(), x.sin()], X)) == [("wrong_shape", "outputs", True)]
+
+
+def test_strides() -> None:
+    found = compared(torch.relu, lambda x: x.relu().t().contiguous().t(), X)
+    assert kinds(found) == [("wrong_stride", "outputs[0]", True)]
+    assert "stride (1, 4), uncompiled (10, 1)" in found[0].text
+    row = X[:1]
+    assert compared(torch.relu, lambda x: x.relu().as_strided((1, 10), (77, 1)), row) == [], "that one means nothing"
+
+
+def test_strides_that_address_something() -> None:
+    assert strides(torch.empty(3, 1, 2).as_strided((3, 1, 2), (2, 99, 1))) == (2, 0, 1)
+    assert strides(torch.empty(0, 4)) == ()
+
+
+def test_a_stride_and_a_value() -> None:
+    found = compared(torch.relu, lambda x: (x.relu() + 1).t().contiguous().t(), X)
+    assert [d.kind for d in found] == ["wrong_stride", "wrong_value"]
+
+
+def test_shared_memory() -> None:
+    def view(x: torch.Tensor) -> torch.Tensor:
+        return x[1:]
+
+    def copy(x: torch.Tensor) -> torch.Tensor:
+        return x[1:].clone()
+
+    (lost,) = compared(view, copy, X)
+    assert (lost.kind, lost.text) == ("aliasing", "1 shared memories are lost")
+    (new,) = compared(copy, view, X)
+    assert (new.kind, new.text) == ("aliasing", "1 are new")
+
+
+def test_outputs_that_share_memory() -> None:
+    def shared(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.sin()
+        return [y, y.view(-1)]
+
+    found = compared(shared, lambda x: [x.sin(), x.sin().view(-1)], X)
+    assert [d.kind for d in found] == ["aliasing"]
+
+
+def test_a_lost_mutation_and_a_wrong_one() -> None:
+    def right(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1).sum()
+
+    assert kinds(compared(right, lambda x: (x + 1).sum(), X)) == [("lost_mutation", "inputs[0]", True)]
+    assert kinds(compared(right, lambda x: x.add_(2).sum() - 40, X)) == [("wrong_value", "inputs[0]", True)]
+
+
+def test_a_mutation_that_should_not_be() -> None:
+    found = compared(lambda x: x.sum(), lambda x: x.add_(1).sum() - 40, X)
+    assert kinds(found) == [("wrong_value", "inputs[0]", True)]
+
+
+def test_gradients() -> None:
+    x = X.clone().requires_grad_()
+    found = compared(lambda x: x * x, lambda x: x * x.detach(), x, grad=True)
+    assert kinds(found) == [("wrong_gradient", "gradients[0]", True)]
+    assert compared(lambda x: x * x, lambda x: x.square(), x, grad=True) == []
+
+
+def test_a_missing_gradient() -> None:
+    x, y = (X.clone().requires_grad_() for _ in range(2))
+    found = compared(lambda x, y: x * y, lambda x, y: x * y.detach(), x, y, grad=True)
+    assert kinds(found) == [("wrong_gradient", "gradients[1]", True)]
+
+
+def test_classes_of_numbers() -> None:
+    assert kinds(compared(torch.exp, lambda x: torch.exp(x).masked_fill(x > 2.9, float("nan")), X)) == [
+        ("nonfinite", "outputs[0]", True)
+    ]
+    logs = compared(torch.log, lambda x: torch.log(x).nan_to_num(0.0), X)
+    assert kinds(logs) == [("nonfinite", "outputs[0]", True)]
+    assert compared(torch.log, lambda x: torch.log(x) + 0, X) == [], "both have the same"
+
+
+def test_without_a_reference_only_classes_are_certain() -> None:
+    assert compared(torch.exp, lambda x: torch.exp(x.double()).float(), X, wide=False) == []
+    (found,) = compared(torch.exp, lambda x: torch.exp(x) * 1.01, X, wide=False)
+    assert kinds([found]) == [("wrong_value", "outputs[0]", False)]
+    assert "relative rms difference 0.01" in found.text
+    assert kinds(compared(torch.exp, lambda x: torch.exp(x) / 0, X, wide=False)) == [("nonfinite", "outputs[0]", True)]
+    assert compared(lambda x: x / 0 * 0, lambda x: x / 0 * 0, X, wide=False) == []
+
+
+def raising(x: torch.Tensor) -> torch.Tensor:
+    raise IndexError("first line\nsecond line\nthird line")
+
+
+def test_exceptions() -> None:
+    (missing,) = compared(raising, torch.relu, X, wide=False)
+    assert missing.kind == "missing_exception"
+    assert "IndexError: first line second line" in missing.text and "third" not in missing.text
+    (extra,) = compared(torch.relu, raising, X)
+    assert (extra.kind, extra.text) == ("crash_runtime", "IndexError: first line second line")
+    assert compared(raising, raising, X, wide=False) == []
+
+
+def test_exceptions_of_a_compilation() -> None:
+    reference = reference_of(torch.relu, [X], grad=None, wide=True)
+    raised = Raised("torch._dynamo.exc.BackendCompilerFailed", "it failed", "")
+    (found,) = compare_calls(reference, [CallResult(raised, [], [], [], frozenset())])
+    assert found.kind == "crash_compile"
+    assert while_compiling(Raised("KeyError", "", 'File "x/torch/_dynamo/convert_frame.py", line 3, in f'))
+    assert not while_compiling(Raised("KeyError", "", 'File "mine.py", line 3, in f'))
+
+
+def test_calls_are_compared_each_with_its_own() -> None:
+    state = {"n": 0}
+
+    def wrong_at_the_second(x: torch.Tensor) -> torch.Tensor:
+        state["n"] += 1
+        return x.sin() * (1.5 if state["n"] == 2 else 1.0)
+
+    calls = [[X], [X * 2], [X * 3]]
+    reference = reference_of(torch.sin, *calls, grad=None, wide=True)
+    found = compare_calls(reference, results(wrong_at_the_second, *calls))
+    assert [(d.call, d.where) for d in found] == [(1, "outputs[0]")]
+    assert compare_calls(reference, results(torch.sin, *calls)) == []

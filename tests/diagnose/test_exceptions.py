@@ -1,0 +1,128 @@
+"""Where an exception comes from, told by the frames that it passed in real compilations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+from torch._inductor import lowering
+from torch.fx import Graph, GraphModule
+
+from graphprobe.diagnose.exceptions import chain, frames, origin_of
+
+ATEN = torch.ops.aten
+
+
+class Inner(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) + 1
+
+
+class Outer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(torch.relu(x))
+
+
+def error_of(fn: Callable[..., Any], *args: Any, **how: Any) -> BaseException:
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        torch.compile(fn, **how)(*args)
+    return raised.value
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("planted")
+
+
+def test_a_chain_has_the_original_last() -> None:
+    try:
+        try:
+            failing()
+        except ZeroDivisionError as error:
+            raise KeyError("outer") from error
+    except KeyError as error:
+        found = list(chain(error))
+        innermost = frames(error)[0]
+    assert [type(e) for e in found] == [KeyError, ZeroDivisionError]
+    assert innermost.f_code.co_name == "failing"
+
+
+def test_a_chain_that_bites_its_tail_ends() -> None:
+    first, second = ValueError("1"), ValueError("2")
+    first.__cause__, second.__cause__ = second, first
+    assert list(chain(first)) == [first, second]
+
+
+def test_an_exception_of_the_program() -> None:
+    try:
+        failing()
+    except ZeroDivisionError as error:
+        found = origin_of(error)
+    assert (found.stage, found.pass_, found.node, found.op) == ("runtime", None, None, None)
+
+
+def test_an_exception_of_dynamo() -> None:
+    def backend(gm: GraphModule, _: Sequence[Any]) -> Any:
+        raise RuntimeError("no")
+
+    assert origin_of(error_of(torch.sin, torch.ones(2), backend=backend)).stage == "dynamo"
+
+
+def test_an_exception_while_lowering_names_op_line_and_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(lowering.lowerings, ATEN.sin.default, failing)
+    found = origin_of(error_of(Outer(), torch.ones(2), backend="inductor", options={"force_disable_caches": True}))
+    assert (found.stage, found.op, found.node) == ("lowering", "aten.sin.default", "sin")
+    assert found.source == f"{__file__}:{Inner.forward.__code__.co_firstlineno + 1}"
+    assert found.module == "inner"
+    assert found.pass_ is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "stage", "name"),
+    [
+        ("post_grad_custom_pre_pass", "post_grad", "post_grad_custom_pre_pass"),
+        ("joint_custom_pre_pass", "joint", "joint_custom_pre_pass"),
+        ("pre_grad_custom_pass", "pre_grad", "pre_grad_custom_pass"),
+    ],
+)
+def test_an_exception_of_a_pass_names_it(setting: str, stage: str, name: str) -> None:
+    def custom(graph: Graph) -> None:
+        for node in graph.nodes:
+            if "sin" in str(node.target):
+                failing(node)
+
+    with torch._inductor.config.patch({setting: custom, "force_disable_caches": True}):
+        found = origin_of(error_of(Outer(), torch.ones(2), backend="inductor"))
+    assert (found.stage, found.pass_) == (stage, name)
+    assert found.op in ("aten.sin.default", "torch.sin")
+
+
+def test_an_exception_of_a_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import decomposition
+
+    original = decomposition.decompositions[ATEN.silu.default]
+    code = compile("def silu(x):\n    raise ZeroDivisionError('planted')", original.__code__.co_filename, "exec")
+    made: dict[str, Any] = {}
+    exec(code, made)
+    monkeypatch.setitem(decomposition.decompositions, ATEN.silu.default, made["silu"])
+    decomposition.fast_random_decomps.cache_clear()
+    x = torch.ones(2)
+    options = {"force_disable_caches": True}
+    try:
+        found = origin_of(error_of(torch.nn.functional.silu, x, backend="inductor", options=options))
+    finally:
+        decomposition.fast_random_decomps.cache_clear()
+    assert found.stage == "decomposition"
+
+
+def test_an_exception_of_aot_autograd() -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    error = error_of(torch.sin, torch.ones(2), backend=aot_autograd(fw_compiler=failing))
+    assert origin_of(error).stage == "aot"

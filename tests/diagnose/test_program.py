@@ -1,0 +1,230 @@
+"""A program's calls: what is kept of each, which modules are its own, and that a child process keeps all of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+import torch._inductor.async_compile  # once here, not in each child
+
+from graphprobe.diagnose.program import CallRecord, CallResult, Program, read, tensors_of, weighted_sum
+from graphprobe.engine.isolate import isolated
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self.linear(x)
+
+    def other(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * 2
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def run(program: Program) -> list[CallResult]:
+    return [read(record) for record in program.run(lambda fn: fn)]
+
+
+def closed_over() -> tuple[Callable[..., Any], Model]:
+    model = Model()
+    return lambda x: model(x).sum(), model
+
+
+def test_outputs_inputs_and_gradients() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = torch.tensor([3.0, 4.0])
+    (call,) = run(Program(lambda x, y: {"a": x * 3, "b": [y.add_(1), 5]}, [((x,), {"y": y})], grad=True))
+    assert call.raised is None
+    assert [v.tolist() if isinstance(v, torch.Tensor) else v for v in call.outputs] == [[3.0, 6.0], [4.0, 5.0], 5]
+    assert [v.tolist() for v in call.inputs] == [[1.0, 2.0], [4.0, 5.0]]
+    assert call.gradients[0].tolist() == [1.5, 4.5]
+    assert call.gradients[1] is None
+
+
+def test_the_gradient_is_that_of_a_weighted_sum() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (call,) = run(Program(lambda x: x * 2, [((x,), {})], grad=True))
+    assert call.gradients[0].tolist() == [1.0, 2.0, 3.0], "weights 0.5, 1 and 1.5: a swap of elements shows"
+    assert run(Program(lambda x: x * 2, [((x,), {})]))[0].gradients == []
+
+
+def test_gradients_of_one_call_do_not_add_up_with_the_next() -> None:
+    model = Model()
+    x = torch.ones(1, 3)
+    first, second = run(Program(model, [((x,), {}), ((x,), {})], grad=True))
+    assert [g is None for g in first.gradients] == [True, False, False, True]
+    assert torch.equal(first.gradients[1], second.gradients[1])
+    assert (first.inputs[3].item(), second.inputs[3].item()) == (1.0, 2.0), "state goes on from call to call"
+
+
+def test_no_gradient_mode() -> None:
+    seen: list[bool] = []
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.is_grad_enabled())
+        return x * 2
+
+    for grad in (None, True, False):
+        run(Program(fn, [((torch.ones(2, requires_grad=True),), {})], grad=grad))
+    assert seen == [True, True, False]
+
+
+def test_outputs_that_need_no_gradient() -> None:
+    x = torch.ones(2, requires_grad=True)
+    (call,) = run(Program(lambda x: (x.detach() * 2, 3), [((x,), {})], grad=True))
+    assert call.raised is None
+    assert call.gradients == [None]
+
+
+def test_a_weighted_sum_of_complex_and_empty_outputs() -> None:
+    x = torch.ones(2, dtype=torch.complex64, requires_grad=True)
+    y = torch.ones(0, requires_grad=True)
+    weighted_sum([x * 2, y * 1, torch.arange(3)])
+    assert x.grad is not None and x.grad.abs().sum() > 0
+    assert y.grad is not None and y.grad.shape == (0,)
+    weighted_sum([])
+
+
+def test_an_exception_ends_its_call_only() -> None:
+    def fn(x: torch.Tensor, fail: bool) -> torch.Tensor:
+        if fail:
+            raise IndexError("no")
+        return x + 1
+
+    x = torch.ones(1)
+    found = run(Program(fn, [((x, True), {}), ((x, False), {})]))
+    assert found[0].raised is not None and found[0].raised.type == "IndexError"
+    assert (found[0].outputs, found[0].inputs) == ([], [])
+    assert found[1].raised is None and found[1].outputs[0].tolist() == [2.0]
+    steps = list(Program(fn, [((x, True), {}), ((x, False), {})]).steps(lambda fn: fn))
+    assert [type(error) for _, error in steps] == [IndexError, type(None)]
+
+
+def test_what_happens_between_calls() -> None:
+    seen: list[int] = []
+    model = Model()
+
+    def between(fn: Any, i: int) -> None:
+        seen.append(i)
+        fn.count.fill_(10.0 * i)
+
+    calls = [((torch.ones(1, 3),), {})] * 3
+    found = run(Program(model, calls, between))
+    assert seen == [1, 2]
+    assert [call.inputs[-1].item() for call in found] == [1.0, 11.0, 21.0]
+
+
+def test_memory_that_is_shared() -> None:
+    x = torch.ones(4)
+    (call,) = run(Program(lambda x: (x[1:], x * 2, x[:2]), [((x,), {})]))
+    assert call.shared == {(0, 2), (2, 0), (0, 3), (2, 3)}
+    (call,) = run(Program(lambda x: (x + 1, x * 2), [((x,), {})]))
+    assert call.shared == frozenset()
+
+
+def test_the_state_of_every_module_that_belongs_to_it() -> None:
+    fn, closed = closed_over()
+    assert Program(fn, []).modules() == [closed]
+    assert Program(closed, []).modules() == [closed]
+    assert Program(closed.other, []).modules() == [closed]
+    assert Program(functools.wraps(closed)(lambda x: x), []).modules() == [closed]
+    assert Program(plain, [((closed,), {"b": [closed]})]).modules() == [closed]
+    assert Program(plain, [((1,), {})]).modules() == []
+    assert len(Program(fn, []).state()) == 3
+    shared = torch.nn.Sequential(closed.linear, closed.linear)
+    assert len(Program(shared, []).state()) == 2, "each once"
+
+
+def test_an_empty_cell_is_passed_over() -> None:
+    def outer() -> Callable[..., Any]:
+        def inner() -> Any:
+            return unset
+
+        if inner is None:
+            unset = 1
+        return inner
+
+    assert Program(outer(), []).modules() == []
+
+
+def test_whether_anything_wants_gradients() -> None:
+    fn, closed = closed_over()
+    x = torch.ones(1, 3)
+    grown = x.clone().requires_grad_()
+    assert Program(fn, [((x,), {})]).wants_gradients()
+    assert Program(closed.other, [((x,), {})]).wants_gradients()
+    assert Program(plain, [((x,), {}), ((), {"x": [grown]})]).wants_gradients()
+    assert not Program(plain, [((x,), {})]).wants_gradients()
+    closed.requires_grad_(False)
+    assert not Program(fn, [((x,), {})]).wants_gradients()
+    assert Program(fn, [((grown,), {})]).wants_gradients()
+
+
+def test_tensors_among_leaves() -> None:
+    a, b = torch.ones(1), torch.zeros(2)
+    assert [t is u for t, u in zip(tensors_of({"x": [a, 3], "y": (b, None)}), (a, b), strict=True)] == [True, True]
+
+
+def test_records_survive_the_way_out_of_a_child() -> None:
+    model = Model()
+    program = Program(model, [((torch.ones(1, 3),), {})], grad=True)
+    outcome = isolated(lambda: program.run(lambda fn: fn))
+    (call,) = (read(r) for r in msgspec.convert(outcome.value, list[CallRecord]))
+    with torch.no_grad():
+        assert torch.equal(call.outputs[0], model.linear(torch.ones(1, 3)))
+    assert call.inputs[-1].item() == 1.0
+
+
+def test_nothing_is_left_when_it_ran_in_a_child() -> None:
+    model, x = Model(), torch.ones(1, 3, requires_grad=True)
+    before = [p.detach().clone() for p in (x, *model.parameters(), *model.buffers())]
+    generator = torch.get_rng_state()
+    program = Program(lambda x: torch.dropout(model(x), 0.5, True), [((x,), {})], grad=True)
+    assert isolated(lambda: len(program.run(lambda fn: fn))).value == 1
+    assert isolated(lambda: len(program.run_wide(0, 2.0**-24))).value == 1
+    after = (x, *model.parameters(), *model.buffers())
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(p.grad is None and p.dtype is torch.float32 for p in after)
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_in_float64() -> None:
+    model, x = Model(), torch.randn(2, 3, requires_grad=True)
+    program = Program(lambda x: model(x).half().float(), [((x,), {})], grad=True)
+
+    def wide(seed: int | None) -> CallResult:
+        outcome = isolated(lambda: program.run_wide(seed, 2.0**-24))
+        (call,) = (read(r) for r in msgspec.convert(outcome.value, list[CallRecord]))
+        return call
+
+    call = wide(None)
+    assert {t.dtype for t in (*call.outputs, *call.inputs)} == {torch.float64}
+    exact = torch.nn.functional.linear(x.double(), model.linear.weight.double(), model.linear.bias.double())
+    torch.testing.assert_close(call.outputs[0], exact.detach(), rtol=1e-14, atol=0)
+    assert call.gradients[0].dtype is torch.float64
+    first, again, other = wide(0), wide(0), wide(1)
+    assert torch.equal(first.outputs[0], again.outputs[0])
+    assert not torch.equal(first.outputs[0], other.outputs[0])
+    steps = (first.inputs[0] / x.detach().double() - 1) / 2.0**-24
+    assert sorted({round(float(s), 3) for s in steps.flatten()}) == [-1.0, 1.0]
+
+
+def test_integers_and_other_values_stay_as_they_are_in_float64() -> None:
+    outcome = isolated(
+        lambda: Program(lambda i, x, s: (i, x, s), [((torch.arange(3), torch.ones(1), "a"), {})]).run_wide(0, 2.0**-8)
+    )
+    (call,) = (read(r) for r in msgspec.convert(outcome.value, list[CallRecord]))
+    assert call.outputs[0].tolist() == [0, 1, 2] and call.outputs[0].dtype is torch.int64
+    assert call.outputs[1].dtype is torch.float64 and abs(call.outputs[1].item() - 1) == 2.0**-8
+    assert call.outputs[2] == "a"

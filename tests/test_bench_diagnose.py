@@ -1,0 +1,38 @@
+"""The benchmark of `diagnose` against torch's tools: its cases exist, and it reads the minifier's programs."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+REPRO = """
+class Repro(torch.nn.Module):
+    def forward(self, arg0_1, arg1_1):
+        view = torch.ops.aten.view.default(arg0_1, [2, 3]);  arg0_1 = None
+        getitem = view[0]
+        relu = torch.ops.aten.relu.default(view);  view = None
+        return (relu,)
+"""
+
+
+@pytest.fixture(scope="module")
+def bench():
+    spec = importlib.util.spec_from_file_location("bench_diagnose", ROOT / "bench" / "diagnose.py")
+    module = sys.modules["bench_diagnose"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["bench_diagnose"]
+
+
+def test_cases_are_files(bench):
+    for case in bench.CASES.values():
+        assert (ROOT / "tests" / "diagnose" / case.folder / f"{case.file}.py").is_file()
+
+
+def test_calls_left_are_those_of_the_program(bench, tmp_path):
+    repro = tmp_path / "repro.py"
+    repro.write_text(REPRO)
+    assert bench.calls_left(repro) == ["aten.view.default", "aten.relu.default"]
