@@ -22,6 +22,9 @@ from graphprobe.engine.values import from_bytes
 COMPILATION = Compilation("inductor", None, Path("unused"))
 
 
+X = torch.ones(1)
+
+
 def fn(x: torch.Tensor) -> torch.Tensor:
     y = torch.relu(x) + 1
     return torch.sin(y) * 2
@@ -73,7 +76,8 @@ def test_a_call_that_is_another_one_is_accused(monkeypatch: pytest.MonkeyPatch) 
             super().__init__(gm, **how)
 
     monkeypatch.setattr(dynamo_check, "Recorder", Recorder)
-    found = isolated(lambda: accused(Program(fn, [((torch.linspace(-1, 1, 5),), {})]), COMPILATION))
+    calls = [((torch.linspace(-1, 1, 5),), {})]
+    found = isolated(lambda: accused(Program(lambda x: torch.sin(torch.relu(x) + 1), calls), COMPILATION))
     assert found.value["op"] == "torch.cos"
     assert found.value["reason"] == "uncompiled the program calls sin here"
 
@@ -85,10 +89,10 @@ def test_a_program_that_does_not_run_accuses_nothing() -> None:
     assert isolated(died).value is True
 
 
-def graph_of(fn: Callable[..., Any], line: str = "") -> DynamoGraph:
+def graph_of(fn: Callable[..., Any], line: str = "", *, example: Any = X) -> DynamoGraph:
     gm = symbolic_trace(fn)
     for node in gm.graph.nodes:
-        node.meta["stack_trace"] = line
+        node.meta |= {"stack_trace": line, "example_value": example}
     return DynamoGraph(gm)
 
 
@@ -114,6 +118,11 @@ def test_numbers_of_different_ops_are_not_compared() -> None:
     graph: Graph = renamed.graph.graph
     next(n for n in graph.nodes if n.target is torch.add).name = "elsewhere"
     assert constants_changed([renamed, graph_of(lambda x: torch.add(x, 3))]) is None
+
+
+def test_numbers_behind_what_is_no_tensor_are_not_compared() -> None:
+    graphs = [graph_of(lambda x, n=n: x.size(0) * n, example=n) for n in (2, 3)]
+    assert constants_changed(graphs) is None
 
 
 def test_keywords_count_too() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,12 @@ from torch.fx import Graph, GraphModule
 from graphprobe.diagnose.exceptions import chain, frames, origin_of
 
 ATEN = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def no_caches() -> Iterator[None]:
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
 
 
 class Inner(torch.nn.Module):
@@ -31,7 +37,7 @@ class Outer(torch.nn.Module):
 
 
 def error_of(fn: Callable[..., Any], *args: Any, **how: Any) -> BaseException:
-    with pytest.raises(Exception) as raised:  # noqa: PT011
+    with pytest.raises(Exception) as raised:
         torch.compile(fn, **how)(*args)
     return raised.value
 
@@ -76,7 +82,7 @@ def test_an_exception_of_dynamo() -> None:
 
 def test_an_exception_while_lowering_names_op_line_and_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(lowering.lowerings, ATEN.sin.default, failing)
-    found = origin_of(error_of(Outer(), torch.ones(2), backend="inductor", options={"force_disable_caches": True}))
+    found = origin_of(error_of(Outer(), torch.ones(2), backend="inductor"))
     assert (found.stage, found.op, found.node) == ("lowering", "aten.sin.default", "sin")
     assert found.source == f"{__file__}:{Inner.forward.__code__.co_firstlineno + 1}"
     assert found.module == "inner"
@@ -97,7 +103,7 @@ def test_an_exception_of_a_pass_names_it(setting: str, stage: str, name: str) ->
             if "sin" in str(node.target):
                 failing(node)
 
-    with torch._inductor.config.patch({setting: custom, "force_disable_caches": True}):
+    with torch._inductor.config.patch({setting: custom}):
         found = origin_of(error_of(Outer(), torch.ones(2), backend="inductor"))
     assert (found.stage, found.pass_) == (stage, name)
     assert found.op in ("aten.sin.default", "torch.sin")
@@ -113,9 +119,8 @@ def test_an_exception_of_a_decomposition(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(decomposition.decompositions, ATEN.silu.default, made["silu"])
     decomposition.fast_random_decomps.cache_clear()
     x = torch.ones(2)
-    options = {"force_disable_caches": True}
     try:
-        found = origin_of(error_of(torch.nn.functional.silu, x, backend="inductor", options=options))
+        found = origin_of(error_of(torch.nn.functional.silu, x, backend="inductor"))
     finally:
         decomposition.fast_random_decomps.cache_clear()
     assert found.stage == "decomposition"

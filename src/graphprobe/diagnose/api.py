@@ -227,7 +227,7 @@ class Ladder:
             listed += [
                 ("aot", lambda: steps.aot(self.program, self.compilation)),
                 ("passes", lambda: steps.passes(self.program, self.compilation)),
-                ("kernels", lambda: steps.kernels(self.program, self.compilation)),
+                ("kernels", self._kernels),
                 ("plain", lambda: steps.plain(self.program, self.compilation)),
             ]
         else:
@@ -238,6 +238,10 @@ class Ladder:
             if not self._late(name):
                 self._rung(name, step, reference)
 
+    def _kernels(self, *, expose: bool = True) -> RungReport:
+        accused = bool(self.result.findings)
+        return steps.kernels(self.program, self.compilation, expose=expose, only_alone=accused)
+
     def _wrong(self, name: str) -> bool:
         return any(d.certain for d in self.failing.get(name, ()))
 
@@ -246,7 +250,7 @@ class Ladder:
         log.info("rung %s: %.1f s", name, outcome.seconds)
         if outcome.died and name == "kernels" and self.compilation.is_inductor:
             # Showing every value is a compilation of its own: is it that one which dies?
-            again = self.step(lambda: steps.kernels(self.program, self.compilation, expose=False))
+            again = self.step(partial(self._kernels, expose=False))
             if not again.died:
                 self.result.notes.append("the kernels died when compiled to show their values, and not otherwise")
             outcome = again

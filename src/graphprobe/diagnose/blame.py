@@ -78,6 +78,8 @@ def _stage_name(stage: str, difference: Difference) -> Stage:
     if stage != "kernels":
         known: Any = stage
         return known  # type: ignore[no-any-return]
+    if difference.kind in ("wrong_stride", "wrong_shape", "wrong_dtype"):
+        return "lowering"  # which decides how results are laid out
     return "runtime" if difference.kind in ("crash_runtime", "segfault", "hang") else "codegen"
 
 

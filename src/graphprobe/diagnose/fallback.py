@@ -71,13 +71,14 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
 
 def _narrowed(ladder: Ladder) -> Any:
     """Which of the stages below the pass rung fails first."""
-    for stage in ("decomposition", "pre_grad", "joint"):
+    for stage in ("decomposition", "partition", "pre_grad", "joint"):
         outcome = ladder.step(partial(steps.upto, ladder.program, ladder.compilation, stage))
+        named = "joint" if stage == "partition" else stage
         if outcome.died or outcome.raised is not None:
-            return stage
+            return named
         report = msgspec.convert(outcome.value, RungReport)
         if ladder.differences(report):
-            return stage
+            return named
     return "post_grad"
 
 

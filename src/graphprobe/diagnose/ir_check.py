@@ -33,7 +33,7 @@ def stage_of(suspect: Suspect) -> Stage:
     error = local_error(suspect.op, call, inputs, {}, list(values.outputs))
     if error.answer not in ("ok", "better", "unsure"):
         return "lowering"
-    # The IR was made for these very sizes. Where the graph must do for others too, lowering decides what depends on them.
+    # The IR was made for these very sizes. Where a graph must do for others too, lowering decides what hangs on them.
     return "lowering" if _is_dynamic(suspect) and not suspect.wrong_alone else "codegen"
 
 

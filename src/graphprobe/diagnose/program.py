@@ -77,12 +77,14 @@ class Program:
         between: called as `between(fn, i)` before call i, i ≥ 1.
         grad: True: run the backward of a weighted sum of the outputs. False: everything runs under `no_grad`.
             None: neither; the calls run in the gradient mode that is set.
+        seed: random generators start from it in every call; None: from where they are.
     """
 
     fn: Callable[..., Any]
     calls: Sequence[Call]
     between: Callable[[Any, int], Any] | None = None
     grad: bool | None = None
+    seed: int | None = None
 
     def modules(self) -> list[torch.nn.Module]:
         """The modules whose state belongs to the program: the function itself, what it is bound to or closes over."""
@@ -127,6 +129,8 @@ class Program:
         for tensor in inputs:
             if tensor.is_leaf:
                 tensor.grad = None
+        if self.seed is not None:
+            torch.manual_seed(self.seed)
         mode = torch.no_grad() if self.grad is False else contextlib.nullcontext()
         try:
             with mode:

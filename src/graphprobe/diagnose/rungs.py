@@ -149,6 +149,24 @@ def aot_rung(watch: Watch) -> Callable[..., Any]:
     )
 
 
+def decomposed_rung(watch: Watch) -> Callable[..., Any]:
+    """AOTAutograd with Inductor's decompositions and nothing else of Inductor, its graphs run op by op."""
+
+    def compiler(direction: str) -> Callable[..., Any]:
+        return lambda gm, _: interpreted(watch, gm, direction)
+
+    return watch.backend(
+        functools.partial(
+            aot_compile,
+            forward=compiler("forward"),
+            backward=compiler("backward"),
+            min_cut=True,
+            decompose=True,
+            keep_mutations=True,
+        )
+    )
+
+
 def stage_rung(watch: Watch, stage: str) -> Callable[..., Any]:
     """Inductor up to a stage, the graphs run op by op."""
 

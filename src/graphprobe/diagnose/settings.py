@@ -83,7 +83,9 @@ def changed_settings() -> Changed:
             try:
                 with warnings.catch_warnings(action="ignore"):  # some are deprecated, and say so when read
                     value = getattr(config, name)
-                default = config._is_default(name) if hasattr(config, "_is_default") else value == entry.default
+                # A setting that was changed and changed back does not count as untouched.
+                untouched = hasattr(config, "_is_default") and config._is_default(name)
+                default = untouched or bool(value == entry.default)
             except Exception:  # an alias to another module's setting
                 continue
             if default:

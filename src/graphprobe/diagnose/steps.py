@@ -25,6 +25,7 @@ from graphprobe.diagnose.rungs import (
     StageGraph,
     Watch,
     aot_rung,
+    decomposed_rung,
     dynamo_rung,
     kernel_rung,
     run_program,
@@ -145,8 +146,12 @@ def _joint_inputs(joint: torch.fx.GraphModule, graphs: Sequence[StageGraph]) -> 
     return found
 
 
-def kernels(program: Program, compilation: Compilation, *, expose: bool = True) -> RungReport:
-    """Inductor's kernels; with `expose`, every value of its graphs against the op run by itself."""
+def kernels(program: Program, compilation: Compilation, *, expose: bool = True, only_alone: bool = False) -> RungReport:
+    """Inductor's kernels; with `expose`, every value of its graphs against the op run by itself.
+
+    With `only_alone` an op is accused only if it is wrong when compiled by itself: in a graph that is wrong already,
+    others may look wrong.
+    """
     report, watch = RungReport(), Watch()
     run_program(program, compilation, kernel_rung(watch, expose=expose), report)
     suspects: list[Suspect] = []
@@ -165,6 +170,8 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True) 
                 report.right.append(f"{compiled.direction} kernels: {len(compiled.shown)} values agree with their ops")
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         suspects = [*alone([s for s in suspects if not s.whole], prover), *(s for s in suspects if s.whole)]
+        if only_alone:
+            suspects = [s for s in suspects if s.wrong_alone]
         for suspect in suspects:
             suspect.stage = suspect.stage if suspect.whole else stage_of(suspect)
         _prove(suspects, report, prover)
@@ -193,9 +200,16 @@ def blame(program: Program, compilation: Compilation, stage: str, known: dict[st
 
 
 def upto(program: Program, compilation: Compilation, stage: str) -> RungReport:
-    """Inductor up to a stage before its post-grad passes, op by op."""
+    """Inductor up to a stage before its post-grad passes, op by op.
+
+    `partition` has no passes either, but Inductor's own way of splitting the joint graph.
+    """
     report = RungReport()
-    run_program(program, compilation, stage_rung(Watch(), stage), report)
+    if stage == "decomposition":
+        backend = decomposed_rung(Watch())
+    else:
+        backend = stage_rung(Watch(), "decomposition" if stage == "partition" else stage)
+    run_program(program, compilation, backend, report)
     return report
 
 

@@ -67,15 +67,26 @@ def copy_tensor(value: torch.Tensor) -> torch.Tensor:
     return detached.clone() if detached.layout is torch.strided else detached
 
 
+SEED = 20130
+
+
+def _cuda_devices(values: Sequence[Any]) -> list[int]:
+    return sorted({v.get_device() for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"})
+
+
 def run_graph(
     gm: GraphModule, inputs: Sequence[Any], *, keep: bool = True, watch: Callable[..., None] | None = None
 ) -> GraphRun:
-    """Run `gm` on copies of `inputs`, without autograd; an exception is recorded, not raised."""
+    """Run `gm` on copies of `inputs`, without autograd; an exception is recorded, not raised.
+
+    Random ops draw the same numbers in every run; the generators of the caller are left as they are.
+    """
     own = copied_together(inputs)
     recorder = Recorder(gm, keep=keep, watch=watch)
     run = GraphRun(inputs=own)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(_cuda_devices(own)):
+            torch.manual_seed(SEED)
             run.outputs = recorder.run(*own)
     except Exception as error:
         assert recorder.current is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import io
 import os
 import select
 import signal
@@ -132,7 +133,8 @@ def _child(step: Callable[[], Any], reader: int, writer: int, output: int) -> No
         for stream in (1, 2):
             os.dup2(output, stream)
         # The objects may be others than the interpreter's: a notebook's, a test runner's.
-        sys.stdout = sys.stderr = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)
+        raw = io.FileIO(1, "w", closefd=False)
+        sys.stdout = sys.stderr = io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True)
         settings = _thread_settings()
         result: list[bytes] = []
 

@@ -36,6 +36,11 @@ def op_of(node: Node) -> str:
         return f"torch.Tensor.{target}"
     if isinstance(target, str):
         return target
+    return name_of(target)
+
+
+def name_of(target: Any) -> str:
+    """The name of a function or operator, as `op_of` gives it."""
     operator = operator_of(target)
     if operator is not None:
         return ".".join(filter(None, (operator.namespace, operator.name, operator.overload)))
