@@ -151,6 +151,15 @@ def test_values_are_left_out_on_demand() -> None:
     assert run.outputs.tolist() == [1.0]
 
 
+def test_random_ops_draw_the_same_in_every_run() -> None:
+    gm = symbolic_trace(lambda x: torch.dropout(x, 0.5, True))
+    before = torch.get_rng_state()
+    first, second = (run_graph(gm, [torch.ones(64)]).outputs for _ in range(2))
+    assert torch.equal(first, second)
+    assert 0 < int((first == 0).sum()) < 64
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_no_gradient_is_recorded() -> None:
     x = torch.ones(2, requires_grad=True)
     run = run_graph(symbolic_trace(lambda x: x * 2), [x])

@@ -114,7 +114,7 @@ def test_the_line_is_the_innermost_of_the_program() -> None:
     lines = {op_of(n): source_of(n) for n in calls(gm.graph)}
     relu = Block.forward.__code__.co_firstlineno + 1
     assert lines["torch.relu"] == f"{__file__}:{relu}"
-    assert lines["Tensor.sin"] == f"{__file__}:{Model.forward.__code__.co_firstlineno + 3}"
+    assert lines["torch.Tensor.sin"] == f"{__file__}:{Model.forward.__code__.co_firstlineno + 3}"
 
 
 def test_nothing_is_known_of_a_bare_node() -> None:
@@ -162,7 +162,7 @@ def test_the_modules_of_the_forward_serve_for_the_backward() -> None:
         (node_of(torch.nn.functional.silu), "torch.nn.functional.silu"),
         (node_of(operator.getitem), "operator.getitem"),
         (node_of(torch.ops.higher_order.cond), "higher_order.cond"),
-        (node_of("sin", op="call_method"), "Tensor.sin"),
+        (node_of("sin", op="call_method"), "torch.Tensor.sin"),
         (node_of("inner", op="call_module"), "inner"),
     ],
     ids=str,

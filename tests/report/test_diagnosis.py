@@ -74,7 +74,7 @@ def test_fault_tells_everything(tmp_path: Path) -> None:
         "pass: fuse_things",
         "hidden = torch.relu(up)",
         "module: blocks.3.mlp",
-        "3.6e+38 times what rounding explains in this operation alone",
+        "over a million times what rounding explains in this operation alone",
         "412 times what rounding explains in the result of the whole graph",
         "it failed in 40% of the repeats",
         "measured: q999 of z",

@@ -34,6 +34,17 @@ DEPTHS = (0, 1, 2, 4)
 GRAPH_STAGES = ("decomposition", "pre_grad", "joint", "post_grad")
 """Stages whose faults show in Inductor's graphs, before there are kernels."""
 
+NEIGHBOURS = {
+    "aot": "Dynamo's graph, run as it is (backend `eager`), is right.",
+    "decomposition": "The graph without decompositions (backend `aot_eager`) is right.",
+    "pre_grad": "Without this pass the graph is right.",
+    "joint": "The graph before it, run op by op, is right.",
+    "post_grad": "The graph before it, run op by op, is right.",
+    "lowering": "The graph that is lowered, run op by op, is right.",
+    "codegen": "The graph that is lowered, run op by op, is right; so is the IR of the op, evaluated in plain torch.",
+}
+"""What is closest to the failing program and passes, by the stage that is accused."""
+
 REPRO_FAILS = 1
 
 
@@ -199,7 +210,8 @@ class Prover:
         folder = free_folder(self.compilation.folder, made)
         made.dossier = str(folder)
         try:
-            problems = write_dossier(folder, case, made, versions=versions(), before=before)
+            beside = NEIGHBOURS.get(made.stage) if self.compilation.is_inductor else None
+            problems = write_dossier(folder, case, made, versions=versions(), before=before, neighbour=beside)
             code = run_repro(folder) if not problems else None
         except (GraphprobeError, OSError) as error:
             problems, code = [str(error)], None

@@ -113,7 +113,7 @@ def copied_together(values: Sequence[Any]) -> list[Any]:
             storages[key].untyped_storage(), value.storage_offset(), value.shape, value.stride()
         )
         fresh = torch.conj(fresh) if value.is_conj() else fresh
-        fresh = torch._neg_view(fresh) if value.is_neg() else fresh
+        fresh = torch.ops.aten._neg_view(fresh) if value.is_neg() else fresh
         result.append(fresh)
     return result
 

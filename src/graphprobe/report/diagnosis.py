@@ -207,7 +207,9 @@ def _is_error(z: float | str) -> bool:
 
 
 def _times(z: float | str) -> str:
-    return "more than any rounding explains" if isinstance(z, str) else f"{_number(z)} times what rounding explains"
+    if isinstance(z, str):
+        return "more than any rounding explains"
+    return f"{'over a million' if z > 1e6 else _number(z)} times what rounding explains"
 
 
 def _number(z: float | str) -> str:
