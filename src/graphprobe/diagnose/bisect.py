@@ -9,6 +9,7 @@ from typing import Any
 from torch.fx import Node
 
 from graphprobe.diagnose.check_case import run_compiled
+from graphprobe.diagnose.compare_calls import COMPILING
 from graphprobe.diagnose.finding import Kind
 from graphprobe.diagnose.ir_check import stage_of
 from graphprobe.diagnose.local import LocalError
@@ -17,7 +18,8 @@ from graphprobe.diagnose.rungs import StageGraph
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import GraphRun
 from graphprobe.engine.isolate import Outcome
-from graphprobe.engine.subgraph import isolated_calls
+from graphprobe.engine.naming import op_of
+from graphprobe.engine.subgraph import extract, is_item, isolated_calls
 from graphprobe.engine.values import capture
 
 FEW = 3
@@ -49,7 +51,33 @@ def culprits(graph: StageGraph, run: GraphRun, prover: Prover) -> list[Suspect]:
         search(part[middle:])
 
     search(nodes)
-    return found
+    return found or _by_prefix(graph, run, prover)
+
+
+def _by_prefix(graph: StageGraph, run: GraphRun, prover: Prover) -> list[Suspect]:
+    """The last node of the shortest beginning of the graph that fails: for ops that fail in one kernel together."""
+    calls = [n for n in graph.graph.graph.nodes if n.op == "call_function" and n.name in run.values]
+
+    def outcome_of(count: int) -> Outcome:
+        made, inputs = extract(graph.graph, set(calls[:count]), run.values)
+        prover.compiles += 1
+        return run_compiled(prover.case(made, [capture(inputs)], "crash_runtime"), prover.compilation.timeout_s)
+
+    low, high = 0, len(calls)
+    worst = outcome_of(high) if calls else None
+    if worst is None or not fails(worst):
+        return []
+    while high - low > 1:
+        middle = (low + high) // 2
+        outcome = outcome_of(middle)
+        if fails(outcome):
+            high, worst = middle, outcome
+        else:
+            low = middle
+    suspect = _suspect(graph, run, calls[high - 1], worst)
+    suspect.whole = True
+    suspect.also = [op_of(n) for n in calls[high - 1].all_input_nodes if n.op == "call_function"]
+    return [suspect]
 
 
 def fails(outcome: Outcome) -> bool:
@@ -60,7 +88,8 @@ def fails(outcome: Outcome) -> bool:
 
 
 def _stands_alone(node: Node, run: GraphRun) -> bool:
-    return node.name in run.values and all(n.name in run.values or n.op == "get_attr" for n in node.all_input_nodes)
+    known = all(n.name in run.values or n.op == "get_attr" for n in node.all_input_nodes)
+    return node.name in run.values and known and not is_item(node)
 
 
 def _suspect(graph: StageGraph, run: GraphRun, node: Node, outcome: Outcome) -> Suspect:
@@ -79,7 +108,7 @@ def _suspect(graph: StageGraph, run: GraphRun, node: Node, outcome: Outcome) -> 
             trace = raised["trace"]
         else:
             text, trace = f"{raised.type}: {raised.message[:200]}", raised.trace
-        kind = "crash_compile" if "compile_fx" in trace else "crash_runtime"
+        kind = "crash_compile" if COMPILING.search(trace) else "crash_runtime"
     error = LocalError("worse", kind, math.inf, math.inf, text)
     suspect = Suspect(kind, "codegen", graph.direction, graph.graph, node, run.values, error, [])
     if "LoweringException" in text:

@@ -24,7 +24,7 @@ from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import op_of
-from graphprobe.engine.subgraph import CALLS, isolated_calls
+from graphprobe.engine.subgraph import CALLS, is_item, isolated_calls
 from graphprobe.engine.values import capture
 
 
@@ -39,15 +39,22 @@ def rung_backend(stage: str, watch: Watch, compilation: Compilation) -> Any:
     return compilation.backend
 
 
-def isolated_suspects(graph: DynamoGraph, stage: str, compilation: Compilation, grad: bool) -> list[Suspect]:
-    """The nodes whose outputs or gradients the rung gets wrong, or that crash it."""
+CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "extra_exception")
+
+
+def isolated_suspects(
+    graph: DynamoGraph, stage: str, compilation: Compilation, grad: bool, wanted: Difference | None = None
+) -> list[Suspect]:
+    """The nodes whose outputs or gradients the rung gets wrong, or that crash it in the way `wanted` does."""
     found: list[Suspect] = []
     for call in graph.calls[-1:]:
         run = run_graph(graph.graph, [_plain(v) for v in call.restore()])
         nodes = [n for n in graph.graph.graph.nodes if n.op in CALLS and n.name in run.values and comparable(op_of(n))]
-        nodes = [n for n in nodes if isinstance(run.values[n.name], torch.Tensor)]
+        nodes = [n for n in nodes if isinstance(run.values[n.name], torch.Tensor) and not is_item(n)]
         seen: set[Node] = set()
         for node, difference in _search(graph, nodes, run.values, stage, compilation, grad):
+            if wanted is not None and difference.kind in CRASHES and _error(difference) != _error(wanted):
+                continue  # a failure of its own, made by taking the node out of its place
             if node in seen:
                 continue  # its gradient is wrong because it is
             seen.add(node)
@@ -59,6 +66,12 @@ def isolated_suspects(graph: DynamoGraph, stage: str, compilation: Compilation, 
                 suspect.named, *suspect.also = [*aten_ops(graph, node, run.values), suspect.op]
             found.append(suspect)
     return found
+
+
+def _error(difference: Difference) -> tuple[str, str]:
+    """The kind of a crash and the class of its exception."""
+    name = difference.text.partition(":")[0]
+    return difference.kind, name if " " not in name else ""
 
 
 def aten_ops(graph: DynamoGraph, node: Node, values: dict[str, Any]) -> list[str]:
@@ -105,7 +118,7 @@ def _search(
         if len(nodes) > 1:
             return _halves(graph, nodes, values, stage, compilation, grad)
         kind: Any = "crash_compile"
-        text = outcome.raised.message[:200] if outcome.raised is not None else ""
+        text = f"{outcome.raised.type}: {outcome.raised.message[:200]}" if outcome.raised is not None else ""
         if outcome.died:
             kind = "hang" if outcome.timed_out else "segfault"
             text = f"the process was ended by {outcome.signal or 'its time limit'}"

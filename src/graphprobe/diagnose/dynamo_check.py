@@ -110,27 +110,59 @@ def accused(program: Program, compilation: Compilation) -> Accused | None:
 
     with compilation.configured():
         program.run(make)
-    for wanted, got in zip(expected, ran, strict=False):
-        found = _first_difference(wanted, [r for r in got if isinstance(r.value, torch.Tensor)])
-        if found is not None:
-            return found
-    return None
+    pairs = [(w, [r for r in g if isinstance(r.value, torch.Tensor)]) for w, g in zip(expected, ran, strict=False)]
+    found = (look(wanted, got) for look in (_other_value, _other_call) for wanted, got in pairs)
+    return next((one for one in found if one is not None), None)
+
+
+SAME = {
+    "div": "truediv",
+    "true_divide": "truediv",
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "add": "add",
+    "iadd": "add",
+    "imul": "mul",
+    "isub": "sub",
+    "itruediv": "truediv",
+    "radd": "add",
+    "rmul": "mul",
+    "rsub": "sub",
+    "rtruediv": "truediv",
+    "rdiv": "truediv",
+    "subtract": "sub",
+    "multiply": "mul",
+    "negative": "neg",
+}
+"""Names under which one operation of tensors goes, in Python, in torch and in Dynamo's graphs."""
 
 
 def _plain(name: str) -> str:
-    return name.rpartition(".")[2].strip("_").removeprefix("r") if "__r" in name else name.rpartition(".")[2].strip("_")
+    short = name.rpartition(".")[2].strip("_")
+    return SAME.get(short, short)
 
 
-def _first_difference(wanted: list[Made], got: list[_Ran]) -> Accused | None:
+def _aligned(wanted: list[Made], got: list[_Ran]) -> tuple[list[str], list[str], list[Any]]:
     left, right = [_plain(m.name) for m in wanted], [_plain(op_of(r.node)) for r in got]
-    for tag, i, i2, j, j2 in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        if tag == "equal":
-            for made, run in zip(wanted[i:i2], got[j:j2], strict=True):
-                assert made.value is not None
-                value = from_bytes(*made.value).restore()[0]
-                if different(value, run.value):
-                    return _accuse(run.node, "its result in Dynamo's graph is not that of the same call uncompiled")
-    for tag, i, i2, j, j2 in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+    return left, right, difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+
+
+def _other_value(wanted: list[Made], got: list[_Ran]) -> Accused | None:
+    """The first of the calls that both made whose results differ."""
+    for tag, i, i2, j, j2 in _aligned(wanted, got)[2]:
+        if tag != "equal":
+            continue
+        for made, run in zip(wanted[i:i2], got[j:j2], strict=True):
+            assert made.value is not None
+            if different(from_bytes(*made.value).restore()[0], run.value):
+                return _accuse(run.node, "its result in Dynamo's graph is not that of the same call uncompiled")
+    return None
+
+
+def _other_call(wanted: list[Made], got: list[_Ran]) -> Accused | None:
+    """The first call that only one of the two made."""
+    left, _, steps = _aligned(wanted, got)
+    for tag, i, i2, j, j2 in steps:
         if tag in ("replace", "insert") and j < j2:
             return _accuse(got[j].node, f"uncompiled the program calls {', '.join(left[i:i2]) or 'nothing'} here")
         if tag == "delete":

@@ -47,6 +47,13 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
     if origin is not None and origin.op:
         fields = {name: getattr(origin, name) for name in ("op", "node", "source", "module", "pass_", "stage")}
         known |= {name: value for name, value in fields.items() if value is not None}
+    expected = ladder.reference.eager[0][first.call] if ladder.reference is not None else None
+    below = ladder.reports.get("aot")
+    if "op" not in known and expected is not None and expected.raised is not None and below is not None:
+        # Uncompiled it raises: the op that does is the one that must not do something else instead.
+        where = below.raised_at
+        if where is not None:
+            known |= {name: v for name in ("op", "node", "source", "module") if (v := getattr(where, name)) is not None}
     whole = {"kind": first.kind, "reason": first.text, "stage": stage, **known}
     if rung == "plain":
         ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")
@@ -63,7 +70,7 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
                 finding.reason += f" The program then has: {worse.text}."
     if not found:
         wanted = rung if rung in ("dynamo", "aot", "kernels") else stage
-        found = _ask(ladder, lambda: steps.blame(program, compilation, wanted, known))
+        found = _ask(ladder, lambda: steps.blame(program, compilation, wanted, known, first))
     if found:
         return found[:1] if "op" in known else found
     return _ask(ladder, lambda: steps.whole(program, compilation, whole))

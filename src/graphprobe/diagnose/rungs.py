@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.exceptions import Origin, origin_of
 from graphprobe.diagnose.finding import Finding, LargestZ
@@ -17,6 +17,7 @@ from graphprobe.diagnose.program import CallRecord, Program
 from graphprobe.diagnose.prove import DynamoGraph
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_outputs
+from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import exposed
 from graphprobe.engine.values import capture
 from graphprobe.internals import stages
@@ -33,6 +34,7 @@ class RungReport(msgspec.Struct):
     Attributes:
         calls: of the program on this rung.
         origin: where the first exception came from.
+        raised_at: the node that raised while a graph ran op by op.
         findings: proven faults.
         unproven: suspects that no piece of the program confirmed, one sentence each.
         right: what was checked and is right.
@@ -44,6 +46,7 @@ class RungReport(msgspec.Struct):
 
     calls: list[CallRecord] = []
     origin: Origin | None = None
+    raised_at: Origin | None = None
     findings: list[Finding] = []
     unproven: list[str] = []
     right: list[str] = []
@@ -241,3 +244,8 @@ def run_program(
             report.calls.append(record)
             if error is not None and report.origin is None:
                 report.origin = origin_of(error)
+
+
+def place_of(node: Node | None) -> Origin | None:
+    """A node as the place that an exception came from; None for None."""
+    return None if node is None else Origin("runtime", None, node.name, op_of(node), source_of(node), module_of(node))

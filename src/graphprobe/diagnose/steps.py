@@ -12,6 +12,7 @@ import torch
 from graphprobe.diagnose.alone import alone
 from graphprobe.diagnose.bisect import culprits
 from graphprobe.diagnose.blame import isolated_suspects
+from graphprobe.diagnose.compare_calls import Difference
 from graphprobe.diagnose.decompositions import check_decompositions
 from graphprobe.diagnose.dynamo_check import Accused, accused, constants_changed
 from graphprobe.diagnose.finding import Finding, LargestZ
@@ -28,6 +29,7 @@ from graphprobe.diagnose.rungs import (
     decomposed_rung,
     dynamo_rung,
     kernel_rung,
+    place_of,
     run_program,
     stage_rung,
 )
@@ -73,6 +75,7 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
     """AOTAutograd's graphs run op by op; each op against its decomposition, with `strides` their layouts too."""
     report, watch = RungReport(), Watch()
     run_program(program, compilation, aot_rung(watch), report)
+    report.raised_at = place_of(watch.failed_nodes[0] if watch.failed_nodes else None)
     suspects: list[Suspect] = []
     with compilation.configured():
         for graph in watch.graphs:
@@ -179,10 +182,12 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
     return report
 
 
-def blame(program: Program, compilation: Compilation, stage: str, known: dict[str, Any]) -> RungReport:
+def blame(
+    program: Program, compilation: Compilation, stage: str, known: dict[str, Any], wanted: Difference | None = None
+) -> RungReport:
     """Which of Dynamo's nodes fails on the rung of `stage`, each compiled by itself on the values it got.
 
-    `known` has fields of the finding that are certain already.
+    `known` has fields of the finding that are certain already; `wanted` is the failure that is looked for.
     """
     report, watch = RungReport(), Watch()
     run_program(program, compilation, dynamo_rung(watch), report)
@@ -190,7 +195,7 @@ def blame(program: Program, compilation: Compilation, stage: str, known: dict[st
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         for graph in watch.dynamo:
             if graph.calls:
-                suspects = isolated_suspects(graph, stage, compilation, bool(program.grad))
+                suspects = isolated_suspects(graph, stage, compilation, bool(program.grad), wanted)
                 for suspect in suspects:
                     suspect.known = known
                     if "op" in known:
