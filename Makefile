@@ -47,7 +47,7 @@ format: $(STAMP) ## rewrite the sources the way `make check` wants them
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## run the benchmarks; see bench/README.md
-	@set -e; for file in bench/compile_overhead.py bench/criterion.py bench/diagnose.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@set -e; for file in bench/compile_overhead.py bench/criterion.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean: ## remove what the other targets made, the environment included
 	rm -rf $(VENV) $(DEMO) $(FAULT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

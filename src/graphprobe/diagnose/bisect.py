@@ -35,9 +35,11 @@ def culprits(graph: StageGraph, run: GraphRun, prover: Prover) -> list[Suspect]:
         isolated, inputs, _ = isolated_calls(graph.graph, part, run.values)
         prover.compiles += 1
         case = prover.case(isolated, [capture(inputs)], "crash_runtime")
-        return run_compiled(case, prover.compilation.timeout_s)
+        return run_compiled(case, prover.compilation.timeout_s, repeats=1)
 
     def search(part: Sequence[Node]) -> None:
+        # One fault of an op shows at each of its calls.
+        part = [n for n in part if op_of(n) not in {s.op for s in found}]
         if not part or len(found) >= FEW:
             return
         outcome = outcome_of(part)
@@ -61,7 +63,8 @@ def _by_prefix(graph: StageGraph, run: GraphRun, prover: Prover) -> list[Suspect
     def outcome_of(count: int) -> Outcome:
         made, inputs = extract(graph.graph, set(calls[:count]), run.values)
         prover.compiles += 1
-        return run_compiled(prover.case(made, [capture(inputs)], "crash_runtime"), prover.compilation.timeout_s)
+        case = prover.case(made, [capture(inputs)], "crash_runtime")
+        return run_compiled(case, prover.compilation.timeout_s, repeats=1)
 
     low, high = 0, len(calls)
     worst = outcome_of(high) if calls else None

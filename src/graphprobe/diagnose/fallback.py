@@ -68,6 +68,8 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
             if finding.kind == "wrong_stride" and worse is not None:
                 finding.kind = worse.kind  # what the program makes of the layout
                 finding.reason += f" The program then has: {worse.text}."
+    if stage == "joint" and not crashed:
+        found = _ask(ladder, lambda: steps.partition(program, compilation))
     if not found:
         wanted = rung if rung in ("dynamo", "aot", "kernels") else stage
         found = _ask(ladder, lambda: steps.blame(program, compilation, wanted, known, first))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,60 @@ def analyse(log: PassLog, inputs: Sequence[Any], direction: str) -> Step:
             return Step(suspects, None, right)
         base, base_run = snapshot, run
     return Step(suspects, base_run, right)
+
+
+def changed_between(
+    stage: Stage, direction: str, right: GraphModule, wrong: GraphModule, inputs: Sequence[Any], others: Sequence[Any]
+) -> Suspect | None:
+    """The node that makes two versions of one graph compute different things, each run on inputs of its own.
+
+    None when a version cannot be run, or all nodes of one name have one value.
+    """
+    a, b = run_graph(right, inputs), run_graph(wrong, others)
+    if a.failed is not None or b.failed is not None:
+        return None
+    names = [n.name for n in wrong.graph.nodes if n.op in CALLS and n.name in a.values]
+    if not any(different(a.values[name], b.values[name]) for name in names):
+        return None
+    error = LocalError("worse", "wrong_value", math.inf, math.inf, "another value than before the graph was split")
+    suspect = _blame(stage, "", direction, right, a, wrong, b, error, inputs)
+    suspect.pass_ = None
+    return suspect
+
+
+def saved_wrongly(
+    forward: GraphModule,
+    forward_inputs: Sequence[Any],
+    right: GraphModule,
+    wrong: GraphModule,
+    inputs: Sequence[Any],
+    others: Sequence[Any],
+) -> Suspect | None:
+    """The forward's node whose saved value the backward gets wrong; None when what both versions get is the same."""
+    names = [[n.name for n in gm.graph.nodes if n.op == "placeholder"] for gm in (right, wrong)]
+    expected, got = dict(zip(names[0], inputs, strict=False)), dict(zip(names[1], others, strict=False))
+    made = {n.name: n for n in forward.graph.nodes if n.op in CALLS}
+    spoiled = [name for name in got if name in expected and name in made and different(expected[name], got[name])]
+    spoiled += _replaced_inputs(right, wrong, made)
+    if not spoiled:
+        return None
+    text = "the backward uses another value for it than the forward computed"
+    error = LocalError("worse", "wrong_gradient", math.inf, math.inf, text)
+    values = run_graph(forward, forward_inputs).values
+    node = made[spoiled[0]]
+    return Suspect("wrong_gradient", "joint", "backward", forward, node, values, error, list(forward_inputs))
+
+
+def _replaced_inputs(right: GraphModule, wrong: GraphModule, made: Mapping[str, Node]) -> list[str]:
+    """Names of saved values in whose place a call of the backward got something else."""
+    calls = {n.name: n for n in right.graph.nodes if n.op in CALLS}
+    found = []
+    for node in wrong.graph.nodes:
+        before = _argument_nodes(calls[node.name]) if node.name in calls else []
+        for a, b in zip(before, _argument_nodes(node), strict=False):
+            if a.op == "placeholder" and a.name in made and b.op in CALLS:
+                found.append(a.name)
+    return found
 
 
 def _everything(gm: GraphModule) -> Any:

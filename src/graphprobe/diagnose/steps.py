@@ -18,7 +18,7 @@ from graphprobe.diagnose.dynamo_check import Accused, accused, constants_changed
 from graphprobe.diagnose.finding import Finding, LargestZ
 from graphprobe.diagnose.ir_check import stage_of
 from graphprobe.diagnose.kernel_check import check_graph
-from graphprobe.diagnose.passes import Step, analyse
+from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
 from graphprobe.diagnose.program import CallRecord, Program, tensors_of
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import (
@@ -84,7 +84,9 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
                 suspects += found
                 report.checked += checked
                 _larger(report, *largest)
-        _prove(suspects, report, Prover(compilation, watch.dynamo, bool(program.grad)))
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+        _prove(suspects, report, prover)
+        report.compiles += prover.compiles
     if report.checked and not suspects:
         report.right.append(f"decompositions: {report.checked} ops agree with theirs")
     return report
@@ -116,6 +118,7 @@ def passes(
                     run = run_graph(graph.graph, inputs)
                     found = culprits(graph, run, prover) if run.failed is None else []
                     _prove(found, report, prover)
+        report.compiles += prover.compiles
     return report
 
 
@@ -201,6 +204,30 @@ def blame(
                     if "op" in known:
                         suspect.also = [suspect.op, *suspect.also]
                 _prove(suspects, report, prover)
+        report.compiles += prover.compiles
+    return report
+
+
+def partition(program: Program, compilation: Compilation) -> RungReport:
+    """Which node Inductor's way of splitting the joint graph has changed, against AOTAutograd's own way."""
+    report, right, wrong = RungReport(), Watch(), Watch()
+    run_program(program, compilation, decomposed_rung(right), RungReport())
+    run_program(program, compilation, stage_rung(wrong, "decomposition"), RungReport())
+    suspects: list[Suspect] = []
+    for a, b in zip(right.graphs, wrong.graphs, strict=False):
+        if a.direction == b.direction and a.inputs and b.inputs:
+            forward = next((g for g in right.graphs if g.direction == "forward" and g.owner == a.owner), None)
+            found = None
+            if a.direction == "backward" and forward is not None and forward.inputs:
+                found = saved_wrongly(forward.graph, forward.inputs[0], a.graph, b.graph, a.inputs[0], b.inputs[0])
+            if found is None:
+                found = changed_between("joint", a.direction, a.graph, b.graph, a.inputs[0], b.inputs[0])
+            suspects += [found] if found is not None else []
+    for suspect in suspects:
+        suspect.whole = True
+    with compilation.configured():
+        # What is wrong in the forward shows again in the backward.
+        _prove(suspects[:1], report, Prover(compilation, wrong.dynamo, bool(program.grad)))
     return report
 
 
