@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from graphprobe.diagnose.check_case import run_compiled
@@ -52,7 +53,10 @@ def culprits(graph: StageGraph, run: GraphRun, prover: Prover) -> list[Suspect]:
         search(part[:middle])
         search(part[middle:])
 
-    search(nodes)
+    # A model calls few ops many times: one call of each first, and all of them only if none of these fails.
+    search(list({_likeness(n, run): n for n in reversed(nodes)}.values()))
+    if not found:
+        search(nodes)
     return found or _by_prefix(graph, run, prover)
 
 
@@ -88,6 +92,12 @@ def fails(outcome: Outcome) -> bool:
     if outcome.died or outcome.raised is not None:
         return True
     return any(record["raised"] is not None for calls in outcome.value for record in calls)
+
+
+def _likeness(node: Node, run: GraphRun) -> tuple[Any, ...]:
+    """What two calls have in common that are likely to fail alike: the op, and dtype and dimensions of its inputs."""
+    inputs = [run.values.get(n.name) for n in node.all_input_nodes]
+    return op_of(node), *((v.dtype, v.dim()) for v in inputs if isinstance(v, torch.Tensor))
 
 
 def _stands_alone(node: Node, run: GraphRun) -> bool:
