@@ -134,8 +134,8 @@ def dynamo_rung(watch: Watch) -> Callable[..., Any]:
     return watch.backend(lambda gm, _: gm.forward)
 
 
-def aot_rung(watch: Watch) -> Callable[..., Any]:
-    """AOTAutograd without decompositions, its graphs run op by op."""
+def aot_rung(watch: Watch, *, decompose: bool = False) -> Callable[..., Any]:
+    """AOTAutograd, with Inductor's decompositions or without, and nothing else of Inductor; run op by op."""
 
     def compiler(direction: str) -> Callable[..., Any]:
         return lambda gm, _: interpreted(watch, gm, direction)
@@ -146,25 +146,7 @@ def aot_rung(watch: Watch) -> Callable[..., Any]:
             forward=compiler("forward"),
             backward=compiler("backward"),
             min_cut=True,
-            decompose=False,
-            keep_mutations=True,
-        )
-    )
-
-
-def decomposed_rung(watch: Watch) -> Callable[..., Any]:
-    """AOTAutograd with Inductor's decompositions and nothing else of Inductor, its graphs run op by op."""
-
-    def compiler(direction: str) -> Callable[..., Any]:
-        return lambda gm, _: interpreted(watch, gm, direction)
-
-    return watch.backend(
-        functools.partial(
-            aot_compile,
-            forward=compiler("forward"),
-            backward=compiler("backward"),
-            min_cut=True,
-            decompose=True,
+            decompose=decompose,
             keep_mutations=True,
         )
     )

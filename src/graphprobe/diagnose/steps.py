@@ -26,7 +26,6 @@ from graphprobe.diagnose.rungs import (
     StageGraph,
     Watch,
     aot_rung,
-    decomposed_rung,
     dynamo_rung,
     kernel_rung,
     place_of,
@@ -211,7 +210,7 @@ def blame(
 def partition(program: Program, compilation: Compilation) -> RungReport:
     """Which node Inductor's way of splitting the joint graph has changed, against AOTAutograd's own way."""
     report, right, wrong = RungReport(), Watch(), Watch()
-    run_program(program, compilation, decomposed_rung(right), RungReport())
+    run_program(program, compilation, aot_rung(right, decompose=True), RungReport())
     run_program(program, compilation, stage_rung(wrong, "decomposition"), RungReport())
     suspects: list[Suspect] = []
     for a, b in zip(right.graphs, wrong.graphs, strict=False):
@@ -238,7 +237,7 @@ def upto(program: Program, compilation: Compilation, stage: str) -> RungReport:
     """
     report = RungReport()
     if stage == "decomposition":
-        backend = decomposed_rung(Watch())
+        backend = aot_rung(Watch(), decompose=True)
     else:
         backend = stage_rung(Watch(), "decomposition" if stage == "partition" else stage)
     run_program(program, compilation, backend, report)
