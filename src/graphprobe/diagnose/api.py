@@ -18,7 +18,7 @@ from graphprobe.diagnose import steps
 from graphprobe.diagnose.check_case import roundoff_of
 from graphprobe.diagnose.compare_calls import Difference, Reference, compare_calls
 from graphprobe.diagnose.dossier.writer import rewrite_finding
-from graphprobe.diagnose.fallback import unlocated
+from graphprobe.diagnose.fallback import STAGE_OF_RUNG, unlocated
 from graphprobe.diagnose.finding import STAGES, Diagnosis, Finding, LargestZ
 from graphprobe.diagnose.program import CallRecord, CallResult, Program, read
 from graphprobe.diagnose.rungs import RungReport
@@ -32,9 +32,6 @@ log = logging.getLogger(__name__)
 
 PERTURBED = 3
 """Float64 runs of the program on perturbed inputs."""
-
-RUNG_STAGES = {"dynamo": "dynamo", "aot": "aot", "passes": "post_grad", "kernels": "codegen", "plain": "runtime"}
-"""The rungs in order, and what each accuses when nothing in it could be named."""
 
 
 def diagnose(
@@ -157,13 +154,12 @@ class Ladder:
         self.result = Diagnosis(verdict="undecided")
         self.failing: dict[str, list[Difference]] = {}
         self.reports: dict[str, RungReport] = {}
-        self.deaths: dict[str, Outcome] = {}
         self.reference: Reference | None = None
 
     def climb(self) -> Diagnosis:
         """Run every rung and settle the verdict."""
         after_fork.preload()  # once here, not in each child
-        reference = self._reference()
+        self.reference = reference = self._reference()
         if reference is not None:
             self._rungs(reference)
             self._settle()
@@ -198,7 +194,7 @@ class Ladder:
         roundoff = roundoff_of([v for v in [*before[0], *values] if isinstance(v, torch.Tensor)])
         reference = Reference(runs, before=before, roundoff=roundoff)
         if reports[0].draws:
-            self.compilation = replaced(self.compilation, align_random=True)
+            self.compilation = replace(self.compilation, align_random=True)
             self.result.notes.append("the program draws random numbers: compiled random ops were made to draw as eager")
         else:
             self._widen(reference)
@@ -255,7 +251,6 @@ class Ladder:
                 self.result.notes.append("the kernels died when compiled to show their values, and not otherwise")
             outcome = again
         if outcome.died:
-            self.deaths[name] = outcome
             kind: Any = "hang" if outcome.timed_out else "segfault"
             if outcome.signal == "SIGABRT":
                 kind = "crash_runtime"
@@ -268,7 +263,6 @@ class Ladder:
         report = msgspec.convert(outcome.value, RungReport)
         self.reports[name] = report
         self.failing[name] = compare_calls(reference, [read(r) for r in report.calls])
-        self.reference = reference
         self.result.compiles += report.compiles
         self.result.notes += report.notes
         self.result.ruled_out += report.right
@@ -300,12 +294,12 @@ class Ladder:
         if last is None:
             self.result.notes.append("the compiled program itself was not run")
         certain = {name: [d for d in found if d.certain] for name, found in self.failing.items()}
-        first = next((name for name in RUNG_STAGES if certain.get(name)), None)
-        for name in RUNG_STAGES:
+        first = next((name for name in STAGE_OF_RUNG if certain.get(name)), None)
+        for name in STAGE_OF_RUNG:
             if name in certain and not certain[name]:
                 self.result.ruled_out.append(f"{name}: the program computes the same on this rung")
         shown = certain.get("kernels") or certain.get("plain") or []
-        if first is not None and shown and not self._explained(first):
+        if first is not None and shown and not self.result.findings:
             self.result.findings += unlocated(self, first, certain[first])
         self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
         unproven = [text for report in self.reports.values() for text in report.unproven]
@@ -324,11 +318,6 @@ class Ladder:
         found = compare_calls(self.reference, [read(r) for r in report.calls])
         return [d for d in found if d.certain]
 
-    def _explained(self, first: str) -> bool:
-        """Whether a finding stands for the failure that shows first on the rung `first`."""
-        del first
-        return bool(self.result.findings)
-
 
 def isolated_wide(program: Program, seed: int | None, roundoff: float) -> list[CallRecord]:
     """One float64 run in a child of its own: it widens parameters in place."""
@@ -336,11 +325,6 @@ def isolated_wide(program: Program, seed: int | None, roundoff: float) -> list[C
     if outcome.value is None:
         raise RuntimeError(outcome.raised.message if outcome.raised is not None else "the process died")
     return msgspec.convert(outcome.value, list[CallRecord])
-
-
-def replaced(compilation: Compilation, **changes: Any) -> Compilation:
-    """A copy with some fields changed."""
-    return replace(compilation, **changes)
 
 
 __all__ = ["Diagnosis", "Finding", "LargestZ", "diagnose"]

@@ -23,6 +23,7 @@ STAGE_OF_RUNG: dict[str, Any] = {
     "kernels": "codegen",
     "plain": "runtime",
 }
+"""The rungs in order, and what each accuses when nothing in it could be named."""
 
 
 def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> list[Finding]:

@@ -37,11 +37,11 @@ GRAPH_STAGES = ("decomposition", "pre_grad", "joint", "post_grad")
 NEIGHBOURS = {
     "aot": "Dynamo's graph, run as it is (backend `eager`), is right.",
     "decomposition": "The graph without decompositions (backend `aot_eager`) is right.",
-    "pre_grad": "Without this pass the graph is right.",
+    "pre_grad": "The graph before it, run op by op, is right.",
     "joint": "The graph before it, run op by op, is right.",
     "post_grad": "The graph before it, run op by op, is right.",
     "lowering": "The graph that is lowered, run op by op, is right.",
-    "codegen": "The graph that is lowered, run op by op, is right; so is the IR of the op, evaluated in plain torch.",
+    "codegen": "The graph that is lowered, run op by op, is right.",
 }
 """What is closest to the failing program and passes, by the stage that is accused."""
 

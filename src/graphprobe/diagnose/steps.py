@@ -165,14 +165,15 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
             report.compiles += 2 if compiled.shown else 1
             if compiled.problem:
                 report.notes.append(compiled.problem)
-            before = len(suspects)
+            before, checked = len(suspects), report.checked
             for call in range(len(compiled.inputs)):
                 result = check_graph(compiled, call)
                 report.checked += result.checked
                 _larger(report, *result.largest)
                 suspects += result.suspects
-            if len(suspects) == before and compiled.shown:
-                report.right.append(f"{compiled.direction} kernels: {len(compiled.shown)} values agree with their ops")
+            if len(suspects) == before and report.checked > checked:
+                agree = f"{report.checked - checked} values agree with their ops"
+                report.right.append(f"{compiled.direction} kernels: {agree}")
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         suspects = [*alone([s for s in suspects if not s.whole], prover), *(s for s in suspects if s.whole)]
         if only_alone:
