@@ -1,7 +1,8 @@
-"""The cases that `diagnose` is judged by: `planted` faults, bugs of stock torch from the `tracker`, healthy `controls`.
+"""The cases that `diagnose` is judged by: `planted` faults, bugs of stock torch from the `tracker`, healthy `controls`, and
+the faults that torch itself injects (`injected`, made by `injections.py`).
 
 A case is a file with `make() -> (fn_or_module, args, kwargs)` and `EXPECT`; optional are `GRAD` (run a backward),
-`COMPILE` (arguments of `torch.compile`), `extra_calls() -> [(args, kwargs), ...]`, `between(fn, i)` (runs before extra
+`COMPILE` (arguments of `torch.compile`), `BACKEND`, `extra_calls() -> [(args, kwargs), ...]`, `between(fn, i)` (runs before extra
 call i, eager and compiled) and `plant()` (context in which the compiler is faulty).
 
 `EXPECT` has `kind`, `stage`, `culprit_ops` and `direction`. Where several answers are right, `kind`, `stage` or
@@ -13,12 +14,16 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-FOLDERS = ("planted", "tracker", "controls")
+FOLDERS = ("planted", "tracker", "controls", "injected")
 
 
 def load(path):
     """The module of a case: a path, `folder/name`, or a name that occurs in one folder only."""
     path = Path(path)
+    if path.parent.name == "injected":
+        import injections
+
+        return injections.case(path.stem)
     if path.suffix != ".py":
         found = [p for f in FOLDERS for p in [FOLDER / f / f"{path.name}.py"] if p.exists()]
         path = next((p for p in found if len(path.parts) == 1 or p.parent.name == path.parent.name), None) or path
@@ -32,7 +37,11 @@ def load(path):
 
 
 def names(folder):
-    """Names of all cases in `planted`, `tracker` or `controls`."""
+    """Names of all cases in a folder."""
+    if folder == "injected":
+        import injections
+
+        return list(injections.NAMES)
     return sorted(p.stem for p in (FOLDER / folder).glob("*.py") if p.stem != "__init__")
 
 

@@ -1,6 +1,6 @@
 """What `graphprobe.diagnose` makes of the cases: found, stage, op, kind, repro; and which healthy programs it accuses.
 
-python tests/diagnose/score.py [FOLDER | NAME]… [--out FILE] [--jobs N]     folders: planted, tracker, controls
+python tests/diagnose/score.py [FOLDER | NAME]… [--out FILE] [--jobs N]     folders: planted, tracker, controls, injected
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import bare
 import cases
 
-FOLDERS = ("planted", "tracker", "controls")
+FOLDERS = cases.FOLDERS
 
 
 def located(name: str) -> Path:
     """The file of a case, whichever folder it is in."""
-    found = [cases.path(folder, name) for folder in FOLDERS if cases.path(folder, name).exists()]
+    found = [cases.path(folder, name) for folder in FOLDERS if name in cases.names(folder)]
     if not found:
         raise SystemExit(f"there is no case {name!r} in {', '.join(FOLDERS)}")
     return Path(found[0])
@@ -47,6 +48,7 @@ def child(name: str, out: str) -> None:
             fn,
             *args,
             grad=getattr(case, "GRAD", False),
+            backend=getattr(case, "BACKEND", "inductor"),
             dynamic=settings.get("dynamic"),
             out=Path(out).parent / "dossiers",
             **extra,
@@ -61,18 +63,22 @@ def judge(expected: dict[str, Any], found: dict[str, Any], *, planted: bool) -> 
         return {"silent": found["verdict"] != "fault", "healthy": found["verdict"] == "healthy"}
     findings = found["findings"]
     ops = {stem(op) for op in expected["culprit_ops"]}
-    return {
+    points = {
         "found": found["verdict"] == "fault",
         "stage": any(f["stage"] in cases.accepted(expected, "stage") for f in findings),
         "op": any(stem(f["op"]) in ops or any(stem(op) in ops for op in f["also"][:2]) for f in findings),
         "kind": any(f["kind"] in cases.accepted(expected, "kind") for f in findings),
         "repro": any(f["dossier"] and (planted or "does not fail in a process" not in f["reason"]) for f in findings),
     }
+    if "source" in expected:
+        points["source"] = any(Path(f["source"] or "").name == expected["source"] for f in findings)
+    return points
 
 
 def stem(op: str | None) -> str:
-    """`aten.add` of `aten.add.Tensor`."""
-    return ".".join((op or "").replace("torch.ops.", "").split(".")[:2])
+    """`aten.add` of `aten.add.Tensor`; names of functions stay whole."""
+    name = (op or "").replace("torch.ops.", "")
+    return name if name.startswith("torch.") else ".".join(name.split(".")[:2])
 
 
 def run(name: str, timeout_s: float) -> dict[str, Any]:
@@ -87,10 +93,13 @@ def run(name: str, timeout_s: float) -> dict[str, Any]:
             log = done.stderr
         except subprocess.TimeoutExpired:
             log = "timeout"
+        seconds = round(time.monotonic() - started, 1)
         found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
-    seconds = round(time.monotonic() - started, 1)
-    planted = located(name).parent.name == "planted"
-    score = {"error": log[-800:]} if found is None else judge(expected, found, planted=planted)
+        group = located(name).parent.name
+        score = {"error": log[-800:]} if found is None else judge(expected, found, planted=group == "planted")
+        if group == "injected" and found is not None:
+            repros = [Path(f["dossier"]) / "repro.py" for f in found["findings"] if f["dossier"]]
+            score["repro"] = bool(repros) and all(bare.run_alone(repro) == 1 for repro in repros)
     return {"name": name, "expected": expected, "seconds": seconds, "score": score, "diagnosis": found}
 
 
@@ -114,7 +123,7 @@ def main() -> None:
             print(row["name"], row["expected"]["kind"], row["seconds"], row["score"], flush=True)
             if options.out:
                 options.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    for point in ("found", "stage", "op", "kind", "repro", "silent", "healthy"):
+    for point in ("found", "stage", "op", "source", "kind", "repro", "silent", "healthy"):
         judged = [row["score"][point] for row in rows if point in row["score"]]
         if judged:
             print(f"{point} {sum(judged)}/{len(judged)}")

@@ -228,3 +228,15 @@ def test_integers_and_other_values_stay_as_they_are_in_float64() -> None:
     assert call.outputs[0].tolist() == [0, 1, 2] and call.outputs[0].dtype is torch.int64
     assert call.outputs[1].dtype is torch.float64 and abs(call.outputs[1].item() - 1) == 2.0**-8
     assert call.outputs[2] == "a"
+
+
+def test_tied_weights_and_repeated_arguments_stay_one_in_float64() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    x = torch.ones(1, 3)
+    program = Program(model, [((x,), {}), ((x,), {})], grad=True)
+    eager = run(program)
+    wide = [read(record) for record in program.run_wide(7, 1e-3)]
+    assert len(wide[0].inputs) == len(eager[0].inputs) == 2
+    assert torch.equal(wide[0].inputs[0], wide[1].inputs[0]), "perturbed once"
+    assert torch.allclose(wide[0].gradients[1].float(), eager[0].gradients[1], rtol=0.05)

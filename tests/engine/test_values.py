@@ -94,7 +94,7 @@ def test_conj_and_neg_views_parameters_and_gradients() -> None:
     assert result[1].is_conj() and result[2].is_neg()
     assert same_bits([complex_base, conj, neg], result[:3], stride=True) == []
     assert isinstance(result[3], torch.nn.Parameter) and result[3].requires_grad
-    assert result[4].requires_grad and result[4].is_leaf
+    assert result[4].requires_grad and not result[4].is_leaf
     assert isinstance(result[5], torch.nn.Parameter) and not result[5].requires_grad
 
 
@@ -203,3 +203,17 @@ def test_restored_on_another_device() -> None:
     assert torch.equal(restored, x) and restored.device.type == "cpu"
     restored[1, 0] = 9.0
     assert row[0] == 9.0, "aliasing is kept"
+
+
+def test_a_result_of_autograd_is_one_again() -> None:
+    leaf = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    (restored,) = capture([(leaf * 2).t()]).restore()
+    assert not restored.is_leaf and restored.requires_grad and restored.stride() == (1, 3)
+    restored.mul_(3)  # a leaf may not be changed so
+    restored.sum().backward()
+    assert torch.equal(restored.grad, torch.ones(3, 2))
+
+
+def test_a_leaf_stays_a_leaf() -> None:
+    (restored,) = capture([torch.ones(3, requires_grad=True)]).restore()
+    assert restored.is_leaf and restored.requires_grad

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
 
+from graphprobe.diagnose.reachable import reachable_modules
 from graphprobe.engine.isolate import Raised, raised_from
 from graphprobe.engine.reference import InFloat64, is_noisy
+from graphprobe.engine.replay import computed
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
 from graphprobe.internals.trees import tree_leaves, tree_map
 
@@ -87,14 +89,9 @@ class Program:
     seed: int | None = None
 
     def modules(self) -> list[torch.nn.Module]:
-        """The modules whose state belongs to the program: the function itself, what it is bound to or closes over."""
-        found = [self.fn, getattr(self.fn, "__self__", None), getattr(self.fn, "__wrapped__", None)]
-        for cell in getattr(self.fn, "__closure__", None) or ():
-            with contextlib.suppress(ValueError):
-                found.append(cell.cell_contents)
-        found += [leaf for call in self.calls for leaf in tree_leaves(call)]
-        unique = {id(m): m for m in found if isinstance(m, torch.nn.Module)}
-        return list(unique.values())
+        """The modules whose state belongs to the program: what the function leads to, and those among the arguments."""
+        leaves = [leaf for call in self.calls for leaf in tree_leaves(call)]
+        return reachable_modules(self.fn, [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)])
 
     def state(self) -> list[torch.Tensor]:
         """Parameters and buffers, each once."""
@@ -138,7 +135,7 @@ class Program:
             gradients: list[Any] = []
             if self.grad:
                 weighted_sum(tensors_of(result))
-                gradients = [t.grad if t.is_leaf and t.requires_grad else None for t in inputs]
+                gradients = [t.grad if t.is_leaf or t.retains_grad else None for t in inputs]
         except Exception as error:
             return CallRecord(raised=raised_from(error)), error
         leaves = [_detached(leaf) for leaf in tree_leaves(result)]
@@ -152,23 +149,32 @@ class Program:
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
 
-        def widen(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor) or not is_noisy(value):
+        def widen(value: torch.Tensor) -> torch.Tensor:
+            if not is_noisy(value):
                 return value
             wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
             if generator is not None:
                 signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8) * 2 - 1
                 wide = wide * (1 + roundoff * signs.to(wide.device, torch.float64))
-            return wide.clone().requires_grad_(value.requires_grad)
+            leaf = wide.clone().requires_grad_(value.requires_grad)
+            return leaf if value.is_leaf else computed(leaf)
+
+        made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what is shared stays shared; old ones stay alive
+
+        def once(value: torch.Tensor) -> torch.Tensor:
+            if id(value) not in made:
+                wide = widen(value)
+                parameter = isinstance(value, torch.nn.Parameter)
+                made[id(value)] = (value, torch.nn.Parameter(wide, value.requires_grad) if parameter else wide)
+            return made[id(value)][1]
 
         for module in self.modules():
             for part in module.modules():
-                for name, value in list(part._parameters.items()):
-                    if value is not None:
-                        part._parameters[name] = torch.nn.Parameter(widen(value), value.requires_grad)
-                for name, buffer in list(part._buffers.items()):
-                    part._buffers[name] = widen(buffer)
-        calls = [tree_map(widen, call) for call in self.calls]
+                for values in cast("list[dict[str, Any]]", [part._parameters, part._buffers]):
+                    for name, value in values.items():
+                        if value is not None:
+                            values[name] = once(value)
+        calls = [tree_map(lambda v: once(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
         wide = Program(self.fn, calls, self.between, self.grad)
         with InFloat64():
             return wide.run(lambda fn: fn)

@@ -64,7 +64,9 @@ def restore(record: Mapping[str, Any], storages: Mapping[str, torch.Tensor], doc
             value = torch.ops.aten._neg_view(value)
         if record["is_parameter"]:
             return torch.nn.Parameter(value, requires_grad=record["requires_grad"])
-        return value.requires_grad_() if record["requires_grad"] else value
+        if not record["requires_grad"]:
+            return value
+        return computed(value.requires_grad_()) if record.get("computed") else value.requires_grad_()
     if kind in ("list", "tuple"):
         items = [restore(item, storages, doc) for item in record["items"]]
         return items if kind == "list" else tuple(items)
@@ -85,6 +87,16 @@ def restore(record: Mapping[str, Any], storages: Mapping[str, torch.Tensor], doc
     if kind == "opaque":
         raise Undecided(f"a value was not saved: {record['reason']}")
     return record["value"]
+
+
+def computed(leaf: torch.Tensor) -> torch.Tensor:
+    """The same values as a result of autograd, which, unlike a leaf, may be changed in place; its gradient is kept."""
+    with torch.enable_grad():
+        value = leaf.clone()
+        if value.stride() != leaf.stride():
+            value = leaf.view_as(leaf)
+    value.retain_grad()
+    return value
 
 
 def restore_all(tensors: Mapping[str, torch.Tensor], doc: Mapping[str, Any], device: str | None = None) -> list[Any]:

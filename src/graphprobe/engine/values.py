@@ -124,7 +124,7 @@ def _tensor_record(tensor: torch.Tensor, plan: _Plan) -> dict[str, Any]:
         name = plan.view(tensor)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         return {"kind": "opaque", "reason": f"its storage cannot be read: {error}"}
-    return {
+    record = {
         "kind": "tensor",
         "storage": name,
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -137,6 +137,9 @@ def _tensor_record(tensor: torch.Tensor, plan: _Plan) -> dict[str, Any]:
         "conj": tensor.is_conj(),
         "neg": tensor.is_neg(),
     }
+    if not tensor.is_leaf:
+        record["computed"] = True
+    return record
 
 
 def _record(value: object, plan: _Plan) -> dict[str, Any]:
