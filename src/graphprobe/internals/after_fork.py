@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import sys
 
@@ -27,10 +29,35 @@ def prepare() -> None:
             clear()
 
 
+LATE = (
+    "torch._dynamo.backends.inductor",
+    "torch._dynamo.repro.after_dynamo",
+    "torch._inductor.choices",
+    "torch._inductor.codegen.cpp",
+    "torch._inductor.codegen.cpp_wrapper_gpu",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.codegen.wrapper_fxir",
+    "torch._inductor.fx_passes.efficient_conv_bn_eval",
+    "torch._inductor.fx_passes.fuse_attention",
+    "torch._inductor.fx_passes.mkldnn_fusion",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch._inductor.fx_passes.quantization",
+    "sympy.physics.units",
+    "sympy.tensor.tensor",
+)
+"""Modules that a first compilation imports. One that a version of torch does not have is imported by nobody."""
+
+
 def preload() -> None:
-    """Import the compiler here, so that children made by `fork` need not."""
+    """Do here, once, what each child made by `fork` would otherwise do before its first kernel: imports, and finding
+    out by test programs which vector instructions the C++ compiler and the machine have."""
     for module, name in (
         ("torch._inductor.compile_fx", "compile_fx"),
         ("torch._dynamo.backends.common", "aot_autograd"),
     ):
         require(module, name, purpose="compiling in a child process")
+    for module in LATE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    with contextlib.suppress(Exception):  # no compiler, or a torch that asks otherwise: children then see for themselves
+        require("torch._inductor.cpu_vec_isa", "valid_vec_isa_list", purpose="generating C++")()
