@@ -27,9 +27,6 @@ QUICK = {
 
 MISSED: dict[str, set[str]] = {
     "postgrad_cast_sunk_matmul": {"found", "stage", "op"},  # suspected rightly, but no piece of it fails by itself
-    "stale_float_huber": {"op"},
-    "stale_float_interpolate": {"op"},
-    "stale_float_rms_norm": {"op"},  # another op whose constant has changed as well is named
     "view_of_aliased_input": {"stage"},
 }
 """What is known not to be told of a fault; the rest must be, and `undecided` is the most that may be said instead."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.fx import GraphModule
 
 from graphprobe.diagnose import dynamo_check
-from graphprobe.diagnose.dynamo_check import Made, accused, constants_changed, uncompiled_calls
+from graphprobe.diagnose.dynamo_check import Made, accused, uncompiled_calls
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.prove import DynamoGraph
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import from_bytes
@@ -87,49 +85,3 @@ def test_a_program_that_does_not_run_accuses_nothing() -> None:
         return accused(Program(lambda x: torch._C._nothing(x), [((torch.ones(1),), {})]), COMPILATION) is None
 
     assert isolated(died).value is True
-
-
-def graph_of(fn: Callable[..., Any], line: str = "", *, example: Any = X) -> DynamoGraph:
-    gm = symbolic_trace(fn)
-    for node in gm.graph.nodes:
-        node.meta |= {"stack_trace": line, "example_value": example}
-    return DynamoGraph(gm)
-
-
-def test_a_number_that_was_baked_in_is_accused() -> None:
-    line = '  File "mine.py", line 7, in f\n    x * 3'
-    first, second = graph_of(lambda x: torch.relu(x) * 2.0), graph_of(lambda x: torch.relu(x) * 3.0, line)
-    found = constants_changed([first, second])
-    assert found is not None
-    assert (found.op, found.node, found.source) == ("operator.mul", "mul", "mine.py:7")
-    assert found.reason == "it is called with [3.0] now and was compiled with [2.0] before"
-
-
-def test_the_same_numbers_accuse_nothing() -> None:
-    assert constants_changed([graph_of(fn), graph_of(fn)]) is None
-    assert constants_changed([graph_of(fn)]) is None
-    assert constants_changed([]) is None
-
-
-def test_numbers_of_different_ops_are_not_compared() -> None:
-    other = [graph_of(lambda x: torch.add(x, 2)), graph_of(lambda x: torch.sub(x, 3))]
-    assert constants_changed(other) is None
-    renamed = graph_of(lambda x: torch.add(x, 2))
-    graph: Graph = renamed.graph.graph
-    next(n for n in graph.nodes if n.target is torch.add).name = "elsewhere"
-    assert constants_changed([renamed, graph_of(lambda x: torch.add(x, 3))]) is None
-
-
-def test_numbers_behind_what_is_no_tensor_are_not_compared() -> None:
-    graphs = [graph_of(lambda x, n=n: x.size(0) * n, example=n) for n in (2, 3)]
-    assert constants_changed(graphs) is None
-
-
-def test_keywords_count_too() -> None:
-    found = constants_changed(
-        [
-            graph_of(lambda x: torch.add(x, x, alpha=1)),
-            graph_of(lambda x: torch.add(x, x, alpha=2)),
-        ]
-    )
-    assert found is not None and found.op == "torch.add"

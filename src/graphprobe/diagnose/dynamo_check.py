@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.prove import DynamoGraph
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.engine.interpret import Recorder, copied, flat_outputs
+from graphprobe.engine.interpret import Recorder, copied
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS
@@ -155,7 +153,7 @@ def _other_value(wanted: list[Made], got: list[_Ran]) -> Accused | None:
         for made, run in zip(wanted[i:i2], got[j:j2], strict=True):
             assert made.value is not None
             if different(from_bytes(*made.value).restore()[0], run.value):
-                return _accuse(run.node, "its result in Dynamo's graph is not that of the same call uncompiled")
+                return accuse(run.node, "its result in Dynamo's graph is not that of the same call uncompiled")
     return None
 
 
@@ -164,30 +162,12 @@ def _other_call(wanted: list[Made], got: list[_Ran]) -> Accused | None:
     left, _, steps = _aligned(wanted, got)
     for tag, i, i2, j, j2 in steps:
         if tag in ("replace", "insert") and j < j2:
-            return _accuse(got[j].node, f"uncompiled the program calls {', '.join(left[i:i2]) or 'nothing'} here")
+            return accuse(got[j].node, f"uncompiled the program calls {', '.join(left[i:i2]) or 'nothing'} here")
         if tag == "delete":
             return Accused(f"torch.{left[i]}", None, None, None, "Dynamo's graph does not call it")
     return None
 
 
-def _accuse(node: Node, reason: str) -> Accused:
+def accuse(node: Node, reason: str) -> Accused:
+    """A node as the one that is to blame."""
     return Accused(op_of(node), node.name, source_of(node), module_of(node), reason)
-
-
-def constants_changed(graphs: Sequence[DynamoGraph]) -> Accused | None:
-    """The first op that two graphs of the same calls give different numbers: what a stale cache entry would bake in."""
-    for first, second in itertools.pairwise(graphs):
-        calls = {n.name: n for n in second.graph.graph.nodes if n.op in CALLS}
-        for x in (n for n in first.graph.graph.nodes if n.op in CALLS):
-            y = calls.get(x.name)
-            if y is None or op_of(x) != op_of(y) or not isinstance(y.meta.get("example_value"), torch.Tensor):
-                continue
-            numbers = [[v for v in flat_outputs(list(_values(n))) if isinstance(v, (int, float))] for n in (x, y)]
-            if numbers[0] != numbers[1]:
-                text = f"it is called with {numbers[1]} now and was compiled with {numbers[0]} before"
-                return _accuse(y, text)
-    return None
-
-
-def _values(node: Node) -> list[Any]:
-    return [*node.args, *node.kwargs.values()]

@@ -58,7 +58,8 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
     whole = {"kind": first.kind, "reason": first.text, "stage": stage, **known}
     if rung == "plain":
         ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")
-        return _ask(ladder, lambda: steps.whole(program, compilation, whole, caches=True))
+        observed = report.calls if report is not None else []
+        return _ask(ladder, lambda: steps.whole(program, compilation, whole, observed=observed))
     found: list[Finding] = []
     if crashed and rung == "kernels" and compilation.is_inductor and not (origin is not None and origin.op):
         found = _ask(ladder, lambda: steps.passes(program, compilation, seek=True))

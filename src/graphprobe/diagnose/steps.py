@@ -14,12 +14,12 @@ from graphprobe.diagnose.bisect import culprits
 from graphprobe.diagnose.blame import isolated_suspects
 from graphprobe.diagnose.compare_calls import Difference
 from graphprobe.diagnose.decompositions import check_decompositions
-from graphprobe.diagnose.dynamo_check import Accused, accused, constants_changed
+from graphprobe.diagnose.dynamo_check import Accused, accused
 from graphprobe.diagnose.finding import Finding, LargestZ
 from graphprobe.diagnose.ir_check import stage_of
 from graphprobe.diagnose.kernel_check import check_graph
 from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
-from graphprobe.diagnose.program import CallRecord, Program, tensors_of
+from graphprobe.diagnose.program import CallRecord, Program, read, tensors_of
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import (
     RungReport,
@@ -33,6 +33,7 @@ from graphprobe.diagnose.rungs import (
     stage_rung,
 )
 from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.stale import stale_number
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.isolate import isolated
@@ -252,10 +253,14 @@ def plain(program: Program, compilation: Compilation) -> RungReport:
     return report
 
 
-def whole(program: Program, compilation: Compilation, known: dict[str, Any], *, caches: bool = False) -> RungReport:
+def whole(
+    program: Program, compilation: Compilation, known: dict[str, Any], *, observed: Sequence[CallRecord] | None = None
+) -> RungReport:
     """A finding for a failure that no piece shows: Dynamo's graphs, whole, are its repro.
 
-    `known` has the fields of the finding that are certain already, kind, stage and reason among them.
+    Args:
+        known: the fields of the finding that are certain already, kind, stage and reason among them.
+        observed: what the program gave compiled with torch's caches, if it is only wrong with these.
     """
     report, watch = RungReport(), Watch()
     suspect: Accused | None = None
@@ -263,15 +268,15 @@ def whole(program: Program, compilation: Compilation, known: dict[str, Any], *, 
         outcome = isolated(lambda: accused(program, compilation), timeout_s=compilation.timeout_s)
         suspect = msgspec.convert(outcome.value, Accused | None)
     run_program(program, compilation, dynamo_rung(watch), RungReport())
-    if caches:
-        suspect = constants_changed(watch.dynamo)
+    if observed is not None:
+        suspect = stale_number(watch.dynamo, [read(call).outputs for call in observed])
     if suspect is not None:
         reason = f"{known['reason']}; {suspect.op}: {suspect.reason}"
         known = known | msgspec.structs.asdict(suspect) | {"reason": reason}
     with compilation.configured():
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         for graph in watch.dynamo:
-            case = replace(prover.whole(graph, known["kind"]), caches=caches)
+            case = replace(prover.whole(graph, known["kind"]), caches=observed is not None)
             result = prover.try_case(case)
             if result is not None and result.fails:
                 made = Finding(**{"flaky_rate": result.rate, **known})
