@@ -1,9 +1,9 @@
-"""The cases that `diagnose` is judged by: `planted` faults, bugs of stock torch from the `tracker`, healthy `controls`, and
-the faults that torch itself injects (`injected`, made by `injections.py`).
+"""The cases that `diagnose` is judged by: `planted` faults, bugs of stock torch from the `tracker`, healthy `controls`,
+and the faults that torch itself injects (`injected`, made by `injections.py`).
 
 A case is a file with `make() -> (fn_or_module, args, kwargs)` and `EXPECT`; optional are `GRAD` (run a backward),
-`COMPILE` (arguments of `torch.compile`), `BACKEND`, `extra_calls() -> [(args, kwargs), ...]`, `between(fn, i)` (runs before extra
-call i, eager and compiled) and `plant()` (context in which the compiler is faulty).
+`COMPILE` (arguments of `torch.compile`), `BACKEND`, `extra_calls() -> [(args, kwargs), ...]`, `between(fn, i)` (runs
+before extra call i, eager and compiled) and `plant()` (context in which the compiler is faulty).
 
 `EXPECT` has `kind`, `stage`, `culprit_ops` and `direction`. Where several answers are right, `kind`, `stage` or
 `direction` is a list. The kind of a healthy one is `control`.

@@ -1,6 +1,7 @@
 """What `graphprobe.diagnose` makes of the cases: found, stage, op, kind, repro; and which healthy programs it accuses.
 
-python tests/diagnose/score.py [FOLDER | NAME]… [--out FILE] [--jobs N]     folders: planted, tracker, controls, injected
+python tests/diagnose/score.py [FOLDER | NAME]… [--out FILE] [--jobs N]
+folders: planted, tracker, controls, injected
 """
 
 from __future__ import annotations

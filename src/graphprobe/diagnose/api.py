@@ -299,7 +299,7 @@ class Ladder:
             if name in certain and not certain[name]:
                 self.result.ruled_out.append(f"{name}: the program computes the same on this rung")
         shown = certain.get("kernels") or certain.get("plain") or []
-        if first is not None and shown and not self.result.findings:
+        if first is not None and shown and not self._explained(first):
             self.result.findings += unlocated(self, first, certain[first])
         self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
         unproven = [text for report in self.reports.values() for text in report.unproven]
@@ -311,6 +311,11 @@ class Ladder:
             self.result.notes += [f"{d.kind} in {d.where}: {d.text}" for d in last or []]
         else:
             self.result.verdict = "healthy"
+
+    def _explained(self, rung: str) -> bool:
+        """Whether a finding is of a stage that the rung has: later faults do not make it fail."""
+        last = STAGES.index(STAGE_OF_RUNG[rung])
+        return any(f.stage not in STAGES or STAGES.index(f.stage) <= last for f in self.result.findings)
 
     def differences(self, report: RungReport) -> list[Difference]:
         """What is certainly wrong with a rung's calls."""

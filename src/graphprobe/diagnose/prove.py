@@ -34,6 +34,9 @@ DEPTHS = (0, 1, 2, 4)
 GRAPH_STAGES = ("decomposition", "pre_grad", "joint", "post_grad")
 """Stages whose faults show in Inductor's graphs, before there are kernels."""
 
+AFTER_AOT = ("lowering", "codegen", "runtime")
+"""Stages that a graph only reaches if AOTAutograd made the right one."""
+
 NEIGHBOURS = {
     "aot": "Dynamo's graph, run as it is (backend `eager`), is right.",
     "decomposition": "The graph without decompositions (backend `aot_eager`) is right.",
@@ -93,7 +96,7 @@ class Prover:
             result = self.try_case(case, graphs_only=suspect.stage in GRAPH_STAGES)
             seconds, size = time.monotonic() - started, len(case.graph.graph.nodes)
             log.info("%s, a piece of %d nodes: %.1f s, %s", suspect.op, size, seconds, result and result.fails)
-            if result is not None and result.fails:
+            if result is not None and result.fails and _alike(suspect, result):
                 return self.finding(suspect, case, result)
         return None
 
@@ -177,14 +180,16 @@ class Prover:
 
     def finding(self, suspect: Suspect, case: Case, result: CaseResult) -> Finding:
         """Write the dossier of a case that fails."""
-        kind = suspect.kind
+        kind, stage = suspect.kind, suspect.stage
+        if self.compilation.is_inductor and stage in AFTER_AOT and self._fails_without_inductor(case, result):
+            stage = "aot"  # what AOTAutograd makes of it is wrong already, before there are kernels
         if result.died is not None:
             kind = "hang" if result.died == "timeout" else "segfault"
         if suspect.direction == "backward" and kind == "wrong_value":
             kind = "wrong_gradient"
         made = Finding(
             kind=kind,
-            stage=suspect.stage,
+            stage=stage,
             direction="backward" if suspect.direction == "backward" else "forward",
             pass_=suspect.pass_,
             op=suspect.op,
@@ -202,6 +207,10 @@ class Prover:
         made.also = [name for name in made.also if name != made.op]
         self.write(made, case, result, suspect.graph if suspect.pass_ else None)
         return made
+
+    def _fails_without_inductor(self, case: Case, result: CaseResult) -> bool:
+        limit = self.compilation.timeout_s
+        return check(case, timeout_s=limit, reference=result.reference, backend=lambda: "aot_eager", repeats=1).fails
 
     def write(self, made: Finding, case: Case, result: CaseResult, before: GraphModule | None = None) -> None:
         """Write the dossier and note in the finding how its repro does in a process of its own."""
@@ -223,6 +232,16 @@ class Prover:
                 " The repro does not fail in a process of its own, so the fault needs something of this process: a"
                 " patch, a pass or a setting that cannot be saved."
             )
+
+
+RAISED = ("crash_compile", "crash_runtime", "extra_exception")
+
+
+def _alike(suspect: Suspect, result: CaseResult) -> bool:
+    """Whether a piece fails as the suspect does: one that is only refused or raises shows no wrong value."""
+    if suspect.kind in RAISED or result.died is not None:
+        return True
+    return any(d.certain and d.kind not in RAISED for d in result.differences)
 
 
 def free_folder(parent: Path, finding: Finding) -> Path:
