@@ -27,7 +27,6 @@ QUICK = {
 
 MISSED: dict[str, set[str]] = {
     "postgrad_cast_sunk_matmul": {"found", "stage", "op"},  # suspected rightly, but no piece of it fails by itself
-    "view_of_aliased_input": {"stage"},
 }
 """What is known not to be told of a fault; the rest must be, and `undecided` is the most that may be said instead."""
 
@@ -38,14 +37,15 @@ def listed(folder: str) -> list[Any]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [*listed("planted"), *listed("tracker")])
+@pytest.mark.parametrize("name", [*listed("planted"), *listed("tracker"), *listed("injected")])
 def test_fault(name: str) -> None:
     row = score.run(name, timeout_s=800)
     points = row["score"]
     assert "error" not in points, points["error"]
     missed = MISSED.get(name, set())
     assert row["diagnosis"]["verdict"] != "healthy"
-    assert all(points[point] for point in ("found", "stage", "op") if point not in missed), row
+    asked = ("found", "stage", "op", "source", "repro") if "source" in points else ("found", "stage", "op")
+    assert all(points[point] for point in asked if point not in missed), row
 
 
 @pytest.mark.timeout(900)

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "graphprobe.cli.diagnose:command",
         "Find what goes wrong when a program is compiled, and prove it.",
     ),
+    "reduce": ("graphprobe.cli.reduce:command", "Make a failing case as small as it gets."),
     "doctor": ("graphprobe.cli.doctor:command", "Check the installation and what can be collected with it."),
 }
 """By name: where the command lies, and its line in the help, which therefore needs no import."""

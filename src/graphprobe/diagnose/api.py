@@ -192,12 +192,11 @@ class Ladder:
         before = from_bytes(*reports[0].before).restore()
         values = [v for call in runs[0] for v in (*call.outputs, *call.inputs)]
         roundoff = roundoff_of([v for v in [*before[0], *values] if isinstance(v, torch.Tensor)])
-        reference = Reference(runs, before=before, roundoff=roundoff)
-        if reports[0].draws:
+        reference = Reference(runs, before=before, roundoff=roundoff, draws=reports[0].draws)
+        if reference.draws:
             self.compilation = replace(self.compilation, align_random=True)
             self.result.notes.append("the program draws random numbers: compiled random ops were made to draw as eager")
-        else:
-            self._widen(reference)
+        self._widen(reference)
         return reference
 
     def _widen(self, reference: Reference) -> None:

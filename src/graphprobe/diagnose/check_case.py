@@ -78,9 +78,8 @@ def reference_of(case: Case) -> Reference:
     for result in eager[0]:
         seen += [v for v in (*result.outputs, *result.inputs) if isinstance(v, torch.Tensor)]
     roundoff = roundoff_of(seen)
-    # Float64 draws other numbers: a case that draws any has no such reference.
-    wide, perturbed = (None, []) if draws else wide_runs(lambda: program_of(case), roundoff)
-    return Reference(eager, wide, perturbed, before, roundoff)
+    wide, perturbed = wide_runs(lambda: program_of(case), roundoff)
+    return Reference(eager, wide, perturbed, before, roundoff, draws)
 
 
 def wide_runs(make: Any, roundoff: float) -> tuple[list[CallResult] | None, list[list[CallResult]]]:
@@ -190,4 +189,4 @@ def _allowed(reference: Reference, call: int, part: str, j: int, value: torch.Te
     with np.errstate(invalid="ignore", over="ignore"):
         own = np.nan_to_num(np.abs(eager.astype(wide.dtype) - wide), posinf=0.0)
     limit = NOISES * held.floor_max * np.nan_to_num(d, posinf=0.0).reshape(eager.shape) + 4 * own
-    return torch.from_numpy(np.ascontiguousarray(limit.astype(np.float64)))
+    return torch.from_numpy(np.ascontiguousarray(limit.astype(np.float64))).reshape(eager.shape)  # 0-d: made 1-d

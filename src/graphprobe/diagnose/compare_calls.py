@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from graphprobe.diagnose.finding import Kind
@@ -55,6 +56,7 @@ class Reference:
         perturbed: float64 runs on perturbed inputs.
         before: the inputs before each call.
         roundoff: u of the coarsest dtype among inputs and outputs.
+        draws: its calls draw random numbers.
     """
 
     eager: list[list[CallResult]]
@@ -62,6 +64,7 @@ class Reference:
     perturbed: list[list[CallResult]] = field(default_factory=list)
     before: list[list[Any]] = field(default_factory=list)
     roundoff: float = 2.0**-24
+    draws: bool = False
 
 
 def compare_calls(reference: Reference, got: Sequence[CallResult]) -> list[Difference]:
@@ -167,7 +170,7 @@ def _judge(
     wide = _wide(reference.wide, call, part, j)
     runs = [w for p in reference.perturbed if (w := _wide(p, call, part, j)) is not None]
     legitimate = [Run(array_from(_value(run, call, part, j)), dtype_of(e)) for run in reference.eager]
-    if wide is None or wide.shape != tuple(e.shape):
+    if wide is None or wide.shape != tuple(e.shape) or _is_another(wide, runs, legitimate[0].values, reference):
         return _without_reference(e, m, reference.roundoff)
     facts = dtype_of(e)
     u = max(facts.unit_roundoff, reference.roundoff)
@@ -176,6 +179,29 @@ def _judge(
     if answer.answer == "candidate_worse":
         return "worse", answer.reason, answer.candidate.max if answer.candidate.max else float("inf")
     return "ok", answer.reason, answer.candidate.max
+
+
+OTHER_RMS, DRAWN_RMS, OTHER_MOVES = 0.25, 1e-3, 32.0
+"""The float64 run computed something else if uncompiled and float64 are apart by this relative rms, the second where
+random numbers are drawn, and by so many times what the perturbed inputs move."""
+
+
+def _is_another(wide: Array, runs: Sequence[Array], eager: Array, reference: Reference) -> bool:
+    """Whether the float64 run is none of this program: it drew other numbers, or took another branch."""
+    finite = np.isfinite(wide) & np.isfinite(eager)
+    size = _rms(wide[finite])
+    if size == 0.0:
+        return False
+    gap = _rms(eager[finite].astype(wide.dtype) - wide[finite]) / size
+    moved = max(
+        (_rms(np.nan_to_num(run[finite] - wide[finite], posinf=0, neginf=0)) / size for run in runs), default=0.0
+    )
+    least = DRAWN_RMS if reference.draws else OTHER_RMS
+    return gap > max(least, OTHER_MOVES * max(moved, reference.roundoff))
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.abs(values) ** 2))) if values.size else 0.0
 
 
 def _value(run: Sequence[CallResult], call: int, part: str, j: int) -> Any:

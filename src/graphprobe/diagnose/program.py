@@ -175,7 +175,7 @@ class Program:
                         if value is not None:
                             values[name] = once(value)
         calls = [tree_map(lambda v: once(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
-        wide = Program(self.fn, calls, self.between, self.grad)
+        wide = Program(self.fn, calls, self.between, self.grad, self.seed)
         with InFloat64():
             return wide.run(lambda fn: fn)
 

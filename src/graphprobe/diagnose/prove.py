@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference
 from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
 from graphprobe.diagnose.finding import Finding
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
+from graphprobe.diagnose.shorten import named, shortened
 from graphprobe.diagnose.suspects import Suspect
-from graphprobe.engine.naming import source_of
+from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import GraphprobeError
@@ -49,6 +50,12 @@ NEIGHBOURS = {
 """What is closest to the failing program and passes, by the stage that is accused."""
 
 REPRO_FAILS = 1
+
+SMALL = 3
+"""Calls of a piece that is small enough as it is."""
+
+SHORTEN_S = 20.0
+"""For how long a larger piece is made smaller."""
 
 
 def _graphs_of_inductor() -> Any:
@@ -187,17 +194,21 @@ class Prover:
             kind = "hang" if result.died == "timeout" else "segfault"
         if suspect.direction == "backward" and kind == "wrong_value":
             kind = "wrong_gradient"
+        case, result, short = self.smaller(case, result)
+        place: Place = (suspect.op, suspect.node.name, suspect.source, suspect.module, suspect.also)
+        if suspect.whole and short:
+            place = place_in(case)
         made = Finding(
             kind=kind,
             stage=stage,
             direction="backward" if suspect.direction == "backward" else "forward",
             pass_=suspect.pass_,
-            op=suspect.op,
-            also=[name for name in dict.fromkeys(suspect.also) if name != suspect.op],
-            node=suspect.node.name,
+            op=place[0],
+            also=[name for name in dict.fromkeys(place[4]) if name != place[0]],
+            node=place[1],
             kernel=suspect.kernel,
-            source=suspect.source,
-            module=suspect.module,
+            source=place[2] or suspect.source,
+            module=place[3] or suspect.module,
             local_z=suspect.error.z,
             accumulated_z=max((d.z for d in result.differences), default=0.0),
             flaky_rate=result.rate,
@@ -207,6 +218,22 @@ class Prover:
         made.also = [name for name in made.also if name != made.op]
         self.write(made, case, result, suspect.graph if suspect.pass_ else None)
         return made
+
+    def smaller(
+        self, case: Case, result: CaseResult, *, backend: Callable[[], Any] | None = None, enough: int = SMALL
+    ) -> tuple[Case, CaseResult, bool]:
+        """The case, with fewer calls if it has more than `enough` and they can be left out in time; were any?"""
+        before = len(named(case))
+        if before <= enough or case.caches:
+            return case, result, False
+        limit = self.compilation.timeout_s
+        short = shortened(case, budget_s=SHORTEN_S, timeout_s=limit, backend=backend)
+        if short is None or len(named(short)) >= before:
+            return case, result, False
+        again = self.try_case(short)
+        if again is None or not again.fails:
+            return case, result, False
+        return short, again, True
 
     def _fails_without_inductor(self, case: Case, result: CaseResult) -> bool:
         limit = self.compilation.timeout_s
@@ -242,6 +269,16 @@ def _alike(suspect: Suspect, result: CaseResult) -> bool:
     if suspect.kind in RAISED or result.died is not None:
         return True
     return any(d.certain and d.kind not in RAISED for d in result.differences)
+
+
+Place = tuple[str | None, str | None, str | None, str | None, list[str]]
+
+
+def place_in(case: Case) -> Place:
+    """Op, node, source and module of the likeliest culprit of a short case, and its other ops."""
+    nodes = named(case)
+    first = nodes[0]
+    return op_of(first), first.name, source_of(first), module_of(first), [op_of(n) for n in nodes[1:]]
 
 
 def free_folder(parent: Path, finding: Finding) -> Path:

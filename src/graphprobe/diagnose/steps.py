@@ -20,7 +20,7 @@ from graphprobe.diagnose.ir_check import stage_of
 from graphprobe.diagnose.kernel_check import check_graph
 from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
 from graphprobe.diagnose.program import CallRecord, Program, read, tensors_of
-from graphprobe.diagnose.prove import Prover
+from graphprobe.diagnose.prove import SMALL, Prover, place_in
 from graphprobe.diagnose.rungs import (
     RungReport,
     StageGraph,
@@ -33,6 +33,7 @@ from graphprobe.diagnose.rungs import (
     stage_rung,
 )
 from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.shorten import named
 from graphprobe.diagnose.stale import stale_number
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import run_graph
@@ -46,7 +47,7 @@ class EagerReport(msgspec.Struct):
     Attributes:
         calls: what each call gave.
         before: the inputs before the first call.
-        draws: it moves a random generator.
+        draws: its calls move a random generator.
         roundoff: u of the coarsest floating-point dtype among inputs and outputs.
     """
 
@@ -59,9 +60,21 @@ def eager(program: Program) -> EagerReport:
     """Run the program as it is."""
     inputs = [*tensors_of(program.calls[0]), *program.state()]
     before = to_bytes(capture([[t.detach() for t in inputs]], rng=False))
-    state = torch.get_rng_state()
-    calls = program.run(lambda fn: fn)
-    return EagerReport(calls, before, not torch.equal(state, torch.get_rng_state()))
+    draws = False
+
+    def watched(fn: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal draws
+            state = torch.get_rng_state()
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                draws = draws or not torch.equal(state, torch.get_rng_state())
+
+        return call
+
+    calls = program.run(watched)
+    return EagerReport(calls, before, draws)
 
 
 def dynamo(program: Program, compilation: Compilation) -> RungReport:
@@ -279,6 +292,12 @@ def whole(
             case = replace(prover.whole(graph, known["kind"]), caches=observed is not None)
             result = prover.try_case(case)
             if result is not None and result.fails:
+                aot = known["stage"] == "aot" and compilation.is_inductor
+                unnamed = "op" not in known
+                backend = (lambda: "aot_eager") if aot else None
+                case, result, short = prover.smaller(case, result, backend=backend, enough=1 if unnamed else SMALL)
+                if unnamed and (short or len(named(case)) <= SMALL):
+                    known = known | dict(zip(("op", "node", "source", "module", "also"), place_in(case), strict=True))
                 made = Finding(**{"flaky_rate": result.rate, **known})
                 prover.write(made, case, result)
                 report.findings.append(made)

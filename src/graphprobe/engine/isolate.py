@@ -135,7 +135,7 @@ def _child(step: Callable[[], Any], reader: int, writer: int, output: int) -> No
         # The objects may be others than the interpreter's: a notebook's, a test runner's.
         raw = io.FileIO(1, "w", closefd=False)
         sys.stdout = sys.stderr = io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True)
-        settings = _thread_settings()
+        settings = thread_settings()
         result: list[bytes] = []
 
         def work() -> None:
@@ -162,7 +162,7 @@ def _child(step: Callable[[], Any], reader: int, writer: int, output: int) -> No
         os._exit(0)
 
 
-def _thread_settings() -> list[Callable[[], Any]]:
+def thread_settings() -> list[Callable[[], Any]]:
     """What gives another thread this thread's number of threads, gradient mode and autocast."""
     found: list[Callable[[], Any]] = [
         partial(torch.set_num_threads, torch.get_num_threads()),

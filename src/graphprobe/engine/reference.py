@@ -47,8 +47,17 @@ class Reference:
     noise: Noise
 
 
+DRAWN = frozenset(("rand", "randn"))
+DRAWN_LIKE = frozenset(("rand_like", "randn_like"))
+DRAWN_INTO = frozenset(("uniform_", "normal_", "exponential_", "log_normal_", "cauchy_"))
+"""Functions that draw floating-point numbers: which ones depends on the dtype that they are drawn in."""
+
+
 class InFloat64(TorchFunctionMode):
-    """Makes a function of torch that names dtypes work in float64: casts become no-ops, new tensors are float64."""
+    """Makes a function of torch that names dtypes work in float64: casts become no-ops, new tensors are float64.
+
+    Random numbers are drawn in the dtype that the program draws them in, and then widened: the same numbers.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -58,8 +67,24 @@ class InFloat64(TorchFunctionMode):
             return _widen(args[0])
         if name == "view" and len(args) > 1 and isinstance(args[1], torch.dtype):
             return func(*args, **(kwargs or {}))  # a reinterpretation of bits has no float64 counterpart
+        if name in DRAWN_INTO or getattr(func, "__module__", None) == torch.nn.init.__name__:
+            return _drawn_into(func, args, kwargs or {})
+        if name in DRAWN_LIKE and args[0].dtype is torch.float64:
+            return _widen(func(*args, **{"dtype": torch.float32, **(kwargs or {})}))
+        if name in DRAWN:
+            return _widen(func(*args, **(kwargs or {})))
         args, kwargs = _map(_wide_dtype, args), _map(_wide_dtype, kwargs or {})
         return _map(_widen, func(*args, **kwargs))
+
+
+def _drawn_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fill a float64 tensor, the first argument or the one called `tensor`, with what float32 would hold."""
+    kwargs = dict(kwargs)
+    tensor, *rest = args if args else (kwargs.pop("tensor", None),)
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not torch.float64:
+        return func(tensor, *rest, **kwargs)
+    with torch.no_grad():
+        return tensor.copy_(func(tensor.to(torch.float32), *rest, **kwargs))
 
 
 def _wide_dtype(value: object) -> object:

@@ -59,5 +59,7 @@ def preload() -> None:
     for module in LATE:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    with contextlib.suppress(Exception):  # no compiler, or a torch that asks otherwise: children then see for themselves
+    with contextlib.suppress(
+        Exception
+    ):  # no compiler, or a torch that asks otherwise: children then see for themselves
         require("torch._inductor.cpu_vec_isa", "valid_vec_isa_list", purpose="generating C++")()

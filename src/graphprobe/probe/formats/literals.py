@@ -25,6 +25,9 @@ BUILT_IN_NAMESPACES = frozenset(
 """Operator namespaces that torch itself registers, so that `torch.ops.<namespace>` finds them anywhere."""
 
 NEEDS_IMPORT = {"inductor": "torch._inductor.inductor_prims", "rngprims": "torch._prims.rng_prims"}
+INDUCTOR_PRIMS = frozenset("fma prepare_softmax_online force_stride_order cvt_e8m0_rceil".split())
+"""What Inductor registers in the namespace `prims`, besides names that begin with an underscore or say `inductor`."""
+
 PUBLIC: tuple[tuple[str, object], ...] = (
     ("operator", operator),
     ("torch", torch),
@@ -140,7 +143,8 @@ class Literals:
         if namespace not in BUILT_IN_NAMESPACES:
             self.notes.append(f"needs the library that registers {namespace}::{name}; give it with --import MODULE")
             return f"custom_op({namespace!r}, {name!r}, {overload!r})"
-        if namespace in NEEDS_IMPORT or "inductor" in name:
+        of_inductor = "inductor" in name or (namespace == "prims" and (name[0] == "_" or name in INDUCTOR_PRIMS))
+        if namespace in NEEDS_IMPORT or of_inductor:
             self.imports.add(NEEDS_IMPORT.get(namespace, NEEDS_IMPORT["inductor"]))
         path = name if overload is None else f"{name}.{overload}"
         if all(part.isidentifier() and not keyword.iskeyword(part) for part in path.split(".")):

@@ -1,0 +1,206 @@
+"""What a reduction keeps on disk: the original case, every answer, and at any moment the best case as a repro."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch.fx import GraphModule
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.dossier.writer import write_dossier
+from graphprobe.diagnose.finding import Finding
+from graphprobe.diagnose.reduction.recipe import Recipe
+from graphprobe.diagnose.settings import versions
+from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.subgraph import CALLS, is_item
+from graphprobe.errors import UsageError
+from graphprobe.store.files import replace_file
+
+ORIGINAL, REPRO, JOURNAL = "original", "repro", "journal.jsonl"
+STATE, BEST, NODES = "reduction.json", "best.json", "nodes.json"
+SCHEMA = 1
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Of `renameat2`: paths count from the working directory; the two change places."""
+
+
+class State(msgspec.Struct, kw_only=True):
+    """`reduction.json`.
+
+    Attributes:
+        schema: of this file.
+        identity: of the case and of what it is asked.
+        signature: of the failure that is looked for; empty until it is known.
+        check, fail_regex: as they were given.
+    """
+
+    schema: int = SCHEMA
+    identity: str
+    signature: str = ""
+    check: str | None = None
+    fail_regex: str | None = None
+
+
+class Best(msgspec.Struct, kw_only=True):
+    """`best.json`: the best case so far."""
+
+    recipe: Recipe
+    digest: str
+    calls: int
+    inputs: int
+    size: tuple[int, ...]
+
+
+def is_reduction(folder: Path) -> bool:
+    """Whether a reduction was begun in this folder."""
+    return (folder / STATE).is_file()
+
+
+def read_state(folder: Path) -> State:
+    """What the folder is a reduction of; raises UsageError when that cannot be read."""
+    file = folder / STATE
+    try:
+        state = msgspec.json.decode(file.read_bytes(), type=State)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}", hint="Begin anew in another folder.") from error
+    if state.schema != SCHEMA:
+        raise UsageError(f"{file} has schema {state.schema}, this version reads {SCHEMA}")
+    return state
+
+
+class CaseFolder:
+    """The folder of one reduction.
+
+    Attributes:
+        path: of it.
+        state: what `reduction.json` holds.
+    """
+
+    def __init__(self, path: Path, state: State) -> None:
+        self.path, self.state = path, state
+
+    @classmethod
+    def begin(cls, path: Path, case: Case, state: State) -> CaseFolder:
+        """A new folder with the original case in it; raises UsageError when something is there already."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            hint = "--resume goes on with it." if is_reduction(path) else "Name a folder that is new or empty."
+            raise UsageError(f"{path} holds something already", hint=hint)
+        path.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(path)
+        write_dossier(path / ORIGINAL, case, finding_of(case, "the case before it was reduced"), versions=versions())
+        replace_file(path / NODES, json.dumps(_origins(case.graph)).encode())
+        folder = cls(path, state)
+        folder.save_state()
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path, state: State) -> CaseFolder:
+        """The folder of a reduction that was begun; raises UsageError if it is of another case or question."""
+        known = read_state(path)
+        if known.identity != state.identity:
+            raise UsageError(
+                f"{path} holds a reduction of another case, or with another --check or --fail-regex",
+                hint="Resume with what it was begun with, or begin anew in another folder.",
+            )
+        clear_leftovers(path)
+        return cls(path, known)
+
+    def save_state(self) -> None:
+        """Write `reduction.json`."""
+        replace_file(self.path / STATE, msgspec.json.format(msgspec.json.encode(self.state)) + b"\n")
+
+    def found(self, signature: str) -> None:
+        """Note which failure is looked for."""
+        if signature != self.state.signature:
+            self.state.signature = signature
+            self.save_state()
+
+    def save_best(self, best: Best) -> None:
+        """Write `best.json`."""
+        replace_file(self.path / BEST, msgspec.json.encode(best) + b"\n")
+
+    def best(self) -> Best | None:
+        """What `best.json` holds; None when it cannot be read."""
+        try:
+            return msgspec.json.decode((self.path / BEST).read_bytes(), type=Best)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def save_repro(self, case: Case, finding: Finding) -> list[str]:
+        """Put the dossier of a case in the place of the one before; returns why it cannot be run, one line each.
+
+        At any moment a whole one is there, where the file system can exchange two folders.
+        """
+        target, fresh = self.path / REPRO, self.path / f".{REPRO}.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        problems = write_dossier(fresh, case, finding, versions=versions())
+        if not target.exists():
+            os.rename(fresh, target)
+        elif exchange(fresh, target):
+            shutil.rmtree(fresh, ignore_errors=True)
+        else:
+            old = self.path / f".{REPRO}.old"
+            os.rename(target, old)
+            os.rename(fresh, target)
+            shutil.rmtree(old, ignore_errors=True)
+        return problems
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Let two paths change places in one step; False where that is not possible."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    return int(rename(AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE)) == 0
+
+
+def clear_leftovers(path: Path) -> None:
+    """After a process was killed: the last whole repro in its place, nothing else beside it."""
+    target = path / REPRO
+    for name in (f".{REPRO}.old", f".{REPRO}.new"):
+        leftover = path / name
+        if leftover.is_dir() and not target.exists():
+            os.rename(leftover, target)
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def finding_of(case: Case, reason: str, *, rate: float = 1.0) -> Finding:
+    """What there is to say of a reduced case, for its dossier."""
+    calls = [n for n in case.graph.graph.nodes if n.op in CALLS and not is_item(n)]
+    alone = calls[0] if len(calls) == 1 else None
+    return Finding(
+        kind=case.kind,  # type: ignore[arg-type]
+        stage="unknown",
+        op=op_of(alone) if alone is not None else None,
+        also=list(dict.fromkeys(op_of(n) for n in calls)) if alone is None and len(calls) <= 8 else [],
+        node=alone.name if alone is not None else None,
+        source=source_of(alone) if alone is not None else None,
+        module=module_of(alone) if alone is not None else None,
+        flaky_rate=rate,
+        reason=reason,
+    )
+
+
+def _origins(graph: GraphModule) -> dict[str, Any]:
+    return {n.name: [module_of(n), source_of(n)] for n in graph.graph.nodes if module_of(n) or source_of(n)}
+
+
+def origins_into(graph: GraphModule, folder: Path) -> None:
+    """Give the nodes of a rebuilt graph the modules and source lines that were noted."""
+    try:
+        noted = json.loads((folder / NODES).read_text("utf-8"))
+    except (OSError, ValueError):
+        return
+    for node in graph.graph.nodes:
+        module, source = noted.get(node.name, (None, None))
+        if module:
+            node.meta["nn_module_stack"] = {module: (module, "")}
+        if source:
+            file, _, line = source.rpartition(":")
+            node.meta["stack_trace"] = f'File "{file}", line {line}, in <module>\n'

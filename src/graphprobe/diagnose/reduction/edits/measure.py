@@ -1,0 +1,221 @@
+"""How simple a case is: a total measure that every edit lowers.
+
+The parts are compared in order, so an edit may raise a part that stands behind one that it lowers:
+
+- a body that is inlined may add calls, so graphs inside operators come first;
+- an attribute that becomes an input adds an input and keeps the elements, so attributes stand before inputs;
+- a number that becomes a constant adds a constant, so inputs stand before constants;
+- smaller tensors may hold other values, so elements stand before what is said of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule, Node
+
+from graphprobe.diagnose.reduction.edits.literals import CALLS, literals
+from graphprobe.internals.operators import operator_of
+
+HEAD = 4096
+"""So many elements are looked at first: most tensors are seen not to be simple by them."""
+
+SMALL = 8
+"""Integers up to this magnitude are small."""
+
+DTYPES = {
+    torch.float32: 0,
+    torch.int64: 0,
+    torch.bool: 0,
+    torch.float64: 1,
+    torch.int32: 1,
+    torch.float16: 2,
+    torch.bfloat16: 2,
+    torch.complex64: 3,
+    torch.complex128: 4,
+}
+"""Rank of a dtype; the ones that are not here have `OTHER_DTYPE`."""
+
+OTHER_DTYPE = 5
+
+
+class Size(NamedTuple):
+    """How simple a case is; compared as a tuple, the smaller the simpler.
+
+    Attributes:
+        graphs: calls of operators that take graphs, the nested ones included.
+        calls: calls in the graph and in the graphs that its operators take.
+        attributes: tensors that the graph reads from its module.
+        outputs: values that are returned.
+        elements: of all tensors that go in, attributes included.
+        large_dims: dims of theirs that are larger than 1.
+        inputs: placeholders.
+        numbers: those of them that are numbers.
+        sizes: distinct sizes above 1.
+        dtypes: sum of the ranks of the tensors' dtypes and of those written into the graph.
+        shared: inputs that share memory with an earlier one.
+        strides: inputs that are not contiguous or do not start at the beginning of their storage.
+        gradients: inputs that require gradients.
+        values: sum of the ranks of the tensors' values and of the floating-point constants, and NaNs and infinities.
+        constants: what the integers in the graph amount to, in digits of base 2.
+    """
+
+    graphs: int
+    calls: int
+    attributes: int
+    outputs: int
+    elements: int
+    large_dims: int
+    inputs: int
+    numbers: int
+    sizes: int
+    dtypes: int
+    shared: int
+    strides: int
+    gradients: int
+    values: int
+    constants: int
+
+
+def size_of(graph: GraphModule, inputs: Sequence[Any]) -> Size:
+    """How simple the graph with these inputs is."""
+    attributes = dict(_attributes(graph, ""))
+    given = [value for value in inputs if isinstance(value, torch.Tensor)]
+    every = [*given, *attributes.values()]
+    large = [size for tensor in every for size in tensor.shape if size > 1]
+    nodes = list(all_calls(graph))
+    constants = [value for node in nodes for _, value in literals(node)]
+    return Size(
+        graphs=sum(is_higher_order(node) for node in nodes),
+        calls=len(nodes),
+        attributes=len(attributes),
+        outputs=_outputs(graph),
+        elements=sum(tensor.numel() for tensor in every),
+        large_dims=len(large),
+        inputs=len(inputs),
+        numbers=len(inputs) - len(given),
+        sizes=len(set(large)),
+        dtypes=sum(rank_of(t.dtype) for t in every) + sum(rank_of(v) for v in constants if isinstance(v, torch.dtype)),
+        shared=_shared(given),
+        strides=sum(is_strided(tensor) for tensor in given),
+        gradients=sum(tensor.requires_grad for tensor in given),
+        values=sum(value_rank(t) + nonfinite(t) for t in every) + sum(map(constant_rank, constants)),
+        constants=sum(abs(v).bit_length() for v in constants if isinstance(v, int)),
+    )
+
+
+def _attributes(graph: GraphModule, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for node in graph.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        value = attribute(graph, node)
+        if isinstance(value, torch.Tensor):
+            yield f"{prefix}{node.target}", value
+        elif isinstance(value, GraphModule):
+            yield from _attributes(value, f"{prefix}{node.target}.")
+
+
+def attribute(gm: GraphModule, node: Node) -> Any:
+    """What a `get_attr` node gives."""
+    found: Any = gm
+    for part in str(node.target).split("."):
+        found = getattr(found, part)
+    return found
+
+
+def all_calls(graph: GraphModule) -> Iterator[Node]:
+    """The calls of the graph, and of the graphs that its operators take, once for each time they are read."""
+    for node in graph.graph.nodes:
+        if node.op in CALLS:
+            yield node
+        elif node.op == "get_attr":
+            value = attribute(graph, node)
+            if isinstance(value, GraphModule):
+                yield from all_calls(value)
+
+
+def is_higher_order(node: Node) -> bool:
+    """Whether the node calls an operator that takes graphs."""
+    found = operator_of(node.target)
+    return found is not None and found.namespace == "higher_order"
+
+
+def _outputs(graph: GraphModule) -> int:
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    return len(output.args[0]) if isinstance(output.args[0], (list, tuple)) else 1
+
+
+def _shared(given: Sequence[torch.Tensor]) -> int:
+    strided = [t for t in given if t.layout is torch.strided]
+    keys = [key for key in (t.untyped_storage().data_ptr() for t in strided) if key]
+    return len(keys) - len(set(keys))
+
+
+def rank_of(dtype: torch.dtype) -> int:
+    """How far a dtype is from the plainest one of its kind."""
+    return DTYPES.get(dtype, OTHER_DTYPE)
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's layout is anything but plain."""
+    return tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.storage_offset() != 0
+
+
+def constant_rank(value: object) -> int:
+    """Of a constant in the graph: 0 unless it is a float other than 0 (1 for 1.0, 2 for others)."""
+    if not isinstance(value, float) or value == 0:
+        return 0
+    return 1 if value == 1 else 2
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as a flat float64 tensor; real and imaginary parts in turn."""
+    detached = tensor.detach()
+    if detached.layout is not torch.strided:
+        detached = detached.to_dense()
+    if detached.is_complex():
+        detached = torch.view_as_real(detached.resolve_conj())
+    return detached.reshape(-1).to(torch.float64)
+
+
+def nonfinite(tensor: torch.Tensor) -> int:
+    """How many NaNs and infinities it has."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0
+    plain = tensor.detach() if tensor.dtype in DTYPES and tensor.layout is torch.strided else _plain(tensor)
+    return plain.numel() - int(torch.isfinite(plain).sum())
+
+
+def value_rank(tensor: torch.Tensor) -> int:
+    """How complicated a tensor's finite values are.
+
+    Returns:
+        0 all zero (or no elements); 1 all one; 2 integers from 1 to 8; 3 integers from -8 to 8; 4 one value throughout,
+        or one that is not zero; 5 and 6 floating-point values of 4 and 8 significant bits; 7 others.
+    """
+    flat = _plain(tensor)
+    if flat.numel() > HEAD and _rank(flat[:HEAD]) == 7:
+        return 7
+    return _rank(flat)
+
+
+def _rank(flat: torch.Tensor) -> int:
+    finite = flat.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    if not finite.any():
+        return 0
+    least, most = float(finite.min()), float(finite.max())
+    if least == most == 1:
+        return 1
+    if least >= -SMALL and most <= SMALL and torch.equal(finite, finite.round()):
+        return 2 if least >= 1 else 3
+    if least == most or int(torch.count_nonzero(finite)) == 1:
+        return 4
+    return next((rank for rank, bits in ((5, 4), (6, 8)) if torch.equal(finite, rounded(finite, bits))), 7)
+
+
+def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Floating-point values rounded to so many significant bits; NaNs and infinities stay."""
+    mantissa, exponent = torch.frexp(values)
+    return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)

@@ -1,0 +1,149 @@
+"""A case from disk: a reduction, the dossier of a finding, or a graph of a run that was saved as Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.reduction.case_folder import ORIGINAL, is_reduction, origins_into
+from graphprobe.diagnose.settings import changed_settings
+from graphprobe.engine.values import CapturedValues, capture, from_bytes
+from graphprobe.errors import UsageError
+
+ACCEPTED = "a folder with repro.py, a folder of a reduction, or a graph of a run that was saved as .py"
+
+_counter = itertools.count()
+
+
+def load_case(path: Path) -> Case:
+    """The case at `path`.
+
+    Args:
+        path: a folder of a reduction, of which the original case is taken; the folder of a dossier, or its `repro.py`;
+            or a graph of a run as Python (`graphprobe run --graph-dump py`), with the inputs that lie beside it.
+
+    Raises:
+        UsageError: there is nothing of the kind, or it cannot be rebuilt here.
+    """
+    path = Path(path).absolute()
+    if not path.exists():
+        raise UsageError(f"there is no {path}", hint=f"Name {ACCEPTED}.")
+    if path.is_dir():
+        if is_reduction(path):
+            return case_from_reduction(path)
+        if (path / "repro.py").is_file():
+            return case_from_dossier(path)
+        raise UsageError(f"{path} holds no repro.py", hint=f"Name {ACCEPTED}.")
+    if path.name == "repro.py":
+        return case_from_dossier(path.parent)
+    if path.suffix == ".py":
+        return case_from_graph(path)
+    raise UsageError(f"{path} is no case", hint=f"Name {ACCEPTED}.")
+
+
+def case_from_reduction(folder: Path) -> Case:
+    """The original case of a reduction, whose nodes know their modules and source lines again."""
+    case = case_from_dossier(folder / ORIGINAL)
+    origins_into(case.graph, folder)
+    return case
+
+
+def case_from_dossier(folder: Path) -> Case:
+    """The case that a `repro.py` shows."""
+    module = _imported(folder / "repro.py")
+    settings = getattr(module, "SETTINGS", None)
+    if not isinstance(settings, dict) or not hasattr(module, "build"):
+        raise UsageError(f"{folder / 'repro.py'} is no repro of graphprobe", hint="It has SETTINGS and build().")
+    graph = _built(module, folder / "repro.py")
+    calls = [_values(folder, f"call{i}.inputs") for i in range(settings["calls"])]
+    missing = [f"call{i}.inputs" for i, call in enumerate(calls) if call is None]
+    if missing:
+        raise UsageError(f"{folder} lacks {', '.join(missing)}", hint="The .safetensors and the .json file of each.")
+    configs = settings["configs"]
+    return Case(
+        graph,
+        [call for call in calls if call is not None],
+        settings["kind"],
+        backend=settings["backend"],
+        dynamic=settings["dynamic"],
+        grad=settings["grad"],
+        inductor_config=configs.get("inductor", {}),
+        functorch_config=configs.get("functorch", {}),
+        dynamo_config=configs.get("dynamo", {}),
+        via=settings.get("via", "dynamo"),
+    )
+
+
+def case_from_graph(file: Path) -> Case:
+    """A graph of a run, compiled by Inductor with the settings of this process, on the inputs that were saved."""
+    module = _imported(file)
+    if not hasattr(module, "build"):
+        raise UsageError(f"{file} defines no build()", hint=f"Name {ACCEPTED}.")
+    text = file.read_text("utf-8")
+    inputs = next((v for stem in (f"{file.stem}.inputs", "inputs") if (v := _values(file.parent, stem))), None)
+    inputs = inputs or _made_up(module, file)
+    eager = bool(re.search(r"\beager=True\)", text))
+    wants = any(record.get("requires_grad") for record in inputs.doc["values"])
+    changed = changed_settings()
+    return Case(
+        _built(module, file),
+        [inputs],
+        "wrong_value",
+        grad=eager and wants,
+        inductor_config=changed.inductor,
+        functorch_config=changed.functorch,
+        dynamo_config=changed.dynamo,
+    )
+
+
+def _values(folder: Path, stem: str) -> CapturedValues | None:
+    values, records = folder / f"{stem}.safetensors", folder / f"{stem}.json"
+    if not (values.is_file() and records.is_file()):
+        return None
+    return from_bytes(values.read_bytes(), records.read_bytes())
+
+
+def _made_up(module: ModuleType, file: Path) -> CapturedValues:
+    """Inputs of the recorded shapes."""
+    metas = getattr(module, "METAS", None)
+    synthetic = getattr(module, "synthetic", None)
+    if metas is None or synthetic is None:
+        raise UsageError(f"no inputs lie beside {file}", hint="Collect with `graphprobe run --save-inputs`.")
+    torch.manual_seed(0)
+    values: Sequence[Any] = metas() if callable(metas) else [synthetic(meta) for meta in metas]
+    return capture(list(values), rng=False)
+
+
+def _built(module: ModuleType, file: Path) -> GraphModule:
+    problems = getattr(module, "PROBLEMS", ())
+    if problems:
+        raise UsageError(f"{file} cannot be rebuilt: {'; '.join(problems)}")
+    try:
+        found: GraphModule = module.build()
+    except Exception as error:
+        raise UsageError(
+            f"{file} cannot be rebuilt: {type(error).__name__}: {error}",
+            hint="Operators and functions of a program are found once its module is imported: --import MODULE.",
+        ) from error
+    return found
+
+
+def _imported(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"graphprobe_case_{next(_counter)}", file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise UsageError(f"{file} is no Python file", hint=f"Name {ACCEPTED}.")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    return module

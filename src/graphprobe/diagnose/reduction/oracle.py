@@ -1,0 +1,187 @@
+"""Judges of candidates: the compiler in a worker process, or a command of the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.dossier.writer import write_dossier
+from graphprobe.diagnose.reduction import signature as sign
+from graphprobe.diagnose.reduction.case_folder import finding_of
+from graphprobe.diagnose.reduction.cut import CannotCut
+from graphprobe.diagnose.reduction.edits import NotApplicable
+from graphprobe.diagnose.reduction.judge import Question, unresolved
+from graphprobe.diagnose.reduction.problem import FxCandidate
+from graphprobe.diagnose.reduction.service import Job, Service, uses_cuda, warm_up
+from graphprobe.diagnose.settings import versions
+from graphprobe.engine.isolate import thread_settings
+from graphprobe.internals import after_fork
+from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.worker import Worker
+
+GRACE_S = 60.0
+"""What a worker gets beyond the time of a question: to stop the child that works on it, and to record values."""
+
+HANG_FACTOR, HANG_LEAST_S = 8.0, 10.0
+"""A piece of a case that hangs has so many times what the longest piece took that did not hang, and no less than this.
+"""
+
+UNRESOLVED_EXIT = 125
+TAIL = 2000
+
+
+class CompilerOracle:
+    """Asks a worker how candidates fail; once one has failed, others are held against its signature.
+
+    Args:
+        service: what the worker does.
+        timeout_s: for one candidate, uncompiled and compiled.
+        wanted: signature that is looked for; empty: that of the first candidate that fails.
+        fail_regex: what the text of the failure must match.
+        on_wanted: is told the signature when it is found.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        timeout_s: float,
+        wanted: str = "",
+        fail_regex: str | None = None,
+        on_wanted: Callable[[str], None] | None = None,
+    ) -> None:
+        self.question = Question(wanted, fail_regex)
+        self.timeout_s = timeout_s
+        self._on_wanted = on_wanted
+        self._longest_s = 0.0
+        self._hung: dict[str, Answer] = {}
+        after_fork.preload()
+        original = service.problem_of_original()
+        case = original.case
+        warm = not uses_cuda(original)
+        self._worker = Worker(
+            service.handle,
+            timeout_s=timeout_s + GRACE_S,
+            on_start=(lambda: warm_up(case.backend, grad=case.grad)) if warm else None,
+            settings=thread_settings,
+        )
+
+    def __call__(self, candidate: FxCandidate) -> Answer:
+        """The answer of the worker; UNRESOLVED when the worker itself did not survive.
+
+        A candidate that hung is not asked again: that would take as long again, and say little.
+        """
+        if candidate.digest in self._hung:
+            return self._hung[candidate.digest]
+        job = Job(candidate.recipe, self.question, self._limit_s())
+        reply = self._worker.ask(msgspec.json.encode(job))
+        if reply.value is None:
+            why = reply.raised.trace if reply.raised is not None else reply.signal or "its time"
+            return unresolved(f"the worker did not survive the question: {why}")
+        answer = msgspec.json.decode(reply.value, type=Answer)
+        if answer.signature == sign.HANG:
+            self._hung[candidate.digest] = answer
+        else:
+            self._longest_s = max(self._longest_s, answer.seconds)
+        if answer.verdict is Verdict.FAILS and not self.question.wanted:
+            self.question = msgspec.structs.replace(self.question, wanted=answer.signature)
+            if self._on_wanted is not None:
+                self._on_wanted(answer.signature)
+        return answer
+
+    def _limit_s(self) -> float:
+        if self.question.wanted != sign.HANG or not self._longest_s:
+            return self.timeout_s
+        return min(self.timeout_s, max(HANG_LEAST_S, HANG_FACTOR * self._longest_s))
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+    def __enter__(self) -> CompilerOracle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class CommandOracle:
+    """Runs a command in a folder with the repro of each candidate: 0 passes, 125 is unresolved, anything else fails.
+
+    Args:
+        command: for the shell; it runs in the folder that holds `repro.py`, whose path is in `GRAPHPROBE_CASE`.
+        timeout_s: after it, the command is stopped and the candidate is unresolved.
+        fail_regex: what the output of a failing command must match; otherwise the candidate is unresolved.
+        on_wanted: is told the signature of a failure.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        fail_regex: str | None = None,
+        on_wanted: Callable[[str], None] | None = None,
+    ) -> None:
+        self.command, self.timeout_s, self.fail_regex = command, timeout_s, fail_regex
+        self._on_wanted = on_wanted
+
+    def __call__(self, candidate: FxCandidate) -> Answer:
+        """What the command's exit code says."""
+        started = time.monotonic()
+        try:
+            case = candidate.problem.case_of(candidate.recipe)
+        except (CannotCut, NotApplicable) as error:
+            return unresolved(f"it cannot be built: {error}")
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as parent:
+            problems = write_dossier(Path(parent) / "case", case, finding_of(case, ""), versions=versions())
+            if problems:
+                return unresolved("; ".join(problems))
+            answer = self._run(Path(parent) / "case", case)
+        if answer.verdict is Verdict.FAILS and self._on_wanted is not None:
+            self._on_wanted(answer.signature)
+        return msgspec.structs.replace(answer, seconds=time.monotonic() - started)
+
+    def _run(self, folder: Path, case: Case) -> Answer:
+        env = {**os.environ, "GRAPHPROBE_CASE": str(folder)}
+        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+        process = subprocess.Popen(
+            self.command,
+            shell=True,
+            cwd=folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=self.timeout_s)
+        except subprocess.TimeoutExpired:
+            return unresolved(f"the command did not end within {self.timeout_s:g} s")
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        text = output.decode("utf-8", "replace")
+        if process.returncode in (0, UNRESOLVED_EXIT):
+            return Answer(Verdict.PASSES) if process.returncode == 0 else unresolved(text[-TAIL:])
+        if self.fail_regex is not None and not re.search(self.fail_regex, text):
+            return unresolved(f"exit code {process.returncode}, and the output does not match {self.fail_regex!r}")
+        return Answer(Verdict.FAILS, f"{case.kind} for the command", f"exit code {process.returncode}")
+
+    def close(self) -> None:
+        """Nothing is left to end."""

@@ -1,0 +1,182 @@
+"""The values of a graph's nodes, as each of its users found them, from one uncompiled run in a child process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.check_case import SEED
+from graphprobe.engine.interpret import copied
+from graphprobe.engine.isolate import isolated
+from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
+from graphprobe.errors import UsageError
+
+ORIGINAL = -1
+"""In place of a snapshot's number: the value that the case was called with."""
+
+
+class Notes(msgspec.Struct):
+    """What a child found out about one call.
+
+    Attributes:
+        values: the snapshots, as `to_bytes` gives them.
+        snapshots: for each node, `(position, number)`: from the node at this position on, snapshot `number` holds.
+        writes: for each node that changes memory, the nodes whose values lie there.
+        failed: the node that raised.
+        problem: what it raised.
+    """
+
+    values: tuple[bytes, bytes]
+    snapshots: dict[str, list[tuple[int, int]]]
+    writes: dict[str, list[str]]
+    failed: str | None = None
+    problem: str = ""
+
+
+class _Recorder(Interpreter):
+    """Copies every value when it is made, and again when somebody has written to it before it is used."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        super().__init__(gm)
+        self.extra_traceback = False
+        self.position = -1
+        self.snapshots: dict[str, list[tuple[int, int]]] = {}
+        self.writes: dict[str, list[str]] = {}
+        self.kept: list[Any] = []
+        self.current: Node | None = None
+        self._live: dict[str, Any] = {}
+        self._versions: dict[str, tuple[int, ...]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        self.current, self.position = n, self.position + 1
+        for source in n.all_input_nodes:
+            name = source.name
+            if name in self._live and versions(self._live[name]) != self._versions[name]:
+                self._keep(name, self._live[name])
+        before = {s.name: versions(self._live[s.name]) for s in n.all_input_nodes if s.name in self._live}
+        result = super().run_node(n)
+        if n.op == "output":
+            return result
+        changed = [name for name, old in before.items() if versions(self._live[name]) != old]
+        if changed:
+            self.writes[n.name] = changed
+        original = n.op == "placeholder"
+        self._keep(n.name, result, original=original)
+        return result
+
+    def _keep(self, name: str, value: Any, *, original: bool = False) -> None:
+        self._live[name], self._versions[name] = value, versions(value)
+        number = ORIGINAL if original else len(self.kept)
+        self.snapshots.setdefault(name, []).append((self.position, number))
+        if not original:
+            self.kept.append(_with_gradients(value))
+
+
+def versions(value: Any) -> tuple[int, ...]:
+    """Counts of the writes to the memory of a value's tensors."""
+    if isinstance(value, torch.Tensor):
+        return (value._version,) if not value.is_inference() else (0,)
+    if isinstance(value, (list, tuple)):
+        return tuple(v for item in value for v in versions(item))
+    return ()
+
+
+def _with_gradients(value: Any) -> Any:
+    """A copy that requires gradients where the value does."""
+    if isinstance(value, torch.Tensor):
+        fresh: torch.Tensor = copied(value)
+        return fresh.requires_grad_(value.requires_grad) if fresh is not value else fresh
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)([_with_gradients(item) for item in value])
+    return value
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One call of a case.
+
+    Attributes:
+        inputs: what it was called with.
+        values: the snapshots.
+        snapshots, writes, failed, problem: as in `Notes`.
+        placeholders: positions of the graph's inputs by name.
+    """
+
+    inputs: CapturedValues
+    values: CapturedValues
+    snapshots: Mapping[str, list[tuple[int, int]]]
+    writes: Mapping[str, list[str]]
+    placeholders: Mapping[str, int]
+    failed: str | None
+    problem: str
+
+    def number(self, name: str, position: int) -> int:
+        """The snapshot of a node's value that the node at `position` found."""
+        return max(entry for entry in self.snapshots[name] if entry[0] <= position)[1]
+
+    def record(self, name: str, number: int) -> dict[str, Any]:
+        """The description of a snapshot, as `capture` makes it."""
+        source, at = (self.inputs, self.placeholders[name]) if number == ORIGINAL else (self.values, number)
+        found: dict[str, Any] = source.doc["values"][at]
+        return found
+
+
+def record(case: Case, *, timeout_s: float) -> list[Recording]:
+    """Run every call of a case uncompiled, in a child process, and keep all values.
+
+    Raises:
+        UsageError: that run dies, or values cannot be captured.
+    """
+    found = []
+    for i, inputs in enumerate(case.calls):
+        if inputs.opaque:
+            raise UsageError(f"call {i} cannot be repeated: {'; '.join(inputs.opaque)}")
+        outcome = isolated(lambda inputs=inputs: _run(case, inputs), timeout_s=timeout_s)  # type: ignore[misc]
+        if outcome.died or outcome.raised is not None:
+            why = outcome.signal or (outcome.raised and f"{outcome.raised.type}: {outcome.raised.message}") or "timeout"
+            raise UsageError(
+                f"call {i}: the uncompiled graph cannot be run: {why}", hint="Only a case that works uncompiled fails."
+            )
+        notes = msgspec.convert(outcome.value, Notes)
+        names = [n.name for n in case.graph.graph.nodes if n.op == "placeholder"]
+        positions = {name: k for k, name in enumerate(names)}
+        found.append(
+            Recording(
+                inputs, from_bytes(*notes.values), notes.snapshots, notes.writes, positions, notes.failed, notes.problem
+            )
+        )
+    return found
+
+
+def _run(case: Case, inputs: CapturedValues) -> Notes:
+    recorder = _Recorder(copy.deepcopy(case.graph))
+    failed, problem = None, ""
+    torch.manual_seed(SEED)
+    with torch.set_grad_enabled(case.grad):
+        try:
+            recorder.run(*inputs.restore())
+        except Exception as error:
+            failed = recorder.current.name if recorder.current is not None else None
+            problem = f"{type(error).__name__}: {error}"
+    values = to_bytes(capture(recorder.kept, rng=False))
+    return Notes(values, recorder.snapshots, recorder.writes, failed, problem)
+
+
+class Storages(dict[str, torch.Tensor]):
+    """Fresh memory for those storages of a capture that are asked for."""
+
+    def __init__(self, captured: CapturedValues) -> None:
+        super().__init__()
+        self.captured = captured
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        entry = self.captured.doc["storages"][name]
+        self[name] = self.captured.tensors[name].clone().to(entry["device"])
+        return self[name]

@@ -1,0 +1,229 @@
+"""From a failing case to the smallest one that fails the same way, with its repro on disk from the first moment on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.dossier.writer import run_repro
+from graphprobe.diagnose.finding import Finding
+from graphprobe.diagnose.reduction import signature as sign
+from graphprobe.diagnose.reduction.case_folder import JOURNAL, REPRO, Best, CaseFolder, State, finding_of
+from graphprobe.diagnose.reduction.digest import combined
+from graphprobe.diagnose.reduction.oracle import CommandOracle, CompilerOracle
+from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
+from graphprobe.diagnose.reduction.service import Service, allowed_differences, free_memory
+from graphprobe.diagnose.reduction.shrinks import shrinks_for
+from graphprobe.errors import UsageError
+from graphprobe.reduce.gate import Budget
+from graphprobe.reduce.journal import Journal
+from graphprobe.reduce.progress import Progress
+from graphprobe.reduce.reducer import Reduction, reduce
+from graphprobe.reduce.space import Space
+
+TIMEOUT_S = 300.0
+STALE_S = 5.0
+"""After so long the repro on disk is replaced by that of the best case so far; at the end in any case."""
+
+REPRO_S = 300.0
+
+
+@dataclass(frozen=True)
+class CaseReduction:
+    """What came of a reduction.
+
+    Attributes:
+        reduction: of the search.
+        folder: where everything lies; the repro in `repro`.
+        case: the smallest failing case; None when the case does not fail.
+        finding: what its dossier says.
+        before, after: calls in the graph.
+        problems: why the repro cannot be run elsewhere, one line each.
+        repro_exit: exit code of the repro in a process of its own: 1 while the fault is there; None: not run.
+    """
+
+    reduction: Reduction[FxCandidate]
+    folder: Path
+    case: Case | None
+    finding: Finding | None
+    before: int
+    after: int
+    problems: list[str]
+    repro_exit: int | None
+
+    @property
+    def signature(self) -> str:
+        """Of the failure; empty when there was none."""
+        return self.reduction.signature
+
+
+class _Saver:
+    """Keeps the best case on disk: its recipe at once, its repro as soon as the one that is there is old."""
+
+    def __init__(self, folder: CaseFolder, problem: Problem) -> None:
+        self.folder, self.problem = folder, problem
+        self.best: FxCandidate | None = None
+        self.written: FxCandidate | None = None
+        self.case: Case | None = None
+        self.finding: Finding | None = None
+        self.problems: list[str] = []
+        self._when = 0.0
+
+    def on_best(self, candidate: FxCandidate) -> None:
+        """Take note of a new best case."""
+        self.best = candidate
+        self.folder.save_best(_described(candidate))
+        if time.monotonic() - self._when > STALE_S:
+            self.write()
+
+    def write(self, *, rate: float = 1.0) -> None:
+        """Write the repro of the best case, unless it is there."""
+        if self.best is None or (self.best is self.written and rate >= 1):
+            return
+        signature = self.folder.state.signature
+        kind = sign.kind_of(signature) if signature else self.problem.case.kind
+        limits = []
+        if sign.needs_values(signature):
+            limits = allowed_differences(self.best.problem, self.best.recipe, timeout_s=TIMEOUT_S)
+        case = self.best.problem.case_of(self.best.recipe)
+        case = replace(case, kind=kind, allowed=limits)
+        finding = finding_of(case, f"Reduced to {self.best.calls} calls. The failure: {signature}.", rate=rate)
+        self.problems = self.folder.save_repro(case, finding)
+        finding.dossier = str(self.folder.path / REPRO)
+        self.case, self.finding, self.written = case, finding, self.best
+        self._when = time.monotonic()
+
+
+def _described(candidate: FxCandidate) -> Best:
+    return Best(
+        recipe=candidate.recipe,
+        digest=candidate.digest,
+        calls=candidate.calls,
+        inputs=len(candidate.inputs),
+        size=candidate.size,
+    )
+
+
+def reduce_case(
+    case: Case,
+    folder: Path,
+    *,
+    check: str | None = None,
+    fail_regex: str | None = None,
+    backend: Callable[[], Any] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    memory_bytes: int | None = None,
+    budget_s: float | None = None,
+    max_calls: int | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    hints: Sequence[str] = (),
+    on_progress: Callable[[Progress], None] | None = None,
+) -> CaseReduction:
+    """Reduce a case.
+
+    Args:
+        folder: for the original case, the journal and the repro; new or empty, except with `resume`.
+        check: a command that says whether a repro fails, see `CommandOracle`.
+        fail_regex: what the failure must match: the exception with its traceback, the differences, or the output of
+            `check`.
+        backend: makes what to compile with, for backends without a name.
+        timeout_s: for one candidate.
+        memory_bytes: that a candidate may take; None: three quarters of what is free.
+        budget_s, max_calls: when to end with what was found.
+        resume: go on with the reduction in `folder`, without asking again what was answered.
+        seed: of the order of some tries.
+        hints: names of suspected nodes, the most suspected first.
+        on_progress: is told after each answer.
+
+    Ctrl-C ends it with what was found.
+
+    Raises:
+        UsageError: the case cannot be run uncompiled, or the folder is not usable.
+    """
+    problem = Problem.of(case, timeout_s=timeout_s)
+    whole = problem.whole()
+    if whole is None:
+        raise UsageError("the graph has no calls that could be left out, or cannot be rebuilt")
+    identity = combined(whole.digest, case.backend, case.grad, case.dynamic, check, fail_regex, _settings(case))
+    state = State(identity=identity, check=check, fail_regex=fail_regex)
+    place = CaseFolder.resume(folder, state) if resume else CaseFolder.begin(folder, case, state)
+    saver = _Saver(place, problem)
+    service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=backend)
+
+    def rebase(candidate: FxCandidate) -> Space[FxCandidate]:
+        return service.problem_based_on(candidate.recipe, timeout_s=timeout_s)
+
+    with contextlib.ExitStack() as stack:
+        oracle = _oracle(service, place, timeout_s)  # a worker, which ends with it
+        stack.callback(oracle.close)
+        journal = stack.enter_context(Journal.open(folder / JOURNAL, identity=identity, resume=resume))
+        try:
+            reduction: Reduction[FxCandidate] = reduce(
+                problem,
+                oracle,
+                shrinks=shrinks_for(problem),
+                rebase=rebase,
+                signature=place.state.signature,
+                hints=_indices(problem, hints),
+                seed=seed,
+                budget=Budget(max_calls, budget_s),
+                journal=journal,
+                on_best=saver.on_best,
+                on_progress=on_progress,
+            )
+        except BaseException:
+            with contextlib.suppress(Exception):
+                saver.write()
+            raise
+    return _finished(reduction, saver, whole.calls, folder, run=check is None and backend is None)
+
+
+def _oracle(service: Service, place: CaseFolder, timeout_s: float) -> CompilerOracle | CommandOracle:
+    state = place.state
+    if state.check is not None:
+        return CommandOracle(state.check, timeout_s=timeout_s, fail_regex=state.fail_regex, on_wanted=place.found)
+    return CompilerOracle(
+        service, timeout_s=timeout_s, wanted=state.signature, fail_regex=state.fail_regex, on_wanted=place.found
+    )
+
+
+def _settings(case: Case) -> list[str]:
+    return [repr(sorted(c.items())) for c in (case.inductor_config, case.functorch_config, case.dynamo_config)]
+
+
+def _indices(problem: Problem, names: Sequence[str]) -> list[int]:
+    """The units of these nodes."""
+    found = [problem.unit_of(name) for name in names]
+    unknown = [name for name, i in zip(names, found, strict=True) if i is None]
+    if unknown:
+        raise UsageError(f"hints: the graph has no call named {', '.join(unknown)}")
+    return list(dict.fromkeys(i for i in found if i is not None))
+
+
+def _finished(
+    reduction: Reduction[FxCandidate], saver: _Saver, before: int, folder: Path, *, run: bool
+) -> CaseReduction:
+    code: int | None = None
+    if reduction.failed:
+        saver.best = reduction.case
+        saver.folder.found(reduction.signature)
+        flaky = reduction.rate is not None and reduction.rate < 1
+        saver.write(rate=max(reduction.rate or 0.0, 0.01) if flaky else 1.0)
+        if run and not saver.problems:
+            code = run_repro(folder / REPRO, timeout_s=REPRO_S)
+    return CaseReduction(
+        reduction=reduction,
+        folder=folder,
+        case=saver.case,
+        finding=saver.finding,
+        before=before,
+        after=reduction.case.calls,
+        problems=saver.problems,
+        repro_exit=code,
+    )

@@ -1,0 +1,182 @@
+"""What answers questions about pieces: a process that has compiled once already and forks a child for each question.
+
+A child that a fork makes of a warm process compiles a small graph in a tenth of the time that a cold one takes, and
+nothing that it does reaches the next question: torch's caches and counters, random generators, settings, a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import symbolic_trace
+
+from graphprobe.diagnose.check_case import allowed, reference_of
+from graphprobe.diagnose.reduction import signature as sign
+from graphprobe.diagnose.reduction.cut import CannotCut
+from graphprobe.diagnose.reduction.edits import NotApplicable
+from graphprobe.diagnose.reduction.judge import UNCOMPILED, Question, judge, unresolved
+from graphprobe.diagnose.reduction.problem import Problem
+from graphprobe.diagnose.reduction.recipe import Recipe
+from graphprobe.engine.isolate import Outcome, isolated
+from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
+from graphprobe.errors import UsageError
+from graphprobe.internals import after_fork
+from graphprobe.internals.caches import bypassed
+from graphprobe.internals.require import require
+from graphprobe.reduce.outcome import Answer, Verdict
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A question about a piece, to be answered within `timeout_s` seconds."""
+
+    recipe: Recipe
+    question: Question
+    timeout_s: float
+
+
+class Service:
+    """Answers jobs; one process holds it.
+
+    Args:
+        memory_bytes: what a child may take beyond what this process has; None: no bound.
+        backend: makes what to compile with; None: the case's own backend.
+    """
+
+    def __init__(
+        self, problem: Problem, *, memory_bytes: int | None = None, backend: Callable[[], Any] | None = None
+    ) -> None:
+        self.memory_bytes, self.backend = memory_bytes, backend
+        self._problems: dict[Recipe | None, Problem] = {None: problem}
+
+    def handle(self, job: bytes) -> bytes:
+        """The answer to a job, both as JSON."""
+        return msgspec.json.encode(self.answer(msgspec.json.decode(job, type=Job)))
+
+    def problem_of_original(self) -> Problem:
+        """What the reduction began with."""
+        return self._problems[None]
+
+    def problem_of(self, recipe: Recipe, *, timeout_s: float) -> Problem:
+        """What the recipe takes pieces of: the original problem, or one made of an edited piece of it."""
+        if recipe.base is None:
+            return self._problems[None]
+        return self.problem_based_on(recipe.base, timeout_s=timeout_s)
+
+    def problem_based_on(self, base: Recipe, *, timeout_s: float) -> Problem:
+        """A piece as a problem of its own; raises UsageError, CannotCut, NotApplicable."""
+        if base not in self._problems:
+            self._problems[base] = self.problem_of(base, timeout_s=timeout_s).rebased(base, timeout_s=timeout_s)
+        return self._problems[base]
+
+    def answer(self, job: Job) -> Answer:
+        """Judge a piece in a child process."""
+        try:
+            problem = self.problem_of(job.recipe, timeout_s=job.timeout_s)
+        except (UsageError, CannotCut, NotApplicable) as error:
+            return unresolved(f"it cannot be built: {error}")
+        phase = mmap.mmap(-1, 1)
+
+        def tell(now: int) -> None:
+            phase[0] = now
+
+        def step() -> Answer:
+            tell(UNCOMPILED)
+            limit(self.memory_bytes)
+            try:
+                case = problem.case_of(job.recipe)
+            except (CannotCut, NotApplicable) as error:
+                return unresolved(f"it cannot be built: {error}")
+            return judge(case, job.question, tell, backend=self.backend)
+
+        with phase:
+            outcome = isolated(step, timeout_s=job.timeout_s)
+            return msgspec.structs.replace(_answer(outcome, phase[0]), seconds=outcome.seconds)
+
+
+def _answer(outcome: Outcome, phase: int) -> Answer:
+    if outcome.died:
+        how = "did not end in its time" if outcome.timed_out else f"was killed by {outcome.signal}"
+        if phase <= UNCOMPILED:
+            return unresolved(f"the uncompiled run {how}")
+        return Answer(Verdict.FAILS, sign.of_death(outcome.signal), f"the process {how}")
+    if outcome.raised is not None:
+        text = f"{outcome.raised.type}: {outcome.raised.message}"
+        if phase <= UNCOMPILED:
+            return unresolved(text)
+        return Answer(Verdict.FAILS, sign.of_exception(outcome.raised, compiling=False), text)
+    return msgspec.convert(outcome.value, Answer)
+
+
+def limit(memory_bytes: int | None) -> None:
+    """Bound what this process takes from now on, and let it leave no core file."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+        bound = pages * resource.getpagesize() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+
+
+class _Small(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x + 1).sum(), x @ x
+
+
+def warm_up(backend: str, *, grad: bool) -> None:
+    """Compile something small once, in a thread that ends with it, so that children can have threads of their own.
+
+    Not done where children need CUDA: a device that was looked at before a fork is lost to the child.
+    """
+
+    def work() -> None:
+        with contextlib.suppress(Exception), torch.set_grad_enabled(grad), bypassed():
+            after_fork.prepare()
+            require("torch._inductor", "config", purpose="compiling in a child process").compile_threads = 1
+            compiled = torch.compile(symbolic_trace(_Small()), backend=backend)
+            total, _ = compiled(torch.ones(4, 4, requires_grad=grad))
+            if grad:
+                total.backward()
+            torch.compiler.reset()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join()
+
+
+def allowed_differences(problem: Problem, recipe: Recipe, *, timeout_s: float) -> list[list[torch.Tensor]]:
+    """How far each value of a piece may be off, see `Case.allowed`; empty where no float64 run tells it."""
+
+    def step() -> tuple[bytes, bytes] | None:
+        reference = reference_of(problem.case_of(recipe))
+        return to_bytes(capture(allowed(reference), rng=False)) if reference.wide is not None else None
+
+    outcome = isolated(step, timeout_s=timeout_s)
+    if not isinstance(outcome.value, list):
+        return []
+    values: CapturedValues = from_bytes(*outcome.value)
+    return values.restore()
+
+
+def uses_cuda(problem: Problem) -> bool:
+    """Whether any value of the case lies on a GPU."""
+    captures = [captured for r in problem.recordings for captured in (r.inputs, r.values)]
+    devices = {str(entry["device"]) for captured in captures for entry in captured.doc["storages"].values()}
+    return any(device.startswith("cuda") for device in devices)
+
+
+def free_memory() -> int | None:
+    """Three quarters of the memory that is available, in bytes; None where that is unknown."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024 * 3 // 4
+    return None

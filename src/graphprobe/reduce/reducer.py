@@ -1,0 +1,162 @@
+"""Reduces a failing case: is it steady, fewer units, simpler values, until nothing makes it smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from graphprobe.reduce.flaky import Habit, Repeats, observe, repeats_for
+from graphprobe.reduce.gate import Budget, BudgetSpent, Gate, Pass, total
+from graphprobe.reduce.journal import Journal
+from graphprobe.reduce.outcome import Answer
+from graphprobe.reduce.progress import Observer
+from graphprobe.reduce.search import reduce_units
+from graphprobe.reduce.shrink import shrink_all
+from graphprobe.reduce.space import Candidate, Oracle, Shrink, Space
+from graphprobe.reduce.subsets import Subsets
+from graphprobe.reduce.sweep import sweep
+
+C = TypeVar("C", bound=Candidate)
+
+ORIGINAL, RESULT = "original", "result"
+
+INTERRUPTED = "interrupted"
+"""What `Reduction.stopped` says after Ctrl-C."""
+
+
+class Reduction(msgspec.Struct, Generic[C], frozen=True):
+    """The outcome of a reduction.
+
+    Attributes:
+        case: the simplest failing case found; the original if it did not fail.
+        original: the case that it began with.
+        signature: of the failure; empty if the original does not fail (in the wanted way).
+        answers: to the original.
+        rate: share of asks in which the result fails; None unless the failure is flaky and this could be measured.
+        stopped: why it ended before nothing could be made smaller; None if it did not.
+        calls: answers of the oracle in this process.
+        replayed: answers out of the journal.
+        seconds: wall time in this process.
+        passes: statistics by pass, in the order of their first use.
+        others: signatures of other failures that came up, and how often.
+    """
+
+    case: C
+    original: C
+    signature: str
+    answers: tuple[Answer, ...]
+    rate: float | None
+    stopped: str | None
+    calls: int
+    replayed: int
+    seconds: float
+    passes: dict[str, Pass]
+    others: dict[str, int]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the original failed in the wanted way, so that there was something to reduce."""
+        return bool(self.signature)
+
+    @property
+    def minimal(self) -> bool:
+        """Whether every reduction was tried on the result, and none makes it smaller."""
+        return self.failed and self.stopped is None
+
+    @property
+    def total(self) -> Pass:
+        """All passes together."""
+        return total(self.passes.values())
+
+
+def reduce(
+    space: Space[C],
+    oracle: Oracle[C],
+    *,
+    shrinks: Sequence[Shrink[C]] = (),
+    rebase: Callable[[C], Space[C]] | None = None,
+    signature: str = "",
+    hints: Sequence[int] = (),
+    seed: int = 0,
+    repeats: Repeats | None = None,
+    budget: Budget | None = None,
+    journal: Journal | None = None,
+    on_best: Callable[[C], None] | None = None,
+    on_progress: Observer | None = None,
+) -> Reduction[C]:
+    """The simplest case that fails in the same way.
+
+    The result fails with the signature of the original, and comes no later in the order `(size, digest)`. With the same
+    arguments and the same answers the search is the same, which is what lets a journal resume it. Ctrl-C and a spent
+    budget end it with the best case so far.
+
+    Args:
+        space: subsets of the failing case; with all its units it is the case itself.
+        oracle: judges a case. What it raises goes through.
+        shrinks: other ways to make the case simpler, tried in this order when no unit can be dropped.
+        rebase: gives the space of a case that a shrink has changed, in which dropping units is tried again. Without it
+            units are dropped only at the start.
+        signature: the failure to keep. If empty, the most frequent one of the original is taken.
+        hints: indices of units that are suspected, the most suspected first.
+        seed: of what is left to chance in the order of tries.
+        repeats: how often a case is asked when the failure is flaky.
+        budget: when to stop early.
+        journal: takes every answer, and gives those of an earlier process, which are not asked for again.
+        on_best: gets the original once it is known to fail, then every case that becomes the best.
+        on_progress: gets the state after each candidate that was asked.
+
+    Raises:
+        ValueError: if the space cannot build the whole case, or a hint is no index into its units.
+    """
+    original = space.candidate(frozenset(range(len(space.units))))
+    if original is None:
+        raise ValueError(f"the space cannot build the case with all its {len(space.units)} units")
+    bad = [hint for hint in hints if not 0 <= hint < len(space.units)]
+    if bad:
+        raise ValueError(f"hints: {bad} are no indices into {len(space.units)} units")
+    repeats = repeats or Repeats()
+    gate = Gate(original, oracle, budget=budget, journal=journal, on_best=on_best, on_progress=on_progress)
+    answers: list[Answer] = []
+    rate = stopped = None
+
+    def ask() -> Answer:
+        answers.append(gate.ask(original, ORIGINAL))
+        return answers[-1]
+
+    try:
+        habit = observe(ask, repeats, signature=signature)
+        if habit.signature:
+            gate.look_for(habit.signature, repeats=repeats_for(habit, repeats))
+            reduce_units(space, gate, hints=hints, seed=seed)
+            _settle(gate, shrinks, rebase, seed)
+            if not habit.steady:
+                result = Habit(tuple(gate.ask(gate.best, RESULT) for _ in range(repeats.most)), habit.signature)
+                rate = result.rate
+    except BudgetSpent as spent:
+        stopped = str(spent)
+    except KeyboardInterrupt:
+        stopped = INTERRUPTED
+    return Reduction(
+        case=gate.best,
+        original=original,
+        signature=gate.signature,
+        answers=tuple(answers),
+        rate=rate,
+        stopped=stopped,
+        calls=gate.calls,
+        replayed=gate.replayed,
+        seconds=gate.elapsed_s,
+        passes=gate.passes,
+        others=gate.others,
+    )
+
+
+def _settle(gate: Gate[C], shrinks: Sequence[Shrink[C]], rebase: Callable[[C], Space[C]] | None, seed: int) -> None:
+    """Shrink, and drop units of what came out, until neither changes anything."""
+    while shrink_all(gate, shrinks) and rebase is not None:
+        before = gate.best.digest
+        sweep(Subsets(rebase(gate.best), gate), seed=seed)
+        if gate.best.digest == before:
+            return

@@ -1,0 +1,34 @@
+"""pytorch/pytorch#185509: gradients through a sliced interpolation, a convolution and a pooling are wrong."""
+
+import torch
+from torch.nn import functional
+
+
+def program(x, weight, bias, mask):
+    y = functional.interpolate(x, scale_factor=(1.5, 1.25), mode="bilinear", align_corners=False)[:, :, 1:7, 1:8]
+    conv = functional.conv2d(y, weight, bias, padding=1)
+    return torch.where(mask, conv, functional.max_pool2d(conv, 3, 1, 1))
+
+
+GRAD = True
+
+
+def make():
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 3, 6, 8), torch.randn(4, 3, 3, 3), torch.randn(4)
+    mask = torch.rand(2, 4, 6, 7) > 0.5
+    return program, (*(t.requires_grad_() for t in (x, weight, bias)), mask), {}
+
+
+EXPECT = {
+    "kind": ["wrong_gradient", "wrong_value"],
+    "stage": ["lowering", "codegen", "decomposition", "joint", "post_grad"],
+    "culprit_ops": [
+        "aten.max_pool2d_with_indices_backward.default",
+        "aten.max_pool2d_with_indices.default",
+        "torch.nn.functional.max_pool2d",
+        "prims._low_memory_max_pool_offsets_to_indices.default",
+        "prims._low_memory_max_pool_with_offsets.default",
+    ],
+    "direction": "backward",
+}

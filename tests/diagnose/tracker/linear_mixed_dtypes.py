@@ -1,0 +1,16 @@
+"""pytorch/pytorch#141865: a linear layer of float32 takes float16 input, which uncompiled it refuses."""
+
+import torch
+
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(1, 1), (torch.randn(1, 1, dtype=torch.float16),), {}
+
+
+EXPECT = {
+    "kind": "missing_exception",
+    "stage": ["aot", "decomposition", "lowering", "post_grad", "joint"],
+    "culprit_ops": ["aten.addmm.default", "torch.nn.functional.linear", "aten.linear.default", "torch._C._nn.linear"],
+    "direction": "forward",
+}

@@ -1,0 +1,19 @@
+"""pytorch/pytorch#183888: an in-place operation on overlapping windows does not compile."""
+
+import torch
+
+
+def program(x):
+    return torch.add(x, x).unfold(1, 4, 2).abs_()
+
+
+def make():
+    return program, (torch.linspace(-3, 3, 7).reshape(1, 7),), {}
+
+
+EXPECT = {
+    "kind": ["crash_compile", "extra_exception", "crash_runtime"],
+    "stage": "aot",
+    "culprit_ops": ["torch.Tensor.unfold", "aten.unfold.default", "aten.abs_.default", "torch.Tensor.abs_"],
+    "direction": "forward",
+}

@@ -1,0 +1,76 @@
+"""How many calls the search may take. A change that makes it dearer fails here."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from graphprobe.reduce.reducer import reduce
+from reduce.abstract import Rule, closure, scattered, space
+
+SIZES = (64, 256, 1024, 4096)
+SEEDS = range(8)
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_a_single_fault_takes_ten_to_twenty_calls(count: int) -> None:
+    for seed in SEEDS:
+        rule = scattered(seed, count, 1)
+        done = reduce(space(count), rule)
+        assert done.case.keep == rule.culprits
+        assert rule.calls == done.calls <= 20
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_two_faults_take_twenty_to_forty_calls(count: int) -> None:
+    for seed in SEEDS:
+        rule = scattered(seed, count, 2)
+        assert reduce(space(count), rule).case.keep == rule.culprits
+        assert rule.calls <= 40
+
+
+@pytest.mark.parametrize(("culprits", "budget"), [(4, 75), (8, 145)])
+def test_many_scattered_faults_stay_near_what_they_tell(culprits: int, budget: int) -> None:
+    """8 of 4096 hold 80 bits; the original is asked thrice and every one of the 8 is tried alone at the end."""
+    for seed in SEEDS:
+        rule = scattered(seed, 4096, culprits)
+        assert reduce(space(4096), rule).case.keep == rule.culprits
+        assert rule.calls <= budget
+
+
+@pytest.mark.parametrize("start", [0, 1000, 4088])
+def test_neighbours_are_cheap(start: int) -> None:
+    rule = Rule(frozenset(range(start, start + 8)))
+    assert reduce(space(4096), rule).case.keep == rule.culprits
+    assert rule.calls <= 65
+
+
+@pytest.mark.parametrize("constraints", [2, 8, 32])
+@pytest.mark.parametrize("culprits", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", SIZES)
+def test_hostile_cases_stay_under_two_hundred_calls(count: int, culprits: int, constraints: int) -> None:
+    calls = []
+    for seed in SEEDS:
+        rule = scattered(seed, count, culprits, constraints)
+        left = reduce(space(count), rule).case.keep
+        calls.append(rule.calls)
+        assert left >= rule.culprits
+        if count > 64:  # among few units constraints form rings, and a ring of three may stay
+            assert left == closure(rule.culprits, rule.needs)
+    assert max(calls) < 200
+    assert statistics.median(calls) < 180
+
+
+@pytest.mark.parametrize("culprits", [frozenset({7}), frozenset({7, 90})])
+def test_a_right_hint_takes_a_handful(culprits: frozenset[int]) -> None:
+    rule = Rule(culprits)
+    assert reduce(space(4096), rule, hints=sorted(culprits)).case.keep == culprits
+    assert rule.calls <= 3 + 1 + 4
+
+
+def test_a_wrong_hint_costs_two() -> None:
+    plain, misled = Rule(frozenset({7})), Rule(frozenset({7}))
+    reduce(space(4096), plain)
+    reduce(space(4096), misled, hints=[8, 9])
+    assert misled.calls <= plain.calls + 2

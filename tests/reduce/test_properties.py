@@ -1,0 +1,115 @@
+"""What holds for every space and every oracle, drawn by chance."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.reducer import Reduction, reduce
+from reduce.abstract import Case, Halve, Numbers, Rule
+
+
+@st.composite
+def monotone(draw: st.DrawFn) -> tuple[Numbers, Rule]:
+    count = draw(st.integers(1, 60))
+    numbers = st.integers(0, count - 1)
+    culprits = draw(st.frozensets(numbers, min_size=1, max_size=6))
+    value = draw(st.integers(0, 40))
+    return Numbers(tuple(range(count)), value), Rule(culprits, least=draw(st.integers(0, value)))
+
+
+@st.composite
+def hostile(draw: st.DrawFn) -> tuple[Numbers, Rule]:
+    count = draw(st.integers(1, 40))
+    numbers = st.integers(0, count - 1)
+    pairs = st.lists(st.tuples(numbers, numbers), max_size=12).map(tuple)
+    culprits = draw(st.frozensets(numbers, max_size=5))
+    value = draw(st.integers(0, 40))
+    refused = draw(pairs)
+
+    def buildable(keep: frozenset[int]) -> bool:
+        return bool(keep) and not any(a in keep and b not in keep for a, b in refused)
+
+    rule = Rule(culprits, draw(pairs), draw(pairs), draw(st.integers(0, value)))
+    return Numbers(tuple(range(count)), value, buildable), rule
+
+
+def rebase(space: Numbers) -> Any:
+    return lambda case: Numbers(tuple(sorted(case.keep)), case.value, space.buildable)
+
+
+def run(space: Numbers, rule: Rule, *, seed: int = 0, hints: tuple[int, ...] = ()) -> Reduction[Case]:
+    return reduce(space, rule, shrinks=[Halve()], rebase=rebase(space), seed=seed, hints=hints)
+
+
+def check(space: Numbers, rule: Rule, done: Reduction[Case]) -> None:
+    whole = Case(frozenset(space.among), space.value)
+    assert done.minimal
+    assert rule.judge(done.case) == Answer(Verdict.FAILS, done.signature)
+    assert (done.case.size, done.case.digest) <= (whole.size, whole.digest)
+    for unit in done.case.keep:
+        less = done.case.keep - {unit}
+        if less and space.buildable(less):
+            assert rule.judge(dataclasses.replace(done.case, keep=less)).verdict is not Verdict.FAILS
+            assert dataclasses.replace(done.case, keep=less).digest in rule.asked
+    for smaller in Halve().proposals(done.case):
+        assert rule.judge(smaller).verdict is not Verdict.FAILS
+    assert len(set(rule.asked[3:])) == len(rule.asked[3:])  # beyond the repeats of the original nothing is asked twice
+    assert len(rule.asked) == done.calls == done.total.asked
+
+
+@given(monotone(), st.integers(0, 3))
+def test_a_monotone_failure_is_reduced_to_its_culprits(pair: tuple[Numbers, Rule], seed: int) -> None:
+    space, rule = pair
+    done = run(space, rule, seed=seed)
+    check(space, rule, done)
+    assert done.case == Case(rule.culprits, rule.least)
+
+
+@settings(max_examples=300)
+@given(hostile(), st.integers(0, 3), st.data())
+def test_whatever_fails_is_reduced_to_a_fixed_point(pair: tuple[Numbers, Rule], seed: int, data: st.DataObject) -> None:
+    space, rule = pair
+    hints = data.draw(st.lists(st.sampled_from(range(len(space.among))), max_size=3).map(tuple))
+    done = run(space, rule, seed=seed, hints=hints)
+    check(space, rule, done)
+
+
+@given(hostile(), st.integers(0, 3))
+def test_the_same_seed_asks_the_same(pair: tuple[Numbers, Rule], seed: int) -> None:
+    space, rule = pair
+    again = dataclasses.replace(rule, asked=[])
+    assert run(space, rule, seed=seed).case == run(space, again, seed=seed).case
+    assert rule.asked == again.asked
+
+
+@given(hostile())
+def test_the_result_is_a_fixed_point_of_the_whole_reduction(pair: tuple[Numbers, Rule]) -> None:
+    space, rule = pair
+    done = run(space, rule)
+    again = run(rebase(space)(done.case), dataclasses.replace(rule, asked=[]))
+    assert again.case == done.case
+
+
+@given(st.integers(1, 40), st.randoms(use_true_random=False))
+def test_an_oracle_without_any_rule(count: int, rng: Any) -> None:
+    """Every subset fails, passes or cannot be judged by chance, but always in the same way."""
+    table: dict[str, Answer] = {}
+    kinds = [Answer(Verdict.FAILS, "boom"), Answer(Verdict.FAILS, "other"), Answer(Verdict.PASSES)]
+
+    def judge(case: Case) -> Answer:
+        if len(case.keep) == count:
+            return kinds[0]
+        return table.setdefault(case.digest, rng.choice([*kinds, Answer(Verdict.UNRESOLVED)]))
+
+    done = reduce(Numbers(tuple(range(count))), judge)
+    assert judge(done.case) == kinds[0]
+    for unit in done.case.keep:
+        if len(done.case.keep) > 1:
+            less = Case(done.case.keep - {unit})
+            assert less.digest in table
+            assert table[less.digest] != kinds[0]
