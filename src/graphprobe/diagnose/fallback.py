@@ -62,7 +62,8 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
         return _ask(ladder, lambda: steps.whole(program, compilation, whole, observed=observed))
     found: list[Finding] = []
     if crashed and rung == "kernels" and compilation.is_inductor and not (origin is not None and origin.op):
-        found = _ask(ladder, lambda: steps.passes(program, compilation, seek=True))
+        broken = report.broken if report is not None else None
+        found = _ask(ladder, lambda: steps.passes(program, compilation, seek=True, broken=broken))
     if stage == "decomposition" and not crashed:
         found = _ask(ladder, lambda: steps.aot(program, compilation, strides=True))
         worse = next((d for d in differences if d.kind != "wrong_stride"), None)

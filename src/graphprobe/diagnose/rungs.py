@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ class RungReport(msgspec.Struct):
         calls: of the program on this rung.
         origin: where the first exception came from.
         raised_at: the node that raised while a graph ran op by op.
+        broken: the graph whose kernels could not be compiled, or raised: its direction, and its number among these.
         findings: proven faults.
         unproven: suspects that no piece of the program confirmed, one sentence each.
         right: what was checked and is right.
@@ -47,6 +49,7 @@ class RungReport(msgspec.Struct):
     calls: list[CallRecord] = []
     origin: Origin | None = None
     raised_at: Origin | None = None
+    broken: tuple[str, int] | None = None
     findings: list[Finding] = []
     unproven: list[str] = []
     right: list[str] = []
@@ -66,6 +69,16 @@ class Watch:
         self.graphs: list[StageGraph] = []
         self.compiled: list[CompiledGraph] = []
         self.failed_nodes: list[Any] = []
+        self.broken: tuple[str, int] | None = None
+
+    @contextlib.contextmanager
+    def breaking(self, direction: str, number: int) -> Iterator[None]:
+        """Note the graph if the block raises, unless another has before."""
+        try:
+            yield
+        except BaseException:
+            self.broken = self.broken or (direction, number)
+            raise
 
     def backend(self, compile_graph: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]) -> Callable[..., Any]:
         """A backend that compiles with `compile_graph` and records graphs and inputs."""
@@ -172,8 +185,10 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
         direction = "backward" if settings.get("is_backward") else "forward"
         final = stages.post_grad_graph(gm, inputs, bool(settings.get("is_inference")))
         record = CompiledGraph(direction, final)
+        number = sum(other.direction == direction for other in watch.compiled)
         watch.compiled.append(record)
-        compiled = compile_graph(gm, inputs, settings)
+        with watch.breaking(direction, number):
+            compiled = compile_graph(gm, inputs, settings)
         showing = _showing(compile_graph, record, inputs, settings) if expose else None
 
         def run(args: list[Any]) -> Any:
@@ -182,7 +197,8 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
             values = list(args)
             record.inputs.append(copied_together(values))
             again = copied_together(values) if showing is not None else []
-            result = compiled(args)
+            with watch.breaking(direction, number):
+                result = compiled(args)
             record.outputs.append(copied(flat_outputs(result)))
             record.after.append(copied(values))
             if showing is not None:

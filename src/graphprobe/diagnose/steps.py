@@ -106,11 +106,17 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
 
 
 def passes(
-    program: Program, compilation: Compilation, *, seek: bool = False, skip: Collection[tuple[str, str]] = ()
+    program: Program,
+    compilation: Compilation,
+    *,
+    seek: bool = False,
+    broken: tuple[str, int] | None = None,
+    skip: Collection[tuple[str, str]] = (),
 ) -> RungReport:
     """Inductor's graph passes, each snapshot run on the real inputs; those of `skip`, (stage, name), are left out.
 
-    With `seek` the ops that make the kernels crash or raise are looked for as well, each compiled by itself.
+    With `seek` the ops that make the kernels crash or raise are looked for as well, each compiled by itself, in the
+    graph that is `broken` (see `RungReport`) first; in the others only if it holds none.
     """
     report, watch = RungReport(), Watch(skip)
     with watch.snapshots.active():
@@ -126,13 +132,24 @@ def passes(
         if right:
             report.right.append(f"passes: {len(right)} that changed a graph compute the same")
         if seek:
-            for graph in watch.graphs:
+            for graph in _suspected_first(watch.graphs, broken):
                 for inputs in graph.inputs[:1]:
                     run = run_graph(graph.graph, inputs)
                     found = culprits(graph, run, prover) if run.failed is None else []
                     _prove(found, report, prover)
+                if report.findings and broken is not None:
+                    break  # what else is broken was not reached
         report.compiles += prover.compiles
     return report
+
+
+def _suspected_first(graphs: Sequence[StageGraph], broken: tuple[str, int] | None) -> list[StageGraph]:
+    """The graphs, the broken one before the others."""
+    if broken is None:
+        return list(graphs)
+    direction, number = broken
+    same = [g for g in graphs if g.direction == direction][number : number + 1]
+    return [*same, *(g for g in graphs if not any(g is s for s in same))]
 
 
 def _steps(watch: Watch) -> list[Step]:
@@ -173,6 +190,7 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
     """
     report, watch = RungReport(), Watch()
     run_program(program, compilation, kernel_rung(watch, expose=expose), report)
+    report.broken = watch.broken
     suspects: list[Suspect] = []
     with compilation.configured():
         for compiled in watch.compiled:
