@@ -115,8 +115,8 @@ def passes(
 ) -> RungReport:
     """Inductor's graph passes, each snapshot run on the real inputs; those of `skip`, (stage, name), are left out.
 
-    With `seek` the ops that make the kernels crash or raise are looked for as well, each compiled by itself, in the
-    graph that is `broken` (see `RungReport`) first; in the others only if it holds none.
+    With `seek` the passes are let be, and the ops that make the kernels crash or raise are looked for, each compiled by
+    itself, in the graph that is `broken` (see `RungReport`) first; in the others only if it holds none.
     """
     report, watch = RungReport(), Watch(skip)
     with watch.snapshots.active():
@@ -124,7 +124,7 @@ def passes(
     suspects: list[Suspect] = []
     right: list[str] = []
     with compilation.configured():
-        for step in _steps(watch):
+        for step in _steps(watch) if not seek else ():
             suspects += step.suspects
             right += step.passes
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
