@@ -237,3 +237,30 @@ def test_calls_are_compared_each_with_its_own() -> None:
     found = compare_calls(reference, results(wrong_at_the_second, *calls))
     assert [(d.call, d.where) for d in found] == [(1, "outputs[0]")]
     assert compare_calls(reference, results(torch.sin, *calls)) == []
+
+
+def test_a_float64_run_that_is_another_program_judges_nothing() -> None:
+    """Where random numbers are drawn: it is far from uncompiled, and no rounding of the inputs explains that."""
+    reference = reference_of(lambda x: torch.sin(x), (X,), grad=None, wide=True)
+    reference.draws = True
+    reference.wide = results(lambda x: torch.cos(x).double(), (X,))
+    reference.perturbed = [reference.wide] * 3
+    (found,) = compare_calls(reference, results(lambda x: torch.sin(x) * 1.3, (X,)))
+    assert found.kind == "wrong_value" and not found.certain
+    assert "no float64 reference" in found.text
+
+
+def test_an_uncompiled_program_that_rounding_explains_keeps_its_reference() -> None:
+    def cancelling(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1e8) - 1e8
+
+    assert compared(cancelling, lambda x: cancelling(x) * (1 + 1e-7), X) == []
+    assert kinds(compared(cancelling, lambda x: x * 0 + 1e6, X)) == [("wrong_value", "outputs[0]", True)]
+
+
+def test_programs_that_draw_random_numbers_have_a_float64_reference() -> None:
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return torch.tanh(x) + torch.rand_like(x) + torch.randn(10) * torch.empty(10).uniform_(1, 2)
+
+    assert kinds(compared(noisy, lambda x: noisy(x) + 1e-3, X)) == [("wrong_value", "outputs[0]", True)]

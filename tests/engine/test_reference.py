@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphprobe.engine.reference import array_from, dtype_of, leaves, references, terms_of
+from graphprobe.engine.reference import InFloat64, array_from, dtype_of, leaves, references, terms_of
 from graphprobe.numerics.divergence import Run
 from graphprobe.numerics.verdict import Verdict, judge
 
@@ -149,3 +149,26 @@ def test_complex() -> None:
     eager = x * x
     assert judged(lambda x: x * x, eager, eager, x).answer == "ok"
     assert judged(lambda x: x * x, eager.conj().resolve_conj(), eager, x).answer == "candidate_worse"
+
+
+def test_random_numbers_are_those_of_the_program() -> None:
+    def drawn() -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        layer = torch.nn.Linear(5, 4)
+        return [
+            torch.rand(3),
+            torch.randn(17),
+            torch.rand_like(torch.ones(2, 3)),
+            torch.empty(20).normal_(),
+            torch.empty(20).exponential_(),
+            torch.nn.functional.dropout(torch.ones(50), 0.5),
+            layer.weight.detach(),
+            layer.bias.detach(),
+        ]
+
+    plain = drawn()
+    with InFloat64():
+        wide = drawn()
+    for a, b in zip(plain, wide, strict=True):
+        assert b.dtype is torch.float64
+        assert torch.equal(a.double(), b)

@@ -192,8 +192,8 @@ class Ladder:
         before = from_bytes(*reports[0].before).restore()
         values = [v for call in runs[0] for v in (*call.outputs, *call.inputs)]
         roundoff = roundoff_of([v for v in [*before[0], *values] if isinstance(v, torch.Tensor)])
-        reference = Reference(runs, before=before, roundoff=roundoff, draws=reports[0].draws)
-        if reference.draws:
+        reference = Reference(runs, before=before, roundoff=roundoff, draws=reports[0].moves)
+        if reports[0].draws:
             self.compilation = replace(self.compilation, align_random=True)
             self.result.notes.append("the program draws random numbers: compiled random ops were made to draw as eager")
         self._widen(reference)

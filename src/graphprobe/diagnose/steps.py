@@ -48,12 +48,14 @@ class EagerReport(msgspec.Struct):
         calls: what each call gave.
         before: the inputs before the first call.
         draws: its calls move a random generator.
+        moves: so do they, or what runs between them.
         roundoff: u of the coarsest floating-point dtype among inputs and outputs.
     """
 
     calls: list[CallRecord]
     before: tuple[bytes, bytes]
     draws: bool = False
+    moves: bool = False
 
 
 def eager(program: Program) -> EagerReport:
@@ -73,8 +75,9 @@ def eager(program: Program) -> EagerReport:
 
         return call
 
+    start = torch.get_rng_state()
     calls = program.run(watched)
-    return EagerReport(calls, before, draws)
+    return EagerReport(calls, before, draws, not torch.equal(start, torch.get_rng_state()))
 
 
 def dynamo(program: Program, compilation: Compilation) -> RungReport:

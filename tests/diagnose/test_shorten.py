@@ -1,0 +1,40 @@
+"""A case with many calls becomes one with few that fails alike, and its calls are named, the likeliest first."""
+
+from __future__ import annotations
+
+import torch
+from reduction import reduction_cases
+from reduction.reduction_cases import case_of, mlp
+
+from graphprobe.diagnose.shorten import named, shortened
+from graphprobe.engine.naming import op_of
+
+
+def test_one_call_is_left() -> None:
+    fn, args = mlp()
+    case = case_of(fn, args, backend="eager")
+    short = shortened(case, budget_s=60, timeout_s=20, backend=lambda: reduction_cases.raising)
+    assert short is not None
+    assert [op_of(n) for n in named(short)] == ["torch.nn.functional.relu"]
+
+
+def test_a_case_that_does_not_fail_stays_as_it_is() -> None:
+    fn, args = mlp(depth=2, at=0)
+    assert shortened(case_of(fn, args, backend="eager"), budget_s=60, timeout_s=20) is None
+
+
+def test_views_come_last_and_later_calls_first() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        low, high = torch.aminmax(x, dim=0)
+        return torch.ops.aten.view.default(torch.sin(low) + high, [-1])
+
+    names = [op_of(n) for n in named(case_of(program, (torch.randn(3, 4),)))]
+    assert names == ["operator.add", "torch.sin", "torch.aminmax", "aten.view.default"]
+
+
+def test_indexing_a_tensor_counts_and_picking_a_result_does_not() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x[0] + torch.aminmax(x, dim=0)[1]
+
+    names = [op_of(n) for n in named(case_of(program, (torch.randn(3, 4),)))]
+    assert names.count("operator.getitem") == 1
