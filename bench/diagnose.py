@@ -57,7 +57,7 @@ class Case:
 
 CASES = {
     **{
-        f"transformer-{mode}-{kind}": Case("planted", f"codegen_relu_{kind}_transformer", mode == "step")
+        f"transformer-{mode}-{kind}": Case("injected", f"inductor_relu_{kind}-forward", mode == "step")
         for kind in ("accuracy", "compile_error", "runtime_error")
         for mode in ("forward", "step")
     },

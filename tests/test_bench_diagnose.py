@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import cases
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,9 +28,9 @@ def bench():
     del sys.modules["bench_diagnose"]
 
 
-def test_cases_are_files(bench):
+def test_cases_are_there(bench):
     for case in bench.CASES.values():
-        assert (ROOT / "tests" / "diagnose" / case.folder / f"{case.file}.py").is_file()
+        assert case.file in cases.names(case.folder)
 
 
 def test_calls_left_are_those_of_the_program(bench, tmp_path):
