@@ -54,8 +54,8 @@ REPRO_FAILS = 1
 SMALL = 3
 """Calls of a piece that is small enough as it is."""
 
-SHORTEN_S = 20.0
-"""For how long a larger piece is made smaller."""
+SHORTEN_S, SHORTEN_WHOLE_S = 20.0, 60.0
+"""For how long a larger piece is made smaller; the second where only what is left can tell which op is to blame."""
 
 
 def _graphs_of_inductor() -> Any:
@@ -194,7 +194,7 @@ class Prover:
             kind = "hang" if result.died == "timeout" else "segfault"
         if suspect.direction == "backward" and kind == "wrong_value":
             kind = "wrong_gradient"
-        case, result, short = self.smaller(case, result)
+        case, result, short = self.smaller(case, result, budget_s=SHORTEN_WHOLE_S if suspect.whole else SHORTEN_S)
         place: Place = (suspect.op, suspect.node.name, suspect.source, suspect.module, suspect.also)
         if suspect.whole and short:
             place = place_in(case)
@@ -220,14 +220,20 @@ class Prover:
         return made
 
     def smaller(
-        self, case: Case, result: CaseResult, *, backend: Callable[[], Any] | None = None, enough: int = SMALL
+        self,
+        case: Case,
+        result: CaseResult,
+        *,
+        backend: Callable[[], Any] | None = None,
+        enough: int = SMALL,
+        budget_s: float = SHORTEN_S,
     ) -> tuple[Case, CaseResult, bool]:
         """The case, with fewer calls if it has more than `enough` and they can be left out in time; were any?"""
         before = len(named(case))
         if before <= enough or case.caches:
             return case, result, False
         limit = self.compilation.timeout_s
-        short = shortened(case, budget_s=SHORTEN_S, timeout_s=limit, backend=backend)
+        short = shortened(case, budget_s=budget_s, timeout_s=limit, backend=backend)
         if short is None or len(named(short)) >= before:
             return case, result, False
         again = self.try_case(short)
