@@ -19,7 +19,7 @@ from graphprobe.diagnose.check_case import roundoff_of
 from graphprobe.diagnose.compare_calls import Difference, Reference, compare_calls
 from graphprobe.diagnose.dossier.writer import rewrite_finding
 from graphprobe.diagnose.fallback import STAGE_OF_RUNG, unlocated
-from graphprobe.diagnose.finding import STAGES, Diagnosis, Finding, LargestZ
+from graphprobe.diagnose.finding import STAGES, Diagnosis, Finding, LargestZ, kind_of_death
 from graphprobe.diagnose.program import CallRecord, CallResult, Program, read
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
@@ -250,9 +250,7 @@ class Ladder:
                 self.result.notes.append("the kernels died when compiled to show their values, and not otherwise")
             outcome = again
         if outcome.died:
-            kind: Any = "hang" if outcome.timed_out else "segfault"
-            if outcome.signal == "SIGABRT":
-                kind = "crash_runtime"
+            kind = kind_of_death(outcome.signal)
             text = f"the process was ended by {outcome.signal or 'its time limit'}"
             self.failing[name] = [Difference(kind, 0, "", text)]
             return

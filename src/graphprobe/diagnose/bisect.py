@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from graphprobe.diagnose.check_case import run_compiled
 from graphprobe.diagnose.compare_calls import COMPILING
-from graphprobe.diagnose.finding import Kind
+from graphprobe.diagnose.finding import Kind, kind_of_death
 from graphprobe.diagnose.ir_check import stage_of
 from graphprobe.diagnose.local import LocalError
 from graphprobe.diagnose.prove import Prover
@@ -109,10 +109,8 @@ def _suspect(graph: StageGraph, run: GraphRun, node: Node, outcome: Outcome) -> 
     kind: Kind = "crash_runtime"
     text = ""
     if outcome.died:
-        kind = "hang" if outcome.timed_out else "segfault"
+        kind = kind_of_death(outcome.signal)
         text = f"the process was ended by {outcome.signal or 'its time limit'}"
-        if outcome.signal == "SIGABRT":
-            kind = "crash_runtime"
     else:
         raised: Any = outcome.raised
         if raised is None:

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
 from graphprobe.diagnose.compare_calls import Difference, compare_calls
-from graphprobe.diagnose.finding import Stage
+from graphprobe.diagnose.finding import Stage, kind_of_death
 from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
 from graphprobe.diagnose.local import LocalError, comparable
 from graphprobe.diagnose.program import CallRecord, Program, read
@@ -120,7 +120,7 @@ def _search(
         kind: Any = "crash_compile"
         text = f"{outcome.raised.type}: {outcome.raised.message[:200]}" if outcome.raised is not None else ""
         if outcome.died:
-            kind = "hang" if outcome.timed_out else "segfault"
+            kind = kind_of_death(outcome.signal)
             text = f"the process was ended by {outcome.signal or 'its time limit'}"
         return [(nodes[0], Difference(kind, 0, "", text))]
     calls = [read(record) for record in msgspec.convert(outcome.value, list[CallRecord])]

@@ -23,6 +23,15 @@ Kind = Literal[
     "hang",
 ]
 
+
+def kind_of_death(signal: str | None) -> Kind:
+    """The kind of a process's end: by its time limit (None), by `SIGABRT`, which is what uncaught C++ exceptions and
+    failed assertions raise, or by another signal."""
+    if signal is None:
+        return "hang"
+    return "crash_runtime" if signal == "SIGABRT" else "segfault"
+
+
 Stage = Literal[
     "dynamo", "aot", "decomposition", "pre_grad", "joint", "post_grad", "lowering", "codegen", "runtime", "unknown"
 ]

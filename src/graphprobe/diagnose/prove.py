@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
 from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
-from graphprobe.diagnose.finding import Finding
+from graphprobe.diagnose.finding import Finding, kind_of_death
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
 from graphprobe.diagnose.shorten import named, shortened
 from graphprobe.diagnose.suspects import Suspect
@@ -191,7 +191,7 @@ class Prover:
         if self.compilation.is_inductor and stage in AFTER_AOT and self._fails_without_inductor(case, result):
             stage = "aot"  # what AOTAutograd makes of it is wrong already, before there are kernels
         if result.died is not None:
-            kind = "hang" if result.died == "timeout" else "segfault"
+            kind = kind_of_death(None if result.died == "timeout" else result.died)
         if suspect.direction == "backward" and kind == "wrong_value":
             kind = "wrong_gradient"
         case, result, short = self.smaller(case, result, budget_s=SHORTEN_WHOLE_S if suspect.whole else SHORTEN_S)

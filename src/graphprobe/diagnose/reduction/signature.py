@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from graphprobe.diagnose.finding import Kind
+from graphprobe.diagnose.finding import Kind, kind_of_death
 from graphprobe.engine.isolate import Raised
 
 HANG = "hang"
@@ -66,7 +66,7 @@ def is_memory(raised: Raised) -> bool:
 
 def of_death(signal: str | None) -> str:
     """Identity of the end of a process: by this signal, or None for its time."""
-    return HANG if signal is None else f"segfault {signal}"
+    return HANG if signal is None else f"{kind_of_death(signal)} {signal}"
 
 
 def kind_of(signature: str) -> Kind:
