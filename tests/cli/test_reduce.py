@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from conftest import ROOT
+from conftest import ROOT, Finished
 from graphprobe.cli.main import main
 
 MAKE = """
@@ -71,7 +71,10 @@ def test_a_case_that_cannot_be_judged(dossier: Path, tmp_path: Path) -> None:
     [
         (["missing"], "there is no"),
         (["{empty}"], "holds no repro.py"),
-        (["{script}"], "is a script"),
+        (["-o", "{full}", "{script}"], "holds something"),
+        (["--after", "aot", "{case}"], "are for a script"),
+        (["{case}", "extra"], "are for a script"),
+        (["--level", "7", "{script}"], "'7' is not one of"),
         (["{text}"], "is no case"),
         (["{case}", "--timeout", "0"], "--timeout 0"),
         (["{case}", "--fail-regex", "("], "no regular expression"),
@@ -94,3 +97,91 @@ def test_wrong_use(args: list[str], words: str, dossier: Path, tmp_path: Path) -
     assert done.exit_code == 2, done.output
     assert words in done.output
     assert os.listdir(places["empty"]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("TORCHDYNAMO_REPRO_AFTER", "foo", "TORCHDYNAMO_REPRO_AFTER='foo': it takes dynamo or aot"),
+        ("TORCHDYNAMO_REPRO_LEVEL", "3", "says nothing without TORCHDYNAMO_REPRO_AFTER"),
+    ],
+)
+@pytest.mark.parametrize("command", ["reduce", "run"])
+def test_wrong_variables(
+    command: str, name: str, value: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, value)
+    (tmp_path / "script.py").write_text("open('ran', 'w')\n")
+    done = CliRunner().invoke(main, [command, "script.py"])
+    assert done.exit_code == 2
+    assert words in done.output
+    assert os.listdir(tmp_path) == ["script.py"]
+
+
+SCRIPT = """
+import sys
+import torch
+
+class Relu(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), Relu(), torch.nn.Linear(4, 4))
+if "nothing" not in sys.argv:
+    torch.compile(net, backend=sys.argv[1])(torch.ones(2, 4)).sum().backward()
+print("the end of", *sys.argv[1:])
+if "raise" in sys.argv:
+    raise ValueError("the script's own")
+"""
+
+
+@pytest.fixture
+def reduce_script(run_python, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def run(*args: str, command: str = "reduce", env: dict[str, str] | None = None) -> Finished:
+        done: Finished = run_python("-m", "graphprobe", command, *args, cwd=tmp_path, env=env)
+        return done
+
+    return run
+
+
+def test_a_script_is_reduced(reduce_script, tmp_path: Path) -> None:
+    backend = "relu_accuracy_error_TESTING_ONLY"
+    done = reduce_script("-o", "small", "--json", "result.json", "script.py", backend, "--level", "9")
+    assert done.code == 1, done.err
+    assert f"the end of {backend} --level 9" in done.out
+    assert "4 calls -> 1" in done.out
+    assert json.loads((tmp_path / "result.json").read_text())["signature"] == "wrong_value"
+    repro = (tmp_path / "small" / "repro" / "repro.py").read_text()
+    assert backend in repro
+    assert "torch.relu" in repro
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["eager"], 0, "nothing fails: 1 graphs"),
+        (["eager", "raise"], 125, "the script ended with exit code 1"),
+        (["nothing"], 2, "compiled nothing"),
+    ],
+)
+def test_a_script_in_which_nothing_fails(words: list[str], code: int, said: str, reduce_script, tmp_path: Path) -> None:
+    done = reduce_script("script.py", *words)
+    assert done.code == code, done.err
+    assert said in done.out + done.err
+    assert os.listdir(tmp_path) == ["script.py"]
+
+
+def test_variables_in_a_run(reduce_script, tmp_path: Path) -> None:
+    variables = {"TORCHDYNAMO_REPRO_AFTER": "dynamo", "TORCHDYNAMO_REPRO_LEVEL": "2"}
+    done = reduce_script("--out", "runs", "script.py", "relu_compile_error_TESTING_ONLY", command="run", env=variables)
+    assert done.code == 1
+    assert "ReluCompileError" in done.err
+    assert "graphprobe: 4 calls -> 1" in done.err
+    assert done.out == ""
+    (reduction,) = (tmp_path / "graphprobe-reduced").iterdir()
+    assert (reduction / "repro" / "repro.py").is_file()
+    assert sorted(os.listdir(tmp_path)) == ["graphprobe-reduced", "runs", "script.py"]
+    assert len(os.listdir(tmp_path / "runs")) == 1  # the candidates were not observed

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,44 @@ import click
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
-    from graphprobe.diagnose.case import Case
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
+    from graphprobe.diagnose.reduction.watch_script import Asked
     from graphprobe.reduce.progress import Progress
 
 GIGABYTE = 1024**3
 
 
-@click.command(name="reduce", short_help="Make a failing case as small as it gets.")
-@click.option("-o", "--out", "out_dir", metavar="DIR", help="Folder for the reduction. Default: CASE-reduced.")
+class ReduceCommand(click.Command):
+    """What stands behind a script is the script's. A case takes nothing, so options may stand behind it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Finds the target, which decides how the rest is read."""
+        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
+        end = 0
+        while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
+            end += 2 if args[end] in takes_value else 1
+        ctx.allow_interspersed_args = end >= len(args) or not _is_script(args[end])
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=ReduceCommand, name="reduce", short_help="Make a failing case as small as it gets.")
+@click.option(
+    "-o",
+    "--out",
+    "out_dir",
+    metavar="DIR",
+    help="Folder for the reduction. Default: CASE-reduced; of a script a new one in graphprobe-reduced.",
+)
+@click.option(
+    "--after",
+    type=click.Choice(["dynamo", "aot"]),
+    help="Of a script: reduce Dynamo's graphs, or those that AOTAutograd gives to Inductor. Default: dynamo.",
+)
+@click.option(
+    "--level",
+    type=click.Choice(["2", "3", "4"]),
+    help="Of a script: 2 exceptions, 3 also crashes and hangs, 4 also wrong values. Default: 4.",
+)
 @click.option(
     "--check",
     metavar="CMD",
@@ -46,10 +75,13 @@ GIGABYTE = 1024**3
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of some tries.")
 @click.option("--json", "json_path", metavar="FILE", help="Also write the result to FILE, which must not exist yet.")
 @click.argument("case", metavar="CASE")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 @click.pass_context
 def command(
     ctx: click.Context,
     out_dir: str | None,
+    after: str | None,
+    level: str | None,
     check: str | None,
     fail_regex: str | None,
     timeout_s: float,
@@ -62,18 +94,23 @@ def command(
     seed: int,
     json_path: str | None,
     case: str,
+    arguments: tuple[str, ...],
 ) -> None:
     """Cut a failing graph down to what still fails in the same way, and write a repro of it.
 
-    CASE is a dossier that graphprobe diagnose wrote, a graph of a run as Python, or the folder of a reduction. The
-    repro is on disk from the first moment on, always of the smallest case so far; Ctrl-C ends with it, and --resume
-    goes on.
+    CASE is a dossier that graphprobe diagnose wrote, a graph of a run as Python, or the folder of a reduction; or a
+    script, which runs with its own arguments, and of which the first graph that fails is taken. The repro is on disk
+    from the first moment on, always of the smallest case so far; Ctrl-C ends with it, and --resume goes on.
 
     \b
     Examples:
       graphprobe reduce graphprobe-diagnosis/lowering-aten.relu.default
       graphprobe reduce -o small --check "python repro.py" --fail-regex "off by" CASE
       graphprobe reduce -o small --resume CASE
+      graphprobe reduce --after aot train.py --epochs 1
+
+    Options stand before a script. TORCHDYNAMO_REPRO_AFTER and TORCHDYNAMO_REPRO_LEVEL say the same as --after and
+    --level.
 
     Exit codes: 1 the case fails and was reduced, 0 it does not fail, 2 wrong usage, 125 undecided.
     """
@@ -85,47 +122,115 @@ def command(
     result = _new_file(json_path)
     for module in modules:
         _import(module)
-    source = _source(case)
-    out = Path(out_dir).absolute() if out_dir is not None else _beside(case, resume=resume)
+    options: dict[str, Any] = {
+        "check": check,
+        "fail_regex": fail_regex,
+        "timeout_s": timeout_s,
+        "memory_bytes": None if memory_gb is None else int(memory_gb * GIGABYTE),
+        "budget_s": budget_s,
+        "max_calls": max_calls,
+        "resume": resume,
+        "seed": seed,
+        "hints": hints,
+    }
+    if _is_script(case):
+        ctx.exit(_script(case, arguments, _asked(after, level), out_dir, options, result))
+    if arguments or after or level:
+        what = f"the arguments {' '.join(arguments)!r}" if arguments else "--after and --level"
+        raise UsageError(f"{case} is a case, and {what} are for a script")
+    ctx.exit(_case(case, out_dir, options, result))
+
+
+def _case(case: str, out_dir: str | None, options: Mapping[str, Any], result: Path | None) -> int:
+    from graphprobe.diagnose.reduction.load_case import load_case
     from graphprobe.diagnose.reduction.reduce_case import reduce_case
 
+    source = load_case(Path(case))
+    out = Path(out_dir).absolute() if out_dir is not None else _beside(case, resume=options["resume"])
     with _watched() as on_progress:
-        reduction = reduce_case(
-            source,
-            out,
-            check=check,
-            fail_regex=fail_regex,
-            timeout_s=timeout_s,
-            memory_bytes=None if memory_gb is None else int(memory_gb * GIGABYTE),
-            budget_s=budget_s,
-            max_calls=max_calls,
-            resume=resume,
-            seed=seed,
-            hints=hints,
-            on_progress=on_progress,
-        )
-    _show(reduction)
-    if result is not None:
-        from graphprobe.store.files import replace_file
-
-        replace_file(result, (json.dumps(_document(reduction), indent=2, allow_nan=False) + "\n").encode())
-    ctx.exit(_exit_code(reduction))
+        reduction = reduce_case(source, out, **options, on_progress=on_progress)
+    show(reduction)
+    _write(result, _document(reduction))
+    return _exit_code(reduction)
 
 
-def _source(case: str) -> Case:
+def _is_script(case: str) -> bool:
+    """Whether this is a program, and not a graph or a repro that graphprobe wrote, which have a `build()`."""
     path = Path(case)
-    if path.suffix == ".py" and path.is_file() and "graphprobe" not in path.read_text("utf-8", "replace"):
-        return _script(path)
-    from graphprobe.diagnose.reduction.load_case import load_case
+    if path.suffix != ".py" or not path.is_file():
+        return False
+    text = path.read_text("utf-8", "replace")
+    return not ("graphprobe" in text and re.search(r"^def build\(", text, re.M))
 
-    return load_case(path)
+
+def _asked(after: str | None, level: str | None) -> Asked:
+    from graphprobe.diagnose.reduction.watch_script import LEVEL, Asked, asked_by
+
+    known = asked_by(os.environ)
+    found = int(level or (os.environ.get(LEVEL) if known is not None else None) or 4)
+    return Asked(after or (known.after if known is not None else "dynamo"), found)
 
 
-def _script(path: Path) -> Case:
-    """The first failing graph of a script."""
-    raise UsageError(
-        f"{path} is a script, and not a case", hint="graphprobe diagnose finds what fails in it, and writes a case."
-    )
+def _script(
+    path: str,
+    arguments: tuple[str, ...],
+    asked: Asked,
+    out_dir: str | None,
+    options: Mapping[str, Any],
+    result: Path | None,
+) -> int:
+    """Run a script, and reduce its first failing graph."""
+    from graphprobe.diagnose.reduction.watch_script import ScriptWatch
+    from graphprobe.probe import script
+
+    out = Path(out_dir).absolute() if out_dir is not None else None
+    if out is not None and not options["resume"] and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} holds something already", hint="Name a folder that is new or empty.")
+    program = script.Program("script", path, arguments)
+    script.check(program)
+    with _watched() as on_progress:
+
+        def done(reduction: CaseReduction) -> None:
+            show(reduction)
+            _write(result, _document(reduction))
+
+        watch = ScriptWatch(
+            asked, out=out, on_note=say, on_reduction=done, options={**options, "on_progress": on_progress}
+        )
+        watch.install()
+        try:
+            ran = script.run(program)
+        finally:
+            watch.remove()
+    ended = watch.ended
+    if ended.folder is not None:
+        if ended.reduction is None:
+            click.echo(f"a graph was reduced: {os.path.relpath(ended.folder)}")
+        return EXIT_FOUND
+    if ran.error is None and not ended.graphs:
+        raise UsageError(f"{path} compiled nothing")
+    what = f"{ended.graphs} graphs"
+    if ran.code != 0:
+        click.echo(
+            f"{path}: not reduced: the script ended with exit code {ran.code}, and none of {what} fails by itself"
+        )
+    elif ended.notes:
+        click.echo(f"{path}: undecided: no graph of {what} was seen to fail, but not all could be judged")
+    else:
+        click.echo(f"{path}: nothing fails: {what}")
+    return EXIT_UNDECIDED if ran.code != 0 or ended.notes else EXIT_OK
+
+
+def say(text: str) -> None:
+    """Tell what happens, on stderr, so that the program's own output stays as it is."""
+    click.echo(f"graphprobe: {text}", err=True)
+
+
+def _write(file: Path | None, document: Mapping[str, Any]) -> None:
+    from graphprobe.store.files import replace_file
+
+    if file is not None:
+        replace_file(file, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
 def _check_regex(pattern: str) -> None:
@@ -184,28 +289,34 @@ def _line(progress: Progress) -> str:
     return f"graphprobe: {size}, {progress.calls}{known} asked, {progress.elapsed_s:.0f} s, {rate}, {verdict}"
 
 
-def _show(result: CaseReduction) -> None:
+def show(result: CaseReduction, *, err: bool = False) -> None:
+    """Print what came of a reduction; `err`: on stderr."""
+    for line in _lines(result):
+        click.echo(f"graphprobe: {line}" if err else line, err=err)
+
+
+def _lines(result: CaseReduction) -> Iterator[str]:
     reduction = result.reduction
     asked = f"{reduction.calls} candidates in {reduction.seconds:.0f} s"
     if not reduction.failed:
         last = reduction.answers[-1].detail if reduction.answers else reduction.stopped
-        click.echo(f"not reduced: the case does not fail ({asked}){f': {last}' if last else ''}")
+        yield f"not reduced: the case does not fail ({asked}){f': {last}' if last else ''}"
         return
     ended = "" if reduction.minimal else f"; it may get smaller: {reduction.stopped}"
-    click.echo(f"{result.before} calls -> {result.after} ({asked}{ended})")
-    click.echo(f"failure: {result.signature}")
+    yield f"{result.before} calls -> {result.after} ({asked}{ended})"
+    yield f"failure: {result.signature}"
     if reduction.rate is not None:
-        click.echo(f"flaky: it fails in {reduction.rate:.0%} of the repeats")
+        yield f"flaky: it fails in {reduction.rate:.0%} of the repeats"
     if result.finding is not None:
         ops = [result.finding.op] if result.finding.op else result.finding.also
-        click.echo(f"ops: {', '.join(str(op) for op in ops)}" if ops else "ops: see graph.txt")
-        click.echo(f"repro: {os.path.relpath(str(result.finding.dossier))}/repro.py")
+        yield f"ops: {', '.join(str(op) for op in ops)}" if ops else "ops: see graph.txt"
+        yield f"repro: {os.path.relpath(str(result.finding.dossier))}/repro.py"
     for problem in result.problems:
-        click.echo(f"the repro cannot be run elsewhere: {problem}")
+        yield f"the repro cannot be run elsewhere: {problem}"
     if result.repro_exit == EXIT_OK:
-        click.echo("run by itself, the repro shows no fault: it needs something of this process that cannot be saved")
+        yield "run by itself, the repro shows no fault: it needs something of this process that cannot be saved"
     elif result.repro_exit == EXIT_UNDECIDED:
-        click.echo("run by itself, the repro cannot tell; if it needs operators of a program, give it --import MODULE")
+        yield "run by itself, the repro cannot tell; if it needs operators of a program, give it --import MODULE"
 
 
 def _document(result: CaseReduction) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,8 @@ def command(
       graphprobe run train.py --epochs 1
       graphprobe run --save-inputs --graph-dump py -m my_package.train
       torchrun --nproc-per-node 2 -m graphprobe run train.py
+
+    With TORCHDYNAMO_REPRO_AFTER=dynamo or aot in the environment, the first graph that fails is reduced.
     """
     from graphprobe.probe import active, script
 
@@ -83,13 +86,28 @@ def command(
     # Every mistake in options or script is found here, before a folder is made or a line of the program runs.
     settings = active.resolved(arguments)
     script.check(target)
-    folder = active.enable_with(settings)
+    folder = active.enable_with(settings, companion=_reducer())
     # At exit, the interpreter first waits for the program's threads; what they compile is still part of the run.
     # Registered before the program starts, this comes after everything that the program registers.
     ended: list[script.Ended] = []
     atexit.register(_finish, folder, quiet, ended)
     ended.append(script.run(target))
     sys.exit(ended[0].code)
+
+
+def _reducer() -> Callable[[], Callable[[], None]]:
+    """Reduces the first graph that fails, where TORCHDYNAMO_REPRO_AFTER or the program asks torch for that."""
+    from graphprobe.cli.reduce import say, show
+    from graphprobe.diagnose.reduction.watch_script import ScriptWatch, asked_by
+
+    asked_by(os.environ)
+    watch = ScriptWatch(on_note=say, on_reduction=lambda result: show(result, err=True))
+
+    def start() -> Callable[[], None]:
+        watch.install()
+        return watch.remove
+
+    return start
 
 
 def _finish(folder: Path, quiet: bool, ended: list[Ended]) -> None:

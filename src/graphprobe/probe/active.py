@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import inspect
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +16,17 @@ from typing import Any, Literal
 from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
 from graphprobe.internals import dynamo
 from graphprobe.internals.importhook import ImportHook
+from graphprobe.internals.repro_hooks import VARIABLES, asked_of_torch
 from graphprobe.probe.session import Session, open_session
 from graphprobe.settings import Settings, resolve, torch_compile_debug_state
 from graphprobe.store import layout
+
+REDUCER = "graphprobe.diagnose.reduction.watch_script"
+"""Reduces what fails, in the place of torch's minifier. By name: it lies in a later row, and is loaded when asked for.
+"""
+
+Companion = Callable[[], Callable[[], None]]
+"""Begins beside a session; what it returns ends it."""
 
 
 class _Switch:
@@ -26,6 +35,7 @@ class _Switch:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.session: Session | None = None
+        self.companion_ends: Callable[[], None] | None = None
         self.waiting: ImportHook | None = None
         self.at_exit = False
 
@@ -60,9 +70,13 @@ def resolved(arguments: Mapping[str, object]) -> Settings:
     return resolve(arguments=arguments, environ=os.environ)
 
 
-def enable_with(settings: Settings) -> Path:
-    """`enable` with settings resolved before."""
-    return _open(settings, everything=True).writer.run_dir
+def enable_with(settings: Settings, *, companion: Companion | None = None) -> Path:
+    """`enable` with settings resolved before.
+
+    Args:
+        companion: begins and ends with the session; None: the reducer, where TORCHDYNAMO_REPRO_AFTER asks for it.
+    """
+    return _open(settings, everything=True, companion=companion).writer.run_dir
 
 
 def close(state: Literal["finished", "failed"], exception: str | None = None) -> Path | None:
@@ -120,7 +134,21 @@ def enable_on_first_use() -> None:
     hook.install()
 
 
-def _open(settings: Settings, *, everything: bool) -> Session:
+def _reducer() -> Companion | None:
+    """What reduces failing graphs, where the environment or torch's settings ask for that; raises UsageError."""
+    if not any(name in os.environ for name in VARIABLES) and asked_of_torch()[0] is None:
+        return None
+    watch = importlib.import_module(REDUCER).watch_environment()
+
+    def start() -> Callable[[], None]:
+        watch.install()
+        end: Callable[[], None] = watch.remove
+        return end
+
+    return None if watch is None else start
+
+
+def _open(settings: Settings, *, everything: bool, companion: Companion | None = None) -> Session:
     with _switch.lock:
         if _switch.waiting is not None:
             _switch.waiting.remove()
@@ -131,6 +159,8 @@ def _open(settings: Settings, *, everything: bool) -> Session:
                 f"collecting is on already, into {current.writer.run_dir}",
                 hint="leave the enclosing trace() or call graphprobe.disable() first",
             )
+        if everything and companion is None:
+            companion = _reducer()
         if current is not None:
             _close("finished", None)
         opened = open_session(
@@ -140,6 +170,7 @@ def _open(settings: Settings, *, everything: bool) -> Session:
             torch_debugs=torch_compile_debug_state(os.environ) == "on",
         )
         _switch.session = opened
+        _switch.companion_ends = companion() if companion is not None else None
         if not _switch.at_exit:
             _switch.at_exit = True
             atexit.register(_close, "finished", None)
@@ -187,6 +218,9 @@ def _level_of_caller() -> int:
 def _close(state: Literal["finished", "failed"], exception: str | None) -> Path | None:
     with _switch.lock:
         current, _switch.session = _switch.session, None
+        companion_ends, _switch.companion_ends = _switch.companion_ends, None
+    if companion_ends is not None:
+        companion_ends()
     if current is None:
         return None
     current.stop(state, exception)

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,6 +87,15 @@ class Session:
     def on_fork(self, open_child: Callable[[], Session | None]) -> None:
         """`open_child` gives a forked child its own run, at its first compile."""
         self._fork_child = open_child
+
+    @contextlib.contextmanager
+    def childless(self) -> Iterator[None]:
+        """What children compile that are forked in the block is not observed."""
+        kept, self._fork_child = self._fork_child, lambda: None
+        try:
+            yield
+        finally:
+            self._fork_child = kept
 
     # -- CompileObserver ----------------------------------------------------------------------------------------------
 

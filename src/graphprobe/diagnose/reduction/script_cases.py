@@ -1,0 +1,137 @@
+"""Cases out of a running program: the graph that is about to be compiled or run, with its inputs, tried and reduced."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.dossier.writer import write_dossier
+from graphprobe.diagnose.reduction.case_folder import finding_of
+from graphprobe.diagnose.reduction.judge import Question, unresolved
+from graphprobe.diagnose.reduction.problem import Problem
+from graphprobe.diagnose.reduction.reduce_case import TIMEOUT_S
+from graphprobe.diagnose.reduction.service import Job, Service, free_memory
+from graphprobe.diagnose.settings import changed_settings, versions
+from graphprobe.engine.replay import synthetic
+from graphprobe.engine.values import capture
+from graphprobe.internals import after_fork, stages
+from graphprobe.internals.quiet import hint, is_fake, quiet
+from graphprobe.internals.repro_hooks import Backend, plain_graphs
+from graphprobe.probe import active
+from graphprobe.reduce.outcome import Answer
+
+STAND_IN = "eager"
+"""In the place of a backend that has no name."""
+
+CRASH = "segfault"
+"""Asked for this, a judge compares no values; exceptions and hangs fail all the same."""
+
+
+def copy_of(gm: GraphModule) -> GraphModule:
+    """The graph as it is now; parameters and constants are shared."""
+    with quiet(), plain_graphs():
+        return stages.copy_graph(gm)
+
+
+def case_of(graph: GraphModule, values: Sequence[Any], backend: Backend, *, grad: bool) -> Case:
+    """A case of one call; `grad`: gradients are on, so that the backward belongs to it where something asks for it."""
+    dynamic = any(isinstance(v, torch.SymInt) for v in values) or any(_is_symbolic(n) for n in graph.graph.nodes)
+    with quiet():
+        inputs = capture(list(values))
+    changed = changed_settings()
+    state = [*graph.parameters(), *graph.buffers()]
+    return Case(
+        graph,
+        [inputs],
+        "wrong_value",
+        backend=backend.name or STAND_IN,
+        dynamic=True if dynamic else None,
+        grad=grad and any(isinstance(v, torch.Tensor) and v.requires_grad for v in (*values, *state)),
+        inductor_config={**changed.inductor, **{k: v for k, v in backend.settings.items() if _is_plain(v)}},
+        functorch_config=changed.functorch,
+        dynamo_config={k: v for k, v in changed.dynamo.items() if not k.startswith("repro_")},
+    )
+
+
+def _is_symbolic(node: torch.fx.Node) -> bool:
+    return node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def made_up(values: Sequence[Any]) -> list[Any]:
+    """Values like fake ones, drawn at random without touching the program's generators."""
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return [_made_up(value) for value in values]
+
+
+def _made_up(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and is_fake(value):
+        sizes = {"shape": [hint(n) for n in value.shape], "stride": [hint(n) for n in value.stride()]}
+        dtype = str(value.dtype).removeprefix("torch.")
+        return synthetic({**sizes, "dtype": dtype, "device": str(value.device), "requires_grad": value.requires_grad})
+    return hint(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
+
+
+@contextlib.contextmanager
+def undisturbed(case: Case) -> Iterator[None]:
+    """In the block, no mode of the program is active, gradients are as the case has them, nothing is recorded."""
+    session = active.session()
+    with contextlib.ExitStack() as stack:
+        if session is not None:
+            stack.enter_context(session.childless())
+        stack.enter_context(quiet())
+        stack.enter_context(torch.set_grad_enabled(case.grad))
+        yield
+
+
+def can_fork() -> bool:
+    """Whether a child of this process can judge; else another process must."""
+    return after_fork.can_fork()
+
+
+def tried(case: Case, backend: Backend, *, values: bool, timeout_s: float, memory_bytes: int | None) -> Answer:
+    """Whether the case fails, found out in a child process; `values`: also when it only computes something else.
+
+    Raises:
+        UsageError: it cannot be run uncompiled.
+    """
+    if backend.name == "inductor":
+        after_fork.preload()
+    problem = Problem.of(case, timeout_s=timeout_s)
+    whole = problem.whole()
+    if whole is None:
+        return unresolved("the graph cannot be rebuilt")
+    service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=maker_of(backend))
+    return service.answer(Job(whole.recipe, Question("" if values else CRASH), timeout_s))
+
+
+def maker_of(backend: Backend) -> Any:
+    """What makes the backend anew; None where its name says all."""
+    return None if backend.name is not None else lambda: backend.compile
+
+
+def reduced_elsewhere(case: Case, folder: Path, *, timeout_s: float, fail_regex: str | None) -> int:
+    """Reduce a case in a process of its own, where none can be forked. Returns the exit code of `graphprobe reduce`.
+
+    The case itself goes to `<folder>-case`.
+    """
+    dossier = folder.with_name(f"{folder.name}-case")
+    write_dossier(dossier, case, finding_of(case, "the case before it was reduced"), versions=versions())
+    command = [sys.executable, "-m", "graphprobe", "reduce", str(dossier), "-o", str(folder)]
+    command += ["--timeout", f"{timeout_s:g}", *(["--fail-regex", fail_regex] if fail_regex is not None else [])]
+    return subprocess.run(command, capture_output=True, check=False).returncode
+
+
+DEFAULT_TIMEOUT_S = TIMEOUT_S
