@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphprobe.cli.new_file import new_file
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def command(
     """
     if not target:
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
-    result = _new_file(json_path)
+    result = new_file(json_path)
     out = _new_folder(out_dir)
     if budget_s is not None and not budget_s > 0:
         raise UsageError(f"--budget {budget_s:g}: it takes a number of seconds above 0")
@@ -96,17 +97,6 @@ def _callable_of(target: str) -> str | None:
     """`CALLABLE` of `FILE.py:CALLABLE`; None for a script."""
     file, colon, name = target.rpartition(":")
     return name if colon and file and not os.path.exists(target) else None
-
-
-def _new_file(path: str | None) -> Path | None:
-    if path is None:
-        return None
-    file = Path(path).absolute()
-    if not file.parent.is_dir():
-        raise UsageError(f"--json {path}: there is no folder {file.parent}")
-    if file.exists():
-        raise UsageError(f"--json {path}: it exists already", hint="remove it, or name another file")
-    return file
 
 
 def _new_folder(path: str | None) -> Path | None:

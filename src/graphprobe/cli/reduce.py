@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphprobe.cli.new_file import new_file
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def command(
             raise UsageError(f"{name} {value:g}: it takes a number above 0")
     if fail_regex is not None:
         _check_regex(fail_regex)
-    result = _new_file(json_path)
+    result = new_file(json_path)
     for module in modules:
         _import(module)
     options: dict[str, Any] = {
@@ -238,17 +239,6 @@ def _check_regex(pattern: str) -> None:
         re.compile(pattern)
     except re.error as error:
         raise UsageError(f"--fail-regex {pattern!r} is no regular expression: {error}") from error
-
-
-def _new_file(path: str | None) -> Path | None:
-    if path is None:
-        return None
-    file = Path(path).absolute()
-    if not file.parent.is_dir():
-        raise UsageError(f"--json {path}: there is no folder {file.parent}")
-    if file.exists():
-        raise UsageError(f"--json {path}: it exists already", hint="remove it, or name another file")
-    return file
 
 
 def _import(module: str) -> None:
