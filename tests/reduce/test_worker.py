@@ -210,6 +210,16 @@ def test_a_large_job_to_a_process_that_dies_or_hangs_reading_nothing() -> None:
         assert worker.ask(b"x" * (8 << 20)).timed_out
 
 
+def test_a_process_that_stops_before_it_takes_a_job_is_asked_once(worker: Worker) -> None:
+    pid = int(worker.ask(b"pid").value or b"0")
+    os.kill(pid, signal.SIGSTOP)  # so that it dies when the next job was written, and not read
+    killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    assert worker.ask(b"upper a").value == b"A"
+    killer.join()
+    assert worker.starts == 2
+
+
 def test_only_the_end_of_much_output_is_kept(worker: Worker) -> None:
     output = worker.ask(b"chatter 20000").output
     assert len(output) == TAIL
@@ -226,6 +236,9 @@ def test_what_a_job_left_behind_ends_with_the_worker() -> None:
 
 
 def test_a_process_that_dies_between_two_jobs_is_no_fault_of_the_next(worker: Worker) -> None:
+    pid = int(worker.ask(b"pid").value or b"0")
+    os.kill(pid, signal.SIGKILL)
+    assert worker.ask(b"upper a").value == b"A"  # at once: it may not even be gone yet
     pid = int(worker.ask(b"pid").value or b"0")
     os.kill(pid, signal.SIGKILL)
     assert gone(pid)
@@ -272,6 +285,9 @@ def test_ctrl_c_takes_the_process_along(worker: Worker) -> None:
     with pytest.raises(KeyboardInterrupt):
         worker.ask(b"hang")
     timer.join()
+    assert worker.ask(b"upper a").value == b"A"  # at once: it may not even be gone yet
+    pid = int(worker.ask(b"pid").value or b"0")
+    os.kill(pid, signal.SIGKILL)
     assert gone(pid)
     assert worker.ask(b"upper a").value == b"A"
 

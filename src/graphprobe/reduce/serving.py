@@ -23,6 +23,9 @@ PR_SET_PDEATHSIG = 1
 LENGTH = 8
 """Bytes, little-endian, that precede a message and give its length."""
 
+TAKEN = b"\x06"
+"""Goes back as soon as a whole job was read: a process that ends before has not begun it."""
+
 Handle = Callable[[bytes], bytes]
 Settings = Callable[[], Iterable[Callable[[], Any]]]
 
@@ -97,6 +100,7 @@ def _loop(
     except BaseException as error:
         failed = _raised_from(error)
     while (job := _read(jobs)) is not None:
+        os.write(replies, TAKEN)
         done = Done(raised=failed) if failed is not None else _attempt(handle, job)
         sys.stdout.flush()
         data = msgspec.msgpack.encode(done)

@@ -14,7 +14,7 @@ from typing import IO
 
 import msgspec
 
-from graphprobe.reduce.serving import LENGTH, Done, Handle, Raised, Settings, serve
+from graphprobe.reduce.serving import LENGTH, TAKEN, Done, Handle, Raised, Settings, serve
 
 TAIL = 4000
 """Bytes kept of what the child printed during a job."""
@@ -100,6 +100,7 @@ class Worker:
         self._jobs = self._replies = -1
         self._output: IO[bytes] | None = None
         self._asks = 0
+        self._asked_before = False
         self._closed = False
         self.starts = 0
 
@@ -111,8 +112,14 @@ class Worker:
         """
         if self._closed:
             raise RuntimeError("the worker is closed")
-        if self._child is not None and self._ended(self._child):  # between two jobs, so it is no fault of this one
-            self._stop()
+        reply, taken = self._ask(job)
+        if not taken and reply.died and self._asked_before:  # it ended between two jobs: no fault of this one
+            reply, _ = self._ask(job)
+        return reply
+
+    def _ask(self, job: bytes) -> tuple[Reply, bool]:
+        """What became of a job, and whether the child took it."""
+        self._asked_before = self._child is not None and self._asks > 0
         if self._child is None:
             self._start()
         assert self._output is not None
@@ -132,13 +139,14 @@ class Worker:
             done = msgspec.msgpack.decode(exchange.reply, type=Done)
             if self._asks == self._max_asks:
                 self._stop()
-            return msgspec.structs.replace(reply, value=done.value, raised=done.raised)
+            return msgspec.structs.replace(reply, value=done.value, raised=done.raised), True
         if how:
-            return msgspec.structs.replace(reply, **{how: True})
+            return msgspec.structs.replace(reply, **{how: True}), True
         assert status is not None
         if os.WIFSIGNALED(status):
-            return msgspec.structs.replace(reply, signal=signal.Signals(os.WTERMSIG(status)).name)
-        return msgspec.structs.replace(reply, exit_code=os.waitstatus_to_exitcode(status))
+            name = signal.Signals(os.WTERMSIG(status)).name
+            return msgspec.structs.replace(reply, signal=name), exchange.taken
+        return msgspec.structs.replace(reply, exit_code=os.waitstatus_to_exitcode(status)), exchange.taken
 
     def close(self) -> None:
         """Kill the child and its group. May be called more than once."""
@@ -243,7 +251,12 @@ class Exchange:
     @property
     def reply(self) -> bytes:
         """Without its length."""
-        return bytes(self._data[LENGTH:])
+        return bytes(self._data[len(TAKEN) + LENGTH :])
+
+    @property
+    def taken(self) -> bool:
+        """Whether the child has read the whole job."""
+        return len(self._data) > 0
 
     def step(self, wait_s: float) -> bool:
         """Move what can be moved, after waiting at most so many seconds. Whether the reply is complete."""
@@ -263,8 +276,9 @@ class Exchange:
             self._data += part
             self._ended = not part
             self.moved |= bool(part)
-        if len(self._data) >= LENGTH:
-            self.whole = len(self._data) - LENGTH >= int.from_bytes(self._data[:LENGTH], "little")
+        head = len(TAKEN) + LENGTH
+        if len(self._data) >= head:
+            self.whole = len(self._data) - head >= int.from_bytes(self._data[len(TAKEN) : head], "little")
         return self.whole
 
 
