@@ -78,6 +78,49 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str | None = None
 
 
+class TensorMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a tensor is, without its values.
+
+    Attributes:
+        dtype: torch's name without the prefix: `float32`, `bfloat16`, `float8_e4m3fn`, `bool`, `complex64`.
+        shape: sizes; `()` for a 0-d tensor.
+        strides: in elements.
+        device: `cpu`, `cuda:0`.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    device: str = "cpu"
+
+
+class TensorStats(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Statistics of one tensor, computed in one pass; `docs/metrics.md` has the definitions.
+
+    Of complex numbers the magnitude counts. Without any finite element the five floats are None.
+
+    Attributes:
+        count: elements.
+        min, max, mean, std: of the finite elements; `std` is that of the population.
+        l2: root of the sum of squares of the finite elements.
+        nan, positive_inf, negative_inf, zeros: how many elements are so.
+        digest: positional and sensitive to the sign of zero, 16 hexadecimal digits; equal for equal bits in equal
+            order, whatever the strides.
+    """
+
+    count: int
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    l2: float | None = None
+    nan: int = 0
+    positive_inf: int = 0
+    negative_inf: int = 0
+    zeros: int = 0
+    digest: str = ""
+
+
 class SettingValue(msgspec.Struct, frozen=True):
     """A setting as it was in force, and who set it: `argument`, `context`, `file:<path>`, `env:<NAME>`, `default`."""
 
