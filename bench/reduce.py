@@ -6,7 +6,7 @@ A case is a graph of n nodes with 1, 2, 4 or 8 culprits at random places; it fai
 the cases 32 pairs of nodes are bound by chance as well: a graph with the first node of a pair but without the second
 cannot be judged, and that costs a call, too. Measured are
 
-- graphprobe: its reducer, on sets of nodes, the three asks of the original included;
+- graphprobe: its reducer, on sets of nodes, the asks included that confirm that the failure is steady;
 - ddmin: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002, on the same sets;
 - CDD: Zhang et al., Toward a Better Understanding of Probabilistic Delta Debugging, 2025, likewise, with its p0 of 0.1;
 - torch: the minifier of functorch, on an FX graph of n nodes in which each reads the one before and one of the eight

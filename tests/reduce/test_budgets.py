@@ -32,7 +32,7 @@ def test_two_faults_take_twenty_to_forty_calls(count: int) -> None:
 
 @pytest.mark.parametrize(("culprits", "budget"), [(4, 75), (8, 145)])
 def test_many_scattered_faults_stay_near_what_they_tell(culprits: int, budget: int) -> None:
-    """8 of 4096 hold 80 bits; the original is asked thrice and every one of the 8 is tried alone at the end."""
+    """8 of 4096 hold 80 bits; the failure is confirmed four times and every one of the 8 is tried alone at the end."""
     for seed in SEEDS:
         rule = scattered(seed, 4096, culprits)
         assert reduce(space(4096), rule).case.keep == rule.culprits

@@ -84,7 +84,7 @@ def test_a_spent_budget_keeps_the_best(calls: int) -> None:
     assert rule.calls == done.calls == calls
     assert done.stopped == f"the budget of {calls} calls is spent"
     assert not done.minimal
-    if calls < 3:
+    if calls < 1:
         assert best == []
         assert done.case == done.original
     else:
@@ -133,7 +133,9 @@ def test_progress_tells_size_calls_and_rate() -> None:
     seen: list[Progress] = []
     done = reduce(space(256), Rule(frozenset({9})), on_progress=seen.append)
     assert {one.original for one in seen} == {(256, 0)}
-    assert [one.calls for one in seen] == list(range(4, done.calls + 1))
+    calls = [one.calls for one in seen]
+    assert calls == sorted(set(calls))
+    assert (calls[0], calls[-1]) == (2, done.calls - 2)  # the result is asked twice more
     assert seen[-1].size == (1, 0)
     assert seen[-1].calls_per_s > 0
     assert all(later.size <= sooner.size for sooner, later in itertools.pairwise(seen))

@@ -15,7 +15,8 @@ class Repeats(msgspec.Struct, frozen=True):
     """How often the same case is asked.
 
     Attributes:
-        first: asks of the original; if all of them fail in the same way, it counts as steady.
+        first: asks of what fails; if all of them give the same failure, it counts as steady. The first is of the
+            original, the others of the result, which takes less time; see `reducer.reduce`.
         most: asks of the original when its answers differ, and of the result of such a reduction.
         silent: asks after which an original that has not failed once is said not to fail.
         miss: accepted chance to take a candidate that fails as often as the original for one that passes.
@@ -59,22 +60,24 @@ class Habit(msgspec.Struct, frozen=True):
 
 
 def observe(ask: Callable[[], Answer], repeats: Repeats, *, signature: str = "") -> Habit:
-    """Ask the original until it is clear how it behaves.
+    """Ask the original until it has failed, or it is clear how it behaves. If it fails at once, one answer will do.
 
     Args:
         ask: gives one answer.
         repeats: how often.
-        signature: the failure looked for. If empty, the most frequent one is taken, of several the first.
+        signature: the failure looked for. If empty, that of the first answer, if it fails, or else the most frequent
+            one, of several the first.
     """
     answers: list[Answer] = []
     while True:
         answers.append(ask())
-        kinds = {(a.verdict, a.signature) for a in answers}
         failing = any(a.verdict is Verdict.FAILS and signature in ("", a.signature) for a in answers)
+        if failing and len(answers) == 1:
+            break
         if len(answers) < repeats.first:
             continue
         undecided = all(a.verdict is Verdict.UNRESOLVED for a in answers)
-        enough = repeats.first if undecided or (failing and len(kinds) == 1) else repeats.most
+        enough = repeats.first if undecided else repeats.most
         if not failing:
             enough = min(enough, max(repeats.first, repeats.silent))
         if len(answers) >= enough:
@@ -87,9 +90,11 @@ def observe(ask: Callable[[], Answer], repeats: Repeats, *, signature: str = "")
 def repeats_for(habit: Habit, repeats: Repeats) -> int:
     """Asks until a candidate that fails as often as the original has failed once, but for a chance of `miss`.
 
-    The smallest k with (1 - rate)^k <= miss; 1 for a steady failure.
+    The smallest k with (1 - rate)^k <= miss; 1 for a steady failure, `limit` where none of the answers failed.
     """
-    if habit.steady or habit.failed == 0:
+    if habit.steady:
         return 1
+    if habit.failed == 0:
+        return repeats.limit
     asks = math.ceil(math.log(repeats.miss) / math.log(1.0 - habit.rate))
     return max(1, min(asks, repeats.limit))

@@ -32,6 +32,13 @@ class BudgetSpent(Exception):
     """The budget does not allow another call. The driver of a reduction catches it."""
 
 
+class Unsteady(Exception):
+    """The best case did not fail as before when it was asked again. The driver of a reduction catches it."""
+
+
+CONFIRM = "confirm"
+
+
 class Pass(msgspec.Struct):
     """What one pass of a reduction did.
 
@@ -101,6 +108,7 @@ class Gate(Generic[C]):
         self._on_best = on_best
         self._on_progress = on_progress
         self._memo: dict[str, Verdict] = {}
+        self._confirm_in: int | None = None
         self._started = time.monotonic()
 
     @property
@@ -119,6 +127,27 @@ class Gate(Generic[C]):
         self._memo[self.original.digest] = Verdict.FAILS
         if self._on_best is not None:
             self._on_best(self.best)
+
+    def confirm_after(self, candidates: int) -> None:
+        """Ask the best case once more after so many candidates were asked, by then it should be small."""
+        self._confirm_in = candidates
+
+    def confirm(self) -> None:
+        """Ask the best case once more.
+
+        Raises:
+            Unsteady: if it does not fail as it did.
+            BudgetSpent: before a call that the budget does not allow.
+        """
+        self._confirm_in = None
+        answer = self.ask(self.best, CONFIRM)
+        if answer.verdict is not Verdict.FAILS or answer.signature != self.signature:
+            raise Unsteady
+
+    def forget(self, *, repeats: int) -> None:
+        """From now on ask candidates so often, those that were taken to pass anew."""
+        self.repeats = repeats
+        self._memo = {digest: verdict for digest, verdict in self._memo.items() if verdict is Verdict.FAILS}
 
     def consider(self, case: C, by: str) -> bool:
         """Whether the case fails in the wanted way and is simpler than the best, which it then is from now on.
@@ -140,6 +169,7 @@ class Gate(Generic[C]):
 
         Raises:
             BudgetSpent: before a call that the budget does not allow.
+            Unsteady: see `confirm_after`.
         """
         stats = self.stats(by)
         stats.proposed += 1
@@ -157,6 +187,10 @@ class Gate(Generic[C]):
                 self._on_best(case)
         if asked:
             self._tell(by, verdict)
+            if self._confirm_in is not None:
+                self._confirm_in -= 1
+                if self._confirm_in <= 0:
+                    self.confirm()
         return verdict
 
     def ask(self, case: C, by: str) -> Answer:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from graphprobe.reduce.flaky import Habit, Repeats, observe, repeats_for
-from graphprobe.reduce.gate import Budget, BudgetSpent, Gate, Pass, total
+from graphprobe.reduce.gate import Budget, BudgetSpent, Gate, Pass, Unsteady, total
 from graphprobe.reduce.journal import Journal
 from graphprobe.reduce.outcome import Answer
 from graphprobe.reduce.progress import Observer
@@ -22,6 +22,11 @@ C = TypeVar("C", bound=Candidate)
 
 ORIGINAL, RESULT = "original", "result"
 
+CONFIRM_AFTER = 8
+"""Candidates that are asked before the best case is asked once more whether it still fails. Halving a graph of 100
+calls has left a few by then, so that this costs little; a failure that comes and goes has misled us 8 times at most.
+"""
+
 INTERRUPTED = "interrupted"
 """What `Reduction.stopped` says after Ctrl-C."""
 
@@ -33,7 +38,7 @@ class Reduction(msgspec.Struct, Generic[C], frozen=True):
         case: the simplest failing case found; the original if it did not fail.
         original: the case that it began with.
         signature: of the failure; empty if the original does not fail (in the wanted way).
-        answers: to the original.
+        answers: to the original, until it failed or was clear not to.
         rate: share of asks in which the result fails; None unless the failure is flaky and this could be measured.
         stopped: why it ended before nothing could be made smaller; None if it did not.
         calls: answers of the oracle in this process.
@@ -92,6 +97,10 @@ def reduce(
     arguments and the same answers the search is the same, which is what lets a journal resume it. Ctrl-C and a spent
     budget end it with the best case so far.
 
+    A failure is taken to be steady until it once stays away: the best case is asked again after some candidates, and
+    more often at the end. Then its rate is measured, what seemed to pass is forgotten, and every candidate is asked as
+    often as the rate requires.
+
     Args:
         space: subsets of the failing case; with all its units it is the case itself.
         oracle: judges a case. What it raises goes through.
@@ -129,11 +138,18 @@ def reduce(
         habit = observe(ask, repeats, signature=signature)
         if habit.signature:
             gate.look_for(habit.signature, repeats=repeats_for(habit, repeats))
-            reduce_units(space, gate, hints=hints, seed=seed)
-            _settle(gate, shrinks, rebase, seed)
-            if not habit.steady:
-                result = Habit(tuple(gate.ask(gate.best, RESULT) for _ in range(repeats.most)), habit.signature)
-                rate = result.rate
+            subsets = Subsets(space, gate)
+
+            def search() -> None:
+                reduce_units(subsets, hints=hints, seed=seed)
+                _settle(gate, shrinks, rebase, seed)
+
+            if not (habit.steady and _steadily(gate, search, repeats)):
+                if habit.steady:  # as it seemed
+                    gate.forget(repeats=repeats_for(Habit(_measured(gate, repeats), gate.signature), repeats))
+                    subsets.forget()
+                search()
+                rate = Habit(_measured(gate, repeats), gate.signature).rate
     except BudgetSpent as spent:
         stopped = str(spent)
     except KeyboardInterrupt:
@@ -151,6 +167,24 @@ def reduce(
         passes=gate.passes,
         others=gate.others,
     )
+
+
+def _steadily(gate: Gate[C], search: Callable[[], None], repeats: Repeats) -> bool:
+    """Search for a failure that is taken to be steady. Whether it was, as far as could be seen."""
+    try:
+        if repeats.first > 1:
+            gate.confirm_after(CONFIRM_AFTER)
+        search()
+        for _ in range(repeats.first - 1):
+            gate.confirm()
+    except Unsteady:
+        return False
+    return True
+
+
+def _measured(gate: Gate[C], repeats: Repeats) -> tuple[Answer, ...]:
+    """Answers to the best case, enough for an idea of its rate."""
+    return tuple(gate.ask(gate.best, RESULT) for _ in range(repeats.most))
 
 
 def _settle(gate: Gate[C], shrinks: Sequence[Shrink[C]], rebase: Callable[[C], Space[C]] | None, seed: int) -> None:

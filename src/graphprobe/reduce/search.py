@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from graphprobe.reduce.gate import Gate
 from graphprobe.reduce.prefix import narrow
 from graphprobe.reduce.quickxplain import explain
-from graphprobe.reduce.space import Candidate, Space
+from graphprobe.reduce.space import Candidate
 from graphprobe.reduce.subsets import Patience, Subsets
 from graphprobe.reduce.sweep import sweep
+from graphprobe.reduce.window import narrow_to_window
 
 C = TypeVar("C", bound=Candidate)
 
@@ -23,29 +23,26 @@ UNRESOLVED_SPLITS = 3
 """Splits of QuickXplain that may be UNRESOLVED: from then on it would keep too much at too many calls."""
 
 
-def reduce_units(space: Space[C], gate: Gate[C], *, hints: Sequence[int] = (), seed: int = 0) -> frozenset[int]:
+def reduce_units(subsets: Subsets[C], *, hints: Sequence[int] = (), seed: int = 0) -> None:
     """Drop units until none can be dropped by itself.
 
-    Suspects alone, then prefix and suffix, then QuickXplain, as long as nearly all subsets can be judged; then the
-    sweep, which ends with every single unit tried.
+    Suspects alone, then halves, then prefix and suffix, then QuickXplain, as long as nearly all subsets can be judged;
+    then the sweep, which ends with every single unit tried.
 
     Args:
-        space: the case with all its units is the best of the gate.
-        gate: judges; its best case is the result.
+        subsets: whose best case is cut down.
         hints: indices of suspected units, the most suspected first. They cost two calls if they are wrong.
         seed: for the order of last tries.
 
-    Returns:
-        The units that are left.
-
     Raises:
         BudgetSpent: when the budget is spent; the best case so far is with the gate.
+        Unsteady: when the failure is found to come and go.
     """
-    subsets = Subsets(space, gate)
     if not (hints and subsets.fails(hints, HINTS)) and len(hints) > 1:
         subsets.fails(hints[:1], HINTS)
     try:
         subsets.allow(UNRESOLVED_CUTS)
+        narrow_to_window(subsets)
         if len(subsets.best) > 1:
             ends = narrow(subsets)
             subsets.allow(UNRESOLVED_SPLITS)
@@ -55,4 +52,3 @@ def reduce_units(space: Space[C], gate: Gate[C], *, hints: Sequence[int] = (), s
         pass
     subsets.allow(None)
     sweep(subsets, seed=seed)
-    return subsets.best

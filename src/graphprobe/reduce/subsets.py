@@ -68,6 +68,10 @@ class Subsets(Generic[C]):
             return Verdict.UNRESOLVED
         return verdict
 
+    def forget(self) -> None:
+        """All verdicts but failures are to be asked for anew, where the gate has forgotten them."""
+        self._known = {mask: verdict for mask, verdict in self._known.items() if verdict is Verdict.FAILS}
+
     def allow(self, unresolved: int | None) -> None:
         """How many more subsets may be UNRESOLVED before `Patience` is raised; None for any number."""
         self._left = unresolved

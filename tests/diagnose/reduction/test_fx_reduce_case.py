@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -80,7 +83,7 @@ def test_only_what_matches_is_the_failure(tmp_path):
 
 
 def test_a_budget_ends_it_with_what_was_found(tmp_path):
-    result = reduced("raising", tmp_path / "out", max_calls=5)
+    result = reduced("raising", tmp_path / "out", max_calls=4)
     assert result.reduction.stopped
     assert 1 < result.after < result.before
     assert (tmp_path / "out" / REPRO / "repro.py").is_file()
@@ -157,6 +160,55 @@ def test_whatever_ends_it_leaves_a_repro_and_a_journal(end, tmp_path):
     result = reduced("raising", out, resume=True)
     assert left(result) == ["relu"]
     assert result.reduction.replayed == answers
+
+
+ANY_MOMENT = """
+import sys
+sys.path.insert(0, {diagnose!r})
+from pathlib import Path
+from reduction import reduction_cases
+from graphprobe.diagnose.reduction.reduce_case import reduce_case
+fn, args = reduction_cases.mlp()
+case = reduction_cases.case_of(fn, args, backend="eager")
+out = Path({out!r})
+print("BEGINS", flush=True)
+resume = (out / "journal.jsonl").exists()
+result = reduce_case(case, out, backend=lambda: reduction_cases.raising, resume=resume)
+print("DONE", result.after, result.signature, flush=True)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_killed_again_and_again_at_any_moment_it_still_gets_there(end, tmp_path):
+    """At every moment the repro on disk is whole; what was answered is never asked again; it ends as without kills."""
+    out = tmp_path / "out"
+    code = ANY_MOMENT.format(diagnose=str(ROOT / "tests" / "diagnose"), out=str(out))
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    rng = random.Random(7)
+    kills = 0
+    while True:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env, text=True)
+        assert process.stdout is not None
+        assert "BEGINS" in process.stdout.readline()
+        if kills < 6:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(rng.uniform(0.0, 4.0 + 2 * kills))
+            process.send_signal(end)
+            kills += 1
+        said = process.communicate(timeout=120)[0]
+        if (out / REPRO).exists():
+            compile((out / REPRO / "repro.py").read_text(), "repro.py", "exec")
+            assert calls_of(load_case(out / REPRO).graph)
+        if "DONE" in said:
+            break
+    assert kills >= 2
+    assert said.startswith("DONE 1 crash_compile")
+    lines = [json.loads(line) for line in (out / JOURNAL).read_text().splitlines()[1:]]
+    asked = [line["digest"] for line in lines if line["by"] not in ("original", "confirm")]
+    assert len(asked) == len(set(asked))
+    whole = reduced("raising", tmp_path / "whole")
+    assert whole.reduction.calls == len(lines)
 
 
 @pytest.mark.heavy
