@@ -18,7 +18,7 @@ from conftest import ROOT
 PACKAGE = ROOT / "src" / "graphprobe"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "settings", "select", "records", "compiler_config"),
+    ("errors", "settings", "select", "records", "dump_plan", "compiler_config"),
     ("store", "numerics"),
     ("compare", "reduce"),
     ("report",),

@@ -45,6 +45,25 @@ class SettingError(UsageError):
     slug = "bad-setting"
 
 
+class DumpConfigError(SettingError):
+    """A dump was asked for in a way that cannot be done: a JSON file is wrong, or settings exclude each other.
+
+    Attributes:
+        where: the fault's place: a JSON path such as `$.dump.dump_list[1].layer[0]`, or the name of an option.
+    """
+
+    slug = "dump-config-value"
+
+    def __init__(self, message: str, *, where: str, slug: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint, slug=slug)
+        self.where = where
+
+    @property
+    def kind(self) -> str:
+        """`type` (or missing), `choice`, `value` (or path), `syntax` or `conflict`."""
+        return self.slug.removeprefix("dump-config-")
+
+
 class RunNotFoundError(UsageError):
     """No run lies where the user pointed."""
 

@@ -1,0 +1,28 @@
+"""What a dump of ops is to hold: options, JSON file and environment as one frozen plan. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from graphprobe.dump_plan.build import plan_from
+from graphprobe.dump_plan.choosing import Chosen, OpChooser
+from graphprobe.dump_plan.plan import (
+    STATS,
+    Blacklisted,
+    DumpPlan,
+    ModelEntry,
+    NameRange,
+    Position,
+    WatchEntry,
+)
+
+__all__ = [
+    "STATS",
+    "Blacklisted",
+    "Chosen",
+    "DumpPlan",
+    "ModelEntry",
+    "NameRange",
+    "OpChooser",
+    "Position",
+    "WatchEntry",
+    "plan_from",
+]

@@ -1,0 +1,155 @@
+"""The plan of a dump: what is dumped of which ops, when and where to. Frozen; what is in it has been checked."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import msgspec
+
+from graphprobe.select import LayerSelection, OpFacts, StepSelection, name_matches, type_matches
+
+Engine = Literal["kernel", "instrument", "interpreter"]
+Mode = Literal["input", "output", "all"]
+Data = Literal["tensor", "stats"]
+Side = Literal["input", "output"]
+Stat = Literal["Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm"]
+
+ENGINES: tuple[Engine, ...] = ("kernel", "instrument", "interpreter")
+MODES: tuple[Mode, ...] = ("input", "output", "all")
+DATA: tuple[Data, ...] = ("tensor", "stats")
+STATS: tuple[Stat, ...] = ("Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm")
+
+
+class Position(msgspec.Struct, frozen=True):
+    """An input or output of an op by its number from 0, or with None all of that side."""
+
+    side: Side
+    index: int | None = None
+
+
+class Blacklisted(msgspec.Struct, frozen=True):
+    """Inputs and outputs that are left out, of ops by their name or by their type; without positions, all of them."""
+
+    by: Literal["name", "type"]
+    pattern: str
+    positions: tuple[Position, ...] = ()
+
+    def applies(self, op: OpFacts) -> bool:
+        """Whether the op is meant."""
+        return name_matches(self.pattern, op.names) if self.by == "name" else type_matches(self.pattern, op.targets)
+
+    def leaves_out(self, side: Side, index: int | None) -> bool:
+        """Whether it covers an input or output of the ops it applies to; None is one without a number, a keyword's."""
+        if not self.positions:
+            return True
+        return any(found.side == side and found.index in (None, index) for found in self.positions)
+
+
+class NameRange(msgspec.Struct, frozen=True):
+    """The ops from one to another, both included, in the order of the graph."""
+
+    begin: str
+    end: str
+
+
+class ModelEntry(msgspec.Struct, frozen=True):
+    """What is dumped of some models.
+
+    Attributes:
+        model_name: a model's name, or a glob; None stands for every model.
+        layers: the ops; None means all, unless there are ranges, which add to them.
+        blacklist: what is left out of these ops.
+        ranges: ops between two others.
+        where: who asked for it: a JSON path, or the option.
+    """
+
+    model_name: str | None = None
+    layers: LayerSelection | None = None
+    blacklist: tuple[Blacklisted, ...] = ()
+    ranges: tuple[NameRange, ...] = ()
+    where: str = ""
+
+    def names_model(self, names: tuple[str, ...]) -> bool:
+        """Whether the entry is for a model that goes by these names; a folder's spelling (`_` for `.`) counts."""
+        wanted = self.model_name
+        if wanted is None:
+            return True
+        return any(wanted == name or _folder(wanted) == _folder(name) or fnmatchcase(name, wanted) for name in names)
+
+
+class WatchEntry(msgspec.Struct, frozen=True):
+    """After each op of `layers`, the outputs of `watcher_nodes` are checked.
+
+    Attributes:
+        layers: None is every op.
+        watcher_nodes: None is every live buffer.
+        where: who asked for it.
+    """
+
+    layers: LayerSelection | None = None
+    watcher_nodes: LayerSelection | None = None
+    where: str = ""
+
+
+class DumpPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that an engine has to know. Several kinds of dump can be on at once, as far as they go together.
+
+    Attributes:
+        enabled: False: nothing is dumped and nothing is installed, whatever else is set.
+        engine: None lets the backend choose: `kernel` for Inductor, `interpreter` for what generates no code.
+        mode: which side of an op is kept.
+        data: the values, or their statistics.
+        stats: columns of the statistics that are filled, in the order of `STATS`.
+        path: absolute; when the plan is enabled it was a directory that could be read and written.
+        steps: None is every step.
+        models: the dump of models; empty when only other kinds of dump are on.
+        watch: entries of the watch mode; empty is off.
+        overflow: dump ops that overflow.
+        exceptions: on any exception, keep the inputs of the op that failed and the traceback.
+        single_ops: also dump ops that run outside compiled graphs.
+        quant_dumpable: keep what is before a quantisation dumpable.
+        max_bytes: most that may be written; then dumping stops, not the program.
+        config_path: the JSON file that was read, absolute.
+        sources: by setting, who set it: `argument`, `context`, `file:<path>`, `env:<NAME>` or `default`.
+        warnings: what was asked for and will not happen, or not as asked, one sentence each; to be shown to the user.
+    """
+
+    enabled: bool
+    engine: Engine | None
+    mode: Mode
+    data: Data
+    stats: tuple[Stat, ...]
+    path: str
+    steps: StepSelection | None
+    models: tuple[ModelEntry, ...]
+    watch: tuple[WatchEntry, ...]
+    overflow: bool
+    exceptions: bool
+    single_ops: bool
+    quant_dumpable: bool
+    max_bytes: int
+    config_path: str | None
+    sources: dict[str, str]
+    warnings: tuple[str, ...]
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether an option or the file names ops or models: then `scope.data_dump` adds to them, else it selects."""
+        return any(entry != ModelEntry(where=entry.where) for entry in self.models)
+
+    def due(self, step: int) -> bool:
+        """Whether a step is dumped."""
+        return self.enabled and (self.steps is None or step in self.steps)
+
+    def entries_for(self, *names: str) -> tuple[ModelEntry, ...]:
+        """The entries for a model that goes by these names; empty if none of its ops is dumped."""
+        return tuple(entry for entry in self.models if entry.names_model(names))
+
+    def unmatched_models(self, names: tuple[str, ...]) -> tuple[ModelEntry, ...]:
+        """The entries whose model is none of those that ran, by all the names they went by."""
+        return tuple(entry for entry in self.models if not entry.names_model(names))
+
+
+def _folder(name: str) -> str:
+    return name.translate(str.maketrans("./\\ ", "____"))

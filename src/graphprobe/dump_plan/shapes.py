@@ -1,0 +1,138 @@
+"""What JSON values may look like: one description gives both the check and the published JSON Schema."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from graphprobe.dump_plan.faults import Place, choice_fault, json_type, shown, type_fault, value_fault
+from graphprobe.errors import SettingError
+
+
+class Shape(Protocol):
+    """A set of JSON values."""
+
+    def check(self, value: object, place: Place) -> None:
+        """Raises DumpConfigError if `value`, which stands at `place`, is none of them."""
+
+    def schema(self) -> dict[str, Any]:
+        """The same as JSON Schema."""
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A string that is not empty; `parse` raises SettingError for one that means nothing, `pattern` is its grammar."""
+
+    parse: Callable[[str], object] | None = None
+    pattern: str | None = None
+
+    def check(self, value: object, place: Place) -> None:
+        if not isinstance(value, str):
+            raise type_fault(place, f"is {shown(value)}, {json_type(value)}; it must be a string")
+        if not value.strip():
+            raise type_fault(place, f"is {value!r}; it must not be empty")
+        if self.parse is not None:
+            try:
+                self.parse(value)
+            except SettingError as error:
+                raise value_fault(place, f"is {shown(value)}: {error}", hint=error.hint) from error
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "pattern": self.pattern or r"\S"}
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One of some strings. `hints` says something helpful about strings that other tools take here."""
+
+    values: tuple[str, ...]
+    hints: Mapping[str, str] = {}
+
+    def check(self, value: object, place: Place) -> None:
+        wanted = "one of " + ", ".join(self.values)
+        if not isinstance(value, str):
+            raise type_fault(place, f"is {shown(value)}, {json_type(value)}; it must be {wanted}")
+        if not value:
+            raise type_fault(place, f"is empty; it must be {wanted}")
+        if value not in self.values:
+            hint = self.hints.get(value) or nearest(value, self.values)
+            raise choice_fault(place, f"is {shown(value)}; it must be {wanted}", hint=hint)
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.values)}
+
+
+class Items(msgspec.Struct, frozen=True):
+    """An array of equally shaped values. With `same`, two strings of which it makes the same thing are refused."""
+
+    item: Shape
+    empty: bool = False
+    same: Callable[[str], object] | None = None
+
+    def check(self, value: object, place: Place) -> None:
+        if not isinstance(value, list):
+            raise type_fault(place, f"is {shown(value)}, {json_type(value)}; it must be an array")
+        if not value and not self.empty:
+            raise type_fault(place, "is empty; it must have an entry, or be left out")
+        seen: dict[object, int] = {}
+        for index, item in enumerate(value):
+            self.item.check(item, place.item(index))
+            first = index if self.same is None else seen.setdefault(self.same(item), index)
+            if first != index:
+                raise value_fault(
+                    place.item(index), f"is {shown(item)}, as {place.item(first).path} is", hint="name it once"
+                )
+
+    def schema(self) -> dict[str, Any]:
+        result: dict[str, Any] = {"type": "array", "items": self.item.schema()}
+        result |= {} if self.empty else {"minItems": 1}
+        return result | ({"uniqueItems": True} if self.same else {})
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A member of an object."""
+
+    shape: Shape
+    help: str
+    required: bool = False
+
+
+class Table(msgspec.Struct, frozen=True):
+    """An object with known keys. `elsewhere` says where keys belong that users may expect here."""
+
+    keys: Mapping[str, Key]
+    elsewhere: Mapping[str, str] = {}
+    empty: bool = False
+    rules: tuple[Mapping[str, Any], ...] = ()
+
+    def check(self, value: object, place: Place) -> None:
+        if not isinstance(value, dict):
+            raise type_fault(place, f"is {shown(value)}, {json_type(value)}; it must be an object")
+        for name in value:
+            if name not in self.keys:
+                hint = self.elsewhere.get(name) or nearest(name, self.keys)
+                raise choice_fault(place.key(name), "is unknown", hint=hint)
+        if not value and not self.empty:
+            raise type_fault(place, "is an empty object", hint="keys: " + ", ".join(self.keys))
+        for name, key in self.keys.items():
+            if name in value:
+                key.shape.check(value[name], place.key(name))
+            elif key.required:
+                raise type_fault(place.key(name), "is missing", hint=key.help)
+
+    def schema(self) -> dict[str, Any]:
+        properties = {name: {"description": key.help} | key.shape.schema() for name, key in self.keys.items()}
+        required = [name for name, key in self.keys.items() if key.required]
+        result = {"type": "object", "additionalProperties": False, "properties": properties}
+        result |= {"required": required} if required else {}
+        result |= {} if self.empty or required else {"minProperties": 1}
+        for rule in self.rules:
+            result |= rule
+        return result
+
+
+def nearest(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    """A hint: the known name that was probably meant, or all of them."""
+    near = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)

@@ -1,0 +1,30 @@
+"""The grammars of selections: which steps, and which ops. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from graphprobe.select.layers import (
+    LayerSelection,
+    LayerToken,
+    layers_from_list,
+    layers_from_text,
+    name_matches,
+    type_matches,
+)
+from graphprobe.select.matching import LayerMatcher, Match, OpFacts, Unmatched
+from graphprobe.select.steps import MAX_STEP, StepSelection, steps_from_text
+
+__all__ = [
+    "MAX_STEP",
+    "LayerMatcher",
+    "LayerSelection",
+    "LayerToken",
+    "Match",
+    "OpFacts",
+    "StepSelection",
+    "Unmatched",
+    "layers_from_list",
+    "layers_from_text",
+    "name_matches",
+    "steps_from_text",
+    "type_matches",
+]

@@ -1,0 +1,196 @@
+"""Whatever a file says: a plan, or a DumpConfigError with a kind and a place, and the published schema agrees."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import ROOT
+from dump_plan.test_conflicts import FORBIDDEN
+from dump_plan.test_document import ACCEPTED, REFUSED
+from graphprobe.dump_plan import plan_from
+from graphprobe.dump_plan.document import schema
+from graphprobe.dump_plan.options import BY_NAME, checked_option
+from graphprobe.errors import DumpConfigError, SettingError
+
+KINDS = {"type", "choice", "value", "syntax", "conflict"}
+WORDS = [
+    "on",
+    "off",
+    "watcher",
+    "exception",
+    "all",
+    "output",
+    "stats",
+    "tensor",
+    "out",
+    "0|3-5",
+    "5-3",
+    "add",
+    "Max",
+    "input0",
+]
+KEYS = [
+    "dump", "dump_path", "dump_list", "dump_mode", "dump_data", "dump_stats", "dump_step", "dump_op_switch",
+    "dump_debug", "dump_scene", "model_name", "layer", "watcher_nodes", "optype_blacklist", "opname_blacklist",
+    "opname_range", "name", "pos", "begin", "end",
+]  # fmt: skip
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS) | st.text(max_size=6)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+GOOD = [copy.deepcopy(dump) for dump in ACCEPTED.values()] + [copy.deepcopy(row[0]) for row in FORBIDDEN.values()]
+TMP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+
+
+@st.composite
+def nearly_good(draw: st.DrawFn) -> dict[str, Any]:
+    """A file that is good or almost, with a few values put into arbitrary places."""
+    dump: Any = copy.deepcopy(draw(st.sampled_from(GOOD)))
+    for _ in range(draw(st.integers(0, 3))):
+        target = draw(
+            st.sampled_from([dump, *dump.get("dump_list", [])] if isinstance(dump.get("dump_list"), list) else [dump])
+        )
+        if isinstance(target, dict):
+            target[draw(st.sampled_from(KEYS))] = draw(VALUES)
+    return {"dump": dump}
+
+
+def outcome(content: bytes) -> str:
+    """`fine`, or the kind of the fault."""
+    Path("c.json").write_bytes(content)
+    fault = None
+    try:
+        assert plan_from(options={"enable_dump": True, "dump_config_path": "c.json"}).enabled
+    except DumpConfigError as error:
+        fault = error
+    if fault is None:
+        return "fine"
+    assert fault.kind in KINDS
+    assert fault.where.startswith("$")
+    assert fault.where in str(fault)
+    assert len(str(fault)) < 2000
+    return fault.kind
+
+
+@TMP
+@given(VALUES | st.fixed_dictionaries({"dump": VALUES}) | nearly_good())
+def test_any_value(document: Any) -> None:
+    outcome(json.dumps(document).encode())
+
+
+@TMP
+@given(st.binary(max_size=40) | st.text('{}[]",: dump_pathlist0123\\/', max_size=60).map(str.encode))
+def test_any_bytes(content: bytes) -> None:
+    assert outcome(content) != "fine"
+
+
+@TMP
+@given(st.sampled_from(sorted(BY_NAME)), VALUES | st.binary() | st.tuples(st.text()) | st.just(object()), st.booleans())
+def test_any_value_of_an_option(name: str, value: Any, from_text: bool) -> None:
+    if value is None:
+        return
+    said, kept = "", None
+    try:
+        kept = checked_option(name, value, called=f"dump_config.{name}", from_text=from_text)
+    except SettingError as error:
+        said = str(error)
+    if kept is None:
+        assert said.startswith(f"dump_config.{name} = ")
+    else:
+        assert checked_option(name, kept, called=name) == kept
+
+
+def allows(shape: Any, value: Any) -> bool:
+    """Whether a JSON Schema, of the keywords used here, takes a value."""
+    types = {"object": dict, "array": list, "string": str}
+    return all(_keyword_allows(keyword, rule, shape, value, types) for keyword, rule in shape.items())
+
+
+def _keyword_allows(keyword: str, rule: Any, shape: Any, value: Any, types: dict[str, type]) -> bool:
+    is_object, is_array = isinstance(value, dict), isinstance(value, list)
+    if keyword in ("$schema", "title", "description"):
+        return True
+    if keyword == "type":
+        return isinstance(value, types[rule])
+    if keyword in ("enum", "const"):
+        return value in rule if keyword == "enum" else value == rule
+    if keyword == "pattern":
+        return not isinstance(value, str) or re.search(rule, value) is not None
+    if keyword == "items":
+        return not is_array or all(allows(rule, item) for item in value)
+    if keyword == "minItems":
+        return not is_array or len(value) >= rule
+    if keyword == "uniqueItems":
+        return not is_array or len({json.dumps(item) for item in value}) == len(value)
+    if keyword == "contains":
+        return not is_array or any(allows(rule, item) for item in value)
+    if keyword == "properties":
+        return not is_object or all(allows(rule[name], item) for name, item in value.items() if name in rule)
+    if keyword == "additionalProperties":
+        assert rule is False
+        return not is_object or all(name in shape["properties"] for name in value)
+    if keyword == "required":
+        return not is_object or all(name in value for name in rule)
+    if keyword == "minProperties":
+        return not is_object or len(value) >= rule
+    if keyword == "dependentRequired":
+        return not is_object or all(set(others) <= value.keys() for name, others in rule.items() if name in value)
+    if keyword in ("allOf", "anyOf"):
+        return (all if keyword == "allOf" else any)(allows(part, value) for part in rule)
+    assert keyword == "not", keyword
+    return not allows(rule, value)
+
+
+BEYOND_SCHEMA = {
+    "steps backwards", "layer twice", "layer twice in two spellings", "a model twice", "layer with a comma",
+    "two layers in one", "layer without line", "blacklisted line", "range from a glob",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(ACCEPTED))
+def test_schema_takes_what_is_accepted(name: str) -> None:
+    assert allows(schema(), {"dump": ACCEPTED[name]})
+
+
+@pytest.mark.parametrize("name", [name for name, row in REFUSED.items() if row[1] != "syntax" and "path" not in name])
+def test_schema_refuses_what_is_refused(name: str) -> None:
+    content = REFUSED[name][0]
+    document = json.loads(content) if isinstance(content, str) else {"dump": content}
+    assert allows(schema(), document) == (name in BEYOND_SCHEMA)
+
+
+@pytest.mark.parametrize("name", [name for name, row in FORBIDDEN.items() if not row[1]])
+def test_schema_refuses_what_is_forbidden(name: str) -> None:
+    assert not allows(schema(), {"dump": FORBIDDEN[name][0]})
+
+
+@TMP
+@given(nearly_good())
+def test_what_the_schema_refuses_is_refused(document: Any) -> None:
+    """Not the other way round: paths, names and steps that mean nothing are beyond a schema."""
+    kind = outcome(json.dumps(document).encode())
+    if not allows(schema(), json.loads(json.dumps(document))):
+        assert kind != "fine"
+    elif kind != "fine":
+        assert kind in ("value", "conflict", "syntax")
+
+
+def test_published_schema_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("dump_config_schema", ROOT / "scripts" / "dump_config_schema.py")
+    assert spec is not None and spec.loader is not None
+    script: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.FILE.read_text(encoding="utf-8") == script.schema_text(), "run scripts/dump_config_schema.py"

@@ -1,0 +1,255 @@
+"""What a file may say, and what it may not: every fault with its kind and its place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dump_plan.conftest import Plan
+from graphprobe.dump_plan import Blacklisted, ModelEntry, NameRange, Position, plan_from
+from graphprobe.errors import EXIT_USAGE, DumpConfigError
+
+OUT = {"dump_path": "out"}
+
+
+def entry(**keys: Any) -> dict[str, Any]:
+    return {**OUT, "dump_list": [keys]}
+
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "the least": OUT,
+    "switches off": {**OUT, "dump_debug": "off", "dump_op_switch": "off"},
+    "off beside watcher": {**OUT, "dump_scene": "watcher", "dump_debug": "off", "dump_op_switch": "off"},
+    "overflow with an empty list": {**OUT, "dump_debug": "on", "dump_list": [], "dump_op_switch": "off"},
+    "overflow of some steps": {**OUT, "dump_debug": "on", "dump_step": "0|3-5"},
+    "overflow and exception": {**OUT, "dump_debug": "on", "dump_scene": "exception"},
+    "exception": {**OUT, "dump_scene": "exception"},
+    "exception and models": {**OUT, "dump_scene": "exception", "dump_list": [{"model_name": "a"}]},
+    "exception and single ops": {**OUT, "dump_scene": "exception", "dump_op_switch": "on"},
+    "models and single ops": {**entry(model_name="a"), "dump_op_switch": "on"},
+    "stats": {**OUT, "dump_data": "stats", "dump_stats": ["Max", "Negative Inf", "L2norm"]},
+    "watch everything": {**OUT, "dump_scene": "watcher"},
+    "watch after some": {**entry(layer=["A"]), "dump_scene": "watcher"},
+    "watch some": {**entry(watcher_nodes=["C"]), "dump_scene": "watcher"},
+    "watch oneself": {**entry(layer=["C"], watcher_nodes=["C"]), "dump_scene": "watcher", "dump_mode": "output"},
+    "layers of every model": entry(layer=["conv1", "blocks.3.mlp", "aten.add", "my code/model.py:3-9", " Add "]),
+    "a blacklist": entry(model_name="a", optype_blacklist=[{"name": "conv", "pos": ["input0", "output"]}]),
+    "a range": entry(model_name="a", opname_range=[{"begin": "conv1", "end": "relu1"}]),
+    "the working directory": {"dump_path": "."},
+}
+
+REFUSED: dict[str, tuple[object, str, str]] = {
+    # type or missing
+    "no object": ("3", "type", "$"),
+    "an array": ("[]", "type", "$"),
+    "no dump": ("{}", "type", "$.dump"),
+    "dump is null": ('{"dump": null}', "type", "$.dump"),
+    "dump is text": ('{"dump": "on"}', "type", "$.dump"),
+    "empty dump": ({}, "type", "$.dump.dump_path"),
+    "no path": ({"dump_debug": "on"}, "type", "$.dump.dump_path"),
+    "no path for watching": ({"dump_scene": "watcher"}, "type", "$.dump.dump_path"),
+    "no path for exceptions": ({"dump_scene": "exception"}, "type", "$.dump.dump_path"),
+    "no path for single ops": ({"dump_op_switch": "on", "dump_list": []}, "type", "$.dump.dump_path"),
+    "path is a number": ({"dump_path": 3}, "type", "$.dump.dump_path"),
+    "path is empty": ({"dump_path": ""}, "type", "$.dump.dump_path"),
+    "path is blank": ({"dump_path": "  "}, "type", "$.dump.dump_path"),
+    "mode is empty": ({**OUT, "dump_mode": ""}, "type", "$.dump.dump_mode"),
+    "mode is a boolean": ({**OUT, "dump_mode": True}, "type", "$.dump.dump_mode"),
+    "step is a number": ({**OUT, "dump_step": 3}, "type", "$.dump.dump_step"),
+    "step is empty": ({**OUT, "dump_step": ""}, "type", "$.dump.dump_step"),
+    "debug is a boolean": ({**OUT, "dump_debug": True}, "type", "$.dump.dump_debug"),
+    "stats is text": ({**OUT, "dump_data": "stats", "dump_stats": "Max"}, "type", "$.dump.dump_stats"),
+    "stats is empty": ({**OUT, "dump_data": "stats", "dump_stats": []}, "type", "$.dump.dump_stats"),
+    "stats of numbers": ({**OUT, "dump_data": "stats", "dump_stats": ["Max", 1]}, "type", "$.dump.dump_stats[1]"),
+    "list is an object": ({**OUT, "dump_list": {}}, "type", "$.dump.dump_list"),
+    "entry is text": ({**OUT, "dump_list": ["a"]}, "type", "$.dump.dump_list[0]"),
+    "entry is empty": ({**OUT, "dump_list": [{}]}, "type", "$.dump.dump_list[0]"),
+    "model name is empty": (entry(model_name=""), "type", "$.dump.dump_list[0].model_name"),
+    "model name is null": (entry(model_name=None), "type", "$.dump.dump_list[0].model_name"),
+    "layer is text": (entry(layer="add"), "type", "$.dump.dump_list[0].layer"),
+    "layer is empty": (entry(layer=[]), "type", "$.dump.dump_list[0].layer"),
+    "layer of numbers": (
+        {**OUT, "dump_list": [{"model_name": "a"}, {"layer": [3]}]}, "type", "$.dump.dump_list[1].layer[0]"),
+    "layer of nothing": (entry(layer=["add", ""]), "type", "$.dump.dump_list[0].layer[1]"),
+    "watcher nodes are empty": (entry(watcher_nodes=[]), "type", "$.dump.dump_list[0].watcher_nodes"),
+    "blacklist of text": (entry(optype_blacklist=["conv"]), "type", "$.dump.dump_list[0].optype_blacklist[0]"),
+    "blacklist without name": (
+        entry(opname_blacklist=[{"pos": ["input0"]}]), "type", "$.dump.dump_list[0].opname_blacklist[0].name"),
+    "position is a number": (
+        entry(opname_blacklist=[{"name": "a", "pos": [0]}]), "type", "$.dump.dump_list[0].opname_blacklist[0].pos[0]"),
+    "range is an object": (entry(model_name="a", opname_range={}), "type", "$.dump.dump_list[0].opname_range"),
+    "range without end": (
+        entry(model_name="a", opname_range=[{"begin": "a"}]), "type", "$.dump.dump_list[0].opname_range[0].end"),
+    "range end is empty": (
+        entry(model_name="a", opname_range=[{"begin": "a", "end": ""}]),
+        "type", "$.dump.dump_list[0].opname_range[0].end"),
+    "range end is a number": (
+        entry(model_name="a", opname_range=[{"begin": "a", "end": 3}]),
+        "type", "$.dump.dump_list[0].opname_range[0].end"),
+    "range without model": (entry(opname_range=[{"begin": "a", "end": "b"}]), "type", "$.dump.dump_list[0].model_name"),
+    # bad choice, unknown key
+    "mode": ({**OUT, "dump_mode": "inputs"}, "choice", "$.dump.dump_mode"),
+    "mode in capitals": ({**OUT, "dump_mode": "ALL"}, "choice", "$.dump.dump_mode"),
+    "data": ({**OUT, "dump_data": "stat"}, "choice", "$.dump.dump_data"),
+    "switch": ({**OUT, "dump_op_switch": "true"}, "choice", "$.dump.dump_op_switch"),
+    "debug": ({**OUT, "dump_debug": "ON"}, "choice", "$.dump.dump_debug"),
+    "scene": ({**OUT, "dump_scene": "watch"}, "choice", "$.dump.dump_scene"),
+    "scene of another device": ({**OUT, "dump_scene": "aic_err_brief_dump"}, "choice", "$.dump.dump_scene"),
+    "stat": ({**OUT, "dump_data": "stats", "dump_stats": ["Max", "Mean"]}, "choice", "$.dump.dump_stats[1]"),
+    "key beside dump": ('{"dump": {"dump_path": "out"}, "dumps": 1}', "choice", "$.dumps"),
+    "key of dump": ({**OUT, "dump_modes": "all"}, "choice", "$.dump.dump_modes"),
+    "option in the file": ({**OUT, "dump_layer": "add"}, "choice", "$.dump.dump_layer"),
+    "level": ({**OUT, "dump_level": "op"}, "choice", "$.dump.dump_level"),
+    "key of an entry": (entry(layers=["a"]), "choice", "$.dump.dump_list[0].layers"),
+    "key of a range": (
+        entry(model_name="a", opname_range=[{"begin": "a", "end": "b", "by": 1}]),
+        "choice", "$.dump.dump_list[0].opname_range[0].by"),
+    "key with a space": ({**OUT, "dump mode": "all"}, "choice", '$.dump["dump mode"]'),
+    # bad value or path
+    "path that is not there": ({"dump_path": "nowhere"}, "value", "$.dump.dump_path"),
+    "path with a tilde": ({"dump_path": "~"}, "value", "$.dump.dump_path"),
+    "path is a file": ({"dump_path": "c.json"}, "value", "$.dump.dump_path"),
+    "path with NUL": ({"dump_path": "a\0b"}, "value", "$.dump.dump_path"),
+    "path with half a character": ({"dump_path": "\ud800"}, "value", "$.dump.dump_path"),
+    "path that is too long": ({"dump_path": "x" * 9000}, "value", "$.dump.dump_path"),
+    "steps backwards": ({**OUT, "dump_step": "0|5-3"}, "value", "$.dump.dump_step"),
+    "steps malformed": ({**OUT, "dump_step": "0,5"}, "value", "$.dump.dump_step"),
+    "steps without end": ({**OUT, "dump_step": "1|" * 500_000}, "value", "$.dump.dump_step"),
+    "layer with a comma": (entry(layer=["add,mul"]), "value", "$.dump.dump_list[0].layer[0]"),
+    "two layers in one": (entry(layer=["add mul"]), "value", "$.dump.dump_list[0].layer[0]"),
+    "layer without line": (entry(layer=["model.py:"]), "value", "$.dump.dump_list[0].layer[0]"),
+    "layer twice": (entry(layer=["add", "mul", "add "]), "value", "$.dump.dump_list[0].layer[2]"),
+    "layer twice in two spellings": (entry(layer=["aten.add", "aten::add"]), "value", "$.dump.dump_list[0].layer[1]"),
+    "stat twice": ({**OUT, "dump_data": "stats", "dump_stats": ["Max", "Max"]}, "value", "$.dump.dump_stats[1]"),
+    "position": (
+        entry(opname_blacklist=[{"name": "a", "pos": ["in0"]}]),
+        "value", "$.dump.dump_list[0].opname_blacklist[0].pos[0]"),
+    "blacklisted line": (
+        entry(optype_blacklist=[{"name": "a.py:3"}]), "value", "$.dump.dump_list[0].optype_blacklist[0].name"),
+    "range from a glob": (
+        entry(model_name="a", opname_range=[{"begin": "a*", "end": "b"}]),
+        "value", "$.dump.dump_list[0].opname_range[0].begin"),
+    # JSON syntax
+    "empty": ("", "syntax", "$"),
+    "blank": (" \n", "syntax", "$"),
+    "torn": ('{"dump": {', "syntax", "$"),
+    "a comment": ('{"dump": {"dump_path": "out"}} // all', "syntax", "$"),
+    "a trailing comma": ('{"dump": {"dump_path": "out",}}', "syntax", "$"),
+    "single quotes": ("{'dump': {}}", "syntax", "$"),
+    "not a number": ('{"dump": NaN}', "syntax", "$"),
+    "two documents": ("{} {}", "syntax", "$"),
+    "deep": ("[" * 200_000, "syntax", "$"),
+    "a huge number": ('{"dump": ' + "9" * 6000 + "}", "syntax", "$"),
+    "no UTF-8": (b'{"dump": {"dump_path": "\xff"}}', "syntax", "$"),
+    "UTF-16": ('{"dump": {}}'.encode("utf-16"), "syntax", "$"),
+    "a key twice": ('{"dump": {"dump_path": "out", "dump_path": "out"}}', "syntax", "$.dump.dump_path"),
+    "dump twice": ('{"dump": {"dump_path": "out"}, "dump": {"dump_path": "out"}}', "syntax", "$.dump"),
+    "a key twice, further in": (
+        '{"dump": {"dump_path": "out", "dump_list": [{"layer": ["a"]}, {"layer": ["a"], "layer": ["b"]}]}}',
+        "syntax", "$.dump.dump_list[1].layer"),
+    # conflict within the list; the others are in test_conflicts
+    "a model twice": (
+        {**OUT, "dump_list": [{"model_name": "a"}, {"layer": ["x"]}, {"model_name": "a"}]},
+        "conflict", "$.dump.dump_list[2].model_name"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dump", ACCEPTED.values(), ids=list(ACCEPTED))
+def test_accepted(plan_of: Plan, dump: dict[str, Any]) -> None:
+    assert plan_of(dump).enabled
+
+
+@pytest.mark.parametrize(("content", "kind", "where"), REFUSED.values(), ids=list(REFUSED))
+def test_refused(plan_of: Plan, content: object, kind: str, where: str) -> None:
+    with pytest.raises(DumpConfigError) as caught:
+        plan_of(content)
+    error = caught.value
+    assert (error.kind, error.where, error.slug) == (kind, where, f"dump-config-{kind}")
+    assert error.exit_code == EXIT_USAGE
+    assert str(error).startswith(f"c.json: {where} ")
+    assert len(str(error)) < 500
+    error.render().encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("a comment", "no comments"),
+        ("a trailing comma", "no comma"),
+        ("single quotes", "double quotes"),
+        ("no UTF-8", "UTF-8"),
+        ("key of dump", "did you mean 'dump_mode'?"),
+        ("option in the file", "dump_list"),
+        ("level", "leave it out"),
+        ("mode", "did you mean 'input'?"),
+        ("scene of another device", "'exception'"),
+        ("steps backwards", "3-5"),
+        ("path with a tilde", "not expanded"),
+        ("path that is not there", "working directory"),
+    ],
+)
+def test_hints(plan_of: Plan, name: str, hint: str) -> None:
+    with pytest.raises(DumpConfigError) as caught:
+        plan_of(REFUSED[name][0])
+    assert hint in caught.value.hint
+
+
+def test_a_byte_order_mark_is_let_pass(plan_of: Plan) -> None:
+    assert plan_of(b'\xef\xbb\xbf{"dump": {"dump_path": "out"}}').enabled
+
+
+@pytest.mark.parametrize("make", ["missing", "directory", "fifo", "unreadable"])
+def test_files_that_cannot_be_read(tmp_path: Path, make: str) -> None:
+    file = tmp_path / "file.json"
+    if make == "directory":
+        file.mkdir()
+    elif make == "fifo":
+        os.mkfifo(file)
+    elif make == "unreadable":
+        file.write_text("{}")
+        file.chmod(0)
+        if os.access(file, os.R_OK):
+            pytest.skip("this user may read everything")
+    with pytest.raises(DumpConfigError) as caught:
+        plan_from(options={"dump_config_path": file})
+    assert (caught.value.kind, caught.value.where) == ("value", "$")
+    assert str(file) in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written_to(plan_of: Plan, tmp_path: Path) -> None:
+    """Root may do anything by its rights; a folder of the kernel lets nobody make a file."""
+    (tmp_path / "out").chmod(0o500)
+    folder = "/proc/self" if os.access(tmp_path / "out", os.W_OK) else "out"
+    with pytest.raises(DumpConfigError, match="written") as caught:
+        plan_of({"dump_path": folder})
+    assert (caught.value.kind, caught.value.where) == ("value", "$.dump.dump_path")
+
+
+def test_trying_a_folder_leaves_nothing_behind(plan_of: Plan, tmp_path: Path) -> None:
+    plan_of(OUT)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_entries(plan_of: Plan) -> None:
+    plan = plan_of(
+        entry(
+            model_name="net",
+            optype_blacklist=[{"name": "Conv", "pos": ["input0", "output12", "input"]}],
+            opname_blacklist=[{"name": "add_*", "pos": []}],
+            opname_range=[{"begin": "a", "end": "b"}, {"begin": "c", "end": "c"}],
+        )
+    )
+    positions = (Position("input", 0), Position("output", 12), Position("input"))
+    assert plan.models == (
+        ModelEntry(
+            "net",
+            None,
+            (Blacklisted("name", "add_*"), Blacklisted("type", "Conv", positions)),
+            (NameRange("a", "b"), NameRange("c", "c")),
+            "$.dump.dump_list[0]",
+        ),
+    )
+    assert plan.warnings == ("$.dump.dump_list[0]: 'add_*' is blacklisted without pos, so it is left out whole",)

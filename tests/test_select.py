@@ -1,0 +1,304 @@
+"""The grammars of steps and layers, and which ops a layer selection means."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphprobe.errors import SettingError
+from graphprobe.select import (
+    MAX_STEP,
+    LayerMatcher,
+    Match,
+    OpFacts,
+    StepSelection,
+    layers_from_list,
+    layers_from_text,
+    name_matches,
+    steps,
+    steps_from_text,
+    type_matches,
+)
+from graphprobe.select.layers import MAX_TEXT, op_types
+
+ADD = OpFacts(("add",), ("aten.add.Tensor",), ("blocks.3.mlp",), (("/src/app/model.py", 12),))
+ADD_1 = OpFacts(("add_1", "buf0"), ("aten.add.Tensor",), ("blocks.30",), (("/src/app/model.py", 20),))
+SUB = OpFacts(("sub_2",), ("aten.sub.Tensor",), ("head",), (("/src/app/submodel.py", 12),))
+KERNEL = OpFacts(
+    ("triton_poi_fused_add_relu_0", "buf3", "add_2", "relu"),
+    ("aten.add.Tensor", "aten.relu.default"),
+    ("blocks.3.mlp", "blocks.3.act"),
+    (("/src/app/model.py", 13), ("/src/app/act.py", 5)),
+)
+OPS = (ADD, ADD_1, SUB, KERNEL)
+
+
+def chosen(layers: str) -> list[str]:
+    found = LayerMatcher(layers_from_text(layers)).choose(OPS)
+    return [op.names[0] for op, matches in zip(OPS, found, strict=True) if matches]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranges"),
+    [
+        ("0", ((0, 0),)),
+        ("0|5|10", ((0, 0), (5, 5), (10, 10))),
+        ("0|3-5|10", ((0, 0), (3, 5), (10, 10))),
+        ("10|3-5|0", ((0, 0), (3, 5), (10, 10))),
+        ("3-5|4-9|10", ((3, 10),)),
+        ("7|7", ((7, 7),)),
+        ("007", ((7, 7),)),
+        (f"0-{MAX_STEP}", ((0, MAX_STEP),)),
+    ],
+)
+def test_steps(text: str, ranges: tuple[tuple[int, int], ...]) -> None:
+    assert steps_from_text(text).ranges == ranges
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "item 1 of the steps is empty"),
+        ("0|", "item 2"),
+        ("0||2", "item 2"),
+        ("5-3", "runs backwards"),
+        ("0|5-3", "'5-3' runs backwards"),
+        ("-1", "neither a step nor a range"),
+        ("3-", "neither"),
+        ("1-2-3", "neither"),
+        ("0, 5", "neither"),
+        ("0 | 5", "neither"),
+        ("1.5", "neither"),
+        ("٣", "neither"),
+        ("²", "neither"),
+        ("1e3", "neither"),
+        ("a", "neither"),
+        (str(MAX_STEP + 1), "too large"),
+        ("9" * 5000, "too large"),
+    ],
+)
+def test_steps_that_are_refused(text: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said) as caught:
+        steps_from_text(text)
+    assert caught.value.hint
+    assert len(str(caught.value)) < 200
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 5)).map(lambda at: (at[0], at[0] + at[1])), min_size=1)
+
+
+@given(RANGES, st.data())
+def test_steps_are_those_of_the_text_and_come_back(ranges: list[tuple[int, int]], data: st.DataObject) -> None:
+    items = [str(a) if a == b and data.draw(st.booleans()) else f"{a}-{b}" for a, b in ranges]
+    selection = steps_from_text("|".join(items))
+    wanted = {step for a, b in ranges for step in range(a, b + 1)}
+    assert {step for step in range(-2, 80) if step in selection} == wanted
+    assert selection.last == max(wanted)
+    assert steps_from_text(str(selection)) == selection
+    assert len(str(selection)) <= len("|".join(items))
+
+
+@given(st.text("0123456789|-", max_size=20))
+def test_any_text_is_steps_or_an_error(text: str) -> None:
+    try:
+        selection = steps_from_text(text)
+    except SettingError:
+        return
+    assert selection.ranges
+
+
+def test_what_is_no_number_is_no_step() -> None:
+    assert "0" not in steps_from_text("0")
+    assert None not in StepSelection(((0, 1),))
+
+
+def lines_run(text: str) -> int:
+    """How many lines of `steps` are executed for a text, errors included."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != steps.__file__:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        steps_from_text(text)
+    except SettingError:
+        pass
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("item", ["7", "0-9223372036854775807", "1-2", "3-4"])
+def test_steps_take_linear_work(item: str) -> None:
+    few, many = (lines_run("|".join([item] * count)) for count in (400, 1600))
+    assert 400 < few < many <= 4.01 * few
+
+
+@pytest.mark.parametrize("text", ["9" * 10**6, "|" * 10**6, "0|" * 500_000, "0-1|" * 250_000, "-" * 10**6])
+def test_a_megabyte_of_steps_is_refused_before_it_is_read(text: str) -> None:
+    assert lines_run(text) < 10
+    with pytest.raises(SettingError, match="too many"):
+        steps_from_text(text)
+
+
+@pytest.mark.parametrize("character", "9-|x0")
+def test_the_longest_text_is_read_to_its_first_fault(character: str) -> None:
+    assert lines_run(character * steps.MAX_TEXT) < 100
+
+
+@pytest.mark.parametrize(
+    ("layers", "names"),
+    [
+        ("add_1", ["add_1"]),
+        (" add_1   sub_2 ", ["add_1", "sub_2"]),
+        ("buf3", ["triton_poi_fused_add_relu_0"]),
+        ("triton_*", ["triton_poi_fused_add_relu_0"]),
+        ("add_[12]", ["add_1", "triton_poi_fused_add_relu_0"]),
+        ("aten.add", ["add", "add_1", "triton_poi_fused_add_relu_0"]),
+        ("aten.add.Tensor", ["add", "add_1", "triton_poi_fused_add_relu_0"]),
+        ("torch.ops.aten.add.Tensor", ["add", "add_1", "triton_poi_fused_add_relu_0"]),
+        ("aten::sub", ["sub_2"]),
+        ("aten.add.Scalar", []),
+        ("aten", []),
+        ("aten.*", ["add", "add_1", "sub_2", "triton_poi_fused_add_relu_0"]),
+        ("blocks.3", ["add", "triton_poi_fused_add_relu_0"]),
+        ("blocks.3.mlp", ["add", "triton_poi_fused_add_relu_0"]),
+        ("blocks.3.m", []),
+        ("blocks", ["add", "add_1", "triton_poi_fused_add_relu_0"]),
+        ("blocks.*.mlp", ["add", "triton_poi_fused_add_relu_0"]),
+        ("model.py:12", ["add"]),
+        ("app/model.py:12", ["add"]),
+        ("/src/app/model.py:12", ["add"]),
+        ("/model.py:12", []),
+        ("model.py:12-13", ["add", "triton_poi_fused_add_relu_0"]),
+        ("model.py", ["add", "add_1", "triton_poi_fused_add_relu_0"]),
+        ("*model.py:12", ["add", "sub_2"]),
+        # TorchAir's names: the same name in another case, and only then the type.
+        (" Add ", ["add"]),
+        ("Add_1", ["add_1"]),
+        ("Sub", ["sub_2"]),
+        ("sub", ["sub_2"]),
+        ("ReLU", ["triton_poi_fused_add_relu_0"]),
+        ("Add1_in_0", []),
+    ],
+)
+def test_layers(layers: str, names: list[str]) -> None:
+    assert chosen(layers) == names
+
+
+def test_a_type_is_meant_only_where_no_op_has_the_name() -> None:
+    matcher = LayerMatcher(layers_from_text("add"))
+    assert matcher.choose([ADD, ADD_1]) == [(Match("add", "name"),), ()]
+    assert matcher.choose([ADD_1, SUB]) == [(Match("add", "type"),), ()]
+    assert matcher.match(ADD_1) == (Match("add", "type"),)
+
+
+def test_every_token_that_selects_an_op_is_named_with_its_way() -> None:
+    matcher = LayerMatcher(layers_from_text("sub_2 head aten.sub *_2 submodel.py:12 none"))
+    assert matcher.match(SUB) == (
+        Match("sub_2", "name"),
+        Match("head", "module"),
+        Match("aten.sub", "target"),
+        Match("*_2", "glob"),
+        Match("submodel.py:12", "source"),
+    )
+    assert [left.token for left in matcher.unmatched()] == ["none"]
+
+
+def test_tokens_that_match_nothing_come_with_similar_names() -> None:
+    matcher = LayerMatcher(layers_from_text("add_1 sub_1 Add_1Mul_1 blocks.3.mpl"))
+    assert [left.token for left in matcher.unmatched()] == ["add_1", "sub_1", "Add_1Mul_1", "blocks.3.mpl"]
+    matcher.choose(OPS)
+    left = {found.token: found.near for found in matcher.unmatched()}
+    assert left.keys() == {"sub_1", "Add_1Mul_1", "blocks.3.mpl"}
+    assert left["sub_1"][0] == "sub_2"
+    assert "blocks.3.mlp" in left["blocks.3.mpl"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   ",
+        "a,b",
+        "a;b",
+        "a|b",
+        "model.py:",
+        "model.py:x",
+        "model.py:0",
+        "model.py:9-3",
+        "m.txt:3",
+        "a\\b",
+        "a\0b",
+    ],
+)
+def test_layers_that_are_refused(text: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        layers_from_text(text)
+    assert caught.value.hint
+
+
+def test_a_list_takes_paths_with_spaces_and_no_entry_twice() -> None:
+    selection = layers_from_list(["my code/model.py:3", " add "])
+    assert [token.text for token in selection.tokens] == ["my code/model.py:3", "add"]
+    assert str(selection) == "my code/model.py:3 add"
+    for wrong in ([], ["add", "add "], ["aten::add", "aten.add"], ["add mul"], [""]):
+        with pytest.raises(SettingError):
+            layers_from_list(wrong)
+    assert len(layers_from_text("add add").tokens) == 1
+
+
+def test_a_hostile_list_of_ops_is_refused_or_read() -> None:
+    with pytest.raises(SettingError, match="too many"):
+        layers_from_text("a " * MAX_TEXT)
+    selection = layers_from_text(" ".join(f"op_{number}" for number in range(50_000)))
+    matcher = LayerMatcher(selection)
+    assert matcher.match(OpFacts(("op_49999",))) == (Match("op_49999", "name"),)
+    assert len(matcher.unmatched()) == 49_999
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_layers_or_an_error(text: str) -> None:
+    try:
+        selection = layers_from_text(text)
+    except SettingError:
+        return
+    assert layers_from_text(str(selection)) == selection
+    LayerMatcher(selection).choose(OPS)
+
+
+def test_names_and_types_of_a_blacklist() -> None:
+    assert name_matches("Add_1", ADD_1.names) and name_matches("add_*", ADD_1.names)
+    assert not name_matches("add", ADD_1.names)
+    for pattern in ("Add", "aten.add", "aten::add.Tensor", "aten.*", "a?d"):
+        assert type_matches(pattern, ADD_1.targets), pattern
+    for pattern in ("add_1", "aten", "aten.add.Scalar"):
+        assert not type_matches(pattern, ADD_1.targets), pattern
+
+
+@pytest.mark.parametrize(
+    ("target", "types"),
+    [
+        ("aten.add.Tensor", ("add",)),
+        ("aten.add", ("add",)),
+        ("torch.ops.aten.add.Tensor", ("add",)),
+        ("aten.add_.Tensor", ("add_", "add")),
+        ("torch.nn.functional.linear", ("linear",)),
+        ("torch.add", ("add",)),
+        ("flex_attention", ("flex_attention",)),
+        ("_operator.getitem", ("getitem",)),
+    ],
+)
+def test_types_of_targets(target: str, types: tuple[str, ...]) -> None:
+    assert op_types(target) == types
