@@ -81,7 +81,7 @@ def test_a_case_that_cannot_be_judged(dossier: Path, tmp_path: Path) -> None:
         (["{case}", "--json", "nowhere/file.json"], "there is no folder"),
         (["{case}", "--import", "no_such_module_here"], "--import no_such_module_here"),
         (["{case}", "-o", "{full}", "--check", "exit 0"], "holds something"),
-        (["{case}", "-o", "{empty}", "--resume", "--check", "exit 0"], "cannot be read"),
+        (["{case}", "-o", "{full}", "--resume", "--check", "exit 0"], "cannot be read"),
         (["{case}", "-o", "{new}", "--hint", "nothing", "--check", "exit 0"], "no call named nothing"),
     ],
 )

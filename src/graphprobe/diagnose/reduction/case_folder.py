@@ -92,16 +92,20 @@ class CaseFolder:
             hint = "--resume goes on with it." if is_reduction(path) else "Name a folder that is new or empty."
             raise UsageError(f"{path} holds something already", hint=hint)
         path.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(path)
-        write_dossier(path / ORIGINAL, case, finding_of(case, "the case before it was reduced"), versions=versions())
-        replace_file(path / NODES, json.dumps(_origins(case.graph)).encode())
         folder = cls(path, state)
-        folder.save_state()
+        folder.save_state()  # first: from now on it is known what this folder is, even if the process is killed
+        folder._save_original(case)
         return folder
 
     @classmethod
-    def resume(cls, path: Path, state: State) -> CaseFolder:
-        """The folder of a reduction that was begun; raises UsageError if it is of another case or question."""
+    def resume(cls, path: Path, case: Case, state: State) -> CaseFolder:
+        """The folder of a reduction that was begun; a new one where nothing is there yet.
+
+        Raises:
+            UsageError: it is of another case or question, or no reduction.
+        """
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            return cls.begin(path, case, state)
         known = read_state(path)
         if known.identity != state.identity:
             raise UsageError(
@@ -109,7 +113,17 @@ class CaseFolder:
                 hint="Resume with what it was begun with, or begin anew in another folder.",
             )
         clear_leftovers(path)
-        return cls(path, known)
+        folder = cls(path, known)
+        if not (path / ORIGINAL).exists():
+            folder._save_original(case)
+        return folder
+
+    def _save_original(self, case: Case) -> None:
+        fresh = self.path / f".{ORIGINAL}.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        replace_file(self.path / NODES, json.dumps(_origins(case.graph)).encode())
+        write_dossier(fresh, case, finding_of(case, "the case before it was reduced"), versions=versions())
+        os.rename(fresh, self.path / ORIGINAL)
 
     def save_state(self) -> None:
         """Write `reduction.json`."""

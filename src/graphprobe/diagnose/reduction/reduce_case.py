@@ -22,6 +22,7 @@ from graphprobe.diagnose.reduction.shrinks import shrinks_for
 from graphprobe.errors import UsageError
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.journal import Journal
+from graphprobe.reduce.outcome import Answer
 from graphprobe.reduce.progress import Progress
 from graphprobe.reduce.reducer import Reduction, reduce
 from graphprobe.reduce.space import Space
@@ -123,6 +124,7 @@ def reduce_case(
     resume: bool = False,
     seed: int = 0,
     hints: Sequence[str] = (),
+    tried: tuple[Answer, Problem] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> CaseReduction:
     """Reduce a case.
@@ -136,9 +138,10 @@ def reduce_case(
         timeout_s: for one candidate.
         memory_bytes: that a candidate may take; None: three quarters of what is free.
         budget_s, max_calls: when to end with what was found.
-        resume: go on with the reduction in `folder`, without asking again what was answered.
+        resume: go on with the reduction in `folder`, without asking again what was answered; begin where none is.
         seed: of the order of some tries.
         hints: names of suspected nodes, the most suspected first.
+        tried: what the case was just seen to do, and the case with its values: neither is found out again.
         on_progress: is told after each answer.
 
     Ctrl-C ends it with what was found.
@@ -146,13 +149,13 @@ def reduce_case(
     Raises:
         UsageError: the case cannot be run uncompiled, or the folder is not usable.
     """
-    problem = Problem.of(case, timeout_s=timeout_s)
+    first, problem = tried if tried is not None else (None, Problem.of(case, timeout_s=timeout_s))
     whole = problem.whole()
     if whole is None:
         raise UsageError("the graph has no calls that could be left out, or cannot be rebuilt")
     identity = combined(whole.digest, case.backend, case.grad, case.dynamic, check, fail_regex, _settings(case))
     state = State(identity=identity, check=check, fail_regex=fail_regex)
-    place = CaseFolder.resume(folder, state) if resume else CaseFolder.begin(folder, case, state)
+    place = CaseFolder.resume(folder, case, state) if resume else CaseFolder.begin(folder, case, state)
     saver = _Saver(place, problem)
     service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=backend)
 
@@ -160,7 +163,7 @@ def reduce_case(
         return service.problem_based_on(candidate.recipe, timeout_s=timeout_s)
 
     with contextlib.ExitStack() as stack:
-        oracle = _oracle(service, place, timeout_s)  # a worker, which ends with it
+        oracle = _oracle(service, place, timeout_s, first)  # a worker, which ends with it
         stack.callback(oracle.close)
         journal = stack.enter_context(Journal.open(folder / JOURNAL, identity=identity, resume=resume))
         try:
@@ -184,12 +187,19 @@ def reduce_case(
     return _finished(reduction, saver, whole.calls, folder, run=check is None and backend is None)
 
 
-def _oracle(service: Service, place: CaseFolder, timeout_s: float) -> CompilerOracle | CommandOracle:
+def _oracle(
+    service: Service, place: CaseFolder, timeout_s: float, first: Answer | None
+) -> CompilerOracle | CommandOracle:
     state = place.state
     if state.check is not None:
         return CommandOracle(state.check, timeout_s=timeout_s, fail_regex=state.fail_regex, on_wanted=place.found)
     return CompilerOracle(
-        service, timeout_s=timeout_s, wanted=state.signature, fail_regex=state.fail_regex, on_wanted=place.found
+        service,
+        timeout_s=timeout_s,
+        wanted=state.signature,
+        fail_regex=state.fail_regex,
+        first=first if state.fail_regex is None else None,
+        on_wanted=place.found,
     )
 
 

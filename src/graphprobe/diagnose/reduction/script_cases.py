@@ -101,8 +101,12 @@ def can_fork() -> bool:
     return after_fork.can_fork()
 
 
-def tried(case: Case, backend: Backend, *, values: bool, timeout_s: float, memory_bytes: int | None) -> Answer:
+def tried(
+    case: Case, backend: Backend, *, values: bool, timeout_s: float, memory_bytes: int | None
+) -> tuple[Answer, Problem]:
     """Whether the case fails, found out in a child process; `values`: also when it only computes something else.
+
+    The case with all its values comes along, for a reduction.
 
     Raises:
         UsageError: it cannot be run uncompiled.
@@ -112,9 +116,9 @@ def tried(case: Case, backend: Backend, *, values: bool, timeout_s: float, memor
     problem = Problem.of(case, timeout_s=timeout_s)
     whole = problem.whole()
     if whole is None:
-        return unresolved("the graph cannot be rebuilt")
+        return unresolved("the graph cannot be rebuilt"), problem
     service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=maker_of(backend))
-    return service.answer(Job(whole.recipe, Question("" if values else CRASH), timeout_s))
+    return service.answer(Job(whole.recipe, Question("" if values else CRASH), timeout_s)), problem
 
 
 def maker_of(backend: Backend) -> Any:

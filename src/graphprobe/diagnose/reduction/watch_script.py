@@ -21,6 +21,7 @@ from graphprobe.internals.repro_hooks import Backend, Children, Compile, ReproHo
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.case import Case
+    from graphprobe.diagnose.reduction.problem import Problem
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
     from graphprobe.reduce.outcome import Answer
 
@@ -205,8 +206,12 @@ class ScriptWatch:
         self.ended.notes.append(text)
         self._on_note(text)
 
-    def reduce(self, case: Case, backend: Backend, failure: str) -> None:
-        """Reduce the case, unless one has been; what goes wrong with it is noted."""
+    def reduce(self, case: Case, backend: Backend, failure: str, tried: tuple[Answer, Problem] | None = None) -> None:
+        """Reduce the case, unless one has been; what goes wrong with it is noted.
+
+        Args:
+            tried: what the case was seen to do, with its values.
+        """
         from graphprobe.diagnose.reduction import script_cases
         from graphprobe.diagnose.reduction.reduce_case import reduce_case
 
@@ -220,7 +225,7 @@ class ScriptWatch:
                 with self.alone(case):
                     if script_cases.can_fork():
                         maker = script_cases.maker_of(backend)
-                        result = reduce_case(case, folder, backend=maker, **self._options)
+                        result = reduce_case(case, folder, backend=maker, tried=tried, **self._options)
                         failed = result.reduction.failed
                     else:
                         failed = self._elsewhere(case, backend, folder)
@@ -250,8 +255,8 @@ class ScriptWatch:
         )
         return code == 1
 
-    def try_out(self, case: Case, backend: Backend, *, values: bool) -> Answer | None:
-        """Judge a case in a child process; None where that cannot be done."""
+    def try_out(self, case: Case, backend: Backend, *, values: bool) -> tuple[Answer, Problem] | None:
+        """Judge a case in a child process, see `tried`; None where that cannot be done."""
         from graphprobe.diagnose.reduction import script_cases
 
         if not script_cases.can_fork():
@@ -323,16 +328,16 @@ class _Taken:
         if case is None:
             return
         try:
-            answer = self.watch.try_out(case, self.backend, values=values)
+            tried = self.watch.try_out(case, self.backend, values=values)
         except Exception as error:
             self.watch.note(f"a graph could not be tried: {type(error).__name__}: {error}")
             return
-        if answer is None or answer.verdict.value == "passes":
+        if tried is None or (answer := tried[0]).verdict.value == "passes":
             return
         if answer.verdict.value == "unresolved":
             self.watch.note(f"a graph could not be judged: {answer.detail}")
             return
-        self.watch.reduce(case, self.backend, answer.detail)
+        self.watch.reduce(case, self.backend, answer.detail, tried)
         if answer.signature.split(" ", 1)[0] in ("segfault", "hang"):
             raise GraphDiedError(
                 f"a compiled graph was not run here, because {answer.detail} when it was tried",
