@@ -59,7 +59,7 @@ def check(space: Numbers, rule: Rule, done: Reduction[Case]) -> None:
     for smaller in Halve().proposals(done.case):
         assert rule.judge(smaller).verdict is not Verdict.FAILS
     assert len(rule.asked) - len(set(rule.asked)) <= 3  # only what fails is asked again, to see whether it still does
-    assert done.passes["confirm"].asked <= 3
+    assert "confirm" not in done.passes or done.passes["confirm"].asked <= 3
     assert len(rule.asked) == done.calls == done.total.asked
 
 

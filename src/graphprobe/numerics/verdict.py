@@ -20,7 +20,8 @@ class Thresholds(msgspec.Struct, frozen=True):
     """What is tolerated; tuned by `bench/criterion.py` on its tuning operations.
 
     A statistic of the candidate's z is too large where it exceeds `floor` and `factor` times the same statistic of
-    the least accurate legitimate run. `gain_errors` standard errors come on top for the gain.
+    the least accurate legitimate run. `gain_errors` standard errors come on top for the gain. Where zeros would pass as
+    well, only the rms counts, with `factor_blind`.
     """
 
     floor_rms: float = 1.0
@@ -32,6 +33,7 @@ class Thresholds(msgspec.Struct, frozen=True):
     factor_max: float = 4.0
     factor_gain: float = 2.0
     gain_errors: float = 5.0
+    factor_blind: float = 16.0
     c0: float = C0
 
 
@@ -173,19 +175,29 @@ def _answer(
     if statistic == "class":
         text = f"{mine.wrong_nan} NaN, {mine.wrong_inf} Inf and {mine.wrong_finite} finite where the reference has not"
         return "candidate_worse", text + (f", {mine.shared} of them as eager" if mine.shared else "")
-    if excess > 1 and mine.beyond_rounding:
+    blind = bool(blank.compared) and excess_of(blank, limits(blank, others, thresholds))[0] <= 1
+    if excess > 1 and mine.beyond_rounding and not (blind and _alike(held, thresholds)):
         worst = max(held, key=lambda limit: limit.ratio)
         return "candidate_worse", f"{statistic} of z is {worst.value:.3g}, the limit {worst.limit:.3g}"
     if others:
         eager = others[0]
         if eager.wrong_class > mine.shared:
             return "candidate_better", f"eager has {eager.wrong_class} elements of a wrong class"
-        worst = max(limits(eager, [mine], thresholds), key=lambda limit: limit.ratio)
-        if worst.ratio > 1 and eager.beyond_rounding:
+        against = limits(eager, [mine], thresholds)
+        worst = max(against, key=lambda limit: limit.ratio)
+        if worst.ratio > 1 and eager.beyond_rounding and not (blind and _alike(against, thresholds)):
             return (
                 "candidate_better",
                 f"{worst.statistic} of eager's z is {worst.value:.3g}, its limit {worst.limit:.3g}",
             )
-    if mine.beyond_rounding and blank.compared and excess_of(blank, limits(blank, others, thresholds))[0] <= 1:
+    if mine.beyond_rounding and blind:
         return "inconclusive", "zeros would have passed as well: the noise is as large as the values"
     return "ok", f"largest z is {mine.max:.3g}" if mine.compared else "nothing to compare"
+
+
+def _alike(held: Sequence[Limit], thresholds: Thresholds) -> bool:
+    """Whether two runs are the same but for noise, as far as values can tell that are nothing but noise.
+
+    Single elements of noise differ by any factor, so that only the rms says something.
+    """
+    return held[0].ratio * thresholds.factor_rms <= thresholds.factor_blind

@@ -16,7 +16,7 @@ class Repeats(msgspec.Struct, frozen=True):
 
     Attributes:
         first: asks of what fails; if all of them give the same failure, it counts as steady. The first is of the
-            original, the others of the result, which takes less time; see `reducer.reduce`.
+            original, the others of the last candidates and of the result, which takes less time.
         most: asks of the original when its answers differ, and of the result of such a reduction.
         silent: asks after which an original that has not failed once is said not to fail.
         miss: accepted chance to take a candidate that fails as often as the original for one that passes.

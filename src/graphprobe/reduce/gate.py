@@ -82,6 +82,7 @@ class Gate(Generic[C]):
         replayed: answers out of the journal.
         passes: statistics by pass.
         others: signatures of other failures that came up, and how often.
+        streak: failures of the wanted kind in a row, up to the latest answer.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Gate(Generic[C]):
         self.replayed = 0
         self.passes: dict[str, Pass] = {}
         self.others: dict[str, int] = {}
+        self.streak = 0
         self._oracle = oracle
         self._budget = budget or Budget()
         self._journal = journal
@@ -129,20 +131,21 @@ class Gate(Generic[C]):
             self._on_best(self.best)
 
     def confirm_after(self, candidates: int) -> None:
-        """Ask the best case once more after so many candidates were asked, by then it should be small."""
+        """Confirm once after so many candidates were asked: by then the best case should be small."""
         self._confirm_in = candidates
 
-    def confirm(self) -> None:
-        """Ask the best case once more.
+    def confirm(self, streak: int = 1) -> None:
+        """Ask the best case again until so many answers in a row, those to the latest candidates included, failed.
 
         Raises:
             Unsteady: if it does not fail as it did.
             BudgetSpent: before a call that the budget does not allow.
         """
         self._confirm_in = None
-        answer = self.ask(self.best, CONFIRM)
-        if answer.verdict is not Verdict.FAILS or answer.signature != self.signature:
-            raise Unsteady
+        while self.streak < streak:
+            self.ask(self.best, CONFIRM)
+            if not self.streak:
+                raise Unsteady
 
     def forget(self, *, repeats: int) -> None:
         """From now on ask candidates so often, those that were taken to pass anew."""
@@ -218,6 +221,8 @@ class Gate(Generic[C]):
                 self._journal.write(case.digest, by, answer)
         stats.asked += 1
         stats.seconds += answer.seconds
+        wanted = answer.verdict is Verdict.FAILS and answer.signature == self.signature
+        self.streak = self.streak + 1 if wanted else 0
         return answer
 
     def _ask_repeatedly(self, case: C, by: str) -> Verdict:

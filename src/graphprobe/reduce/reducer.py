@@ -97,8 +97,8 @@ def reduce(
     arguments and the same answers the search is the same, which is what lets a journal resume it. Ctrl-C and a spent
     budget end it with the best case so far.
 
-    A failure is taken to be steady until it once stays away: the best case is asked again after some candidates, and
-    more often at the end. Then its rate is measured, what seemed to pass is forgotten, and every candidate is asked as
+    A failure is taken to be steady until it once stays away: the best case is asked again after some candidates, and at
+    the end, unless the latest candidates have all failed. Then its rate is measured, what seemed to pass is forgotten, and every candidate is asked as
     often as the rate requires.
 
     Args:
@@ -175,8 +175,7 @@ def _steadily(gate: Gate[C], search: Callable[[], None], repeats: Repeats) -> bo
         if repeats.first > 1:
             gate.confirm_after(CONFIRM_AFTER)
         search()
-        for _ in range(repeats.first - 1):
-            gate.confirm()
+        gate.confirm(repeats.first - 1)
     except Unsteady:
         return False
     return True

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from graphprobe.diagnose.dossier.comparison import Leaves, Outcome, compare_call, numbered, sharing, shown
-from graphprobe.diagnose.dossier.watch import options_of
+from graphprobe.diagnose.dossier.watch import end_with_parent, options_of
 from graphprobe.engine.replay import Undecided, brief, load, load_constants, restore_all, set_state
 
 CONFIGS = {
@@ -236,6 +236,7 @@ def check_in_child(
 ) -> int:
     """Runs and compares, and writes what happens to the report line by line, as it happens."""
     options = options_of(sys.argv[1:])
+    end_with_parent()
     with contextlib.suppress(ImportError, OSError, ValueError):
         resource = importlib.import_module("resource")
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

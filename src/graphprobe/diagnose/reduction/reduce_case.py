@@ -32,6 +32,8 @@ STALE_S = 5.0
 """After so long the repro on disk is replaced by that of the best case so far; at the end in any case."""
 
 REPRO_S = 300.0
+HANG_REPRO_S = 60.0
+"""For a repro that is not expected to end: it is small, and a process needs less than that to start and compile it."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,8 @@ def _finished(
         flaky = reduction.rate is not None and reduction.rate < 1
         saver.write(rate=max(reduction.rate or 0.0, 0.01) if flaky else 1.0)
         if run and not saver.problems:
-            code = run_repro(folder / REPRO, timeout_s=REPRO_S)
+            hangs = reduction.signature == sign.HANG
+            code = run_repro(folder / REPRO, timeout_s=HANG_REPRO_S if hangs else REPRO_S)
     return CaseReduction(
         reduction=reduction,
         folder=folder,
