@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Find what goes wrong when a program is compiled, and prove it.",
     ),
     "reduce": ("graphprobe.cli.reduce:command", "Make a failing case as small as it gets."),
+    "convert": ("graphprobe.cli.convert:command", "Turn dumped values into .npy or text."),
     "doctor": ("graphprobe.cli.doctor:command", "Check the installation and what can be collected with it."),
 }
 """By name: where the command lies, and its line in the help, which therefore needs no import."""

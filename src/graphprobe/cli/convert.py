@@ -1,0 +1,105 @@
+"""`graphprobe convert`: dumped values as `.npy` or text."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from graphprobe.errors import EXIT_UNDECIDED, ArtifactNotFoundError, SchemaError, UsageError
+
+if TYPE_CHECKING:
+    from graphprobe.store.dump_convert import Converted, Format, Gap, Target
+
+_PATIENCE_SECONDS = 1.0
+
+
+@click.command(name="convert", short_help="Turn dumped values into .npy or text.")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.option("--to", type=click.Choice(["npy", "txt", "csv"]), default="npy", show_default=True, help="What to make.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@click.pass_context
+def command(
+    ctx: click.Context, paths: tuple[Path, ...], to: Format, out: Path | None, force: bool, as_json: bool
+) -> None:
+    """Turn dumped values into .npy files, or into text.
+
+    PATH is the file of one op, a stats.csv, a .npy file, or a folder of a dump at any level. The file of an op becomes
+    FILE.SLOT.npy for each tensor in it, such as FILE.input.0.npy, next to it or in the same tree below --out. txt is
+    numpy's text with the dtype and the shape in front, csv has one element a row; both keep every digit. bfloat16 and
+    8-bit floats become float32, which changes no value. A stats.csv becomes a structured array.
+
+    Exits with 125 when something could not be read; the rest is written.
+
+    \b
+    Example:
+      graphprobe convert dump/worldsize1_global_rank0 --out values
+      graphprobe convert values/*/0/model/0/0/*.output.0.npy --to txt
+      graphprobe convert dump --to txt --out text
+    """
+    from graphprobe.store.dump_convert import convert, plan_conversion
+
+    plan = plan_conversion(paths, to=to, out=out, force=force)
+    gaps: list[Gap] = list(plan.gaps)
+    written: list[Converted] = []
+    for target in _watched(plan.targets):
+        try:
+            written.append(convert(target, to=to, force=force))
+        except (SchemaError, ArtifactNotFoundError) as error:
+            gaps.append(_gap(target, error))
+        except UsageError as error:
+            _report(written, gaps, as_json)
+            raise error
+    _report(written, gaps, as_json)
+    if any(not gap.expected for gap in gaps):
+        ctx.exit(EXIT_UNDECIDED)
+
+
+def _gap(target: Target, error: Exception) -> Gap:
+    from graphprobe.store.dump_convert import Gap
+
+    return Gap(str(target.source), target.slot, str(error))
+
+
+def _report(written: Sequence[Converted], gaps: Sequence[Gap], as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        document = {
+            "written": [
+                {**msgspec.structs.asdict(one), "source": str(one.source), "path": str(one.path)} for one in written
+            ],
+            "gaps": [msgspec.structs.asdict(gap) for gap in gaps],
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    for one in written:
+        shape = "x".join(map(str, one.shape)) or "0-d"
+        note = f" ({one.note})" if one.note else ""
+        click.echo(f"Wrote {one.path}: {one.dtype} {shape}{note}")
+    for gap in gaps:
+        where = f"{gap.source} {gap.slot}".rstrip() + ": "
+        click.echo(f"Not converted: {'' if gap.source in gap.reason else where}{gap.reason}", err=True)
+
+
+def _watched(targets: Sequence[Target]) -> Iterator[Target]:
+    """The targets one by one, with a bar on the terminal once it has taken a second."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    if not sys.stderr.isatty():
+        yield from targets
+        return
+    began = time.monotonic()
+    with Progress(console=Console(stderr=True), transient=True, disable=False) as progress:
+        task = progress.add_task("Converting", total=len(targets), visible=False)
+        for target in targets:
+            yield target
+            progress.update(task, advance=1, visible=time.monotonic() - began > _PATIENCE_SECONDS)

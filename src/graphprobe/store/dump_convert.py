@@ -1,0 +1,229 @@
+"""Turn dumped values and statistics into `.npy` files, and those or the values themselves into text."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+import numpy as np
+
+from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
+from graphprobe.store import layout
+from graphprobe.store.dump_format import read_op_file
+from graphprobe.store.dump_layout import STATS
+from graphprobe.store.dump_reader import Array, LoadedValue, open_dump
+from graphprobe.store.dump_records import STAT_FIELDS
+from graphprobe.store.dump_stats import StatsRow, read_stats
+from graphprobe.store.dump_text import write_csv, write_text
+
+Format = Literal["npy", "txt", "csv"]
+
+_MAX_SLOT_LENGTH = 64
+_counter = itertools.count()
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One file to write. `slot` is empty for a source that holds one thing only: a `.npy` or a `stats.csv`."""
+
+    source: Path
+    slot: str
+    path: Path
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Something that is not converted, and why. `expected` when the dump itself says that it is not there."""
+
+    source: str
+    slot: str
+    reason: str
+    expected: bool = False
+
+
+class Converted(msgspec.Struct, frozen=True):
+    """One file that was written; `note` says what was done to a dtype that numpy lacks."""
+
+    source: Path
+    slot: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    note: str
+
+
+class Conversion(msgspec.Struct):
+    """What is to be written, and what cannot be."""
+
+    targets: list[Target]
+    gaps: list[Gap]
+
+
+def plan_conversion(paths: Sequence[Path], *, to: Format, out: Path | None, force: bool) -> Conversion:
+    """What `paths` come to: files of ops, `stats.csv` and `.npy` files, or folders with any of them.
+
+    A target lies next to its source, or below `out` as the source lies below the path that was given. The file of an
+    op gives `<file>.<slot>.<ext>` for each slot. A folder that is no dump gives its `.npy` files.
+
+    Raises:
+        UsageError: nothing to convert, a target that exists already and no `force`, or two of one name.
+        SchemaError: a path is a file of neither kind.
+    """
+    result = Conversion([], [])
+    for path in paths:
+        for source in _sources(path, to, result.gaps):
+            folder = source.parent
+            if out is not None:
+                folder = out if path.is_file() else out / source.parent.relative_to(path)
+            try:
+                _add(result, source, folder, to)
+            except (SchemaError, ArtifactNotFoundError) as error:
+                if path.is_file():
+                    raise
+                result.gaps.append(Gap(str(source), "", str(error)))
+    if not result.targets and not result.gaps:
+        raise UsageError(f"nothing to convert to {to} in {', '.join(map(str, paths))}")
+    _check_targets(result.targets, force)
+    return result
+
+
+def convert(target: Target, *, to: Format, force: bool) -> Converted:
+    """Write one target, whole or not at all.
+
+    Raises:
+        SchemaError, ArtifactNotFoundError: the source cannot be read.
+        UsageError: the target exists by now and `force` is False, or cannot be written.
+    """
+    array, dtype, note = _load(target)
+    temporary = target.path.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_counter)}")
+    try:
+        target.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "xb") as file:
+            _write(file, array, to, dtype, note)
+        if not force and target.path.exists():
+            raise UsageError(f"{target.path} exists already", hint="--force overwrites")
+        os.replace(temporary, target.path)
+    except OSError as error:
+        raise UsageError(f"{target.path} cannot be written: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    return Converted(target.source, target.slot, target.path, dtype, array.shape, note)
+
+
+def array_from_rows(rows: Sequence[StatsRow]) -> Array:
+    """The rows of a `stats.csv` as a structured array with its columns; NaN stands for a column that is not filled."""
+    columns = [
+        ("Op Type", [row.op_type for row in rows]),
+        ("Op Name", [row.op_name for row in rows]),
+        ("Task ID", [row.task_id for row in rows]),
+        ("Stream ID", [row.stream_id for row in rows]),
+        ("Timestamp", [row.time_us for row in rows]),
+        ("Input/Output", [row.side for row in rows]),
+        ("Slot", [row.slot for row in rows]),
+        ("Data Type", [row.dtype for row in rows]),
+        ("Format", [row.format for row in rows]),
+        ("Shape", [str(row.shape) for row in rows]),
+        *((name, [float(row.stats.get(name, np.nan)) for row in rows]) for name in STAT_FIELDS),
+        ("Source", [row.source for row in rows]),
+        ("Engine", [row.engine for row in rows]),
+        ("Digest", [row.digest for row in rows]),
+    ]
+    arrays = [(name, np.array(values)) for name, values in columns]
+    result = np.empty(len(rows), dtype=[(name, array.dtype) for name, array in arrays])
+    for name, array in arrays:
+        result[name] = array
+    return result
+
+
+def _sources(path: Path, to: Format, gaps: list[Gap]) -> Iterator[Path]:
+    """The files that `path` stands for, in order."""
+    if not path.exists():
+        raise UsageError(f"{path} does not exist")
+    if path.is_file():
+        yield path
+        return
+    try:
+        dump = open_dump(path)
+    except UsageError:
+        arrays = sorted(path.rglob("*.npy"))
+        if not arrays or to == "npy":
+            raise
+        yield from arrays
+        return
+    for op in dump.ops():
+        if op.has_values:
+            yield op.path
+    for folder in dump.folders:
+        yield from folder.stats_files()
+    gaps.extend(Gap(str(path), "", problem) for problem in dump.problems)
+
+
+def _add(result: Conversion, source: Path, folder: Path, to: Format) -> None:
+    if source.suffix == ".npy":
+        if to == "npy":
+            raise SchemaError(f"{source} is a .npy file already", hint="--to txt makes text of it")
+        result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
+        return
+    if source.name == STATS:
+        if to == "csv" and folder.resolve() == source.parent.resolve():
+            result.gaps.append(Gap(str(source), "", "it is a csv already; --out makes a copy of it", expected=True))
+        else:
+            result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
+        return
+    for slot in read_op_file(source).record.slots:
+        if slot.stored is None:
+            result.gaps.append(Gap(str(source), slot.name, slot.missing or "its values were not kept", expected=True))
+            continue
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", slot.name)[:_MAX_SLOT_LENGTH]
+        result.targets.append(Target(source, slot.name, folder / f"{_stem(source)}.{name}.{to}"))
+
+
+def _stem(source: Path) -> str:
+    """The name of an op's file, which has no extension of its own; what lies behind its last dot is the time."""
+    return source.name.removesuffix(".safetensors")
+
+
+def _check_targets(targets: Sequence[Target], force: bool) -> None:
+    seen: dict[Path, Target] = {}
+    for target in targets:
+        other = seen.setdefault(target.path, target)
+        if other is not target:
+            raise UsageError(
+                f"{other.source} ({other.slot}) and {target.source} ({target.slot}) would both become {target.path}",
+                hint="convert them one after the other, into folders of their own",
+            )
+    there = [target.path for target in targets if target.path.exists()]
+    if there and not force:
+        more = f", and so do {len(there) - 1} more" if len(there) > 1 else ""
+        raise UsageError(f"{there[0]} exists already{more}", hint="--force overwrites; --out names another folder")
+
+
+def _load(target: Target) -> tuple[Array, str, str]:
+    """The array of a target, the dtype that was dumped, and what was done to it."""
+    if target.source.name == STATS:
+        problems: list[str] = []
+        return array_from_rows(list(read_stats(target.source, problems))), "statistics", "; ".join(problems)
+    if target.slot:
+        file = read_op_file(target.source)
+        slot = next(slot for slot in file.record.slots if slot.name == target.slot)
+        array, note = LoadedValue(file, slot).array_and_conversion()
+        return array, slot.meta.dtype, note
+    try:
+        array = np.load(target.source, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise SchemaError(f"{target.source} cannot be read as a .npy file: {error}") from error
+    return array, str(array.dtype), ""
+
+
+def _write(file: BinaryIO, array: Array, to: Format, dtype: str, note: str) -> None:
+    if to == "npy":
+        np.lib.format.write_array(file, array, allow_pickle=False)
+    elif to == "txt":
+        write_text(file, array, dtype=dtype, note=note)
+    else:
+        write_csv(file, array)

@@ -1,0 +1,295 @@
+"""A dump on disk, read back from any level of its tree: records in order, values as numpy arrays, statistics."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
+from graphprobe.records import TensorMeta
+from graphprobe.store import layout
+from graphprobe.store.dump_dtypes import STORED_DTYPES, bits_from_bytes
+from graphprobe.store.dump_format import RECORD_KEY, OpFile, read_bytes, read_op_file
+from graphprobe.store.dump_layout import INDEX, STATS
+from graphprobe.store.dump_records import DUMP_SCHEMA, DumpManifest, DumpRecord, Side, Slot
+from graphprobe.store.dump_stats import StatsRow, read_stats
+from graphprobe.store.dump_widen import widened
+from graphprobe.store.reader import State
+from graphprobe.store.reader import _is_alive as is_alive
+from graphprobe.store.schema import read_manifest
+
+Array = np.ndarray[Any, Any]
+
+_LEVELS_ABOVE = 4
+"""How far a data folder lies below its time folder."""
+
+
+class LoadedValue:
+    """The values of one slot, read when they are asked for.
+
+    Attributes:
+        slot: what the record says of it.
+        name, side, meta: short for those of the slot.
+    """
+
+    def __init__(self, file: OpFile, slot: Slot) -> None:
+        self.slot = slot
+        self.name: str = slot.name
+        self.side: Side = slot.side
+        self.meta: TensorMeta = slot.meta
+        self._file = file
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file holds the values."""
+        return self.name in self._file.spans
+
+    def raw(self) -> Array:
+        """The bytes: uint8, 1-d, row-major, little-endian. Raises ArtifactNotFoundError when there are none."""
+        return read_bytes(self._file, self.slot)
+
+    def bits(self) -> Array:
+        """In numpy's own dtype; as unsigned integers of the item size for a dtype that numpy lacks."""
+        return bits_from_bytes(self.raw(), self.meta.dtype, self.meta.shape)
+
+    def array(self) -> Array:
+        """The values, of the tensor's shape; in the next wider dtype where numpy lacks theirs, see `conversion`."""
+        return self.array_and_conversion()[0]
+
+    def array_and_conversion(self) -> tuple[Array, str]:
+        """`array()`, and in words what it does to the dtype: empty where it keeps it."""
+        bits = self.bits()
+        known = STORED_DTYPES.get(self.meta.dtype)
+        if known is not None and known.numpy is not None:
+            return bits, ""
+        return widened(bits, self.meta.dtype)
+
+
+class DumpedOp:
+    """One execution of one op. `path` is its file, or the `stats.csv` with its rows."""
+
+    def __init__(self, record: DumpRecord, path: Path) -> None:
+        self.record = record
+        self.path = path
+
+    @property
+    def has_values(self) -> bool:
+        """Whether a file of values was written, and not only statistics."""
+        return self.path.name != STATS
+
+    def values(self) -> dict[str, LoadedValue]:
+        """The tensors by slot, in order, those without values included.
+
+        Raises:
+            ArtifactNotFoundError: the file is gone, or only statistics were kept.
+            SchemaError: the file is cut off or foreign.
+        """
+        if not self.has_values:
+            raise ArtifactNotFoundError(f"only statistics of {self.record.op.op_name} were kept: {self.path}")
+        file = read_op_file(self.path)
+        return {slot.name: LoadedValue(file, slot) for slot in file.record.slots}
+
+
+class DumpFolder:
+    """One time folder: the dump of one process. `problems` says in words what could not be read.
+
+    Attributes:
+        time_dir: the folder.
+        manifest: None in a folder that was copied without it.
+        below: only what lies below this path, relative to the folder, is told; empty for all.
+    """
+
+    def __init__(self, time_dir: Path, manifest: DumpManifest | None, *, below: str = "") -> None:
+        self.time_dir = time_dir
+        self.manifest = manifest
+        self.below = below
+        self.problems: list[str] = []
+
+    @property
+    def path(self) -> Path:
+        """The folder that was asked for."""
+        return self.time_dir / self.below
+
+    @property
+    def state(self) -> State | None:
+        """As the manifest says; `killed` where it says `running` and the process is gone; None without a manifest."""
+        if self.manifest is None:
+            return None
+        if self.manifest.state == "running" and self.manifest.host in ("", socket.gethostname()):
+            return "running" if is_alive(self.manifest.pid) else "killed"
+        return self.manifest.state
+
+    def ops(self) -> Iterator[DumpedOp]:
+        """Every execution, in the order in which they were written."""
+        index = self.time_dir / INDEX
+        records = self._read_index(index) if index.exists() else self._read_headers()
+        for record, path in records:
+            if not self.below or record.file.startswith(self.below + "/"):
+                yield DumpedOp(record, path)
+
+    def stats(self) -> Iterator[StatsRow]:
+        """The rows of every `stats.csv`, folder by folder in the order of their numbers."""
+        for path in self.stats_files():
+            yield from read_stats(path, self.problems)
+
+    def stats_files(self) -> list[Path]:
+        """Every `stats.csv`, in the order of the numbers in their paths."""
+        return sorted(self.path.rglob(STATS), key=_natural)
+
+    def _read_index(self, path: Path) -> Iterator[tuple[DumpRecord, Path]]:
+        try:
+            with open(path, "rb") as file:
+                for number, line in enumerate(file, start=1):
+                    try:
+                        record = msgspec.json.decode(line, type=DumpRecord)
+                    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                        if line.strip():
+                            torn = not line.endswith(b"\n")
+                            why = "is cut off, as by a killed process" if torn else f"is no record: {error}"
+                            self.problems.append(f"{path} line {number} {why}")
+                        continue
+                    target = self.time_dir / record.file
+                    if ".." in Path(record.file).parts or os.path.isabs(record.file):
+                        self.problems.append(f"{path} line {number} names {record.file}, which lies outside the dump")
+                    elif not target.is_file():
+                        self.problems.append(f"{path} line {number} names {record.file}, which is gone")
+                    else:
+                        yield record, target
+        except OSError as error:
+            self.problems.append(f"{path} cannot be read: {error.strerror}")
+
+    def _read_headers(self) -> Iterator[tuple[DumpRecord, Path]]:
+        """The records in the headers of the files themselves, for a folder that was taken out of its tree."""
+        found = []
+        for path in self.path.rglob("*"):
+            if path.name.startswith(layout.TEMPORARY_PREFIX) or not path.is_file() or not is_op_file(path):
+                continue
+            try:
+                record = read_op_file(path).record
+            except (SchemaError, ArtifactNotFoundError) as error:
+                self.problems.append(str(error))
+                continue
+            found.append((record, path))
+        yield from sorted(found, key=lambda pair: (pair[0].seq, str(pair[1])))
+
+
+class Dump:
+    """Everything under the path that was opened: one folder a process, oldest first, then by rank."""
+
+    def __init__(self, folders: list[DumpFolder]) -> None:
+        self.folders = folders
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read so far, in words."""
+        return list(dict.fromkeys(problem for folder in self.folders for problem in folder.problems))
+
+    def ops(self) -> Iterator[DumpedOp]:
+        """Every execution, folder by folder."""
+        for folder in self.folders:
+            yield from folder.ops()
+
+    def stats(self) -> Iterator[StatsRow]:
+        """Every row of statistics, folder by folder."""
+        for folder in self.folders:
+            yield from folder.stats()
+
+
+def open_dump(path: str | Path) -> Dump:
+    """The dump at `path`: a dump path, a rank folder, a time folder, anything below one, or the file of one op.
+
+    A folder that was taken out of its tree is read by the headers of its files.
+
+    Raises:
+        RunNotFoundError: there is no dump.
+        SchemaError: a manifest is of a newer or an unknown schema, or the file is no file of a dump.
+    """
+    path = Path(path)
+    if path.is_file():
+        return Dump([_OneFile(path)])
+    if not path.is_dir():
+        raise RunNotFoundError(f"{path} does not exist")
+    for depth, above in enumerate([path.absolute(), *path.absolute().parents][: _LEVELS_ABOVE + 1]):
+        manifest = _manifest_in(above)
+        if manifest is not None:
+            below = path.absolute().relative_to(above).as_posix() if depth else ""
+            return Dump([DumpFolder(above if depth else path, manifest, below=below)])
+    folders = []
+    for file in [*path.glob(f"*/{layout.MANIFEST}"), *path.glob(f"*/*/{layout.MANIFEST}")]:
+        manifest = _manifest_in(file.parent)
+        if manifest is not None:
+            folders.append(DumpFolder(file.parent, manifest))
+    if folders:
+        return Dump(sorted(folders, key=lambda folder: _age(folder)))
+    stray = DumpFolder(path, None)
+    if next(stray.ops(), None) is not None or stray.stats_files():
+        stray.problems.clear()
+        return Dump([stray])
+    raise RunNotFoundError(
+        f"no dump at {path}: neither {layout.MANIFEST} of a dump there, above or two levels below, "
+        f"nor files of ops, nor {STATS}",
+        hint="name the dump path, or a folder worldsize<W>_global_rank<R> or anything in it",
+    )
+
+
+def is_op_file(path: Path) -> bool:
+    """Whether a file begins as the file of an op does, whatever its name; a file that is cut off may, too."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(256)
+    except OSError:
+        return False
+    return start[8:9] == b"{" and RECORD_KEY.encode() in start
+
+
+class _OneFile(DumpFolder):
+    """The file of one op, or one `stats.csv`, on its own."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.parent, None)
+        self._only = path
+        self._record = None if path.name == STATS else read_op_file(path).record
+
+    def ops(self) -> Iterator[DumpedOp]:
+        if self._record is not None:
+            yield DumpedOp(self._record, self._only)
+
+    def stats_files(self) -> list[Path]:
+        return [self._only] if self._record is None else []
+
+
+def _manifest_in(folder: Path) -> DumpManifest | None:
+    """The manifest of a dump that lies right in `folder`; None when there is none, or one of something else."""
+    path = folder / layout.MANIFEST
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if b'"dump_schema"' not in data:
+        return None
+    document, _ = read_manifest(data, path=str(path))
+    version = document.get("dump_schema")
+    if not isinstance(version, int) or version > DUMP_SCHEMA:
+        raise SchemaError(
+            f"{path} has dump schema {version}; this graphprobe reads up to {DUMP_SCHEMA}",
+            hint="upgrade graphprobe: pip install --upgrade graphprobe",
+        )
+    try:
+        return msgspec.convert(document, DumpManifest)
+    except msgspec.ValidationError as error:
+        raise SchemaError(f"{path} is no manifest of a dump: {error}") from error
+
+
+def _age(folder: DumpFolder) -> tuple[int, int]:
+    manifest = folder.manifest
+    return (0, 0) if manifest is None else (manifest.started_ns, manifest.rank)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    return [(int(part) if part.isdecimal() else -1, part) for part in path.parts]

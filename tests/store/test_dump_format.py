@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from dump_helpers import OP, PLACE, new_writer, value
+from graphprobe.errors import ArtifactNotFoundError, SchemaError
+from graphprobe.records import TensorMeta
+from graphprobe.store.dump_dtypes import STORED_DTYPES
+from graphprobe.store.dump_format import RECORD_KEY, read_op_file
+from graphprobe.store.dump_reader import Dump, DumpedOp, open_dump
+from graphprobe.store.dump_records import Argument, DumpValue, view_from_buffer
+
+PACKED = "float4_e2m1fn_x2"
+
+
+def values_from_tensors(tensors: list[torch.Tensor]) -> list[DumpValue]:
+    result = []
+    for index, tensor in enumerate(tensors):
+        dense = tensor.contiguous()
+        data = dense.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+        meta = TensorMeta(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride()))
+        result.append(DumpValue(f"input.{index}", "input", meta, data))
+    return result
+
+
+def dumped(tmp_path: Path, values: list[DumpValue], **fields: Any) -> DumpedOp:
+    writer = new_writer(tmp_path, queue_bytes=0)
+    assert writer.submit(OP, PLACE, values, **fields) == 0
+    writer.close()
+    assert writer.manifest.missing == []
+    (op,) = open_dump(writer.time_dir).ops()
+    return op
+
+
+def tensor_of(dtype: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Random bits, so that NaN payloads, infinities and signed zeros come up."""
+    bits = np.random.default_rng(seed).integers(0, 256, (*shape, STORED_DTYPES[dtype].size_bytes), dtype=np.uint8)
+    if dtype == "bool":
+        bits &= 1
+    if 0 in shape:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.from_numpy(bits).view(getattr(torch, dtype)).reshape(shape)
+
+
+def same_bits(tensor: torch.Tensor, raw: np.ndarray[Any, Any]) -> bool:
+    if not tensor.numel():
+        return raw.size == 0
+    return tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() == raw.tobytes()
+
+
+shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(sorted(STORED_DTYPES)), shapes, st.integers(0, 99)), max_size=6))
+def test_every_dtype_and_shape_comes_back_bit_by_bit(
+    tmp_path_factory: pytest.TempPathFactory, cases: list[tuple[str, tuple[int, ...], int]]
+) -> None:
+    tensors = [tensor_of(*case) for case in cases]
+    op = dumped(tmp_path_factory.mktemp("dump"), values_from_tensors(tensors))
+    loaded = op.values()
+    assert list(loaded) == [f"input.{index}" for index in range(len(cases))]
+    for tensor, one in zip(tensors, loaded.values(), strict=True):
+        assert (one.meta.dtype, one.meta.shape) == (str(tensor.dtype)[6:], tuple(tensor.shape))
+        assert same_bits(tensor, one.raw())
+        if one.meta.dtype != PACKED:
+            assert one.array().shape == tuple(tensor.shape)
+    with safe_open(op.path, framework="pt") as file:
+        assert set(file.keys()) == set(loaded)
+        for name, tensor in zip(loaded, tensors, strict=True):
+            stored = file.get_tensor(name)
+            assert same_bits(stored, loaded[name].raw())
+            assert stored.data_ptr() % max(1, tensor.element_size()) == 0 or tensor.numel() == 0
+
+
+@pytest.mark.parametrize("dtype", sorted(STORED_DTYPES.keys() - {PACKED}))
+def test_values_are_those_of_torch(tmp_path: Path, dtype: str) -> None:
+    every = np.arange(256, dtype=np.uint8)
+    size_bytes = STORED_DTYPES[dtype].size_bytes
+    if dtype == "bool":
+        every &= 1
+    if size_bytes == 2:
+        every = np.arange(65536, dtype=np.uint16).view(np.uint8)
+    tensor = torch.from_numpy(every).view(getattr(torch, dtype))
+    (one,) = dumped(tmp_path, values_from_tensors([tensor])).values().values()
+    array, note = one.array_and_conversion()
+    assert bool(note) == (STORED_DTYPES[dtype].numpy is None)
+    wide = {"complex32": torch.complex64}.get(dtype, torch.float32 if note else tensor.dtype)
+    np.testing.assert_array_equal(array, tensor.to(wide).numpy())
+    assert array.dtype == tensor.to(wide).numpy().dtype
+    if wide is torch.float32:
+        negative = ~np.isnan(array)
+        np.testing.assert_array_equal(np.signbit(array)[negative], np.signbit(tensor.float().numpy())[negative])
+
+
+def test_the_packed_dtype_is_unpacked(tmp_path: Path) -> None:
+    data = np.array([[0x10, 0xF8]], dtype=np.uint8)
+    meta = TensorMeta(PACKED, (1, 2))
+    (one,) = dumped(tmp_path, [DumpValue("input.0", "input", meta, data)]).values().values()
+    array = one.array()
+    assert array.tolist() == [[0.0, 0.5, 0.0, -6.0]]
+    assert np.signbit(array[0, 2])
+
+
+def test_a_dtype_that_nobody_knows_stays_bytes(tmp_path: Path) -> None:
+    meta = TensorMeta("quint4x2", (5,))
+    (one,) = dumped(tmp_path, [DumpValue("input.0", "input", meta, b"abc")]).values().values()
+    array, note = one.array_and_conversion()
+    assert array.tolist() == [97, 98, 99]
+    assert note == "quint4x2 as raw bytes"
+
+
+def test_a_raw_dtype_can_be_viewed_with_safetensors_alone(tmp_path: Path) -> None:
+    tensor = torch.tensor([[1 + 2j], [3 - 4j]], dtype=torch.complex64)
+    op = dumped(tmp_path, values_from_tensors([tensor]))
+    with safe_open(op.path, framework="pt") as file:
+        assert torch.equal(file.get_tensor("input.0").view(torch.complex64).squeeze(-1), tensor)
+        assert RECORD_KEY in file.metadata()
+
+
+def test_the_record_tells_everything(tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    values = [
+        *values_from_tensors([base.t()]),
+        DumpValue("kwarg.out", "output", TensorMeta("float32", (2,)), lambda: np.ones(2, np.float32)),
+        DumpValue("output.0", "output", TensorMeta("float32", (7,), (1,), "cuda:1")),
+    ]
+    arguments = [Argument("input.1", "NoneType", "None"), Argument("kwarg.eps", "float", "nan")]
+    op = dumped(tmp_path, values, arguments=arguments, notes=["output.0 is input.0"], stream_id=3, time_ns=1234567890)
+    record = op.record
+    assert (record.seq, record.time_us, record.op, record.place, record.stream_id) == (0, 1234567, OP, PLACE, 3)
+    assert record.file == "0/ResNet-50/1/0/add.add_1.0.1234567"
+    assert record.arguments == tuple(arguments)
+    assert record.notes == ("output.0 is input.0",)
+    assert record.slots[0].meta == TensorMeta("float32", (4, 3), (1, 4))
+    assert [(slot.name, slot.side, slot.stored, slot.size_bytes) for slot in record.slots] == [
+        ("input.0", "input", "F32", 48),
+        ("kwarg.out", "output", "F32", 8),
+        ("output.0", "output", None, 0),
+    ]
+    loaded = op.values()
+    np.testing.assert_array_equal(loaded["input.0"].array(), base.t().numpy())
+    assert [one.is_there for one in loaded.values()] == [True, True, False]
+    with pytest.raises(ArtifactNotFoundError, match=r"no values of output\.0"):
+        loaded["output.0"].array()
+    assert read_op_file(op.path).record == record
+
+
+def test_an_op_without_tensors(tmp_path: Path) -> None:
+    op = dumped(tmp_path, [], arguments=[Argument("input.0", "int", "3")])
+    assert op.values() == {}
+    assert op.record.arguments[0].text == "3"
+
+
+@pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, keep: int) -> None:
+    op = dumped(tmp_path, [value("input.0", np.arange(100.0))])
+    data = op.path.read_bytes()
+    op.path.write_bytes(data[:keep])
+    with pytest.raises(SchemaError, match="cut off|no header"):
+        op.values()
+    op.path.write_bytes(data)
+    assert op.values()["input.0"].array()[99] == 99
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"a": np.ones(3)}, tmp_path / "foreign")
+    (tmp_path / "text").write_text("hello, this is no tensor at all")
+    (tmp_path / "long").write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    with pytest.raises(SchemaError, match="not of an op dump"):
+        read_op_file(tmp_path / "foreign")
+    for name in ("text", "long"):
+        with pytest.raises(SchemaError, match="no safetensors file"):
+            read_op_file(tmp_path / name)
+    with pytest.raises(ArtifactNotFoundError, match="No such file"):
+        read_op_file(tmp_path / "absent")
+
+
+def test_a_file_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    op = dumped(tmp_path, [value("input.0", np.ones(3))])
+    data = op.path.read_bytes()
+    op.path.write_bytes(data.replace(b'"graphprobe.dump_schema":"1"', b'"graphprobe.dump_schema":"9"'))
+    with pytest.raises(SchemaError, match="schema 9"):
+        op.values()
+
+
+def test_views_of_buffers() -> None:
+    array = np.arange(6, dtype=np.complex128).reshape(2, 3)
+    assert view_from_buffer(array).nbytes == 96
+    assert view_from_buffer(memoryview(array.real.copy())).nbytes == 48
+    assert view_from_buffer(np.zeros((0, 3))).nbytes == view_from_buffer(b"").nbytes == 0
+    assert view_from_buffer(np.array(1.0)).nbytes == 8
+    with pytest.raises(ValueError, match="contiguous"):
+        view_from_buffer(array.T)
+    with pytest.raises(ValueError, match="contiguous"):
+        view_from_buffer(memoryview(b"abcdef")[::2])
+    with pytest.raises(ValueError, match="native"):
+        view_from_buffer(np.arange(3, dtype=">i4"))
+
+
+def test_a_dump_holds_the_ops_in_order(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path)
+    for number in range(20):
+        assert writer.submit(OP, PLACE, [value("input.0", np.array(number))]) == number
+    writer.close()
+    dump = open_dump(tmp_path)
+    assert isinstance(dump, Dump)
+    assert [int(op.values()["input.0"].array()) for op in dump.ops()] == list(range(20))
+    assert dump.problems == []

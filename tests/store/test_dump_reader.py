@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from dump_helpers import OP, new_manifest, new_writer, value
+from graphprobe.errors import RunNotFoundError, SchemaError
+from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store import layout
+from graphprobe.store.dump_layout import INDEX
+from graphprobe.store.dump_reader import Dump, open_dump
+from graphprobe.store.dump_records import DumpValue, Place
+from graphprobe.store.writer import RunWriter
+
+META = TensorMeta("float32", (1,))
+
+
+def record(root: Path, *, rank: int = 0, started_ns: int = 10**18) -> Path:
+    """Two models, two calls each; the second call of a model leaves statistics only. Returns the time folder."""
+    writer = new_writer(root, manifest=new_manifest(rank=rank, world_size=2, started_ns=started_ns))
+    for model in ("a", "b"):
+        place = Place(model_name=model, model_id=0, data_index=0)
+        for number in range(2):
+            writer.submit(OP, place, [value("output.0", np.array([number]))])
+        place = Place(model_name=model, model_id=0, data_index=1)
+        writer.submit(OP, place, [DumpValue("output.0", "output", META, stats=TensorStats(1, max=1.0))])
+    writer.close()
+    return writer.time_dir
+
+
+def seqs(dump: Dump) -> list[int]:
+    return [op.record.seq for op in dump.ops()]
+
+
+def test_a_dump_opens_at_every_level(tmp_path: Path) -> None:
+    first = record(tmp_path, rank=1)
+    second = record(tmp_path, rank=0, started_ns=2 * 10**18)
+    whole = open_dump(tmp_path)
+    assert [folder.time_dir for folder in whole.folders] == [first, second]
+    assert seqs(whole) == [*range(6), *range(6)]
+    assert len(list(whole.stats())) == 4
+    for path, expected in (
+        (first.parent, [0, 1, 2, 3, 4, 5]),
+        (first, [0, 1, 2, 3, 4, 5]),
+        (first / "0", [0, 1, 2, 3, 4, 5]),
+        (first / "0" / "b", [3, 4, 5]),
+        (first / "0" / "b" / "0", [3, 4, 5]),
+        (first / "0" / "b" / "0" / "0", [3, 4]),
+        (first / "0" / "b" / "0" / "1", [5]),
+    ):
+        dump = open_dump(path)
+        assert seqs(dump) == expected, path
+        assert len(list(dump.stats())) == sum(number in (2, 5) for number in expected)
+        assert dump.problems == []
+        assert [folder.state for folder in dump.folders] == ["finished"]
+    op = next(open_dump(first).ops())
+    (alone,) = open_dump(op.path).ops()
+    assert alone.record == op.record
+    assert alone.values()["output.0"].array() == [0]
+    stats_file = first / "0" / "b" / "0" / "1" / "stats.csv"
+    assert [row.task_id for row in open_dump(stats_file).stats()] == [5]
+    assert seqs(open_dump(stats_file)) == []
+
+
+def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    time_dir = record(tmp_path)
+    monkeypatch.chdir(time_dir / "0" / "b")
+    assert seqs(open_dump(".")) == [3, 4, 5]
+    assert [op.values()["output.0"].array().tolist() for op in open_dump("0/0").ops()] == [[0], [1]]
+
+
+def test_a_folder_out_of_its_tree_is_read_by_its_files(tmp_path: Path) -> None:
+    time_dir = record(tmp_path / "dump")
+    shutil.copytree(time_dir / "0" / "a" / "0" / "0", tmp_path / "copy")
+    (tmp_path / "copy" / "notes.txt").write_text("mine")
+    file = next((tmp_path / "copy").glob("add*"))
+    (tmp_path / "copy" / f"{layout.TEMPORARY_PREFIX}1-2").write_bytes(file.read_bytes())
+    copy = open_dump(tmp_path / "copy")
+    assert seqs(copy) == [0, 1]
+    assert [folder.state for folder in copy.folders] == [None]
+    file.write_bytes(file.read_bytes()[:-1])
+    assert len(seqs(copy)) == 1
+    assert "cut off" in copy.problems[0]
+    shutil.copytree(time_dir / "0" / "a" / "0" / "1", tmp_path / "rows")
+    assert len(list(open_dump(tmp_path / "rows").stats())) == 1
+
+
+def test_no_dump(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFoundError, match="does not exist"):
+        open_dump(tmp_path / "absent")
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / layout.MANIFEST).write_text("{}")
+    with pytest.raises(RunNotFoundError, match="no dump at"):
+        open_dump(tmp_path)
+    with pytest.raises(SchemaError, match="no safetensors file"):
+        open_dump(tmp_path / "notes.txt")
+
+
+def test_a_run_is_no_dump(tmp_path: Path) -> None:
+    from graphprobe.records import Manifest
+
+    facts = msgspec.convert(msgspec.to_builtins(new_manifest()), Manifest)
+    run = RunWriter.create(tmp_path, manifest=facts, rank=None, max_bytes=None)
+    run.close("finished")
+    with pytest.raises(RunNotFoundError, match="no dump at"):
+        open_dump(run.tool_dir)
+
+
+def test_manifests_that_cannot_be_read(tmp_path: Path) -> None:
+    path = record(tmp_path) / layout.MANIFEST
+    document = json.loads(path.read_text())
+    for changed, message in (
+        (document | {"dump_schema": 99}, "dump schema 99"),
+        (document | {"schema": 99}, "schema 99"),
+        (document | {"ops": "many"}, "no manifest of a dump"),
+    ):
+        path.write_text(json.dumps(changed))
+        with pytest.raises(SchemaError, match=message):
+            open_dump(path.parent)
+    path.write_text(json.dumps(document | {"field of tomorrow": 1}))
+    assert len(seqs(open_dump(path.parent))) == 6
+
+
+def test_lines_of_the_index_that_cannot_be_read(tmp_path: Path) -> None:
+    time_dir = record(tmp_path)
+    index = time_dir / INDEX
+    lines = index.read_bytes().splitlines(keepends=True)
+    outside = lines[1].replace(b'"file":"0/', b'"file":"../')
+    absolute = lines[1].replace(b'"file":"0/', b'"file":"/')
+    absent = lines[1].replace(b'"file":"0/', b'"file":"1/')
+    index.write_bytes(b"".join([lines[0], b"garbage\n", b"\n", outside, absolute, absent, *lines[2:5], lines[5][:-5]]))
+    dump = open_dump(time_dir)
+    assert seqs(dump) == [0, 2, 3, 4]
+    assert seqs(dump) == [0, 2, 3, 4]
+    expected = ["line 2 is no record", "line 4 names", "line 5 names", "line 6 names", "line 10 is cut off"]
+    assert len(dump.problems) == len(expected)
+    assert all(text in problem for text, problem in zip(expected, dump.problems, strict=True))
+
+
+def test_a_dump_whose_index_is_gone_is_read_by_its_files(tmp_path: Path) -> None:
+    time_dir = record(tmp_path)
+    (time_dir / INDEX).unlink()
+    assert seqs(open_dump(time_dir)) == [0, 1, 3, 4]
+    assert seqs(open_dump(time_dir / "0" / "b")) == [3, 4]

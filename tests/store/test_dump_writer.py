@@ -1,0 +1,478 @@
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dump_helpers import OP, PLACE, new_manifest, new_writer, value, written
+from graphprobe.errors import UsageError
+from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store import dump_sink, layout
+from graphprobe.store.dump_reader import DumpFolder, open_dump
+from graphprobe.store.dump_records import DumpValue, Place
+from graphprobe.store.dump_writer import DumpWriter
+
+ONES = value("output.0", np.ones(1000))
+
+
+def folder_of(writer: DumpWriter) -> DumpFolder:
+    (folder,) = open_dump(writer.time_dir).folders
+    return folder
+
+
+def numbers(writer: DumpWriter) -> list[int]:
+    """The executions that can be read back, values included."""
+    folder = folder_of(writer)
+    result = []
+    for op in folder.ops():
+        for one in op.values().values():
+            if one.is_there:
+                one.array()
+        result.append(op.record.seq)
+    assert folder.problems == []
+    return result
+
+
+@pytest.fixture(params=[0, 1 << 20], ids=["synchronous", "queued"])
+def queue_bytes(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def test_a_dump_from_start_to_end(tmp_path: Path, queue_bytes: int) -> None:
+    writer = new_writer(tmp_path, queue_bytes=queue_bytes, manifest=new_manifest(rank=1, world_size=2))
+    assert writer.time_dir.parent == tmp_path / "worldsize2_global_rank1"
+    assert writer.accepts
+    assert writer.submit(OP, PLACE, [ONES]) == 0
+    assert writer.submit(OP, Place(model_name="a", model_id=0, data_index=1, device_id=2), [ONES]) == 1
+    writer.note("once")
+    writer.note("once")
+    writer.missing("the engine cannot see it", name="relu_1")
+    assert writer.flush()
+    assert folder_of(writer).state == "running"
+    writer.close("failed", "ValueError: no")
+    writer.close("finished")
+    assert not writer.accepts
+    assert writer.submit(OP, PLACE, [ONES]) is None
+    manifest = folder_of(writer).manifest
+    assert manifest == writer.manifest
+    assert manifest is not None
+    assert (manifest.state, manifest.exception, manifest.ops) == ("failed", "ValueError: no", 2)
+    assert (manifest.collected_files, manifest.notes) == (2, ["once"])
+    assert manifest.missing == ["1 op not written: the engine cannot see it; first: relu_1"]
+    assert (manifest.engine, manifest.plan, manifest.queue_bytes) == ("kernel", {"dump_mode": "all"}, queue_bytes)
+    files = written(writer.time_dir) - {layout.MANIFEST}
+    assert manifest.collected_bytes == sum((writer.time_dir / name).stat().st_size for name in files)
+    assert not any(name.rpartition("/")[2].startswith(".") for name in files)
+    assert numbers(writer) == [0, 1]
+
+
+def test_two_dumps_in_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    manifest = new_manifest(started_ns=1_700_000_000_000_000_000)
+    writers = [new_writer(tmp_path, manifest=manifest) for _ in range(3)]
+    for number, writer in enumerate(writers):
+        writer.submit(OP, PLACE, [value("output.0", np.array(number))])
+        writer.close()
+    names = sorted(int(writer.time_dir.name) for writer in writers)
+    assert names == [names[0], names[0] + 1, names[0] + 2]
+    assert all(len(str(name)) == 14 for name in names)
+    assert [int(next(folder_of(w).ops()).values()["output.0"].array()) for w in writers] == [0, 1, 2]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        DumpWriter.create(tmp_path / "absent", manifest=new_manifest())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="Not a directory"):
+        DumpWriter.create(tmp_path / "file", manifest=new_manifest())
+    assert written(tmp_path) == {"file"}
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_bytes": 0}, {"queue_bytes": -1}, {"queue_ops": 0}, {"when_full": "wait"}], ids=str
+)
+def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(UsageError, match=name):
+        new_writer(tmp_path, **options)
+    assert written(tmp_path) == set()
+
+
+def test_the_budget_ends_the_dump_and_not_the_program(tmp_path: Path, queue_bytes: int) -> None:
+    writer = new_writer(tmp_path, max_bytes=100_000, queue_bytes=queue_bytes)
+    for _ in range(30):
+        writer.submit(OP, PLACE, [ONES])
+    writer.flush()
+    assert not writer.accepts
+    assert writer.submit(OP, PLACE, [value("output.0", np.ones(1))]) is None
+    writer.close()
+    kept = numbers(writer)
+    assert 3 < len(kept) < 12
+    assert kept == list(range(len(kept)))
+    manifest = writer.manifest
+    assert manifest.stopped == "max_bytes (97.7 KiB) was reached"
+    assert manifest.missing == [f"{31 - len(kept)} ops not written: {manifest.stopped}; first: add_1 (op {len(kept)})"]
+    assert sum((writer.time_dir / name).stat().st_size for name in written(writer.time_dir)) <= 100_000
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets how many bytes of ops and lines the disk still takes; then a write is cut short, and the next refused."""
+    room = [1 << 60]
+
+    def cut(write: Callable[..., int]) -> Callable[..., int]:
+        def call(descriptor: int, data: Any) -> int:
+            size = sum(map(len, data)) if isinstance(data, list) else len(data)
+            if size > room[0]:
+                if room[0] <= 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                whole = b"".join(data) if isinstance(data, list) else bytes(data)
+                written_bytes = plain_write(descriptor, whole[: room[0]])
+                room[0] -= written_bytes
+                return written_bytes
+            room[0] -= size
+            return write(descriptor, data)
+
+        return call
+
+    plain_write = os.write
+    monkeypatch.setattr(os, "writev", cut(os.writev))
+    monkeypatch.setattr(os, "write", cut(os.write))
+    return lambda size: room.__setitem__(0, size)
+
+
+@pytest.mark.parametrize("room", [0, 100, 7000, 8500, 8900])
+def test_a_full_disk_is_counted_and_tried_again(
+    tmp_path: Path,
+    full_disk: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    queue_bytes: int,
+    room: int,
+) -> None:
+    """The room is cut off before the file, inside its header and its values, and inside the line of the index."""
+    monkeypatch.setattr(dump_sink, "RETRY_SECONDS", 0.0)
+    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
+    writer.submit(OP, PLACE, [ONES])
+    writer.flush()
+    full_disk(room)
+    for _ in range(3):
+        writer.submit(OP, PLACE, [ONES])
+    writer.flush()
+    before = writer.manifest.ops
+    full_disk(1 << 60)
+    assert writer.accepts
+    writer.submit(OP, PLACE, [ONES])
+    writer.close()
+    assert before == 1
+    assert numbers(writer) == [0, 4]
+    (missing,) = writer.manifest.missing
+    assert missing.startswith("3 ops not written: No space left on device; first: add_1 (op 1)")
+    names = {name.rpartition("/")[2] for name in written(writer.time_dir)}
+    assert len(names) == 4, names
+
+
+def test_nothing_is_tried_while_the_disk_is_full(tmp_path: Path, full_disk: Callable[[int], None]) -> None:
+    writer = new_writer(tmp_path, queue_bytes=0)
+    full_disk(0)
+    began = time.monotonic()
+    assert writer.submit(OP, PLACE, [ONES]) is None
+    full_disk(1 << 60)
+    assert writer.submit(OP, PLACE, [ONES]) is None or time.monotonic() - began > dump_sink.RETRY_SECONDS
+    writer.close()
+    assert writer.manifest.missing[0].startswith("2 ops not written: No space left on device")
+
+
+def test_statistics_on_a_full_disk(
+    tmp_path: Path, full_disk: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump_sink, "RETRY_SECONDS", 0.0)
+    writer = new_writer(tmp_path, queue_bytes=0)
+    one = DumpValue("output.0", "output", TensorMeta("float32", (3,)), stats=TensorStats(3, max=1.5))
+    for room in (1 << 60, 10, 200, 700, 1 << 60):
+        full_disk(room)
+        writer.submit(OP, PLACE, [one])
+    writer.close()
+    folder = folder_of(writer)
+    rows = [row.task_id for row in folder.stats()]
+    assert rows == [op.record.seq for op in folder.ops()]
+    assert rows[0] == 0 and rows[-1] == 4 and len(rows) < 5
+    assert folder.problems == []
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_an_error_costs_that_op_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue_bytes: int, code: int
+) -> None:
+    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
+    writer.submit(OP, PLACE, [ONES])
+    writer.flush()
+    writev = os.writev
+
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "writev", fail)
+    writer.submit(OP, PLACE, [ONES])
+    writer.flush()
+    monkeypatch.setattr(os, "writev", writev)
+    writer.submit(OP, PLACE, [ONES])
+    writer.close()
+    assert numbers(writer) == [0, 2]
+    assert writer.manifest.missing == [f"1 op not written: {os.strerror(code)}; first: add_1 (op 1)"]
+
+
+def test_a_folder_that_is_taken_away_is_made_again(tmp_path: Path, queue_bytes: int) -> None:
+    import shutil
+
+    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
+    writer.submit(OP, PLACE, [ONES])
+    writer.flush()
+    shutil.rmtree(writer.time_dir / "0")
+    writer.submit(OP, PLACE, [ONES])
+    writer.submit(OP, PLACE, [ONES])
+    writer.close()
+    folder = folder_of(writer)
+    assert [op.record.seq for op in folder.ops()] == [2]
+    assert len(folder.problems) == 1
+    assert "which is gone" in folder.problems[0]
+    assert writer.manifest.missing[0].startswith("1 op not written: No such file or directory")
+
+
+def test_a_value_that_cannot_be_had_is_a_gap_in_its_slot(tmp_path: Path, queue_bytes: int) -> None:
+    def fail() -> bytes:
+        raise RuntimeError("device lost")
+
+    meta = TensorMeta("float32", (2,))
+    values = [
+        DumpValue("input.0", "input", meta, fail),
+        DumpValue("input.1", "input", meta, b"123"),
+        DumpValue("input.2", "input", meta, np.ones((4, 4), np.float32)[:, 1]),
+        DumpValue("output.0", "output", meta, lambda: np.ones(2, np.float32)),
+    ]
+    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
+    writer.submit(OP, PLACE, values)
+    writer.close()
+    (op,) = folder_of(writer).ops()
+    assert [slot.missing.split(":")[0] for slot in op.record.slots] == ["RuntimeError", "ValueError", "ValueError", ""]
+    assert op.values()["output.0"].array().tolist() == [1, 1]
+    assert len(writer.manifest.missing) == 3
+    assert writer.manifest.missing[0] == (
+        "1 value not written: RuntimeError: device lost; first: input.0 of add_1 (op 0)"
+    )
+
+
+def test_statistics_that_cannot_be_had(tmp_path: Path, queue_bytes: int) -> None:
+    def fail() -> TensorStats:
+        raise RuntimeError("device lost")
+
+    meta = TensorMeta("float32", (2,))
+    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
+    stats = TensorStats(2, max=1.0)
+    values = [
+        DumpValue("input.0", "input", meta, stats=fail),
+        DumpValue("output.0", "output", meta, np.ones(2, np.float32), lambda: stats),
+    ]
+    writer.submit(OP, PLACE, values)
+    writer.close()
+    folder = folder_of(writer)
+    (op,) = folder.ops()
+    assert [slot.missing for slot in op.record.slots] == ["statistics: RuntimeError: device lost", ""]
+    assert [(row.slot, row.stats["Max"]) for row in folder.stats()] == [("output.0", 1.0)]
+    assert op.values()["output.0"].array().tolist() == [1, 1]
+
+
+def test_a_dump_of_nothing_says_so(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path)
+    writer.close()
+    assert writer.manifest.notes == ["nothing was dumped: no op was handed in"]
+    assert list(open_dump(tmp_path).ops()) == []
+
+
+def test_wrong_use_is_counted_and_not_raised(tmp_path: Path, queue_bytes: int) -> None:
+    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
+    writer.submit(OP, PLACE, [ONES, ONES])
+    assert writer.submit(OP, PLACE, None) is None  # type: ignore[arg-type]
+    writer.submit(OP, Place(model_name="x", model_id=0, data_index=0), [None])  # type: ignore[list-item]
+    writer.submit(OP, PLACE, [ONES])
+    writer.close()
+    assert len(numbers(writer)) == 1
+    assert len(writer.manifest.missing) == 3
+    assert any("two slots of one name" in reason for reason in writer.manifest.missing)
+
+
+def test_hostile_names_do_no_harm(tmp_path: Path, queue_bytes: int) -> None:
+    import msgspec
+
+    hostile = "../\udcff\n/etc"
+    op = msgspec.structs.replace(OP, op_name=hostile, op_type=hostile, source=hostile)
+    writer = new_writer(tmp_path / "dump", queue_bytes=queue_bytes)
+    place = Place(model_name=f"../../{hostile}", model_id=0, data_index=0)
+    writer.submit(op, place, [ONES])
+    writer.submit(op, place, [ONES._replace(data=None, stats=TensorStats(1))])
+    writer.close()
+    assert writer.manifest.missing == []
+    folder = folder_of(writer)
+    assert [one.record.place.model_name.startswith("../..") for one in folder.ops()] == [True, True]
+    assert len(list(folder.stats())) == 1
+    assert folder.problems == []
+    assert all(name.startswith("dump/worldsize1_global_rank0/") for name in written(tmp_path))
+
+
+def test_back_pressure_blocks(tmp_path: Path) -> None:
+    gate, started = threading.Event(), threading.Event()
+
+    def wait() -> Any:
+        started.set()
+        gate.wait(30)
+        return np.ones(1000)
+
+    slow = DumpValue("output.0", "output", ONES.meta, wait)
+    writer = new_writer(tmp_path, queue_bytes=20_000)
+    writer.submit(OP, PLACE, [slow])
+    started.wait(30)
+    writer.submit(OP, PLACE, [ONES])
+    done = []
+    other = threading.Thread(target=lambda: done.append(writer.submit(OP, PLACE, [ONES])))
+    other.start()
+    other.join(0.2)
+    assert done == []
+    assert not writer.flush(0.01)
+    gate.set()
+    other.join(30)
+    assert done == [2]
+    writer.close()
+    assert numbers(writer) == [0, 1, 2]
+    assert writer.manifest.blocked_ns > 10**8
+    assert writer.manifest.queue_peak_bytes == 16_000
+    assert writer.manifest.missing == []
+
+
+def test_back_pressure_drops(tmp_path: Path) -> None:
+    gate, started = threading.Event(), threading.Event()
+
+    def wait() -> Any:
+        started.set()
+        gate.wait(30)
+        return np.ones(1000)
+
+    writer = new_writer(tmp_path, queue_bytes=1 << 20, queue_ops=2, when_full="drop")
+    writer.submit(OP, PLACE, [DumpValue("output.0", "output", ONES.meta, wait)])
+    started.wait(30)
+    assert writer.submit(OP, PLACE, [ONES]) == 1
+    assert writer.submit(OP, PLACE, [ONES]) is None
+    gate.set()
+    writer.close()
+    assert numbers(writer) == [0, 1]
+    assert writer.manifest.missing == ["1 op not written: the queue had no room; first: add_1"]
+    assert writer.manifest.when_full == "drop"
+    assert writer.manifest.blocked_ns == 0
+
+
+def test_an_op_larger_than_the_queue_gets_in_alone(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path, queue_bytes=10)
+    for _ in range(3):
+        writer.submit(OP, PLACE, [ONES])
+    writer.close()
+    assert numbers(writer) == [0, 1, 2]
+
+
+def test_a_copy_is_taken_before_the_program_goes_on(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path, queue_bytes=1 << 20)
+    buffer = np.zeros(20_000)
+    for number in range(20):
+        buffer[:] = number
+        writer.submit(OP, PLACE, [value("output.0", buffer, data=buffer)], copy=True)
+    buffer[:] = -1
+    writer.close()
+    arrays = [op.values()["output.0"].array() for op in folder_of(writer).ops()]
+    assert [set(array.tolist()) for array in arrays] == [{number} for number in range(20)]
+
+
+def test_an_op_that_is_dumped_by_the_writing_thread(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path, queue_bytes=10)
+
+    def dump_another() -> Any:
+        assert writer.submit(OP, PLACE, [ONES]) is None
+        assert not writer.flush()
+        return np.ones(1000)
+
+    writer.submit(OP, PLACE, [DumpValue("output.0", "output", ONES.meta, dump_another)])
+    writer.flush()
+    writer.close()
+    assert numbers(writer) == [0]
+    assert writer.manifest.missing == ["1 op not written: the queue had no room; first: add_1"]
+
+
+def test_closing_does_not_wait_for_ever(tmp_path: Path) -> None:
+    gate, started = threading.Event(), threading.Event()
+
+    def wait() -> Any:
+        started.set()
+        gate.wait(30)
+        return np.ones(1000)
+
+    writer = new_writer(tmp_path)
+    writer.submit(OP, PLACE, [DumpValue("output.0", "output", ONES.meta, wait)])
+    started.wait(30)
+    writer.submit(OP, PLACE, [ONES])
+    writer.close(timeout_s=0.05)
+    assert writer.manifest.missing == ["1 op not written: the dump was closed before it was written"]
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "graphprobe-dump":
+            thread.join(30)
+    assert numbers(writer) == [0]
+
+
+def test_many_threads(tmp_path: Path, queue_bytes: int) -> None:
+    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
+
+    def work(thread: int) -> None:
+        for step in range(25):
+            place = Place(model_name="m", model_id=thread, data_index=step)
+            writer.submit(OP, place, [value("output.0", np.array([thread, step]))], copy=True)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    found = {}
+    for op in folder_of(writer).ops():
+        where = (op.record.place.model_id, op.record.place.data_index)
+        assert tuple(op.values()["output.0"].array().tolist()) == where
+        found[op.record.seq] = where
+    assert sorted(found) == list(range(100))
+    assert len(set(found.values())) == 100
+
+
+def test_a_forked_child_is_silent(tmp_path: Path, queue_bytes: int) -> None:
+    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
+    writer.submit(OP, PLACE, [ONES])
+    writer.flush()
+    before = written(writer.time_dir)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            silent = writer.submit(OP, PLACE, [ONES]) is None and not writer.accepts and writer.flush()
+            writer.note("child")
+            writer.missing("child")
+            writer.close("failed")
+            code = 0 if silent and writer.forked else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert written(writer.time_dir) == before
+    writer.submit(OP, PLACE, [ONES])
+    writer.close()
+    assert numbers(writer) == [0, 1]
+    assert writer.manifest.missing == writer.manifest.notes == []
+    assert writer.manifest.state == "finished"
