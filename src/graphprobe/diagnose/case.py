@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from graphprobe.diagnose.dossier.own_backend import OwnBackend
 from graphprobe.engine.values import CapturedValues
 
 
@@ -29,6 +30,7 @@ class Case:
             apart; infinity where an element is not judged. Complex leaves count. Parameters come in order of their
             names. Empty: a bound of a few roundoffs is used.
         kind: of the finding it stands for.
+        own_backend: a backend of the program, which a repro takes in the place of `backend`.
         caches: torch's graph caches stay as torch has them, for a fault that comes out of a cache.
         via: `dynamo`: `torch.compile(graph)`, in one piece. `aot`: the backend gets the graph directly, for graphs that
             Dynamo does not trace again or would change; sizes are then static, one compile for each set of them.
@@ -46,3 +48,4 @@ class Case:
     allowed: list[list[torch.Tensor]] = field(default_factory=list)
     via: Literal["dynamo", "aot"] = "dynamo"
     caches: bool = False
+    own_backend: OwnBackend | None = None

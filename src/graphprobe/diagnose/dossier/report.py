@@ -69,7 +69,8 @@ def report_text(
 def _sentence(case: Case, finding: Finding) -> str:
     op = f", at `{finding.op}`," if finding.op else ""
     dynamic = f", dynamic={case.dynamic}" if case.dynamic is not None else ""
-    how = f'`torch.compile(backend="{case.backend}"{dynamic})`'
+    backend = f'"{case.backend}"' if case.own_backend is None else case.own_backend.name
+    how = f"`torch.compile(backend={backend}{dynamic})`"
     what = f"Compiled with {how}, the graph below{op} {WRONG[finding.kind]}."
     if finding.flaky_rate >= 1:
         return what

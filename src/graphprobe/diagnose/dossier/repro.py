@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import pprint
@@ -12,6 +13,7 @@ from torch import fx
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier import comparison, self_check, watch
+from graphprobe.diagnose.dossier.own_backend import OwnBackend
 from graphprobe.engine import replay
 from graphprobe.engine.values import one_file_bytes
 from graphprobe.internals.operators import operator_of
@@ -54,6 +56,8 @@ def repro_source(case: Case, *, title: str, flaky_rate: float = 1.0) -> Script:
     graph = GraphSource(case.graph)
     problems = [*graph.problems, *_problems(case)]
     settings = _settings(case, flaky_rate)
+    if case.own_backend is not None and (clash := sorted(_defined(case.own_backend.text) & _defined(_common_part()))):
+        problems.append(f"the backend defines {', '.join(clash)}, and so does this file")
     head = [title, *problems, *dict.fromkeys(graph.literals.notes), "", *_USAGE]
     imports = sorted(graph.literals.imports | {"torch", "torch.fx"})
     loading = f'load_constants(Path(__file__).resolve().with_name("{CONSTANTS}"))' if graph.tensors else "{}"
@@ -64,12 +68,10 @@ def repro_source(case: Case, *, title: str, flaky_rate: float = 1.0) -> Script:
         *graph.functions,
         f"def build():\n    return build_graph({loading})",
         f"{_RULE}\n# What follows runs the graph above in a child process and compares; it is the same in every repro.",
-        embedded(watch.__file__, "watch") + "\n\n" + _PARENT,
-        replay.embedded(),
+        _watching() + "\n\n" + _PARENT,
         "".join(f"import {module}\n" for module in imports),
-        embedded(comparison.__file__, "comparison"),
-        embedded(self_check.__file__, "check"),
-        HELPERS,
+        _checking(),
+        *([_own_backend(case.own_backend)] if case.own_backend is not None else []),
         *([BUILD_MODULE] if any(" module(" in text for text in graph.functions) else []),
         _CHILD,
     ]
@@ -79,6 +81,34 @@ def repro_source(case: Case, *, title: str, flaky_rate: float = 1.0) -> Script:
         constants_name=CONSTANTS,
         problems=tuple(problems),
     )
+
+
+def _watching() -> str:
+    return embedded(watch.__file__, "watch")
+
+
+def _checking() -> str:
+    parts = [replay.embedded(), embedded(comparison.__file__, "comparison"), embedded(self_check.__file__, "check")]
+    return "\n\n\n".join(part.strip() for part in [*parts, HELPERS])
+
+
+def _common_part() -> str:
+    return f"{_watching()}\n{_checking()}\nSETTINGS = PROBLEMS = build = build_graph = 0\n"
+
+
+def _defined(text: str) -> set[str]:
+    """Names that a file binds at its top level."""
+    found: set[str] = set()
+    for statement in ast.parse(text).body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            found.add(statement.name)
+        elif isinstance(statement, ast.Assign):
+            found |= {name.id for name in ast.walk(statement) if isinstance(name, ast.Name)}
+    return found
+
+
+def _own_backend(own: OwnBackend) -> str:
+    return f'# The backend, as the program defines it.\n{own.text.strip()}\n\n\nSETTINGS["backend"] = {own.name}'
 
 
 _USAGE = (

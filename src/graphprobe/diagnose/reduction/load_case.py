@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.dossier.own_backend import STAND_IN, own_backend
 from graphprobe.diagnose.reduction.case_folder import ORIGINAL, is_reduction, origins_into
 from graphprobe.diagnose.settings import changed_settings
 from graphprobe.engine.values import CapturedValues, capture, from_bytes
@@ -69,11 +70,14 @@ def case_from_dossier(folder: Path) -> Case:
     if missing:
         raise UsageError(f"{folder} lacks {', '.join(missing)}", hint="The .safetensors and the .json file of each.")
     configs = settings["configs"]
+    backend = settings["backend"]
+    own = None if isinstance(backend, str) else own_backend(backend)
     return Case(
         graph,
         [call for call in calls if call is not None],
         settings["kind"],
-        backend=settings["backend"],
+        backend=backend if own is None else STAND_IN,
+        own_backend=own,
         dynamic=settings["dynamic"],
         grad=settings["grad"],
         inductor_config=configs.get("inductor", {}),

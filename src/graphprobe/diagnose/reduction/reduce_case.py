@@ -159,6 +159,8 @@ def reduce_case(
     state = State(identity=identity, check=check, fail_regex=fail_regex)
     place = CaseFolder.resume(folder, case, state) if resume else CaseFolder.begin(folder, case, state)
     saver = _Saver(place, problem)
+    if backend is None and case.own_backend is not None:
+        backend = case.own_backend.make
     service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=backend)
 
     def rebase(candidate: FxCandidate) -> Space[FxCandidate]:
@@ -186,7 +188,8 @@ def reduce_case(
             with contextlib.suppress(Exception):
                 saver.write()
             raise
-    return _finished(reduction, saver, whole.calls, folder, run=check is None and backend is None)
+    alone = backend is None or case.own_backend is not None  # the repro has all that it needs
+    return _finished(reduction, saver, whole.calls, folder, run=check is None and alone)
 
 
 def _oracle(

@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.dossier.own_backend import STAND_IN, own_backend
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction.case_folder import finding_of
 from graphprobe.diagnose.reduction.judge import Question, unresolved
@@ -27,9 +28,6 @@ from graphprobe.internals.quiet import hint, is_fake, quiet
 from graphprobe.internals.repro_hooks import Backend, plain_graphs
 from graphprobe.probe import active
 from graphprobe.reduce.outcome import Answer
-
-STAND_IN = "eager"
-"""In the place of a backend that has no name."""
 
 CRASH = "segfault"
 """Asked for this, a judge compares no values; exceptions and hangs fail all the same."""
@@ -53,6 +51,7 @@ def case_of(graph: GraphModule, values: Sequence[Any], backend: Backend, *, grad
         [inputs],
         "wrong_value",
         backend=backend.name or STAND_IN,
+        own_backend=own_backend(backend.compile) if backend.name is None else None,
         dynamic=True if dynamic else None,
         grad=grad and any(isinstance(v, torch.Tensor) and v.requires_grad for v in (*values, *state)),
         inductor_config={**changed.inductor, **{k: v for k, v in backend.settings.items() if _is_plain(v)}},

@@ -240,7 +240,7 @@ class ScriptWatch:
                 self._on_reduction(result)
             elif result is not None:
                 self._on_note(f"reduced from {result.before} calls to {result.after}: {folder / 'repro'}")
-            if result is not None and backend.name is None:
+            if result is not None and backend.name is None and case.own_backend is None:
                 self._on_note(f"the backend has no name: repro.py has {case.backend!r} in its place, give it yours")
 
     def _elsewhere(self, case: Case, backend: Backend, folder: Path) -> bool:
