@@ -6,6 +6,7 @@ DEMO   := demo-run
 FAULT  := demo-diagnosis
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.graphprobe-setup
+NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
 .PHONY: FORCE help setup demo test test-all check format bench clean
@@ -16,7 +17,7 @@ help: ## list the targets
 setup: $(STAMP) ## create .venv with torch (CPU), the dependencies and graphprobe
 
 # A torch named on the command line is installed even if the environment is complete.
-$(STAMP): pyproject.toml constraints.txt scripts/setup_env.sh $(if $(TORCH),FORCE)
+$(STAMP): pyproject.toml constraints.txt scripts/setup_env.sh $(NATIVE) $(if $(TORCH),FORCE)
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" bash scripts/setup_env.sh "$(VENV)"
 	@touch $@
 
@@ -47,8 +48,10 @@ format: $(STAMP) ## rewrite the sources the way `make check` wants them
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## run the benchmarks; see bench/README.md
-	@set -e; for file in bench/compile_overhead.py bench/criterion.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@set -e; for file in bench/compile_overhead.py bench/criterion.py bench/stats_kernel.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean: ## remove what the other targets made, the environment included
 	rm -rf $(VENV) $(DEMO) $(FAULT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf native/.cmake native/.ninja_* native/.skbuild-info.json native/CMakeCache.txt native/CMakeFiles \
+		native/CMakeInit.txt native/build.ninja native/cmake_install.cmake src/graphprobe/numerics/_native*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -84,5 +84,6 @@ if [ -n "${TORCH:-}" ]; then # a torch chosen by hand may be another release tha
     grep -v '^torch==' constraints.txt >"$constraints"
 fi
 pip_install --constraint "$constraints" --editable '.[dev]'
+say "native core: $("$python" -c 'from graphprobe.numerics import native; print(native.description())')"
 command -v g++ >/dev/null || say "warning: there is no g++; torch.compile needs it on the CPU (Debian: apt-get install g++)"
 say "ready: $("$python" -c 'import importlib.metadata as m; print("torch", m.version("torch"))') in $venv"

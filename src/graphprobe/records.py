@@ -100,12 +100,13 @@ class TensorStats(msgspec.Struct, frozen=True, omit_defaults=True):
     Of complex numbers the magnitude counts. Without any finite element the five floats are None.
 
     Attributes:
-        count: elements.
-        min, max, mean, std: of the finite elements; `std` is that of the population.
-        l2: root of the sum of squares of the finite elements.
+        count: elements; two to a byte for packed 4-bit floats.
+        min, max, mean, std: of the finite elements; `std` is that of the population. 64-bit integers are rounded to
+            float64, and -0 is given as 0.
+        l2: root of the sum of squares of the finite elements; infinite beyond float64.
         nan, positive_inf, negative_inf, zeros: how many elements are so.
-        digest: positional and sensitive to the sign of zero, 16 hexadecimal digits; equal for equal bits in equal
-            order, whatever the strides.
+        digest: positional and sensitive to the sign of zero and to the payload of NaN, 16 hexadecimal digits; equal
+            for equal bits in equal logical order, whatever the strides. Shape and dtype do not enter.
     """
 
     count: int

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from conftest import Finished
 from graphprobe.cli.main import main
 from graphprobe.internals import taps
+from graphprobe.numerics import native
 
 
 def doctor(*args: str) -> Result:
@@ -61,6 +62,22 @@ def test_what_is_lost_without_a_tap(module: str, attribute: str, tap: str, monke
     assert as_json.exit_code == 1
     lost = {t["tap"]: t["lost"] for t in json.loads(as_json.output)["taps"] if t["status"] != "ok"}
     assert lost == {tap: taps.LOSES[tap]}
+
+
+def test_the_native_core() -> None:
+    done = doctor()
+    line = next(line for line in done.output.splitlines() if line.startswith("native core: "))
+    assert line == f"native core: {native.description()}"
+    assert json.loads(doctor("--json").output)["native"]["available"] == (native.core is not None)
+
+
+def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "core", None)
+    monkeypatch.setattr(native, "missing", "not built (No module named '_native')")
+    done = doctor()
+    assert done.exit_code == 0, done.output
+    assert "native core: not built (No module named '_native'): statistics of tensors come from numpy" in done.output
+    assert json.loads(doctor("--json").output)["native"]["available"] is False
 
 
 def test_every_tap_says_what_is_lost_without_it() -> None:

@@ -35,6 +35,7 @@ def _facts() -> dict[str, Any]:
         "graphprobe": graphprobe.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "native": _native(),
         "cxx": shutil.which("g++") or shutil.which("clang++"),
         "torch": None,
         "devices": [],
@@ -61,8 +62,16 @@ def _facts() -> dict[str, Any]:
     return facts
 
 
+def _native() -> dict[str, Any]:
+    """The C++ core: nothing is lost without it but time, so it does not change the exit code."""
+    from graphprobe.numerics import native
+
+    return {"available": native.core is not None, "detail": native.description()}
+
+
 def _show(facts: dict[str, Any]) -> None:
     click.echo(f"graphprobe {facts['graphprobe']}, Python {facts['python']}, {facts['platform']}")
+    click.echo(f"native core: {facts['native']['detail']}")
     if facts["torch"] is None:
         click.echo(f"torch: cannot be imported ({facts['torch_error']})")
         return

@@ -1,0 +1,124 @@
+"""What one pass of statistics and digest costs, against `x.sum()` of the same tensor.
+
+    python bench/stats_kernel.py [--threads N ...] [--cases NAME] [--quick]
+
+Every pair is measured in one process, by turns, and the median of each counts: `stats_of` with all its checks and the
+result it builds, and `Tensor.sum`. The same tensor is read again and again, so that sizes up to the second-level cache
+are read from there: the hardest case for statistics, because there `sum` is limited by nothing but the cache. The
+threads are the same for both. `fallback` is the ratio of the pure numpy version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from graphprobe.engine.tensor_stats import stats_of
+from graphprobe.numerics import native, stats, stats_numpy
+
+SIZES = [1 << n for n in range(10, 27, 2)]
+TARGET = 1.5
+BUDGET_S = 0.25
+"""Time for one measurement of one side."""
+
+
+def contiguous(dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
+    return lambda size: torch.randn(size // dtype.itemsize).to(dtype)
+
+
+def transposed(size: int) -> torch.Tensor:
+    side = int((size // 4) ** 0.5)
+    return torch.randn(side, side).t()
+
+
+def every_other(size: int) -> torch.Tensor:
+    return torch.randn(size // 4 // 64, 128)[:, ::2]
+
+
+def rectified(size: int) -> torch.Tensor:
+    return torch.randn(size // 4).relu()
+
+
+def masked(size: int) -> torch.Tensor:
+    x = torch.randn(size // 4)
+    x[::7] = -torch.inf
+    return x
+
+
+CASES: dict[str, Callable[[int], torch.Tensor]] = {
+    "float32": contiguous(torch.float32),
+    "bfloat16": contiguous(torch.bfloat16),
+    "float16": contiguous(torch.float16),
+    "float64": contiguous(torch.float64),
+    "float32 transposed": transposed,
+    "float32 every other column": every_other,
+    "float32 relu, half zeros": rectified,
+    "float32 with -inf": masked,
+}
+
+
+def interleaved(first: Callable[[], object], second: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """Median seconds of one call of each, measured by turns."""
+    repeats = []
+    for call in (first, second):
+        call()
+        begin = time.perf_counter()
+        call()
+        repeats.append(max(1, int(BUDGET_S / rounds / max(time.perf_counter() - begin, 1e-7))))
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for call, repeat, found in zip((first, second), repeats, times, strict=True):
+            begin = time.perf_counter()
+            for _ in range(repeat):
+                call()
+            found.append((time.perf_counter() - begin) / repeat)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def with_fallback(tensor: torch.Tensor) -> None:
+    kept = stats.compute
+    stats.compute = stats_numpy.compute
+    try:
+        stats_of(tensor)
+    finally:
+        stats.compute = kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="*", default=sorted({1, torch.get_num_threads()}))
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    parser.add_argument("--cases", default="", help="those whose name holds this")
+    options = parser.parse_args()
+    rounds = 7 if options.quick else 21
+    sizes = SIZES[::4] if options.quick else SIZES
+    print(f"torch {torch.__version__}; native core: {native.description()}")
+    above = []
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        for name, make in CASES.items():
+            if options.cases not in name:
+                continue
+            print(f"\n{name}, {threads} thread{'s'[: threads > 1]}")
+            print(f"{'KiB':>8}{'sum µs':>11}{'stats µs':>11}{'ratio':>8}{'GB/s':>8}{'fallback':>10}")
+            for size in sizes:
+                x = make(size)
+                size_bytes = x.numel() * x.element_size()
+                base, took = interleaved(x.sum, lambda x=x: stats_of(x), rounds)
+                _, slow = interleaved(x.sum, lambda x=x: with_fallback(x), 3)
+                ratio = took / base
+                print(
+                    f"{size_bytes / 1024:8.0f}{base * 1e6:11.2f}{took * 1e6:11.2f}{ratio:8.2f}"
+                    f"{size_bytes / took / 1e9:8.1f}{slow / base:10.1f}"
+                )
+                if ratio > TARGET:
+                    above.append(f"{name}, {threads} thr., {size_bytes / 1024:.0f} KiB: {ratio:.2f}")
+    print(f"\nabove {TARGET} times the sum: {'; '.join(above) or 'nothing'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+// Statistics of any values, NaN and Inf included, through doubles: every kind, and the way out of the fast paths.
+// Part of kernels.cpp, inside its namespaces.
+#pragma once
+
+// Vectors of the compiler (GCC and Clang), as wide as the registers; a comparison gives lanes of 0 or -1.
+#if defined(__AVX512BW__)
+constexpr int width = 64;
+#elif defined(__AVX2__)
+constexpr int width = 32;
+#else
+constexpr int width = 16;
+#endif
+using Doubles = double __attribute__((vector_size(width)));
+using Longs = int64_t __attribute__((vector_size(width)));
+constexpr int double_lanes = width / 8;
+
+template <class Vector, class Number>
+inline Vector all(Number x) {
+    return Vector{} + x;
+}
+
+template <class Vector>
+inline auto total_of(Vector v) {
+    auto total = v[0];
+    for (unsigned i = 1; i < sizeof v / sizeof v[0]; ++i) total += v[i];
+    return total;
+}
+
+// A double's bits as an integer that sorts as the numbers do; its own inverse.
+template <class Bits>
+inline Bits sortable(Bits bits) {
+    return bits ^ ((bits >> 63) & INT64_MAX);
+}
+
+inline double from_sortable(int64_t key) {
+    const int64_t bits = sortable(key);
+    double value;
+    memcpy(&value, &bits, 8);
+    return value;
+}
+
+// Any values, NaN and Inf included; `x` has room for double_lanes more. Squares are those of the distance to the mean.
+void careful_values(double* x, int n, double scale, Partial& total) {
+    constexpr int64_t inf_bits = 0x7ff0000000000000;
+    int padding = 0;
+    for (; (n + padding) % double_lanes; ++padding) x[n + padding] = __builtin_nan("");
+    const int end = n + padding;
+    Longs nan{}, positive{}, negative{}, zeros{}, low = all<Longs>(INT64_MAX), high = all<Longs>(INT64_MIN);
+    Doubles sum{}, squares{};
+    for (int i = 0; i < end; i += double_lanes) {
+        Longs bits;
+        Doubles v;
+        memcpy(&bits, x + i, width);
+        memcpy(&v, x + i, width);
+        const Longs magnitude = bits & INT64_MAX, key = sortable(bits), finite = magnitude < inf_bits;
+        nan -= magnitude > inf_bits;
+        positive -= bits == inf_bits;
+        negative -= bits == (inf_bits | INT64_MIN);
+        zeros -= magnitude == 0;
+        const Longs lower = finite ? key : all<Longs>(INT64_MAX), upper = finite ? key : all<Longs>(INT64_MIN);
+        low = lower < low ? lower : low;
+        high = upper > high ? upper : high;
+        v = finite ? v * scale : Doubles{};
+        sum += v;
+        squares += v * v;
+    }
+    Partial part;
+    part.nan = total_of(nan) - padding;
+    part.positive_inf = total_of(positive);
+    part.negative_inf = total_of(negative);
+    part.zeros = total_of(zeros);
+    part.finite = n - part.nan - part.positive_inf - part.negative_inf;
+    if (part.finite) {
+        int64_t least = low[0], most = high[0];
+        for (int i = 1; i < double_lanes; ++i) {
+            least = low[i] < least ? low[i] : least;
+            most = high[i] > most ? high[i] : most;
+        }
+        part.min = from_sortable(least);
+        part.max = from_sortable(most);
+        part.sum = total_of(sum);
+        part.sum_squares = total_of(squares);
+        const double count = static_cast<double>(part.finite), mean = part.sum / count;
+        Doubles deviation{}, drift{};
+        for (int i = 0; i < end; i += double_lanes) {
+            Longs bits;
+            Doubles v;
+            memcpy(&bits, x + i, width);
+            memcpy(&v, x + i, width);
+            const Doubles away = (bits & INT64_MAX) < inf_bits ? v * scale - mean : Doubles{};
+            deviation += away * away;
+            drift += away;
+        }
+        const double drifted = total_of(drift);
+        part.deviation = total_of(deviation) - drifted * drifted / count;
+    }
+    merge(total, part);
+}
+
+void careful(const Task& task, const char* data, size_t bytes, Partial& total) {
+    alignas(64) double values[2 * small + double_lanes];
+    const size_t item = static_cast<size_t>(item_size(task.kind));
+    for (size_t left = bytes / item; left;) {
+        const int n = static_cast<int>(left < small ? left : small);
+        widen(task, data, n, values);
+        careful_values(values, task.kind == Kind::table2 ? 2 * n : n, task.scale, total);
+        data += static_cast<size_t>(n) * item;
+        left -= static_cast<size_t>(n);
+    }
+}

@@ -1,0 +1,50 @@
+"""The C++ core may be missing or stale: then numpy gives the same statistics, and it is said why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from conftest import ROOT, Finished
+from graphprobe.numerics import native
+
+PROGRAM = """
+import sys, types
+{before}
+import numpy as np
+from graphprobe.numerics import native
+from graphprobe.numerics.stats import stats_from_array
+print(native.core is None, native.description())
+x = np.arange(1000, dtype=np.float32)
+print(stats_from_array(x).digest, stats_from_array(x).mean, "torch" in sys.modules)
+"""
+
+MISSING = "sys.modules['graphprobe.numerics._native'] = None"
+STALE = """
+stale = types.ModuleType("_native")
+stale.VERSION = 0
+import graphprobe.numerics
+graphprobe.numerics._native = sys.modules["graphprobe.numerics._native"] = stale
+"""
+
+
+def test_both_sides_have_one_version() -> None:
+    text = (ROOT / "native" / "CMakeLists.txt").read_text(encoding="utf-8")
+    found = re.search(r"set\(GRAPHPROBE_NATIVE_VERSION (\d+)\)", text)
+    assert found and int(found[1]) == native.VERSION
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"), [(MISSING, "not built ("), (STALE, "built from other sources (version 0, expected ")]
+)
+def test_without_it(before: str, reason: str, run_python: Callable[..., Finished]) -> None:
+    usual = run_python("-c", PROGRAM.format(before=""))
+    other = run_python("-c", PROGRAM.format(before=before))
+    assert usual.code == other.code == 0, usual.err + other.err
+    said, result = other.out.splitlines()
+    assert said.startswith(f"True {reason}")
+    assert "statistics of tensors come from numpy" in said
+    assert result == usual.out.splitlines()[1]
+    assert result.endswith("499.5 False")

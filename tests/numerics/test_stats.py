@@ -1,0 +1,280 @@
+"""One-pass statistics: both implementations hold to the definitions, and to each other."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from graphprobe.errors import UsageError
+from graphprobe.numerics import native, stats_numpy
+from graphprobe.numerics.item_kinds import KINDS
+from graphprobe.numerics.stats import stats_from_array, stats_from_memory
+from graphprobe.records import TensorStats
+from numerics.stats_both import (
+    IMPLEMENTATIONS,
+    INSTRUCTION_SETS,
+    assert_agree,
+    instruction_set,
+    needs_native,
+    random_bytes,
+    stats_by,
+)
+
+LENGTHS = (0, 1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 129, 1000, 2049, 4097, 40_001)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_by_hand(implementation: str) -> None:
+    x = np.array([3.0, -4.0, 0.0, -0.0, np.nan, np.inf, -np.inf, -np.inf], dtype=np.float32)
+    found = stats_by(implementation, x, "float32")
+    assert (found.count, found.min, found.max, found.mean) == (8, -4.0, 3.0, -0.25)
+    assert (found.nan, found.positive_inf, found.negative_inf, found.zeros) == (1, 1, 2, 2)
+    assert found.l2 == 5.0
+    assert found.std == pytest.approx(math.sqrt(25 / 4 - 0.0625), rel=1e-15)
+    assert len(found.digest) == 16
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex64"])
+def test_without_a_finite_element(implementation: str, dtype: str) -> None:
+    for x in (np.array([], dtype=KINDS[dtype].codes), np.array([np.nan, np.inf] * 40, dtype=KINDS[dtype].codes)):
+        found = stats_by(implementation, x, dtype)
+        assert found.min is found.max is found.mean is found.std is found.l2 is None
+        assert found.count == len(x) // KINDS[dtype].parts
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@given(
+    values=st.lists(st.floats(width=64, allow_nan=True, allow_infinity=True), max_size=200), repeat=st.integers(1, 3)
+)
+@settings(max_examples=150, deadline=None)
+def test_definitions_in_float64(implementation: str, values: list[float], repeat: int) -> None:
+    """Against exact sums of rationals: any offset, any magnitude, NaN and Inf among them."""
+    x = np.array(values * repeat, dtype=np.float64)
+    found = stats_by(implementation, x, "float64")
+    finite = [float(v) for v in x if math.isfinite(v)]
+    assert found.count == len(x)
+    assert found.nan == sum(math.isnan(v) for v in x)
+    assert (found.positive_inf, found.negative_inf) == (sum(v == math.inf for v in x), sum(v == -math.inf for v in x))
+    assert found.zeros == finite.count(0.0)
+    if not finite:
+        assert found.min is None
+        return
+    largest = max(map(abs, finite))
+    unit = 2.0 ** max(math.frexp(largest)[1] - 1, -1022) if largest else 1.0
+    scaled = [v / unit for v in finite]
+    mean = math.fsum(scaled) / len(scaled)
+    rms = math.sqrt(math.fsum(v * v for v in scaled) / len(scaled))
+    std = math.sqrt(math.fsum((v - mean) ** 2 for v in scaled) / len(scaled))
+    assert found.min == min(finite) and found.max == max(finite)
+    assert found.mean is not None and found.std is not None and found.l2 is not None
+    assert abs(found.mean / unit - mean) <= 1e-12 * rms
+    assert abs(found.std / unit - std) <= 1e-12 * std + 1e-15 * rms
+    l2 = rms * math.sqrt(len(scaled))
+    if l2 * unit < 1e308:
+        assert abs(found.l2 / unit - l2) <= 1e-12 * l2
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", sorted(KINDS))
+def test_native_equals_fallback_on_any_bits(dtype: str) -> None:
+    for length in LENGTHS:
+        raw = random_bytes(length * KINDS[dtype].size, seed=length)
+        assert_agree(stats_by("native", raw, dtype), stats_by("fallback", raw, dtype), dtype)
+
+
+@needs_native
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex128", "int64", "float8_e5m2"])
+def test_every_instruction_set_agrees(name: str, dtype: str) -> None:
+    codes = KINDS[dtype].codes
+    for length in LENGTHS:
+        ordinary = np.random.default_rng(length).normal(1.0, 2.0, length * KINDS[dtype].parts)
+        with np.errstate(invalid="ignore"):
+            ordinary[::5] = 0.0
+            x = ordinary.astype(codes)
+        expected = stats_by("fallback", x, dtype)
+        with instruction_set(name):
+            assert_agree(stats_by("native", x, dtype), expected, dtype)
+
+
+@needs_native
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@given(data=st.data(), dtype=st.sampled_from(["float32", "float64", "float16"]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_native_equals_fallback_on_what_hypothesis_finds(name: str, data: st.DataObject, dtype: str) -> None:
+    width = 8 * KINDS[dtype].size
+    block = data.draw(hnp.arrays(dtype, st.integers(0, 300), elements=st.floats(width=width)))  # type: ignore[call-overload]
+    x = np.tile(block, data.draw(st.integers(1, 4)))
+    with instruction_set(name):
+        assert_agree(stats_by("native", x, dtype), stats_by("fallback", x, dtype), dtype)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "int16"])
+def test_threads_change_no_bit(dtype: str) -> None:
+    raw = np.random.default_rng(3).normal(5.0, 2.0, 400_000).astype(np.float32)
+    one = stats_by("native", raw, dtype)
+    for threads in (2, 3, 5, 100):
+        for _ in range(5):
+            assert stats_by("native", raw, dtype, threads=threads) == one
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("offset", [1e3, 1e6, 1e8])
+def test_a_large_offset_leaves_std_alone(implementation: str, offset: float) -> None:
+    x = offset + np.random.default_rng(1).normal(0.0, 1.0, 100_000)
+    found = stats_by(implementation, x, "float64")
+    assert found.std == pytest.approx(float(np.std(x - offset)), rel=1e-9)
+    narrow = x.astype(np.float32)
+    found = stats_by(implementation, narrow, "float32")
+    wide = narrow.astype(np.float64)
+    assert found.std == pytest.approx(float(np.std(wide)), rel=1e-12)
+    assert found.mean == pytest.approx(float(np.mean(wide)), rel=1e-12)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-25, 1e-19, 1e-12, 1e12, 1e19, 1e30, 3e38])
+def test_float32_extremes_do_not_overflow(implementation: str, size: float) -> None:
+    x = (np.random.default_rng(1).uniform(-1.0, 1.0, 10_000) * size).astype(np.float32)
+    found, wide = stats_by(implementation, x, "float32"), x.astype(np.float64)
+    assert found.l2 == pytest.approx(float(np.linalg.norm(wide)), rel=1e-6, abs=0)
+    assert found.std == pytest.approx(float(np.std(wide)), rel=1e-6, abs=0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("size", [5e-324, 1e-310, 1e-200, 1e-140, 1e140, 1e200, 1e307])
+def test_float64_extremes_do_not_overflow(implementation: str, size: float) -> None:
+    units = np.arange(1.0, 9.0)
+    found = stats_by(implementation, units * size, "float64")
+    assert found.l2 == pytest.approx(math.sqrt(204.0) * size, rel=1e-12, abs=5e-324)
+    assert found.mean == pytest.approx(4.5 * size, rel=1e-12, abs=5e-324)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_l2_beyond_float64_is_infinite_and_the_rest_is_not(implementation: str) -> None:
+    found = stats_by(implementation, np.full(64, 1.7e308), "float64")
+    assert found.l2 == math.inf
+    assert found.min == 1.7e308
+    assert found.mean == pytest.approx(1.7e308, rel=1e-15)
+    assert found.std == pytest.approx(0.0, abs=1e293)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_complex_numbers_count_by_their_modulus(implementation: str) -> None:
+    x = np.array([3 + 4j, 0j, complex(np.inf, np.nan), complex(np.nan, 1), -5 + 12j], dtype=np.complex64)
+    found = stats_by(implementation, x, "complex64")
+    assert (found.count, found.min, found.max, found.zeros) == (5, 0.0, 13.0, 1)
+    assert (found.positive_inf, found.negative_inf, found.nan) == (1, 0, 1)
+    assert found.mean == 6.0
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_integers_of_64_bits_are_rounded_once(implementation: str) -> None:
+    x = np.array([2**63 - 1, -(2**63), 2**53 + 1, 5], dtype=np.int64)
+    found = stats_by(implementation, x, "int64")
+    assert (found.min, found.max) == (-(2.0**63), 2.0**63)
+    assert stats_by(implementation, np.array([2**53 + 1], dtype=np.int64), "int64").max == 2.0**53
+    assert stats_by(implementation, np.array([2**64 - 1], dtype=np.uint64), "uint64").max == 2.0**64
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@given(
+    shape=hnp.array_shapes(max_dims=4, max_side=9),
+    steps=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+    data=st.data(),
+)
+@settings(max_examples=80, deadline=None)
+def test_strides_do_not_matter(
+    implementation: str, shape: tuple[int, ...], steps: list[int], data: st.DataObject
+) -> None:
+    base = np.arange(math.prod(shape), dtype=np.int32).reshape(shape) - 7
+    view = base.transpose(data.draw(st.permutations(range(len(shape)))))
+    view = view[tuple(slice(None, None, step) for step in steps[: len(shape)])]
+    if data.draw(st.booleans()):
+        view = np.broadcast_to(view, (3, *view.shape))
+    strides = tuple(s // 4 for s in view.strides)
+    found = stats_by(implementation, view, "int32", shape=view.shape, strides=strides)
+    assert found == stats_by(implementation, np.ascontiguousarray(view), "int32")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_large_transposed_matrix(implementation: str) -> None:
+    x = np.random.default_rng(0).normal(size=(700, 301)).astype(np.float32)
+    turned = stats_by(implementation, x, "float32", shape=(301, 700), strides=(1, 301), threads=2)
+    assert turned == stats_by(implementation, np.ascontiguousarray(x.T), "float32")
+
+
+def test_public_entry() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    expected = stats_from_array(x)
+    assert (expected.count, expected.mean, expected.zeros) == (12, 5.5, 1)
+    assert stats_from_memory(x.ctypes.data, "float32", (3, 4)) == expected
+    assert stats_from_memory(x.ctypes.data, "float32", (3, 4), (4, 1), threads=4) == expected
+    assert stats_from_array(x.T) == stats_from_array(np.ascontiguousarray(x.T)) != expected
+    assert stats_from_array(x[:, ::-1]) == stats_from_array(np.ascontiguousarray(x[:, ::-1]))
+    assert stats_from_array(np.array(2.0, dtype=np.float32)).count == 1
+
+
+def test_wrong_use_is_told() -> None:
+    x = np.zeros(4, dtype=np.float32)
+    with pytest.raises(UsageError, match="no statistics of dtype 'qint8'"):
+        stats_from_memory(x.ctypes.data, "qint8", (4,))
+    with pytest.raises(UsageError, match="negative size"):
+        stats_from_memory(x.ctypes.data, "float32", (-1,))
+    with pytest.raises(UsageError, match="strides"):
+        stats_from_memory(x.ctypes.data, "float32", (4,), (1, 1))
+    with pytest.raises(UsageError, match="strides"):
+        stats_from_memory(x.ctypes.data, "float32", (4,), (-1,))
+    with pytest.raises(UsageError, match="threads is 0"):
+        stats_from_memory(x.ctypes.data, "float32", (4,), threads=0)
+    with pytest.raises(UsageError, match="byte order"):
+        stats_from_array(x.astype(">f4"))
+
+
+@needs_native
+def test_the_core_refuses_nonsense() -> None:
+    assert native.core is not None
+    x = np.zeros(4, dtype=np.float32)
+    good = (TensorStats, x.ctypes.data, 0, (4,), None, 1, 0)
+    assert native.core.stats(*good).zeros == 4
+    for position, value, error in (
+        (1, 0, ValueError),
+        (2, 99, ValueError),
+        (2, 15, ValueError),
+        (3, (-4,), ValueError),
+        (3, "x", TypeError),
+        (4, (1, 1), ValueError),
+        (5, "x", TypeError),
+    ):
+        with pytest.raises(error):
+            native.core.stats(*good[:position], value, *good[position + 1 :])
+    with pytest.raises(TypeError):
+        native.core.stats(*good[:6])
+
+
+def test_a_fork_gets_threads_of_its_own() -> None:
+    """The pool of the parent is gone in a child; without one of its own the child would wait for ever."""
+    import os
+    import signal
+
+    x = np.random.default_rng(0).normal(size=300_000).astype(np.float32)
+    expected = stats_from_array(x, threads=2)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        os._exit(0 if stats_from_array(x, threads=2) == expected else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert stats_from_array(x, threads=2) == expected
+
+
+def test_fallback_reads_in_chunks() -> None:
+    x = np.random.default_rng(0).normal(3.0, 1.0, stats_numpy.CHUNK_BYTES // 8 * 2 + 5)
+    found = stats_by("fallback", x, "float64")
+    assert found.std == pytest.approx(float(np.std(x)), rel=1e-12)
+    assert found.mean == pytest.approx(float(np.mean(x)), rel=1e-12)
