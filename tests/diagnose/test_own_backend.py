@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.fx import symbolic_trace
 
+import graphprobe
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.own_backend import own_backend
 from graphprobe.diagnose.dossier.writer import write_dossier
@@ -82,6 +83,36 @@ def test_a_repro_holds_the_backend_and_all_that_it_uses(tmp_path: Path) -> None:
     assert again == own
     with pytest.raises(RuntimeError, match="no relu: 3"):
         again.make()(symbolic_trace(torch.nn.ReLU()), [])
+
+
+def tanh_for_erf(gm: Any, example_inputs: Any) -> Any:
+    """A backend with a fault: it takes the fast gelu for the exact one."""
+    gm = torch.fx.GraphModule(gm, gm.graph)
+    for node in gm.graph.nodes:
+        if getattr(node.target, "__name__", "") == "gelu":
+            node.kwargs = {**node.kwargs, "approximate": "tanh"}
+    gm.recompile()
+    return gm.forward
+
+
+def exact(gm: Any, example_inputs: Any) -> Any:
+    return gm.forward
+
+
+def test_a_value_that_a_backend_gets_wrong_is_traced_to_its_op(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.GELU(), torch.nn.Linear(8, 8))
+    found = graphprobe.diagnose(model, torch.randn(4, 8), grad=False, backend=tanh_for_erf, out=tmp_path)
+    (finding,) = found.findings
+    assert (finding.kind, finding.module) == ("wrong_value", "2")
+    assert finding.op is not None
+    assert finding.op.endswith("gelu")
+    assert finding.dossier is not None
+    repro = Path(finding.dossier) / "repro.py"
+    done = subprocess.run([sys.executable, "-I", str(repro)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    healthy = graphprobe.diagnose(model, torch.randn(4, 8), grad=False, backend=exact, out=tmp_path / "healthy")
+    assert healthy.verdict == "healthy"
 
 
 def test_without_it_the_repro_shows_nothing(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_backends() -> None:
     other = Compilation("aot_eager", None, Path("x"))
     assert (other.is_inductor, other.backend_name) == (False, "aot_eager")
     own = Compilation(lambda gm, _: gm, None, Path("x"))
-    assert (own.is_inductor, own.backend_name) == (False, "inductor")
+    assert (own.is_inductor, own.backend_name) == (False, "eager")
 
 
 def test_versions() -> None:

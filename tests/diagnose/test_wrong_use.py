@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,7 +116,7 @@ def test_right_use_is_let_through(tmp_path: Path) -> None:
     assert (compilation.backend, compilation.dynamic, compilation.folder) == ("eager", True, tmp_path / "empty")
     program, compilation = prepared(fn, X, x=X, calls=[([X], {"x": X}), ((), {})], backend=lambda gm, _: gm)
     assert len(program.calls) == 2, "the very arguments of the first call may be repeated"
-    assert compilation.backend_name == "inductor"
+    assert compilation.backend_name == "eager"
 
 
 def test_gradients_are_run_where_anything_requires_one() -> None:
@@ -137,3 +139,9 @@ def test_dossiers_go_into_a_new_folder(tmp_path: Path) -> None:
     assert first != second
     assert first.parent == tmp_path / "here" / "graphprobe-diagnosis"
     assert not first.exists(), "it is made when there is something to put into it"
+
+
+def test_the_function_can_be_called_whatever_was_imported_before() -> None:
+    code = "import graphprobe, graphprobe.diagnose.finding\ngraphprobe.diagnose(lambda x: x, backend=3)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert "UsageError: diagnose(backend=3): it takes a name or a function" in done.stderr

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
+from graphprobe.diagnose.dossier.own_backend import own_backend
 from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
 from graphprobe.diagnose.finding import Finding, kind_of_death
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
@@ -94,6 +95,7 @@ class Prover:
     def __init__(self, compilation: Compilation, dynamo: Sequence[DynamoGraph], grad: bool) -> None:
         self.compilation, self.dynamo, self.grad = compilation, dynamo, grad
         self.changed: Changed = changed_settings()
+        self.own_backend = None if isinstance(compilation.backend, str) else own_backend(compilation.backend)
         self.compiles = 0
 
     def prove(self, suspect: Suspect) -> Finding | None:
@@ -123,7 +125,7 @@ class Prover:
             if not quick.fails:
                 return quick
         self.compiles += 1
-        return check(case, timeout_s=limit, reference=reference)
+        return check(case, timeout_s=limit, reference=reference, backend=self.compilation.maker)
 
     def candidates(self, suspect: Suspect) -> Iterator[Case]:
         """Pieces to try, the smallest first: the op, the op with what feeds it, the user's line, the whole graph."""
@@ -178,6 +180,7 @@ class Prover:
             calls,
             kind,
             backend=self.compilation.backend_name,
+            own_backend=self.own_backend,
             dynamic=dynamic,
             grad=grad,
             inductor_config=self.changed.inductor,
@@ -233,7 +236,7 @@ class Prover:
         if before <= enough or case.caches:
             return case, result, False
         limit = self.compilation.timeout_s
-        short = shortened(case, budget_s=budget_s, timeout_s=limit, backend=backend)
+        short = shortened(case, budget_s=budget_s, timeout_s=limit, backend=backend or self.compilation.maker)
         if short is None or len(named(short)) >= before:
             return case, result, False
         again = self.try_case(short)
@@ -254,6 +257,8 @@ class Prover:
         try:
             beside = NEIGHBOURS.get(made.stage) if self.compilation.is_inductor else None
             problems = write_dossier(folder, case, made, versions=versions(), before=before, neighbour=beside)
+            if case.own_backend is None and self.compilation.maker is not None:
+                problems = [*problems, "the backend has to be put in: it is no function whose text says all"]
             code = run_repro(folder) if not problems else None
         except (GraphprobeError, OSError) as error:
             problems, code = [str(error)], None

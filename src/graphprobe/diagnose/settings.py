@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from graphprobe.diagnose.dossier.own_backend import STAND_IN
 from graphprobe.internals.require import require
 
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})
@@ -44,8 +45,13 @@ class Compilation:
 
     @property
     def backend_name(self) -> str:
-        """A name that stock torch knows; `inductor` for functions."""
-        return self.backend if isinstance(self.backend, str) else "inductor"
+        """A name that stock torch knows; `eager` stands in for functions, see `Case.own_backend`."""
+        return self.backend if isinstance(self.backend, str) else STAND_IN
+
+    @property
+    def maker(self) -> Callable[[], Any] | None:
+        """What makes a backend that is a function, for judges of a case; None where the case's name says all."""
+        return None if isinstance(self.backend, str) else lambda: self.backend
 
     @contextlib.contextmanager
     def configured(self) -> Iterator[None]:
