@@ -110,7 +110,8 @@ class Gate(Generic[C]):
         self._on_best = on_best
         self._on_progress = on_progress
         self._memo: dict[str, Verdict] = {}
-        self._confirm_in: int | None = None
+        self._doubt_after: int | None = None
+        self._passed = 0
         self._started = time.monotonic()
 
     @property
@@ -130,9 +131,9 @@ class Gate(Generic[C]):
         if self._on_best is not None:
             self._on_best(self.best)
 
-    def confirm_after(self, candidates: int) -> None:
-        """Confirm once after so many candidates were asked: by then the best case should be small."""
-        self._confirm_in = candidates
+    def doubt_after(self, candidates: int) -> None:
+        """Confirm when so many candidates in a row did not fail; next time when twice as many did not."""
+        self._doubt_after = candidates
 
     def confirm(self, streak: int = 1) -> None:
         """Ask the best case again until so many answers in a row, those to the latest candidates included, failed.
@@ -141,7 +142,6 @@ class Gate(Generic[C]):
             Unsteady: if it does not fail as it did.
             BudgetSpent: before a call that the budget does not allow.
         """
-        self._confirm_in = None
         while self.streak < streak:
             self.ask(self.best, CONFIRM)
             if not self.streak:
@@ -150,6 +150,7 @@ class Gate(Generic[C]):
     def forget(self, *, repeats: int) -> None:
         """From now on ask candidates so often, those that were taken to pass anew."""
         self.repeats = repeats
+        self._doubt_after = None
         self._memo = {digest: verdict for digest, verdict in self._memo.items() if verdict is Verdict.FAILS}
 
     def consider(self, case: C, by: str) -> bool:
@@ -172,7 +173,7 @@ class Gate(Generic[C]):
 
         Raises:
             BudgetSpent: before a call that the budget does not allow.
-            Unsteady: see `confirm_after`.
+            Unsteady: see `doubt_after`.
         """
         stats = self.stats(by)
         stats.proposed += 1
@@ -190,10 +191,10 @@ class Gate(Generic[C]):
                 self._on_best(case)
         if asked:
             self._tell(by, verdict)
-            if self._confirm_in is not None:
-                self._confirm_in -= 1
-                if self._confirm_in <= 0:
-                    self.confirm()
+            self._passed = 0 if verdict is Verdict.FAILS else self._passed + 1
+            if self._doubt_after is not None and self._passed >= self._doubt_after:
+                self._passed, self._doubt_after = 0, self._doubt_after * 2
+                self.confirm()
         return verdict
 
     def ask(self, case: C, by: str) -> Answer:

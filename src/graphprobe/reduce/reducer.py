@@ -22,10 +22,9 @@ C = TypeVar("C", bound=Candidate)
 
 ORIGINAL, RESULT = "original", "result"
 
-CONFIRM_AFTER = 8
-"""Candidates that are asked before the best case is asked once more whether it still fails. Halving a graph of 100
-calls has left a few by then, so that this costs little; a failure that comes and goes has misled us 8 times at most.
-"""
+DOUBT_AFTER = 8
+"""Candidates in a row that do not fail before the best case is asked whether it still does: that many are rare while a
+steady failure is cut down by halves, and common where a failure comes and goes."""
 
 INTERRUPTED = "interrupted"
 """What `Reduction.stopped` says after Ctrl-C."""
@@ -97,8 +96,8 @@ def reduce(
     arguments and the same answers the search is the same, which is what lets a journal resume it. Ctrl-C and a spent
     budget end it with the best case so far.
 
-    A failure is taken to be steady until it once stays away: the best case is asked again after some candidates, and at
-    the end, unless the latest candidates have all failed. Then its rate is measured, what seemed to pass is forgotten, and every candidate is asked as
+    A failure is taken to be steady until it once stays away: the best case is asked again after many candidates in a row
+    that do not fail, and at the end, unless the latest candidates have failed. Then its rate is measured, what seemed to pass is forgotten, and every candidate is asked as
     often as the rate requires.
 
     Args:
@@ -173,7 +172,7 @@ def _steadily(gate: Gate[C], search: Callable[[], None], repeats: Repeats) -> bo
     """Search for a failure that is taken to be steady. Whether it was, as far as could be seen."""
     try:
         if repeats.first > 1:
-            gate.confirm_after(CONFIRM_AFTER)
+            gate.doubt_after(DOUBT_AFTER)
         search()
         gate.confirm(repeats.first - 1)
     except Unsteady:
