@@ -96,9 +96,9 @@ def reduce(
     arguments and the same answers the search is the same, which is what lets a journal resume it. Ctrl-C and a spent
     budget end it with the best case so far.
 
-    A failure is taken to be steady until it once stays away: the best case is asked again after many candidates in a row
-    that do not fail, and at the end, unless the latest candidates have failed. Then its rate is measured, what seemed to pass is forgotten, and every candidate is asked as
-    often as the rate requires.
+    A failure is taken to be steady until it once stays away: the best case is asked again after many candidates in a
+    row that do not fail, and at the end, unless the latest candidates have failed. Then its rate is measured, what
+    seemed to pass is forgotten, and every candidate is asked as often as the rate requires.
 
     Args:
         space: subsets of the failing case; with all its units it is the case itself.
