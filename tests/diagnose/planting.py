@@ -2,6 +2,8 @@
 the fault, or keep one compiled with it."""
 
 import contextlib
+import itertools
+import re
 
 import torch
 import torch._inductor.codegen.cpp
@@ -95,3 +97,34 @@ def inductor(**settings):
 def graph_of(given):
     """A pass gets a graph or a module, as the place it is called from wants it."""
     return given.graph if isinstance(given, torch.fx.GraphModule) else given
+
+
+def off_by_some(source):
+    """C++ of a kernel, with its last output of floating-point numbers wrong in one place."""
+    begin = source.rfind('extern "C"')
+    head = source[begin : source.index(")", begin)]
+    names = re.findall(r"(?:float|double|at::BFloat16|at::Half)\*\s*(\w+)", re.sub(r"const \w+\*\s*\w+", "", head))
+    assert names, head
+    end = source.rstrip().rfind("}")
+    return f"{source[:end]}    {names[-1]}[1] = {names[-1]}[1] * 1.5f + 0.25f;\n{source[end:]}"
+
+
+@contextlib.contextmanager
+def kernel(wanted, change=off_by_some):
+    """The C++ of every kernel that `wanted(number, name)` holds for is what `change` makes of it.
+
+    Kernels are counted from 0 in the order of their launches, through all graphs; one that is launched several times
+    is counted each time, and what is changed is generated for this launch alone. `name` is made of the fused ops.
+    """
+    module = torch._inductor.codegen.cpp
+    right = module.CppScheduling.define_kernel
+    numbers = itertools.count()
+
+    def define_kernel(self, source, nodes, *args, **kwargs):
+        name = module.get_fused_kernel_name(nodes, torch._inductor.config.cpp.descriptive_names)
+        if wanted(next(numbers), name):
+            source = change(source)
+        return right(self, source, nodes, *args, **kwargs)
+
+    with attribute(module.CppScheduling, "define_kernel", define_kernel):
+        yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +11,14 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from graphprobe.diagnose.local import LocalError, comparable, local_error
+from graphprobe.diagnose.local import Expectation, LocalError, comparable, local_error
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
 from graphprobe.engine.values import same_bits
+from graphprobe.internals.lowered import LoweredGraph
 from graphprobe.internals.operators import writes_to
 
 VIEWS_AND_SUCH = frozenset(
@@ -38,6 +39,8 @@ class CompiledGraph:
         after: inputs after each recorded call.
         shown: nodes of `final` whose values the second compilation returns, and these values for each recorded call.
         problem: why there are none.
+        lowered: what Inductor made of `final`; None where it was not watched.
+        compiled: the boxed callable that runs the kernels.
     """
 
     direction: str
@@ -48,6 +51,8 @@ class CompiledGraph:
     shown: list[str] = field(default_factory=list)
     values: list[list[Any]] = field(default_factory=list)
     problem: str = ""
+    lowered: LoweredGraph | None = None
+    compiled: Callable[[list[Any]], Any] | None = None
 
 
 @dataclass
@@ -181,16 +186,33 @@ def _whole(compiled: CompiledGraph, call: int, run: GraphRun) -> LocalError:
     """Outputs, and the inputs that the graph changes: others may be memory that the compiled graph is free to use."""
     if call >= len(compiled.outputs):
         return LocalError("skipped", reason="no outputs were recorded")
-    if any(n.op == "call_function" and not comparable(op_of(n)) for n in compiled.final.graph.nodes):
-        return LocalError("skipped", reason="it draws random numbers")
-    inputs = compiled.inputs[call]
-    changed = [i for i, value in enumerate(inputs) if same_bits(value, run.inputs[i])]
+    expected = WholeGraph(compiled, call, run)
+    return expected.judge(compiled.outputs[call], compiled.after[call])
 
-    def everything(*args: Any) -> list[Any]:
-        return [*flat_outputs(Interpreter(compiled.final).run(*args)), *(args[i] for i in changed)]
 
-    have = [*compiled.outputs[call], *(compiled.after[call][i] for i in changed)]
-    return local_error("graph", everything, copied_together(inputs), {}, have)
+class WholeGraph:
+    """What one call of a compiled graph should give: its outputs, and the inputs that it changes.
+
+    Others may be memory that the compiled graph is free to use.
+    """
+
+    def __init__(self, compiled: CompiledGraph, call: int, run: GraphRun) -> None:
+        inputs = compiled.inputs[call]
+        self._changed = [i for i, value in enumerate(inputs) if same_bits(value, run.inputs[i])]
+        self._expected: Expectation | None = None
+        if any(n.op == "call_function" and not comparable(op_of(n)) for n in compiled.final.graph.nodes):
+            return
+
+        def everything(*args: Any) -> list[Any]:
+            return [*flat_outputs(Interpreter(compiled.final).run(*args)), *(args[i] for i in self._changed)]
+
+        self._expected = Expectation("graph", everything, copied_together(inputs), {})
+
+    def judge(self, outputs: Sequence[Any], after: Sequence[Any]) -> LocalError:
+        """Judge what a run gave: outputs, and all inputs after it."""
+        if self._expected is None:
+            return LocalError("skipped", reason="it draws random numbers")
+        return self._expected.judge([*outputs, *(after[i] for i in self._changed)])
 
 
 def to_show(gm: GraphModule) -> list[Node]:

@@ -113,38 +113,70 @@ def local_error(
             rounded for being shown; None: all of them.
         strict_dtype: a result of another dtype is a fault.
     """
-    if not comparable(op):
-        return LocalError("skipped", reason="random or undefined by design")
-    inputs = [*leaves(args), *leaves(dict(kwargs))]
-    try:
-        with torch.no_grad():
-            expected = call(*_copies(args), **_copies(dict(kwargs)))
-    except Exception as error:
-        return LocalError("skipped", reason=f"it does not run by itself: {type(error).__name__}: {error}")
-    wanted, found = flat_outputs(expected), flat_outputs(got)
-    if len(wanted) != len(found):
-        return LocalError("worse", "wrong_shape", math.inf, math.inf, f"{len(found)} results, not {len(wanted)}")
-    worst = OK
-    wide: list[Any] | None = None
-    for i, (want, have) in enumerate(zip(wanted, found, strict=True)):
-        form = _form(want, have, strict_dtype)
-        if form is not None:
-            return form
-        if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor) or not same_bits(want, have):
-            continue
-        near = _nearness(want, have)
-        if near is not None and near <= NEAR:
-            worst = max(worst, LocalError("ok", z=near, reason="as the op uncompiled, to a few roundings"), key=_rank)
-            continue
-        if wide is None:
+    return Expectation(op, call, args, kwargs, rounded=rounded, strict_dtype=strict_dtype).judge(got)
+
+
+class Expectation:
+    """What a call should give; as many results as wanted can be judged against it. See `local_error`."""
+
+    def __init__(
+        self,
+        op: str,
+        call: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        rounded: Sequence[Any] | None = None,
+        strict_dtype: bool = True,
+    ) -> None:
+        self._op, self._call, self._args, self._kwargs = op, call, args, kwargs
+        self._rounded, self._strict_dtype = rounded, strict_dtype
+        self._inputs = [*leaves(args), *leaves(dict(kwargs))]
+        self._wanted: list[Any] = []
+        self._wide_values: list[Any] | None = None
+        self._problem: LocalError | None = None
+        if not comparable(op):
+            self._problem = LocalError("skipped", reason="random or undefined by design")
+            return
+        try:
+            with torch.no_grad():
+                self._wanted = flat_outputs(call(*_copies(args), **_copies(dict(kwargs))))
+        except Exception as error:
+            self._problem = LocalError("skipped", reason=f"it does not run by itself: {type(error).__name__}: {error}")
+
+    def judge(self, got: Any) -> LocalError:
+        """Judge one result."""
+        if self._problem is not None:
+            return self._problem
+        wanted, found = self._wanted, flat_outputs(got)
+        if len(wanted) != len(found):
+            return LocalError("worse", "wrong_shape", math.inf, math.inf, f"{len(found)} results, not {len(wanted)}")
+        worst = OK
+        for i, (want, have) in enumerate(zip(wanted, found, strict=True)):
+            form = _form(want, have, self._strict_dtype)
+            if form is not None:
+                return form
+            if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor) or not same_bits(want, have):
+                continue
+            near = _nearness(want, have)
+            if near is not None and near <= NEAR:
+                reason = "as the op uncompiled, to a few roundings"
+                worst = max(worst, LocalError("ok", z=near, reason=reason), key=_rank)
+                continue
             try:
-                wide = _wide(op, call, args, kwargs, inputs, wanted, rounded)
+                wide = self._wide()
             except Exception as error:
                 return LocalError("skipped", reason=f"no float64 reference: {type(error).__name__}: {error}")
-        judged = _numbers(op, i, want, have, wide, inputs, rounded)
-        if _rank(judged) > _rank(worst):
-            worst = judged
-    return worst
+            judged = _numbers(self._op, i, want, have, wide, self._inputs, self._rounded)
+            if _rank(judged) > _rank(worst):
+                worst = judged
+        return worst
+
+    def _wide(self) -> list[Any]:
+        if self._wide_values is None:
+            given = (self._op, self._call, self._args, self._kwargs, self._inputs, self._wanted, self._rounded)
+            self._wide_values = _wide(*given)
+        return self._wide_values
 
 
 def _nearness(want: torch.Tensor, have: torch.Tensor) -> float | None:

@@ -219,7 +219,7 @@ class Prover:
         )
         made = msgspec.structs.replace(made, **suspect.known)
         made.also = [name for name in made.also if name != made.op]
-        self.write(made, case, result, suspect.graph if suspect.pass_ else None)
+        self.write(made, case, result, suspect.graph if suspect.pass_ else None, suspect.kernel_source)
         return made
 
     def smaller(
@@ -248,7 +248,14 @@ class Prover:
         limit = self.compilation.timeout_s
         return check(case, timeout_s=limit, reference=result.reference, backend=lambda: "aot_eager", repeats=1).fails
 
-    def write(self, made: Finding, case: Case, result: CaseResult, before: GraphModule | None = None) -> None:
+    def write(
+        self,
+        made: Finding,
+        case: Case,
+        result: CaseResult,
+        before: GraphModule | None = None,
+        kernel_source: tuple[str, str] | None = None,
+    ) -> None:
         """Write the dossier and note in the finding how its repro does in a process of its own."""
         limits = allowed(result.reference) if result.reference.wide is not None else []
         case = replace(case, kind=made.kind, allowed=limits)
@@ -256,7 +263,15 @@ class Prover:
         made.dossier = str(folder)
         try:
             beside = NEIGHBOURS.get(made.stage) if self.compilation.is_inductor else None
-            problems = write_dossier(folder, case, made, versions=versions(), before=before, neighbour=beside)
+            problems = write_dossier(
+                folder,
+                case,
+                made,
+                versions=versions(),
+                before=before,
+                neighbour=beside,
+                kernel_source=kernel_source,
+            )
             if case.own_backend is None and self.compilation.maker is not None:
                 problems = [*problems, "the backend has to be put in: it is no function whose text says all"]
             code = run_repro(folder) if not problems else None

@@ -23,6 +23,7 @@ from graphprobe.engine.subgraph import exposed
 from graphprobe.engine.values import capture
 from graphprobe.internals import stages
 from graphprobe.internals.aot_backends import aot_compile
+from graphprobe.internals.lowered import watched_lowering
 from graphprobe.internals.pass_snapshots import PassLog, Snapshots
 
 RECORDED = 3
@@ -187,8 +188,9 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
         record = CompiledGraph(direction, final)
         number = sum(other.direction == direction for other in watch.compiled)
         watch.compiled.append(record)
-        with watch.breaking(direction, number):
+        with watch.breaking(direction, number), watched_lowering() as lowered:
             compiled = compile_graph(gm, inputs, settings)
+        record.lowered, record.compiled = (lowered[-1] if lowered else None), compiled
         showing = _showing(compile_graph, record, inputs, settings) if expose else None
 
         def run(args: list[Any]) -> Any:

@@ -17,7 +17,8 @@ from graphprobe.diagnose.decompositions import check_decompositions
 from graphprobe.diagnose.dynamo_check import Accused, accused
 from graphprobe.diagnose.finding import Finding, LargestZ
 from graphprobe.diagnose.ir_check import stage_of
-from graphprobe.diagnose.kernel_check import check_graph
+from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
+from graphprobe.diagnose.kernel_names import name_kernels
 from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
 from graphprobe.diagnose.program import CallRecord, Program, read, tensors_of
 from graphprobe.diagnose.prove import SMALL, Prover, place_in
@@ -195,6 +196,7 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
     run_program(program, compilation, kernel_rung(watch, expose=expose), report)
     report.broken = watch.broken
     suspects: list[Suspect] = []
+    wrong: list[tuple[CompiledGraph, int]] = []
     with compilation.configured():
         for compiled in watch.compiled:
             report.compiles += 2 if compiled.shown else 1
@@ -206,6 +208,8 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
                 report.checked += result.checked
                 _larger(report, *result.largest)
                 suspects += result.suspects
+                if result.whole.answer == "worse":
+                    wrong.append((compiled, call))
             if len(suspects) == before and report.checked > checked:
                 agree = f"{report.checked - checked} values agree with their ops"
                 report.right.append(f"{compiled.direction} kernels: {agree}")
@@ -213,6 +217,7 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
         suspects = [*alone([s for s in suspects if not s.whole], prover), *(s for s in suspects if s.whole)]
         if only_alone:
             suspects = [s for s in suspects if s.wrong_alone]
+        suspects += name_kernels(watch.compiled, wrong, suspects, report.notes, more=not only_alone)
         for suspect in suspects:
             suspect.stage = suspect.stage if suspect.whole else stage_of(suspect)
         _prove(suspects, report, prover)

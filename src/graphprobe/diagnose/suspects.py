@@ -25,6 +25,7 @@ class Suspect:
         also: names of further ops, the likeliest first.
         others: further nodes of `graph` that belong to a repro.
         kernel: name of the kernel that computes it.
+        kernel_source: suffix of its language (`.cpp`, `.py`) and its text.
         inputs: of the whole graph.
         named: the op, where it is another than the node's.
         whole: it fails with the rest of its graph only, so that small pieces need not be tried.
@@ -44,6 +45,7 @@ class Suspect:
     also: list[str] = field(default_factory=list)
     others: list[Node] = field(default_factory=list)
     kernel: str | None = None
+    kernel_source: tuple[str, str] | None = None
     named: str | None = None
     known: dict[str, Any] = field(default_factory=dict)
     whole: bool = False

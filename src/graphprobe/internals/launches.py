@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import msgspec
 
 from graphprobe.internals.call_sites import buffers_by_line
+from graphprobe.internals.kernel_signatures import declarations
 from graphprobe.internals.unseen import unseen
 
 OP_NAMESPACES = ("aten", "inductor_ops", "_quantized")
@@ -43,16 +43,38 @@ class Launch(msgspec.Struct, frozen=True):
     thread: int
 
 
+class Launching:
+    """A launch that is about to happen, for those who do something around it or in its place.
+
+    Attributes:
+        name, kind, line: as in `Launch`.
+        args, kwargs: what it was called with.
+    """
+
+    def __init__(
+        self, name: str, kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, frame: Any
+    ) -> None:
+        self.name, self.kind, self.args, self.kwargs = name, kind, args, kwargs
+        self._function, self._frame = function, frame
+        self.line = int(frame.f_lineno)
+
+    def run(self) -> Any:
+        """Launch it, as the program does, and return what it returns."""
+        with unseen:
+            return self._function(*self.args, **self.kwargs)
+
+    def variables(self) -> dict[str, Any]:
+        """The wrapper's variables at this moment, by name; those of the module where the function has none."""
+        return {**self._frame.f_globals, **self._frame.f_locals}
+
+
+Around = Callable[[Launching], Any]
+"""Is called in place of a launch and returns what the launch shall return; `launching.run()` launches it."""
+
+
 def kernel_names(code: str) -> list[str]:
     """Names that the generated module binds to compiled kernels: top-level `name = async_compile.…(…)`."""
-    found = []
-    for statement in ast.parse(code).body:
-        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
-            continue
-        call = statement.value.func
-        if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "async_compile":
-            found += [target.id for target in statement.targets if isinstance(target, ast.Name)]
-    return found
+    return list(declarations(code))
 
 
 def _describe(value: Any) -> str:
@@ -66,8 +88,10 @@ def _describe(value: Any) -> str:
 class LaunchTap:
     """Records the launches that this thread makes through one generated module while `recording()` is entered."""
 
-    def __init__(self, module: ModuleType, code: str) -> None:
+    def __init__(self, module: ModuleType, code: str, *, around: Around | None = None) -> None:
+        """With `around` every launch goes through it, at the same place and with the same arguments."""
         self._module = module
+        self._around = around
         self._kernels = [name for name in kernel_names(code) if name in vars(module)]
         self._buffers = buffers_by_line(code)
         self._cuda = "cuda" in code or "triton" in code
@@ -89,10 +113,14 @@ class LaunchTap:
                     del _in_place[id(self._module)]
 
     def call(self, name: str, kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        line = self._calling_line()
+        frame = self._calling_frame()
+        line = frame.f_lineno
         start = time.perf_counter_ns()
-        with unseen:
-            result = function(*args, **kwargs)
+        if self._around is None:
+            with unseen:
+                result = function(*args, **kwargs)
+        else:
+            result = self._around(Launching(name, kind, function, args, kwargs, frame))
         elapsed = time.perf_counter_ns() - start
         described = tuple(_describe(a) for a in args) + tuple(f"{k}={_describe(v)}" for k, v in kwargs.items())
         self.launches.append(
@@ -104,11 +132,11 @@ class LaunchTap:
         """Names that the launch's line takes and binds, see `buffers_by_line`."""
         return self._buffers.get(launch.line, ())
 
-    def _calling_line(self) -> int:
+    def _calling_frame(self) -> FrameType:
         frame = sys._getframe(3)
         while frame.f_back is not None and frame.f_globals is not vars(self._module):
             frame = frame.f_back
-        return frame.f_lineno
+        return frame
 
     def _capturing(self) -> bool:
         if not self._cuda:

@@ -50,6 +50,7 @@ def write_dossier(
     neighbour: str | None = None,
     before: fx.GraphModule | None = None,
     generated_code: str | None = None,
+    kernel_source: tuple[str, str] | None = None,
 ) -> list[str]:
     """Writes the folder of one finding: `finding.json`, `REPORT.md`, `repro.py`, `test_repro.py`, and their data.
 
@@ -59,6 +60,7 @@ def write_dossier(
         neighbour: the nearest variant that passes, as a sentence.
         before: the graph before the accused pass, for `graph_before.txt`.
         generated_code: text of the generated kernels, for `generated_code.py`.
+        kernel_source: suffix and text of the accused kernel as the program compiled it, for `kernel.cpp`, `kernel.py`.
 
     Returns:
         why the repro cannot be run, one line each; empty when it can.
@@ -81,6 +83,10 @@ def write_dossier(
         files["graph_before.txt"] = ("the graph before the pass", graph_text(before).encode())
     if generated_code is not None:
         files["generated_code.py"] = ("what the compiler generated", generated_code.encode("utf-8", "replace"))
+    if kernel_source is not None:
+        suffix, text = kernel_source
+        meaning = f"source of `{finding.kernel}`, as it was generated for the program"
+        files[f"kernel{suffix}"] = (meaning, text.encode("utf-8", "replace"))
     for i, call in enumerate(case.calls):
         values, records = to_bytes(call)
         files[f"call{i}.inputs.safetensors"] = (f"memory of the arguments of call {i}", values)

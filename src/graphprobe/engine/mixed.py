@@ -1,0 +1,263 @@
+"""Runs a compiled graph as it is, with some of its launches replaced by what they were made from.
+
+Nothing is compiled again and nothing is fused otherwise: the wrapper runs line by line, and in the place of a replaced
+launch the FX nodes behind it, or its IR in plain torch, fill the very buffers that the kernel would have filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.fx import Interpreter
+
+from graphprobe.engine.interpret import copied, copied_together, flat_outputs
+from graphprobe.engine.mixed_plan import NoGraph, Piece, piece_of
+from graphprobe.engine.reference import InFloat64
+from graphprobe.internals.ir_eval_index import NotEvaluated, evaluate
+from graphprobe.internals.launch_io import LaunchIO, Use, launch_ios
+from graphprobe.internals.launches import Launching, LaunchTap
+from graphprobe.internals.lowered import LoweredGraph
+
+How = Literal["graph", "ir", "no"]
+
+
+@dataclass
+class MixedLaunch:
+    """One launch of a compiled graph, in the order of its lines.
+
+    Attributes:
+        io: name, line, what it reads and writes.
+        how: what it can be replaced by: the `graph`'s piece, its `ir`, or `no`thing.
+        reason: why it is not the graph's piece, or nothing at all.
+        piece: of the graph.
+        needed: what it writes and others need.
+        sources: FX nodes it stems from, by the scheduler's account.
+        lines: source lines of the user's program behind these.
+    """
+
+    io: LaunchIO
+    how: How
+    reason: str
+    piece: Piece | None
+    needed: tuple[Use, ...]
+    sources: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MixedRun:
+    """What one run gave.
+
+    Attributes:
+        outputs: of the graph, flat.
+        inputs: of the graph, after the run.
+        replaced: positions of the launches that were replaced.
+        ran: positions of the launches in the order in which they ran.
+    """
+
+    outputs: list[Any]
+    inputs: list[Any]
+    replaced: frozenset[int]
+    ran: list[int]
+
+
+class CannotReplaceError(Exception):
+    """A launch could not be replaced in this run."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"launch {position}: {reason}")
+        self.position, self.reason = position, reason
+
+
+class MixedGraph:
+    """A compiled graph whose launches can be replaced one by one.
+
+    Attributes:
+        launches: all of them.
+        module: the generated module that runs.
+        runs: how often it was run.
+    """
+
+    def __init__(self, lowered: LoweredGraph, compiled: Callable[[list[Any]], Any]) -> None:
+        """`compiled` is the boxed callable that runs `lowered.module`, in this process."""
+        self._lowered, self._compiled = lowered, compiled
+        self.launches: list[MixedLaunch] = []
+        self.module = lowered.module
+        self.runs = 0
+        ios = launch_ios(lowered.code, lowered.nodes)
+        nodes = {node.name: node for node in lowered.nodes}
+        for io in ios.values():
+            origins = [origin for name in io.nodes for origin in nodes[name].origins]
+            needed = self._needed(io, ios)
+            lines = tuple(sorted({origin.source for origin in origins if origin.source}))
+            sources = tuple(dict.fromkeys(origin.name for origin in origins))
+            self.launches.append(MixedLaunch(io, *self._how(io, needed), needed, sources, lines))
+        self._positions = {launch.io.line: at for at, launch in enumerate(self.launches)}
+
+    def _needed(self, io: LaunchIO, ios: Mapping[int, LaunchIO]) -> tuple[Use, ...]:
+        """What a launch writes that other launches read, or that leaves the graph."""
+        leaving = self._lowered.outputs()
+        others = [use for other in ios.values() if other is not io for use in other.reads]
+        wanted = leaving | {str(use.value) for use in others} | {use.name for use in others}
+
+        def is_needed(use: Use) -> bool:
+            buffer = str(use.value)
+            # The wrapper itself may look at a number; a write into other memory may be seen by whoever reads that.
+            elsewhere = buffer != use.name or self._lowered.lies_in_another(buffer)
+            return bool({buffer, use.name} & wanted) or elsewhere or self._lowered.is_scalar(buffer)
+
+        kept = [use for use in io.writes if is_needed(use)]
+        return tuple({str(use.value): use for use in kept}.values())
+
+    def _how(self, io: LaunchIO, needed: Sequence[Use]) -> tuple[How, str, Piece | None]:
+        if not io.nodes:
+            return "no", "it belongs to a nested graph, or to no node of the scheduler", None
+        try:
+            return "graph", "", piece_of(self._lowered, io, needed)
+        except NoGraph as error:
+            return "ir", str(error), None
+
+    def run(
+        self, inputs: Sequence[Any], replaced: Collection[int] = (), *, wide: bool = False, forgiving: bool = False
+    ) -> MixedRun:
+        """Run once on copies of `inputs`, the launches at the positions `replaced` replaced.
+
+        Args:
+            wide: compute the replacements in float64, and round what they give.
+            forgiving: a launch that cannot be replaced after all is launched, and its `how` is `no` from then on.
+
+        Raises:
+            CannotReplaceError: a launch cannot be replaced, unless `forgiving`.
+        """
+        wanted = frozenset(replaced)
+        ran: list[int] = []
+        done: set[int] = set()
+
+        def around(launching: Launching) -> Any:
+            at = self._positions.get(launching.line)
+            if at is None:
+                return launching.run()
+            ran.append(at)
+            if at not in wanted:
+                return launching.run()
+            try:
+                result = self._replace(at, launching, wide)
+            except CannotReplaceError as error:
+                if not forgiving:
+                    raise
+                self.launches[at].how, self.launches[at].reason = "no", error.reason
+                return launching.run()
+            done.add(at)
+            return result
+
+        given = copied_together(inputs)
+        boxed = list(given)
+        tap = LaunchTap(self._lowered.module, self._lowered.code, around=around)
+        self.runs += 1
+        with torch.no_grad(), tap.recording():
+            outputs = copied(flat_outputs(self._compiled(boxed)))
+        return MixedRun(outputs, given, frozenset(done), ran)
+
+    def _replace(self, at: int, launching: Launching, wide: bool) -> Any:
+        launch = self.launches[at]
+        variables = launching.variables()
+        if launch.how == "graph" and launch.piece is not None:
+            try:
+                values = self._from_graph(launch.piece, variables, wide)
+                return self._filled(launch, values, variables)
+            except Exception as error:
+                launch.how, launch.reason = "ir", f"its piece of the graph cannot be run: {_first_line(error)}"
+        if launch.how == "no":
+            raise CannotReplaceError(at, launch.reason)
+        try:
+            return self._filled(launch, self._from_ir(launch, variables, wide), variables)
+        except Exception as error:
+            reason = f"{launch.reason}; and its IR cannot be evaluated: {_first_line(error)}"
+            raise CannotReplaceError(at, reason) from error
+
+    def _from_graph(self, piece: Piece, variables: Mapping[str, Any], wide: bool) -> dict[str, torch.Tensor]:
+        symbols = self._lowered.symbols(variables)
+        given = [self._value(use, variables, symbols) for use in piece.takes]
+        numbers = [evaluate(expr, symbols) for expr in piece.numbers]
+        if wide:
+            with InFloat64():
+                results = Interpreter(piece.graph).run(*(_widened(v) for v in given), *numbers)
+        else:
+            results = Interpreter(piece.graph).run(*(copied(v) for v in given), *numbers)
+        return {str(use.value): value for use, value in zip(piece.gives, results, strict=True)}
+
+    def _from_ir(self, launch: MixedLaunch, variables: Mapping[str, Any], wide: bool) -> dict[str, torch.Tensor]:
+        symbols = self._lowered.symbols(variables)
+        given: dict[str, torch.Tensor] = {}
+        for use in (*launch.io.reads, *(w for w in launch.io.writes if w.value != w.name)):
+            memory = variables[use.name]
+            given.setdefault(self._lowered.memory_of(str(use.value)), self._value(use, variables, symbols))
+            if use.name in self._lowered.inputs:
+                given[use.name] = memory
+        values, lost = self._lowered.evaluate(launch.io.nodes, given, symbols, wide=wide)
+        missing = [str(use.value) for use in launch.needed if use.value not in values]
+        if missing:
+            raise NotEvaluated(next((lost[name] for name in missing if name in lost), f"{missing[0]} has no value"))
+        return values
+
+    def _value(self, use: Use, variables: Mapping[str, Any], symbols: Mapping[Any, Any]) -> torch.Tensor:
+        """The value of a buffer as the launch finds it."""
+        memory = variables[use.name]
+        assert isinstance(memory, torch.Tensor)
+        layout = self._lowered.layout(str(use.value), symbols)
+        if layout is None or use.name in self._lowered.inputs:
+            return memory
+        return layout.view(memory)
+
+    def _filled(self, launch: MixedLaunch, values: Mapping[str, torch.Tensor], variables: Mapping[str, Any]) -> Any:
+        """Copy values to where the launch would have written them; returns what the launch would have returned."""
+        symbols = self._lowered.symbols(variables)
+        results: dict[tuple[int, ...], torch.Tensor] = {}
+        for use in launch.io.writes:
+            value = values.get(str(use.value))
+            if value is None:
+                continue
+            if use.result is not None:
+                results[use.result] = self._result(str(use.value), value, symbols)
+                continue
+            target = self._value(use, variables, symbols)
+            if value.ndim == 1 and self._lowered.memory_of(str(use.value)) != use.value and target.ndim != 1:
+                target = target.as_strided(value.shape, (1,), target.storage_offset())
+            if target.shape != value.shape:
+                raise ValueError(f"{use.value} is {tuple(target.shape)}, and its value {tuple(value.shape)}")
+            target.copy_(value)
+        return _nested(results)
+
+    def _result(self, name: str, value: torch.Tensor, symbols: Mapping[Any, Any]) -> torch.Tensor:
+        """The value, laid out as the generated code expects it."""
+        try:
+            layout = self._lowered.layout(name, symbols)
+        except NotEvaluated:  # a size that is known only now
+            layout = None
+        if layout is None:
+            return value.clone()
+        if layout.size != tuple(value.shape):
+            raise ValueError(f"{name} is {layout.size}, and its value {tuple(value.shape)}")
+        return layout.empty().copy_(value)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).split("\n")[0]
+    return text if isinstance(error, NotEvaluated) else f"{type(error).__name__}: {text}"
+
+
+def _nested(results: Mapping[tuple[int, ...], torch.Tensor]) -> Any:
+    """Tensors at their places in nested tuples, None elsewhere."""
+    if not results or () in results:
+        return results.get(())
+    width = 1 + max(path[0] for path in results)
+    return tuple(_nested({path[1:]: v for path, v in results.items() if path[0] == at}) for at in range(width))
+
+
+def _widened(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return copied(value)
+    return value.to(torch.complex128 if value.is_complex() else torch.float64, copy=True)

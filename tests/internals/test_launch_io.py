@@ -1,0 +1,223 @@
+"""What launches read and write: held against the memory that they change and need, and read from known module texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from graphprobe.internals.kernel_signatures import kernel_source
+from graphprobe.internals.launch_io import LaunchIO, Use, launch_ios
+from graphprobe.internals.launches import Launching, LaunchTap
+from graphprobe.internals.lowered import LoweredGraph, watched_lowering
+
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+
+def encoder(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = torch.nn.functional.layer_norm(x @ w + b, (16,)).view(2, 5, 2, 8).transpose(1, 2)
+    return ATTENTION(y, y, y).relu() * 2
+
+
+def several(x: torch.Tensor, y: torch.Tensor) -> Any:
+    values, order = torch.sort(x, -1)
+    top, _ = torch.topk(x * 2, 3)
+    joined = torch.cat([x.sin(), y.cos(), x + y], 0)
+    y[1:3] = x[1:3].relu()
+    x.add_(1)
+    return values + 1, order, top.relu(), joined.softmax(-1), joined.cumsum(0), (x * y).sum(0), torch.arange(5) * 2
+
+
+def chained(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = torch.mm(x, w).sin().softmax(-1)
+    return x
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool, bool | None]] = {
+    "encoder": (encoder, [draw(2, 5, 16), draw(16, 16), draw(16)], True, None),
+    "several": (several, [draw(4, 8), draw(4, 8) * 2], False, None),
+    "chained": (chained, [draw(8, 8), draw(8, 8)], False, True),
+}
+
+
+def compiled(name: str) -> tuple[list[LoweredGraph], Callable[[], list[torch.Tensor]]]:
+    """The graphs of a case, compiled, and a call of it that returns what it gives: outputs, inputs and gradients."""
+    function, arguments, grad, dynamic = CASES[name]
+    torch._dynamo.reset()
+    made = torch.compile(function, dynamic=dynamic)
+
+    def call() -> list[torch.Tensor]:
+        given = [t.clone().requires_grad_(grad) for t in arguments]
+        out = made(*given)
+        results = [out] if isinstance(out, torch.Tensor) else list(out)
+        if grad:
+            results[0].sum().backward()
+        return [t.detach() for t in [*results, *given, *(t.grad for t in given if t.grad is not None)]]
+
+    with torch.compiler.config.patch(force_disable_caches=True), watched_lowering() as found:
+        call()
+    return found, call
+
+
+def changes(launching: Launching) -> tuple[Any, set[int]]:
+    """What the launch gives, and the addresses of the arguments whose memory it changed."""
+    tensors = [a for a in launching.args if isinstance(a, torch.Tensor)]
+    before = [a.clone() for a in tensors]
+    result = launching.run()
+    pairs = zip(tensors, before, strict=True)
+    return result, {a.data_ptr() for a, b in pairs if not torch.equal(a.nan_to_num(), b.nan_to_num())}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_agrees(name: str) -> None:
+    graphs, call = compiled(name)
+    assert len(graphs) == (2 if CASES[name][2] else 1)
+    expected = call()
+    seen: list[str] = []
+
+    def watching(ios: dict[int, LaunchIO]) -> Callable[[Launching], Any]:
+        def around(launching: Launching) -> Any:
+            io = ios[launching.line]
+            assert (io.name, io.kind) == (launching.name, launching.kind)
+            variables = launching.variables()
+            taken = {u.position for u in io.reads}
+            for use in (*io.reads, *io.writes):
+                if isinstance(use.position, int) and not use.path and not use.view:
+                    assert variables[use.name] is launching.args[use.position]
+            read = {variables[u.name].data_ptr() for u in io.reads}
+            written = {variables[u.name].data_ptr() for u in io.writes if u.result is None}
+            for use in io.writes:
+                # What is written and not read may hold anything before.
+                value = variables.get(use.name)
+                if (
+                    use.position not in taken
+                    and use.result is None
+                    and value.dtype == torch.float32
+                    and value.data_ptr() not in read
+                ):
+                    value.fill_(torch.nan)
+            result, changed = changes(launching)
+            assert changed <= written
+            for use in io.writes:
+                if use.result:
+                    item = result
+                    for at in use.result:
+                        item = item[at]
+                    assert isinstance(item, torch.Tensor)
+            seen.append(launching.name)
+            return result
+
+        return around
+
+    taps = []
+    for graph in graphs:
+        ios = launch_ios(graph.code, graph.nodes)
+        owned = [node for io in ios.values() for node in io.nodes]
+        assert sorted(owned) == sorted(node.name for node in graph.nodes)
+        taps.append(LaunchTap(graph.module, graph.code, around=watching(ios)))
+    with taps[0].recording(), taps[-1].recording():
+        got = call()
+    assert len(seen) >= 4
+    for a, b in zip(expected, got, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_values_are_followed_through_reused_memory() -> None:
+    graphs, _ = compiled("chained")
+    ios = list(launch_ios(graphs[0].code, graphs[0].nodes).values())
+    outputs = {out.name for node in graphs[0].nodes for out in node.outputs}
+    inside = [u for io in ios for u in io.reads if str(u.value).startswith("buf")]
+    assert len(inside) >= 4
+    written: set[str | None] = set()
+    for io in ios:
+        # Every value read was written by a launch before.
+        assert {u.value for u in io.reads if u in inside} <= written
+        written |= {u.value for u in io.writes}
+    assert written <= outputs
+
+
+TRITON = '''
+triton_poi_0 = async_compile.triton('triton_poi_0', """
+import triton
+@triton_heuristics.pointwise(
+    size_hints={'x': 32},
+    triton_meta={'signature': {'in_out_ptr0': '*fp32', 'in_ptr0': '*fp32', 'out_ptr1': '*fp32', 'in_ptr1': '*fp32',
+        'xnumel': 'i32', 'XBLOCK': 'constexpr'}, 'constants': {}},
+    inductor_meta={'kernel_name': 'triton_poi_0', 'mutated_arg_names': ['in_out_ptr0', 'in_ptr1']},
+)
+@triton.jit
+def triton_poi_0(in_out_ptr0, in_ptr0, out_ptr1, in_ptr1, xnumel, XBLOCK : tl.constexpr):
+    pass
+""", device_str='cuda')
+'''
+
+CPP = """
+cpp_0 = async_compile.cpp_pybinding(['float*', 'const float*', 'float*', 'const int64_t'], r'''
+static inline void kernel_helper(int a) {}
+extern "C"  void  kernel(float* in_out_ptr0, const float* in_ptr0,
+                       float* out_ptr0, const int64_t ks0)
+{}
+''')
+"""
+
+
+def names(uses: tuple[Use, ...]) -> dict[str, int | str | None]:
+    return {use.name: use.position for use in uses}
+
+
+def only(code: str) -> LaunchIO:
+    (io,) = launch_ios(code).values()
+    return io
+
+
+def test_triton_kernel() -> None:
+    io = only(TRITON + "def call(args):\n    triton_poi_0.run(buf1, arg0_1, buf2, arg1_1, 32, stream=stream0)\n")
+    assert (io.name, io.kind) == ("triton_poi_0", "kernel")
+    assert names(io.reads) == {"buf1": 0, "arg0_1": 1, "arg1_1": 3}
+    assert names(io.writes) == {"buf1": 0, "buf2": 2, "arg1_1": 3}
+
+
+def test_cpp_kernel_with_a_size() -> None:
+    io = only(CPP + "def call(args):\n    cpp_0(buf1, arg0_1, buf2, s33)\n")
+    assert names(io.reads) == {"buf1": 0, "arg0_1": 1}
+    assert names(io.writes) == {"buf1": 0, "buf2": 2}
+
+
+def test_library_call() -> None:
+    io = only("def call(args):\n    extern_kernels.mm(buf0, reinterpret_tensor(buf1, (8, s3), (1, 8), 0), out=buf2)\n")
+    assert (io.kind, io.name) == ("extern", "extern_kernels.mm")
+    assert io.reads == (Use("buf0", 0, value="buf0"), Use("buf1", 1, view=True, value="buf1"))
+    assert io.writes == (Use("buf2", "out", value="buf2"),)
+
+
+def test_operator_that_writes_to_its_argument() -> None:
+    io = only("def call(args):\n    torch.ops.aten.index_put_.default(buf0, [None, buf1], buf2, False)\n")
+    assert names(io.writes) == {"buf0": 0}
+    assert {(u.name, u.position, u.path) for u in io.reads} == {("buf0", 0, ()), ("buf1", 1, (1,)), ("buf2", 2, ())}
+
+
+def test_several_results() -> None:
+    lines = ["buf0 = torch.ops.aten.topk.default(arg0_1, 3)", "buf1 = buf0[0]", "buf2 = buf0[1]", "del buf0"]
+    io = only("def call(args):\n    " + "\n    ".join(lines))
+    assert [(u.name, u.result) for u in io.writes] == [("buf1", (0,)), ("buf2", (1,))]
+
+
+def test_reuse_is_no_launch() -> None:
+    code = "def call(args):\n    buf0 = extern_kernels.convolution(x, w)\n    buf3 = buf0; del buf0  # reuse\n"
+    io = only(code)
+    assert [(u.name, u.result) for u in io.writes] == [("buf0", ())]
+
+
+def test_source_of_a_kernel() -> None:
+    suffix, text = kernel_source(CPP, "cpp_0") or ("", "")
+    assert suffix == ".cpp" and text.startswith("static inline") and text.endswith("{}\n")
+    suffix, text = kernel_source(TRITON, "triton_poi_0") or ("", "")
+    assert suffix == ".py" and "def triton_poi_0(" in text
+    assert kernel_source(CPP, "cpp_1") is None
