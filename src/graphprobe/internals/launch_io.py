@@ -310,6 +310,7 @@ def _owners(
     first = taken | first  # under the name of what took its memory over, if by no other
     writers = {out.name: node.name for node in nodes for out in node.outputs}
     found: dict[str, int] = {}
+    calls: set[int] = set()
     last = 0
     for node in nodes:
         lines = [min(first[out.name] for out in node.outputs if out.name in first)] if _named(node, first) else []
@@ -318,15 +319,18 @@ def _owners(
             lines = [max(parts)] if parts else lines
         elif not lines:
             memory = {name for out in node.outputs for name in (*out.mutates, *out.aliases)}
+            library = node.kind == "extern"  # one node a launch; a kernel carries out several
             lines = [
                 launch.line
                 for launch in launches
-                if launch.line >= last and any(memory & set(chain(use.name, parents)) for use in launch.writes)
+                if launch.line >= last and (launch.kind != "kernel") == library and launch.line not in calls
+                if any(memory & set(chain(use.name, parents)) for use in launch.writes)
             ]
             if not lines and node.kind != "extern" and last:
                 lines = [last]
         if lines:
             found[node.name] = min(lines)
+            calls |= {found[node.name]} if node.kind == "extern" else set()
             last = max(last, found[node.name]) if node.kind != "nop" else last
     return found
 

@@ -67,6 +67,7 @@ class LoweredGraph:
         self.inputs = tuple(str(name) for name in handler.graph_input_names)
         with V.set_graph_handler(handler):
             self.nodes: tuple[IRNode, ...] = ir_graph(handler.scheduler.nodes).nodes
+        self._changes = {out.name: out.mutates for node in self.nodes for out in node.outputs if out.mutates}
 
     def outputs(self) -> frozenset[str]:
         """Names of the buffers that leave the graph: what it returns and what it writes to."""
@@ -86,6 +87,14 @@ class LoweredGraph:
         if buffer in self.inputs:
             places = [node for node in self.final.graph.nodes if node.op == "placeholder"]
             return places[self.inputs.index(buffer)]
+        changed = {name: by for by, names in self._changes.items() for name in names}
+        if buffer in changed:
+            return None  # it gets the value of its node by being changed
+        own = self._origin(buffer)
+        of_changed = (self._origin(name) for name in self._changes.get(buffer, ()) if changed[name] == buffer)
+        return own or next((node for node in of_changed if node is not None), None)
+
+    def _origin(self, buffer: str) -> Any:
         found = self.ir.try_get_buffer(buffer)
         return None if found is None or isinstance(found, torch.Tensor) else origin_of(found)
 
@@ -94,6 +103,8 @@ class LoweredGraph:
         layout = self._layout(buffer)
         if isinstance(layout, ir.MutationLayoutSHOULDREMOVE):
             return self.memory_of(str(layout.get_buffer().get_name()))
+        if not isinstance(layout, ir.Layout) and len(self._changes.get(buffer, ())) == 1:
+            return self.memory_of(self._changes[buffer][0])  # what stands for a buffer once a call has changed it
         return buffer
 
     def layout(self, buffer: str, symbols: Mapping[Any, Any]) -> BufferLayout | None:

@@ -36,7 +36,10 @@ def operator_of(target: object) -> Operator | None:
 
 def writes_to(node: Any) -> list[Any]:
     """The nodes whose values a call of an operator changes in place, by its schema."""
-    schema = getattr(node.target, "_schema", None)
+    target = node.target
+    if isinstance(target, OpOverloadPacket) and len(target.overloads()) == 1:  # in Dynamo's graphs
+        target = getattr(target, target.overloads()[0])
+    schema = getattr(target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return []
     found = []

@@ -1,0 +1,180 @@
+"""The dump as a backend: a compiler's graphs, each run by the engine that the plan names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from graphprobe.dump_plan import DumpPlan
+from graphprobe.errors import SettingError
+from graphprobe.internals.aot_backends import aot_compile
+from graphprobe.internals.backends import inductor_with_mode, lookup
+from graphprobe.internals.dump_taps import compile_id, inductor_graphs, names_under_compile, uses_cuda_graphs
+from graphprobe.internals.stages import post_grad_graph
+from graphprobe.internals.unseen import unseen
+from graphprobe.probe.dump.instrument import compile_instrumented
+from graphprobe.probe.dump.interpreter import boxed, interpreted
+from graphprobe.probe.dump.kernel import compile_watched
+from graphprobe.probe.dump.model import DumpModel
+from graphprobe.probe.dump.session import DumpSession
+from graphprobe.probe.dump.sessions import session_for
+from graphprobe.records import Direction
+from graphprobe.store.dump_records import Engine
+
+Compiled = Callable[..., Any]
+
+STAGES = ("dynamo", "aot", "post_grad")
+"""Which graph the interpreter runs: Dynamo's, AOTAutograd's, or Inductor's after all passes."""
+
+_UNCHANGED = (("eager", "dynamo"), ("aot_eager", "aot"))
+"""Backend and stage whose graphs the interpreter runs as the backend itself would."""
+
+
+class DumpBackend:
+    """A backend that compiles as another does, and dumps.
+
+    Args:
+        plan: enabled.
+        name: the other backend's name; only of `inductor` is there code to stand in.
+        mode: Inductor's.
+        stage: one of `STAGES`, for the interpreter; None: the last that the backend has.
+
+    Raises:
+        SettingError: the backend has no such engine or stage.
+    """
+
+    def __init__(self, plan: DumpPlan, *, name: str = "inductor", mode: str | None = None, stage: str | None = None):
+        inductor = name == "inductor"
+        engine: Engine = plan.engine or ("kernel" if inductor else "interpreter")
+        if engine not in ENGINES:
+            raise SettingError(
+                f"dump_config.engine = {engine!r} is not available", hint=f"there is {' and '.join(ENGINES)}"
+            )
+        if engine != "interpreter" and not inductor:
+            raise SettingError(
+                f"dump_config.engine = {engine!r}: the backend {name!r} launches no kernels of Inductor's",
+                hint="use engine = 'interpreter', or the backend 'inductor'",
+            )
+        possible = STAGES if inductor else STAGES[:-1]
+        if stage is not None and stage not in possible:
+            raise SettingError(f"the backend {name!r} has no stage {stage!r}", hint=f"it has {', '.join(possible)}")
+        if stage is not None and engine != "interpreter":
+            raise SettingError(f"a stage means something to the interpreter, not to the engine {engine!r}")
+        self.__name__ = name
+        self.plan = plan
+        self.engine = engine
+        self.stage = stage or ("post_grad" if inductor else "dynamo" if name.startswith("eager") else "aot")
+        self._mode = mode
+        # The eager backends run these very graphs; in the place of compiled code they change the rounding.
+        self._perturbs = self.engine == "interpreter" and (name, self.stage) not in _UNCHANGED
+        self._opened = session_for(plan)
+
+    @property
+    def session(self) -> DumpSession:
+        """The dump; a new one when the last was closed."""
+        if self._opened.closed:
+            self._opened = session_for(self.plan)
+        return self._opened
+
+    def __call__(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Compiled:
+        """Compile Dynamo's graph; `mode` and `options` are those of `torch.compile`."""
+        session, mode = self.session, mode or self._mode
+        try:
+            model = session.model(names_under_compile(), compile_id(), self.engine)
+        except Exception as error:  # the folder is gone, or the disk is full: the program goes on
+            session.failed("opening the dump", error)
+            with unseen:
+                return self._plain(gm, example_inputs, mode, options)
+        if self.engine == "interpreter":
+            self._say_what_is_run(session)
+        if uses_cuda_graphs(mode, options):
+            session.note("CUDA graphs are off in what is dumped: no op is seen while one is replayed")
+        if self.plan.quant_dumpable:
+            _check_quantised(session, gm)
+        compile_graph = ENGINES[self.engine]
+        with unseen:
+            if self.stage == "dynamo":
+                return interpreted(model, "pre_grad", gm, perturbs=self._perturbs)
+            if self.stage == "aot":
+                return _through_aot(model, gm, example_inputs, self._perturbs)
+
+            def inner(graph: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Any:
+                return compile_graph(model, graph, inputs, settings)
+
+            return inductor_graphs(gm, example_inputs, mode=mode, options=options, inner=inner)
+
+    def __repr__(self) -> str:
+        return f"graphprobe.dump({self.__name__!r}, engine={self.engine!r})"
+
+    def _plain(
+        self, gm: GraphModule, example_inputs: Sequence[Any], mode: str | None, options: dict[str, Any] | None
+    ) -> Compiled:
+        if self.__name__ != "inductor":
+            plain: Compiled = lookup(self.__name__)(gm, example_inputs)
+            return plain
+        compiled: Compiled = inductor_with_mode(mode)(gm, example_inputs, options=options)
+        return compiled
+
+    def _say_what_is_run(self, session: DumpSession) -> None:
+        if self.stage == "dynamo":
+            session.note("the interpreter runs Dynamo's graphs: gradients are autograd's, and have no ops to dump")
+        elif self._perturbs:
+            session.note(f"the interpreter runs the {self.stage} graphs in the place of what {self.__name__} compiles")
+
+
+def _through_aot(model: DumpModel, gm: GraphModule, example_inputs: Sequence[Any], perturbs: bool) -> Compiled:
+    def compiler(direction: Direction) -> Callable[[GraphModule, Any], Compiled]:
+        def compile_graph(graph: GraphModule, inputs: Any) -> Compiled:
+            trains = direction == "forward"
+            return boxed(interpreted(model, direction, graph, perturbs=perturbs, trains=trains))
+
+        return compile_graph
+
+    return aot_compile(
+        gm,
+        example_inputs,
+        forward=compiler("forward"),
+        backward=compiler("backward"),
+        min_cut=True,
+        decompose=False,
+        keep_mutations=True,
+    )
+
+
+def _interpret_post_grad(
+    model: DumpModel, graph: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]
+) -> Compiled:
+    inference = bool(settings.get("is_inference"))
+    direction: Direction = "backward" if settings.get("is_backward") else "forward"
+    after = post_grad_graph(graph, inputs, inference)
+    trains = direction == "forward" and not inference
+    return boxed(interpreted(model, direction, after, perturbs=True, trains=trains))
+
+
+def _check_quantised(session: DumpSession, gm: GraphModule) -> None:
+    """`quant_dumpable`: an interpreter keeps every value there is, a fused kernel does not."""
+    if session.plan.engine == "interpreter":
+        return
+    quantises = [node.name for node in gm.graph.nodes if "quantize" in str(node.target)]
+    if quantises:
+        session.note(
+            f"quant_dumpable: values before {', '.join(quantises[:5])} are dumped where a kernel stores them; "
+            "one that Inductor fuses stays inside a kernel. engine='interpreter' shows every value"
+        )
+
+
+ENGINES: dict[str, Callable[[DumpModel, GraphModule, Sequence[Any], dict[str, Any]], Any]] = {
+    "kernel": compile_watched,
+    "instrument": compile_instrumented,
+    "interpreter": _interpret_post_grad,
+}
+"""By name, what makes a callable of a graph that AOTAutograd has handed to Inductor."""

@@ -1,0 +1,85 @@
+"""What is known of an FX node: the facts it is selected by, and what its records say."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch.fx import Graph, Node
+
+from graphprobe.engine.naming import module_of, op_of
+from graphprobe.probe.dump.ops import DATA, GraphOp
+from graphprobe.probe.dump.scoped import is_scoped
+from graphprobe.probe.dump.traits import traits_of_graph
+from graphprobe.records import Direction
+from graphprobe.select import OpFacts
+from graphprobe.store.dump_records import Engine, OpInfo
+
+_LINE = re.compile(r'File "([^"]*)", line (\d+)')
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+DATA_OPS = ("placeholder", "get_attr")
+
+
+def lines_of(stack_trace: str | None) -> tuple[tuple[str, int], ...]:
+    """The source lines of a stack trace, outermost first: a call selects what happens below it."""
+    found = _LINE.findall(stack_trace or "")
+    return tuple(dict.fromkeys((file.replace(os.sep, "/"), int(line)) for file, line in found))
+
+
+def source_text(lines: Sequence[tuple[str, int]]) -> str:
+    """`file.py:12` of the innermost line outside torch, else of the innermost; empty when there is none."""
+    own = [line for line in lines if not line[0].startswith(_TORCH)]
+    last = (own or list(lines))[-1:]
+    return f"{last[0][0]}:{last[0][1]}" if last else ""
+
+
+def type_of(target: str) -> str:
+    """What kind of op a target is: `add` of `aten.add.Tensor`, `relu` of `torch.nn.functional.relu`."""
+    parts = target.removeprefix("torch.ops.").split(".")
+    return parts[1] if parts[0] != "torch" and len(parts) == 3 else parts[-1]
+
+
+def facts_of(node: Node) -> OpFacts:
+    """What a node is selected by."""
+    module = module_of(node)
+    return OpFacts(
+        names=(node.name,),
+        targets=() if node.op in DATA_OPS else (op_of(node),),
+        modules=(module,) if module else (),
+        sources=lines_of(node.stack_trace),
+    )
+
+
+def ops_of_graph(graph: Graph, direction: Direction, *, engine: Engine, perturbs: bool) -> dict[Node, GraphOp]:
+    """The ops of an FX graph in order: its inputs and constants, and its calls."""
+    found: dict[Node, GraphOp] = {}
+    traits = traits_of_graph(graph)
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        data = node.op in DATA_OPS
+        facts = facts_of(node)
+        target = "" if data else op_of(node)
+        info = OpInfo(
+            op_type=DATA if data else type_of(target),
+            op_name=node.name,
+            engine=engine,
+            perturbs=perturbs,
+            target=target,
+            source=source_text(facts.sources),
+            module=facts.modules[0] if facts.modules else "",
+            fx_nodes=(node.name,),
+            direction=direction,
+        )
+        reads = () if data else tuple(indices_of_data(found[read] for read in node.all_input_nodes))
+        scoped = is_scoped(node)
+        found[node] = GraphOp(len(found), info, facts, data=data, reads_data=reads, scoped=scoped, traits=traits[node])
+    return found
+
+
+def indices_of_data(ops: Iterable[GraphOp]) -> Iterable[int]:
+    """Those of the ops that are inputs or constants of the graph."""
+    return (op.index for op in ops if op.data)

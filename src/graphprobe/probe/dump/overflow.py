@@ -1,0 +1,291 @@
+"""The observer of overflows: finds the ops that made what is not finite out of what was, and keeps their values."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from graphprobe.dump_plan import DumpPlan
+from graphprobe.internals.quiet import quiet
+from graphprobe.probe.dump.model import DumpGraph
+from graphprobe.probe.dump.ops import GraphOp, OpExecution, Values
+from graphprobe.probe.dump.overflow_repro import repro_of
+from graphprobe.probe.dump.overflow_rules import Judge, Summary, Verdict
+from graphprobe.probe.dump.overflow_values import elements, judged, memory_of, row_of, summary_from_row, summary_of
+from graphprobe.probe.dump.running import GraphCall
+from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
+from graphprobe.probe.dump.tensors import dump_value, is_tensor
+from graphprobe.store import dump_layout
+from graphprobe.store.dump_format import RECORD_KEY
+from graphprobe.store.dump_pool import CopyPool
+from graphprobe.store.dump_records import DumpValue
+from graphprobe.store.dump_slots import argument_from_value
+from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
+
+DOCUMENT = "overflow.json"
+
+HELD_BYTES = 256 << 20
+"""Copies on a device that wait for the verdict; with more than these the flags are read back at once."""
+
+STEPS_REMEMBERED = 16
+MOST_CARRIERS = 64
+SKIPPED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_")
+"""Ops whose outputs hold whatever was there before."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An op whose numbers are still on the device; `rows` are (side, slot, storage, dtype, index of its row)."""
+
+    op: GraphOp
+    inputs: Values
+    outputs: Values
+    rows: list[tuple[str, str, int, torch.dtype, int]]
+    time_ns: int
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is known of a call under way."""
+
+    pending: list[_Pending] = field(default_factory=list)
+    rows: list[torch.Tensor] = field(default_factory=list)
+    held_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step of a model: forward and backward share what was spoiled, and the document."""
+
+    judge: Judge = field(default_factory=Judge)
+    origins: list[dict[str, Any]] = field(default_factory=list)
+    carriers: list[dict[str, Any]] = field(default_factory=list)
+    carriers_left_out: int = 0
+    written: bool = True
+
+
+class OverflowObserver:
+    """Dumps the ops that overflow, whole, and names those that pass it on. Implements `OpObserver`."""
+
+    def __init__(
+        self, plan: DumpPlan, writer: Callable[[], DumpWriter], *, held_bytes: int = HELD_BYTES, deferred: bool = False
+    ) -> None:
+        """With `deferred` the flags of CPU tensors are read at the end of the call, too, as a device's are."""
+        self._plan = plan
+        self._writer = writer
+        self._files = SideFiles(plan, writer, "overflow")
+        self._held_bytes = held_bytes
+        self._deferred = deferred
+        self._pool = CopyPool(QUEUE_BYTES)
+        self._calls: dict[GraphCall, _Call] = {}
+        self._steps: OrderedDict[tuple[int, int], _Step] = OrderedDict()
+        self._lock = threading.Lock()
+        self._seen = 0
+
+    # -- OpObserver ---------------------------------------------------------------------------------------------------
+
+    def wants(self, graph: DumpGraph) -> frozenset[int]:
+        return frozenset(op.index for op in graph.ops if not op.data)
+
+    def due(self, graph: DumpGraph, step: int) -> bool:
+        return self._plan.due(step) and self._writer().accepts
+
+    def before(self, execution: OpExecution) -> None:
+        """Copies of what the op may write into; on a device of all it reads: others may write there."""
+        op, call = execution.op, self._calls.setdefault(execution.call, _Call())
+        if self._defers(execution.inputs):
+            inputs = self._copied(execution.inputs, call)
+            execution.state[self] = inputs, self._rows("input", inputs, execution.inputs, call)
+            return
+        if op.traits.mutates:
+            with quiet():
+                execution.state[self] = (
+                    [
+                        (slot, v.clone() if is_tensor(v) and op.traits.may_write(slot) else v)
+                        for slot, v in execution.inputs
+                    ],
+                    [],
+                )
+
+    def after(self, execution: OpExecution) -> None:
+        inputs, rows = execution.state.pop(self, (execution.inputs, []))
+        if execution.op.info.op_type in SKIPPED:
+            return
+        call, outputs = self._calls.setdefault(execution.call, _Call()), execution.outputs or ()
+        if self._defers(execution.inputs) or self._defers(outputs) or call.pending:
+            if not rows:
+                rows = self._rows("input", inputs, execution.inputs, call)
+            held = self._copied(outputs, call)
+            rows = rows + self._rows("output", held, outputs, call)
+            call.pending.append(_Pending(execution.op, inputs, held, rows, time.time_ns()))
+            if call.held_bytes > self._held_bytes:
+                self._settle(execution.call, call)
+            return
+        step = self._step(execution.call)
+
+        def read() -> list[Summary]:
+            live = dict(execution.inputs)
+            return [summary_of(slot, value)._replace(memory=memory_of(live[slot])) for slot, value in judged(inputs)]
+
+        written = [summary_of(slot, value) for slot, value in judged(outputs)]
+        verdict = step.judge.judge(execution.op.traits, read, written)
+        if verdict is not None:
+            self._tell(execution.call, execution.op, verdict, inputs, outputs, time.time_ns())
+
+    def raised(self, execution: OpExecution, error: BaseException) -> None:
+        execution.state.pop(self, None)
+
+    def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
+        self._seen += 1
+        under_way = self._calls.pop(call, None)
+        if under_way is not None:
+            self._settle(call, under_way)
+        step = self._step(call)
+        if step.origins and not step.written:
+            self._write(call, step)
+
+    def close(self) -> list[str]:
+        if not self._seen:
+            return ["no overflow was looked for: no compiled model has run in a step that is dumped"]
+        if self._files.count:
+            return [f"overflows found: {self._files.count}, see findings.jsonl"]
+        return [f"nothing was dumped: no op overflowed in {self._seen} calls of graphs"]
+
+    # -- on a device --------------------------------------------------------------------------------------------------
+
+    def _defers(self, values: Values) -> bool:
+        return any(is_tensor(value) and (self._deferred or not value.is_cpu) for _, value in values)
+
+    def _copied(self, values: Values, call: _Call) -> list[tuple[str, Any]]:
+        found = []
+        with quiet():
+            for slot, value in values:
+                if is_tensor(value) and value.layout is torch.strided:
+                    call.held_bytes += value.numel() * value.element_size()
+                    value = value.detach().clone()
+                found.append((slot, value))
+        return found
+
+    def _rows(
+        self, side: str, values: Values, live: Values, call: _Call
+    ) -> list[tuple[str, str, int, torch.dtype, int]]:
+        """Starts the summaries of one side; `live` are the program's own tensors, which tell where they lie."""
+        own = dict(live)
+        found = []
+        for slot, value in judged(values):
+            row = row_of(value)
+            if row is not None:
+                found.append((side, slot, memory_of(own[slot]), value.dtype, len(call.rows)))
+                call.rows.append(row)
+        return found
+
+    def _settle(self, graph_call: GraphCall, call: _Call) -> None:
+        """Read back all flags so far, with one wait for each device, and judge the ops in order."""
+        pending, rows = call.pending, call.rows
+        call.pending, call.rows, call.held_bytes = [], [], 0
+        on: dict[torch.device, list[int]] = {}
+        for index, row in enumerate(rows):
+            on.setdefault(row.device, []).append(index)
+        numbers: dict[int, list[float]] = {}
+        with quiet():
+            for indices in on.values():
+                numbers |= zip(indices, torch.stack([rows[index] for index in indices]).tolist(), strict=True)
+        step = self._step(graph_call)
+        for item in pending:
+            sides: dict[str, list[Summary]] = {"input": [], "output": []}
+            for side, slot, memory, dtype, index in item.rows:
+                sides[side].append(summary_from_row(slot, memory, dtype, numbers[index]))
+            verdict = step.judge.judge(item.op.traits, lambda read=sides["input"]: read, sides["output"])  # type: ignore[misc]
+            if verdict is not None:
+                self._tell(graph_call, item.op, verdict, item.inputs, item.outputs, item.time_ns)
+
+    # -- what is written ----------------------------------------------------------------------------------------------
+
+    def _step(self, call: GraphCall) -> _Step:
+        key = (call.graph.model.number, call.step)
+        with self._lock:
+            step = self._steps.setdefault(key, _Step())
+            while len(self._steps) > STEPS_REMEMBERED:
+                self._steps.popitem(last=False)
+            return step
+
+    def _tell(
+        self, call: GraphCall, op: GraphOp, verdict: Verdict, inputs: Values, outputs: Values, time_ns: int
+    ) -> None:
+        step = self._step(call)
+        place = self._files.place(call)
+        if verdict.role == "carrier":
+            if len(step.carriers) < MOST_CARRIERS:
+                step.carriers.append(facts_of_op(op))
+            else:
+                step.carriers_left_out += 1
+            step.written = False  # at the end of the call: there may be many
+        else:
+            live = dict(outputs)
+            problems = [elements(live[problem.slot], problem) for problem in verdict.problems]
+            text = f"{described(op)} overflows in step {call.step}, {call.graph.direction}: {_in_words(problems)}"
+            file = self._dump(call, op, inputs, outputs, text, time_ns)
+            name = file.rpartition("/")[2]
+            saturated = all(problem.kind == "saturated" for problem in verdict.problems)
+            repro = None
+            if file and self._plan.data == "tensor":
+                script = repro_of(op, inputs, file=name, key=RECORD_KEY, why=_in_words(problems), saturated=saturated)
+                if script is not None:
+                    repro = self._files.document(place, f"repro_{name}.py", script.encode())
+            origin = {"role": "origin", **facts_of_op(op), "problems": problems, "file": file, "repro": repro}
+            step.origins.append(origin)
+            same = (call.graph, op.index)
+            self._files.finding(text, same=same, model=call.graph.model.name, step=call.step, **origin)
+            self._write(call, step)
+
+    def _write(self, call: GraphCall, step: _Step) -> None:
+        document = {
+            "model": call.graph.model.name,
+            "step": call.step,
+            "origins": step.origins,
+            "carriers": step.carriers,
+            "carriers_left_out": step.carriers_left_out,
+        }
+        self._files.document(self._files.place(call), DOCUMENT, document)
+        step.written = True
+
+    def _dump(self, call: GraphCall, op: GraphOp, inputs: Values, outputs: Values, text: str, time_ns: int) -> str:
+        """The op as an ordinary entry of the dump. Returns its file, relative to the time folder."""
+        stats = self._plan.data == "stats"
+        values: list[DumpValue] = []
+        arguments = []
+        for side, slots in (("input", inputs), ("output", outputs)):
+            for slot, value in slots:
+                if is_tensor(value):
+                    values.append(dump_value(slot, side, value, stats=stats, pool=self._pool))  # type: ignore[arg-type]
+                else:
+                    arguments.append(argument_from_value(slot, value))
+        place = self._files.place(call)
+        notes = (*op.notes, f"overflow: {text}")
+        writer = self._writer()
+        seq = writer.submit(op.info, place, values, arguments=arguments, notes=notes, time_ns=time_ns)
+        if seq is None:
+            return ""
+        name = (
+            dump_layout.STATS if stats else dump_layout.op_file(op.info.op_type, op.info.op_name, seq, time_ns // 1000)
+        )
+        return f"{dump_layout.data_folder(place)}/{name}"
+
+
+def _in_words(problems: Sequence[dict[str, Any]]) -> str:
+    parts = []
+    for found in problems:
+        what = {
+            "nan": "NaN",
+            "inf": f"{found['sign']}inf",
+            "saturated": f"the {'largest' if found['sign'] == '+' else 'lowest'} {found['dtype']}",
+        }[found["kind"]]
+        first = f", first at {found['first'][0]}" if found["first"] else ""
+        parts.append(f"{found['output']} has {what} in {found['elements']} of {found['of']} elements{first}")
+    return "; ".join(parts)

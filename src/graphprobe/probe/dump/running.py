@@ -1,0 +1,116 @@
+"""A call of a graph while it runs: passes what the engine sees on to the observers, and keeps their faults in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphprobe.probe.dump.model import DumpGraph
+from graphprobe.probe.dump.ops import OpExecution, OpObserver, Values
+from graphprobe.probe.dump.steps import Forward
+
+if TYPE_CHECKING:
+    from graphprobe.probe.dump.session import DumpSession
+
+
+class GraphCall:
+    """One call of a graph, of which at least one observer wants to know.
+
+    Attributes:
+        graph: what is called.
+        forward: the step that it belongs to.
+        device_id: index of the device, 0 for the CPU.
+        wanted: indices of the ops that somebody wants to be told of.
+        result: what the graph has returned; None before.
+        state: by observer, whatever it keeps for the length of the call.
+    """
+
+    def __init__(
+        self,
+        session: DumpSession,
+        graph: DumpGraph,
+        forward: Forward,
+        device_id: int,
+        observers: Sequence[tuple[OpObserver, frozenset[int]]],
+    ) -> None:
+        self.session = session
+        self.graph = graph
+        self.forward = forward
+        self.device_id = device_id
+        self.result: Any = None
+        self.state: dict[OpObserver, Any] = {}
+        self.wanted: frozenset[int] = frozenset().union(*(wanted for _, wanted in observers))
+        self._observers = list(observers)
+
+    @property
+    def step(self) -> int:
+        """Number of the step, from 0."""
+        return self.forward.step
+
+    def before(self, index: int, inputs: Values) -> OpExecution | None:
+        """The op of that index is about to run with `inputs`; the result is for `after`. None: nobody wants it."""
+        if index not in self.wanted:
+            return None
+        execution = OpExecution(self.graph.ops[index], self, inputs)
+        self._tell(index, lambda observer: observer.before(execution))
+        return execution
+
+    def after(self, execution: OpExecution | None, outputs: Values) -> None:
+        """It has run, and wrote `outputs`."""
+        if execution is not None:
+            execution.outputs = outputs
+            self._tell(execution.op.index, lambda observer: observer.after(execution))
+
+    def raised(self, execution: OpExecution | None, error: BaseException) -> None:
+        """It has raised."""
+        if execution is not None:
+            self._tell(execution.op.index, lambda observer: observer.raised(execution, error))
+
+    def record(self, index: int, inputs: Values, outputs: Values) -> None:
+        """`before` and `after` in one, for an engine that sees an op only once it has run."""
+        self.after(self.before(index, inputs), outputs)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The graph has returned, or raised."""
+        self._tell(None, lambda observer: observer.call_ends(self, error))
+
+    def _tell(self, index: int | None, tell: Callable[[OpObserver], None]) -> None:
+        for item in tuple(self._observers):
+            observer, wanted = item
+            if index is not None and index not in wanted:
+                continue
+            try:
+                tell(observer)
+            except Exception as error:  # the program must not see our faults
+                self._observers.remove(item)
+                where = self.graph.ops[index].info.op_name if index is not None else repr(self.graph)
+                self.session.detach(observer, error, where)
+
+
+class _Calls(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[GraphCall] = []
+
+
+_calls = _Calls()
+
+
+def current_call() -> GraphCall | None:
+    """The call under way on this thread, for ops that know nothing but their index. None when none is dumped."""
+    return _calls.stack[-1] if _calls.stack else None
+
+
+class under_way:  # noqa: N801  # reads as a statement: `with under_way(call):`
+    """Makes `call` the current one of this thread, and ends it on the way out, also on an error."""
+
+    def __init__(self, call: GraphCall) -> None:
+        self._call = call
+
+    def __enter__(self) -> GraphCall:
+        _calls.stack.append(self._call)
+        return self._call
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: object) -> None:
+        _calls.stack.remove(self._call)
+        self._call.end(error)

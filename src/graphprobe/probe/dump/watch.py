@@ -1,0 +1,374 @@
+"""The observer of overwritten memory: after each op, what others wrote must still lie where they put it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from graphprobe.dump_plan import DumpPlan
+from graphprobe.internals.quiet import quiet
+from graphprobe.internals.weak_storage import span_of
+from graphprobe.probe.dump.model import DumpGraph
+from graphprobe.probe.dump.ops import GraphOp, OpExecution
+from graphprobe.probe.dump.running import GraphCall
+from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
+from graphprobe.probe.dump.tensors import dump_value, is_tensor
+from graphprobe.probe.dump.watched import COPY_BYTES, Budget, Change, WatchedValue, change_from_row, watch
+from graphprobe.select import LayerMatcher
+from graphprobe.store.dump_pool import CopyPool
+from graphprobe.store.dump_records import Side
+from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
+
+
+class _Chosen(NamedTuple):
+    """Of one graph: after which ops is looked, whose outputs are watched, and those that were named one by one.
+
+    `last_read` has the last op that reads a value, by the value's name.
+    """
+
+    layers: frozenset[int]
+    watched: frozenset[int]
+    named: frozenset[int]
+    last_read: dict[str, int]
+
+
+class _Suspicion(NamedTuple):
+    """A value that may have changed; `was` is the copy of it, `row` what is not yet read from a device."""
+
+    value: WatchedValue
+    intact: GraphOp | None
+    culprit: GraphOp
+    declared: bool
+    row: torch.Tensor | None
+    was: torch.Tensor | None
+
+
+class _Call:
+    """What is known of a call under way; `given` are the storages of the graph's inputs."""
+
+    def __init__(self) -> None:
+        self.values: list[WatchedValue] = []
+        self.suspicions: list[_Suspicion] = []
+        self.given: set[int] = set()
+
+
+class WatchObserver:
+    """Compares watched values after each op with what their producers wrote. Implements `OpObserver`.
+
+    A value is live until the last op of its graph that reads it has run; one that the graph returns, for as long as the
+    program keeps its memory.
+    """
+
+    def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter], *, copy_bytes: int = COPY_BYTES) -> None:
+        self._plan = plan
+        self._writer = writer
+        self._files = SideFiles(plan, writer, "overwritten")
+        self._matchers = [
+            tuple(LayerMatcher(found) if found is not None else None for found in (entry.layers, entry.watcher_nodes))
+            for entry in plan.watch
+        ]
+        self._budget = Budget(copy_bytes)
+        self._pool = CopyPool(QUEUE_BYTES)
+        self._chosen: dict[DumpGraph, _Chosen] = {}
+        self._calls: dict[GraphCall, _Call] = {}
+        self._held: list[WatchedValue] = []
+        self._lock = threading.RLock()
+        self._seen = 0
+        self._unseen = False
+
+    # -- OpObserver ---------------------------------------------------------------------------------------------------
+
+    def wants(self, graph: DumpGraph) -> frozenset[int]:
+        """All ops: each may end the life of a value, or overwrite what the program holds of an earlier call."""
+        if graph.engine == "instrument":  # it does not see when the compiled code frees and reuses memory
+            self._unseen = True
+            return frozenset()
+        facts = [op.facts for op in graph.ops]
+        every = frozenset(range(len(facts)))
+        layers, watched, named = frozenset[int](), frozenset[int](), frozenset[int]()
+        for layer, nodes in self._matchers:
+            layers |= every if layer is None else {i for i, found in enumerate(layer.choose(facts)) if found}
+            if nodes is None:
+                watched |= every
+            else:
+                named |= {i for i, found in enumerate(nodes.choose(facts)) if found}
+        last_read: dict[str, int] = {}
+        for op in graph.ops:
+            last_read |= dict.fromkeys(op.traits.reads, op.index)
+        self._chosen[graph] = _Chosen(layers, watched | named, named, last_read)
+        return every
+
+    def due(self, graph: DumpGraph, step: int) -> bool:
+        due = self._plan.due(step) and self._writer().accepts
+        if due:
+            with self._lock:
+                self._between_calls(graph, step)
+        return due
+
+    def before(self, execution: OpExecution) -> None:
+        pass
+
+    def after(self, execution: OpExecution) -> None:
+        op, chosen = execution.op, self._chosen[execution.graph]
+        with self._lock:
+            call = self._calls.setdefault(execution.call, _Call())
+            if not op.data:
+                self._check(execution, call, chosen)
+            if op.data:
+                call.given |= {memory for memory, _, _ in _spans(v for _, v in execution.outputs or () if is_tensor(v))}
+            self._watch_outputs(execution, call, chosen)
+            if chosen.named and op.index in (chosen.layers | chosen.named) and not op.data:
+                self._dump_named(execution, call, chosen)
+
+    def raised(self, execution: OpExecution, error: BaseException) -> None:
+        pass
+
+    def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
+        self._seen += 1
+        with self._lock:
+            under_way = self._calls.pop(call, None)
+            if under_way is None:
+                return
+            self._settle(call, under_way)
+            results = list(_tensors(call.result)) if error is None else []
+            at = {(memory, begin): found for found in results for memory, begin, _ in _spans([found])}
+            for value in under_way.values:
+                found = at.get((value.memory, value.begin))
+                if found is not None and not value.op.data:
+                    value.hold(found)
+                    self._held.append(value)
+                else:
+                    value.close()
+
+    def close(self) -> list[str]:
+        for value in self._held:
+            value.close()
+        self._held = []
+        found = [
+            f"{entry.where}: {left.token!r} matched no op"
+            for entry, matchers in zip(self._plan.watch, self._matchers, strict=True)
+            for matcher in matchers
+            for left in (matcher.unmatched() if matcher is not None else ())
+        ]
+        if self._unseen:
+            found.append("watch mode needs engine = 'kernel' or 'interpreter': 'instrument' does not see memory reused")
+        if not self._seen:
+            return ["nothing was watched: no compiled model has run in a step that is dumped", *found]
+        if self._files.count:
+            return [f"overwritten values found: {self._files.count}, see findings.jsonl", *found]
+        return [f"no value was overwritten in {self._seen} calls of graphs", *found]
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def _check(self, execution: OpExecution, call: _Call, chosen: _Chosen) -> None:
+        op = execution.op
+        written = _written(execution)
+        looks = op.index in chosen.layers
+        kept = []
+        for value in call.values:
+            declared = any(value.overlaps(*span) for span in written)
+            needed = chosen.last_read.get(value.name, -1) > op.index or value.name in value.op.traits.returns
+            superseded = declared and value.name in op.traits.writes.values() and op.info.engine != "interpreter"
+            if value.gone or superseded or not (needed or (value.op.data and not declared)):
+                value.close()
+            elif declared and op.info.engine == "interpreter":
+                value.refresh()  # the graph says so, and whoever reads it later means what is there then
+                kept.append(value)
+            elif not looks or not self._differs(execution, call, value, op, declared):
+                kept.append(value)
+        call.values = kept
+        still = []
+        for value in self._held:
+            if value.gone:
+                value.close()
+            elif value.memory in call.given and any(value.overlaps(*span) for span in written):
+                value.close()  # the program has handed it in, to be written to or used up; now it is this call's
+            elif not looks or not self._differs(execution, call, value, op, declared=False):
+                still.append(value)
+        self._held = still
+
+    def _differs(self, execution: OpExecution, call: _Call, value: WatchedValue, op: GraphOp, declared: bool) -> bool:
+        """Whether a change was found, which ends the watch. On a device that is known at the end of the call."""
+        change = value.compare()
+        intact, value.checked = value.checked, op
+        if change is None:
+            return False
+        if isinstance(change, torch.Tensor):
+            call.suspicions.append(_Suspicion(value, intact, op, declared, change, value.before))
+            return False
+        self._report(execution.call, _Suspicion(value, intact, op, declared, None, value.before), change)
+        value.close()
+        return True
+
+    def _settle(self, graph_call: GraphCall, call: _Call) -> None:
+        """Read back what was found on devices, with one wait; of each value, the first change is told."""
+        told: set[int] = set()
+        by_device: dict[torch.device, list[_Suspicion]] = {}
+        for found in call.suspicions:
+            if found.row is not None:
+                by_device.setdefault(found.row.device, []).append(found)
+        for suspicions in by_device.values():
+            with quiet():
+                rows = torch.stack([found.row for found in suspicions if found.row is not None]).tolist()
+            for found, row in zip(suspicions, rows, strict=True):
+                change = change_from_row(row, found.value.elements)
+                if change is None or id(found.value) in told:
+                    continue
+                told.add(id(found.value))
+                self._report(graph_call, found, change)
+        call.suspicions = []
+        for values in (call.values, self._held):
+            for value in [value for value in values if id(value) in told]:
+                values.remove(value)
+                value.close()
+
+    def _between_calls(self, graph: DumpGraph, step: int) -> None:
+        """Before a graph runs: what the program holds, against what it was when it got it."""
+        still = []
+        for value in self._held:
+            if value.gone:
+                value.close()
+                continue
+            by_program = value.changed_by_program()
+            if by_program:
+                value.refresh()
+                still.append(value)
+                continue
+            change = value.compare()
+            if isinstance(change, torch.Tensor):
+                with quiet():
+                    change = change_from_row(change.tolist(), value.elements)
+            if change is None or by_program is None:
+                if change is not None:
+                    value.refresh()  # an operator may have done it: nothing tells
+                still.append(value)
+                continue
+            self._report_outside(graph, step, value, change)
+            value.close()
+        self._held = still
+
+    def _watch_outputs(self, execution: OpExecution, call: _Call, chosen: _Chosen) -> None:
+        op = execution.op
+        if op.index not in chosen.watched:
+            return
+        known = {(value.memory, value.begin, value.name) for value in call.values}
+        for slot, tensor in execution.outputs or ():
+            if not is_tensor(tensor):
+                continue
+            name = op.traits.writes.get(slot, op.info.op_name)
+            value = watch(op, slot, name, execution.call.step, tensor, self._budget)
+            if value is not None and (value.memory, value.begin, value.name) not in known:
+                call.values.append(value)
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def _report(self, call: GraphCall, found: _Suspicion, change: Change) -> None:
+        value, culprit = found.value, found.culprit
+        how = (
+            "which shares its memory by a wrong reuse" if found.declared else "which does not say that it writes there"
+        )
+        intact = found.intact.info.op_name if found.intact is not None else ""
+        text = (
+            f"{_victim(value)} was overwritten by {described(culprit)}, {how}: {_range(change)}, in step {call.step}, "
+            f"{call.graph.direction}, between {intact}, after which it was intact, and {culprit.info.op_name}"
+        )
+        self._files.finding(
+            text,
+            same=(culprit, value.op, value.slot),
+            model=call.graph.model.name,
+            step=call.step,
+            culprit=facts_of_op(culprit),
+            declared=found.declared,
+            intact_after=intact,
+            victim=_victim_facts(value),
+            elements=_range_facts(change),
+            seq=self._evidence(call, found, text),
+        )
+
+    def _report_outside(self, graph: DumpGraph, step: int, value: WatchedValue, change: Change) -> None:
+        text = (
+            f"{_victim(value)}, which the program still holds, was overwritten outside of any op: {_range(change)}, "
+            f"before step {step} of {graph}, by no operator of the program. A CUDA graph that is replayed writes its "
+            "outputs to the same memory each time: clone what is kept"
+        )
+        facts = {"victim": _victim_facts(value), "elements": _range_facts(change)}
+        self._files.finding(text, same=(value.op, value.slot), model=graph.model.name, step=step, culprit=None, **facts)
+
+    def _evidence(self, call: GraphCall, found: _Suspicion, text: str) -> int | None:
+        """What the victim was and is goes into the dump, as an entry of its producer. Returns its number."""
+        value = found.value
+        values = []
+        stats = self._plan.data == "stats"
+        sides: list[tuple[str, Side, torch.Tensor | None]] = [
+            ("before", "input", found.was),
+            ("after", "output", value.now()),
+        ]
+        for name, side, tensor in sides:
+            if tensor is not None:
+                values.append(dump_value(f"{value.slot}.{name}", side, tensor, stats=stats, pool=self._pool))
+        place, notes = self._files.place(call), (*value.op.notes, text)
+        return self._writer().submit(value.op.info, place, values, notes=notes, time_ns=time.time_ns())
+
+    def _dump_named(self, execution: OpExecution, call: _Call, chosen: _Chosen) -> None:
+        """The outputs of the watcher nodes that were named, as they are after this op."""
+        stats = self._plan.data == "stats"
+        by_op: dict[GraphOp, list[WatchedValue]] = {}
+        for value in call.values:
+            if value.op.index in chosen.named:
+                by_op.setdefault(value.op, []).append(value)
+        for op, values in by_op.items():
+            slots = []
+            for value in values:
+                now = value.now()
+                if now is not None:
+                    slots.append(dump_value(value.slot, "output", now, stats=stats, pool=self._pool))
+            note = f"watched: as it is after {execution.op.info.op_name}"
+            place = self._files.place(execution.call)
+            self._writer().submit(op.info, place, slots, notes=(*op.notes, note), time_ns=time.time_ns())
+
+
+def _written(execution: OpExecution) -> list[tuple[int, int, int]]:
+    """The memory that the op says it writes. An FX node's result is its own; of a view it is what is there already."""
+    op = execution.op
+    into = [value for slot, value in execution.inputs if op.traits.may_write(slot)]
+    if op.info.engine == "kernel":
+        into += [value for _, value in execution.outputs or ()]
+    return list(_spans(value for value in into if is_tensor(value)))
+
+
+def _spans(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int, int]]:
+    for tensor in tensors:
+        try:
+            yield span_of(tensor)
+        except RuntimeError:  # no storage: sparse, or a subclass
+            continue
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if is_tensor(result):
+        yield result
+    elif isinstance(result, list | tuple):
+        for item in result:
+            yield from _tensors(item)
+
+
+def _victim(value: WatchedValue) -> str:
+    return f"{value.name}, {value.slot} of {described(value.op)} in step {value.step}"
+
+
+def _victim_facts(value: WatchedValue) -> dict[str, Any]:
+    return {**facts_of_op(value.op), "slot": value.slot, "value": value.name, "written_in_step": value.step}
+
+
+def _range(change: Change) -> str:
+    if change.count is None:
+        return f"some of {change.of} elements (only a digest was kept)"
+    return f"elements {change.first} to {change.last}, {change.count} of {change.of} changed"
+
+
+def _range_facts(change: Change) -> dict[str, int | None]:
+    return {"first": change.first, "last": change.last, "changed": change.count, "of": change.of}

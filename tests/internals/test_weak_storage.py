@@ -1,0 +1,48 @@
+"""Memory that is watched is freed as if nobody looked, and read without a trace."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphprobe.internals.weak_storage import WeakMemory, span_of, version_of
+
+
+class Refuses(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} was seen by the program")
+
+
+def test_a_view_is_read_for_as_long_as_its_memory_lives() -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    weak = WeakMemory(base.t()[1:3])  # the view itself dies at once
+    base[0, 1] = 50
+    now = weak.tensor()
+    assert now is not None and torch.equal(now, base.t()[1:3])
+    assert now.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+    del now, base
+    assert weak.gone and weak.tensor() is None
+
+
+def test_reading_is_not_seen_by_a_mode_of_the_program() -> None:
+    base = torch.ones(3)
+    weak = WeakMemory(base)
+    with Refuses():
+        now = weak.tensor()
+    assert now is not None and now.tolist() == [1, 1, 1]
+
+
+def test_spans() -> None:
+    base = torch.zeros(4, 6, dtype=torch.float64)
+    memory, begin, end = span_of(base[1:3, 2:4])
+    assert (begin - memory, end - memory) == (8 * 8, (2 * 6 + 4) * 8)
+    assert span_of(torch.zeros(0))[1] == span_of(torch.zeros(0))[2]
+
+
+def test_versions_count_what_operators_do() -> None:
+    base = torch.zeros(3)
+    before = version_of(base)
+    base[1:].add_(1)
+    assert before is not None and version_of(base) == before + 1
+    with torch.inference_mode():
+        assert version_of(torch.zeros(3)) is None

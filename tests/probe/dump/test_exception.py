@@ -1,0 +1,141 @@
+"""The exception scene: inputs and traceback of the op that failed are kept, and the program sees what it would see."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from probe.dump.conftest import Dumping
+from probe.dump.scenes import documents, findings, operator, scene_backend
+
+
+class Refused(Exception):
+    """What the operators here raise."""
+
+
+def deepest(error: BaseException) -> tuple[str, int]:
+    """Function and number of the innermost frame of the traceback."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return last.name, last.lineno or 0
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
+def test_what_the_op_read_is_kept_and_the_error_goes_on_as_it_is(backend: str, dumping: Dumping) -> None:
+    error = Refused("no more\nthan this")
+    failing = False
+
+    with operator("moody") as define:
+
+        def moody(x: torch.Tensor) -> torch.Tensor:
+            if failing:
+                raise error
+            return x.clone()
+
+        op = define(moody)
+        compiled = torch.compile(
+            lambda x: op(x * 2).sin(), backend=scene_backend(dumping, backend, dump_scene="exception")
+        )
+        x = torch.arange(4.0)
+        torch.testing.assert_close(compiled(x), (x * 2).sin())
+        assert findings(dumping.path, "exception") == [] and not list(dumping.path.rglob("exception.json"))
+
+        failing = True
+        with pytest.raises(Refused) as caught:
+            compiled(x)
+        with pytest.raises(Refused) as plain:
+            moody(x)
+        assert caught.value is error and plain.value is error
+        assert deepest(caught.value) == deepest(plain.value)
+        assert not any("graphprobe" in frame.filename for frame in traceback.extract_tb(caught.value.__traceback__))
+
+    found = dumping.end()
+    (record,) = found.ops()
+    np.testing.assert_array_equal(record.values()["input.0"].array(), np.arange(4) * 2)
+    assert not any(value.side == "output" for value in record.values().values())
+    (document,) = documents(dumping.path, "exception.json")
+    assert "moody" in document["target"] and document["step"] == 1 and "test_exception.py:" in document["source"]
+    assert document["error"].endswith(".Refused") and document["message"] == "no more\nthan this"
+    assert "raise error" in document["traceback"] and "test_what_the_op_read" in document["callers"]
+    (finding,) = findings(dumping.path, "exception")
+    assert "Refused: no more" in finding["text"] and finding["file"] == document["file"]
+
+
+def test_an_op_that_had_begun_to_write_is_dumped_as_before(dumping: Dumping) -> None:
+    with operator("half", mutates=("x",)) as define:
+
+        def half(x: torch.Tensor) -> torch.Tensor:
+            x[:2] = 99
+            raise Refused("in the middle")
+
+        op = define(half)
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            y = x + 1
+            return op(y) + y
+
+        compiled = torch.compile(program, backend=scene_backend(dumping, "eager", dump_scene="exception"))
+        with pytest.raises(Refused):
+            compiled(torch.zeros(4))
+    (record,) = dumping.end().ops()
+    np.testing.assert_array_equal(record.values()["input.0"].array(), np.ones(4))
+    assert any("input.0 is a copy" in note for note in record.record.notes)
+
+
+def test_a_backward_that_fails(dumping: Dumping) -> None:
+    failing = False
+    with operator("picky") as define:
+
+        def picky(x: torch.Tensor) -> torch.Tensor:
+            if failing:
+                raise Refused("gradient")
+            return x.clone()
+
+        op = define(picky)
+
+        class Through(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x * 3
+
+            @staticmethod
+            def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+                return op(gradient * 3)
+
+        compiled = torch.compile(
+            lambda x: Through.apply(x).sum(), backend=scene_backend(dumping, "aot_eager", dump_scene="exception")
+        )
+        x = torch.ones(3, requires_grad=True)
+        compiled(x).backward()
+        assert findings(dumping.path, "exception") == []
+        failing = True
+        loss = compiled(x)
+        with pytest.raises(Refused):
+            loss.backward()
+    (found,) = findings(dumping.path, "exception")
+    assert found["direction"] == "backward" and found["step"] == 1
+
+
+def test_a_run_without_an_exception_says_so(dumping: Dumping) -> None:
+    torch.compile(lambda x: x + 1, backend=scene_backend(dumping, "eager", dump_scene="exception"))(torch.zeros(2))
+    assert "nothing was dumped: no op raised in 1 calls of graphs" in dumping.end().manifest.notes
+
+
+@pytest.mark.cuda
+def test_an_exception_on_a_device(dumping: Dumping) -> None:
+    with operator("on_device") as define:
+
+        def on_device(x: torch.Tensor) -> torch.Tensor:
+            raise Refused("there")
+
+        op = define(on_device)
+        compiled = torch.compile(
+            lambda x: op(x * 2), backend=scene_backend(dumping, "inductor", dump_scene="exception")
+        )
+        with pytest.raises(Refused):
+            compiled(torch.ones(4, device="cuda"))
+    (record,) = dumping.end().ops()
+    np.testing.assert_array_equal(record.values()["input.0"].array(), np.full(4, 2))

@@ -1,0 +1,87 @@
+"""Which infinities a graph means, and who is judged to have made one: the rules alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from graphprobe.probe.dump.infinities import row_of, signs_of_graph, tables, union
+from graphprobe.probe.dump.overflow_rules import Judge, Summary
+from graphprobe.probe.dump.traits import OpTraits, traits_of_graph
+
+INF = float("inf")
+LOWEST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize(
+    ("function", "reads", "meant"),
+    [
+        (lambda x, m: x * 2, "", ""),
+        (lambda x, m: torch.where(m, x, -INF), "", "-"),
+        (lambda x, m: x.masked_fill(m, INF), "", "+"),
+        (lambda x, m: -x.masked_fill(m, INF), "", "-"),
+        (lambda x, m: 1 - x.masked_fill(m, INF), "", "-"),
+        (lambda x, m: x.masked_fill(m, -INF).exp(), "", ""),
+        (lambda x, m: x.masked_fill(m, -INF).softmax(-1), "", ""),
+        (lambda x, m: x.masked_fill(m, -INF) * -2, "", "+"),
+        (lambda x, m: (1 - m.to(x.dtype)) * LOWEST, "", "-"),
+        (lambda x, m: x.masked_fill(m, -1e30) * 1e30, "", ""),
+        (lambda x, m: m.to(x.dtype).log(), "", "-"),
+        (lambda x, m: x.log(), "", ""),
+        (lambda x, m: x * 2, "-", "-"),
+        (lambda x, m: -x, "-", "+"),
+        (lambda x, m: x.tanh(), "+-", ""),
+    ],
+)
+def test_signs_are_followed_through_nodes(function: Callable[..., torch.Tensor], reads: str, meant: str) -> None:
+    """As one fused launch would carry them out, with inputs that hold infinities of the signs `reads`."""
+    graph = make_fx(function)(torch.randn(4, 4), torch.ones(4, 4, dtype=torch.bool)).graph
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    table = union([tables(nodes, signs_of_graph(graph))[nodes[-1]]])
+    assert table[row_of(reads)] == frozenset(meant)
+
+
+def test_what_an_op_may_write_into() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        y.mul_(2)
+        return torch.add(x, y, out=torch.empty(3))
+
+    graph = make_fx(program)(torch.randn(3)).graph
+    found = {node.name: traits.mutates for node, traits in traits_of_graph(graph).items()}
+    assert found["add"] == () and found["mul_"] == ("input.0",) and found["add_1"] == ("kwarg.out",)
+
+
+def summary(slot: str, memory: int, **what: float) -> Summary:
+    return Summary(slot, memory, **{"nan": 0, "positive": 0, "negative": 0, **what})  # type: ignore[arg-type]
+
+
+def test_origins_and_carriers() -> None:
+    judge, plain = Judge(), OpTraits()
+    fine, spoiled = summary("input.0", 1), summary("output.0", 2, positive=3)
+    assert judge.judge(plain, lambda: [fine], [summary("output.0", 9)]) is None
+    origin = judge.judge(plain, lambda: [fine], [spoiled])
+    assert origin is not None and origin.role == "origin" and origin.problems[0].kind == "inf"
+    carrier = judge.judge(plain, lambda: [spoiled], [summary("output.0", 3, nan=1)])
+    assert carrier is not None and carrier.role == "carrier"
+    # What lies at an address that is written anew is no longer spoiled.
+    assert judge.judge(plain, lambda: [spoiled], [summary("output.0", 3)]) is None
+    assert judge.judge(plain, lambda: [summary("input.0", 3, nan=1)], [summary("output.0", 4, nan=1)]) is None
+
+
+def test_an_infinity_of_another_sign_than_was_read_is_an_origin() -> None:
+    read = [summary("input.0", 1, negative=2)]
+    assert Judge().judge(OpTraits(), lambda: read, [summary("output.0", 2, negative=2)]) is None
+    found = Judge().judge(OpTraits(), lambda: read, [summary("output.0", 2, positive=1, negative=2)])
+    assert found is not None and [problem.sign for problem in found.problems] == ["+"]
+
+
+def test_saturation_is_what_no_input_had() -> None:
+    limit = 448.0
+    out = [summary("output.0", 2, high=limit, limit=limit)]
+    found = Judge().judge(OpTraits(), lambda: [summary("input.0", 1, high=500.0)], out)
+    assert found is not None and found.problems[0].kind == "saturated"
+    assert Judge().judge(OpTraits(), lambda: [summary("input.0", 1, high=limit)], out) is None

@@ -1,0 +1,233 @@
+"""The engine `instrument`: every node of the graph that is lowered, as the interpreter has it; nothing else changes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor import compile_fx
+from torch._inductor.utils import run_and_get_code
+
+import graphprobe
+from graphprobe.internals.caches import bypassed
+from graphprobe.probe.dump import backend as dump_backend
+from graphprobe.probe.dump import instrument
+from graphprobe.probe.dump.backend import DumpBackend
+from graphprobe.probe.dump.instrument import compile_instrumented
+from graphprobe.probe.dump.sessions import close_all
+from graphprobe.store.dump_reader import DumpedOp, open_dump
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dump_backend.ENGINES, "instrument", compile_instrumented)
+
+
+@pytest.fixture
+def mlp() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+
+
+def by_name(found: Any) -> dict[tuple[str | None, str], DumpedOp]:
+    return {(op.record.op.direction, op.record.op.op_name): op for op in found.ops()}
+
+
+def assert_same_values(found: dict[Any, DumpedOp], expected: dict[Any, DumpedOp], **tolerance: float) -> None:
+    assert found.keys() == expected.keys() and {"forward", "backward"} == {direction for direction, _ in found}
+    for key, op in found.items():
+        assert (op.record.op.engine, op.record.op.perturbs) == ("instrument", True)
+        values, wanted = op.values(), expected[key].values()
+        assert list(values) == list(wanted), key
+        assert op.record.arguments == expected[key].record.arguments
+        for slot, value in values.items():
+            one, other = torch.from_numpy(value.array()), torch.from_numpy(wanted[slot].array())
+            torch.testing.assert_close(one, other, **tolerance, msg=lambda text, k=key: f"{k}: {text}")
+
+
+def run(dumping: Any, model: Any, *args: torch.Tensor, engine: str = "instrument", **options: Any) -> Any:
+    """The dump of one call, with its backward if there is one."""
+    path = dumping.path / engine
+    path.mkdir()
+    config = graphprobe.CompilerConfig().dump_config
+    for name, value in {"enable_dump": True, "dump_path": str(path), "engine": engine, **options}.items():
+        setattr(config, name, value)
+    backend = DumpBackend(config.plan(environ={}))
+    torch.compiler.reset()
+    out = torch.compile(model, backend=backend, fullgraph=True)(*(a.clone() for a in args))
+    if out.requires_grad:
+        out.square().mean().backward()
+    close_all()
+    return type(dumping.end())(path)
+
+
+def test_every_node_is_recorded_as_the_interpreter_has_it(dumping: Any, mlp: Any) -> None:
+    x = torch.randn(3, 4)
+    expected = by_name(run(dumping, mlp, x, engine="interpreter"))
+    found = by_name(run(dumping, mlp, x))
+    assert_same_values(found, expected, rtol=1e-4, atol=1e-5)
+    assert any("output.1" in op.values() for op in found.values()), "no op with two results"
+
+
+def test_an_op_in_place_shows_its_input_as_before(dumping: Any) -> None:
+    x = torch.randn(4, 3)
+
+    def f(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.sin()
+
+    found = by_name(run(dumping, f, x, torch.tensor([0])))
+    (name,) = [name for _, name in found if name.startswith("copy_")]
+    values = found["forward", name].values()
+    torch.testing.assert_close(torch.from_numpy(values["input.0"].array()), x)
+    torch.testing.assert_close(torch.from_numpy(values["output.0"].array()), x + 1)
+
+
+def test_selection_by_name_and_scope(dumping: Any) -> None:
+    x = torch.randn(4)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with graphprobe.scope.data_dump():
+            y = x - 1
+        return (y.cos() - 2).sin()
+
+    found = run(dumping, f, x, dump_layer="sin")
+    assert sorted(found.names()) == ["sin", "sub"]
+    assert found.inputs() == ["arg0_1"]  # feeds the subtraction
+
+
+def test_with_nothing_selected_the_code_is_that_of_a_plain_compile(dumping: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() + 1).sum(0)
+
+    def code(backend: Any) -> str:
+        torch.compiler.reset()
+        with bypassed():
+            _, (text,) = run_and_get_code(torch.compile(f, backend=backend), torch.ones(3, 2))
+        return re.sub(r"# AOT ID: .*", "", str(text))
+
+    def dumped(layer: str) -> Any:
+        config = graphprobe.CompilerConfig().dump_config
+        path = dumping.path
+        for name, value in (("enable_dump", True), ("dump_path", str(path)), ("engine", "instrument")):
+            setattr(config, name, value)
+        config.dump_layer = layer
+        return DumpBackend(config.plan(environ={}))
+
+    plain = code("inductor")
+    assert code(dumped("nothing_of_that_name")) == plain
+    assert "graphprobe.record" in code(dumped("sin")), "the comparison cannot fail"
+
+
+def test_the_programs_own_pass_comes_before_and_stays_in_place(dumping: Any) -> None:
+    def swap(graph: torch.fx.Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+            node.target = torch.ops.aten.cos.default
+
+    before = compile_fx._recursive_post_grad_passes
+    with torch._inductor.config.patch(post_grad_custom_post_pass=swap):
+        found = run(dumping, lambda x: x.sin() * 2, torch.ones(3))
+        assert torch._inductor.config.post_grad_custom_post_pass is swap
+    assert compile_fx._recursive_post_grad_passes is before
+    values = by_name(found)["forward", "sin"].values()
+    torch.testing.assert_close(torch.from_numpy(values["output.0"].array()), torch.ones(3).cos())
+
+
+def test_sizes_that_change(dumping: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.split(2, 1)[0].reshape(-1, x.shape[0]) * x.shape[1]
+
+    backend = dumping.path / "dynamic"
+    backend.mkdir()
+    config = graphprobe.CompilerConfig().dump_config
+    for name, value in (("enable_dump", True), ("dump_path", str(backend)), ("engine", "instrument")):
+        setattr(config, name, value)
+    compiled = torch.compile(f, backend=DumpBackend(config.plan(environ={})), dynamic=True)
+    for size in (4, 6):
+        compiled(torch.ones(size, size))
+    products = type(dumping.end())(backend).ops(op_type="mul")
+    assert [op.values()["output.0"].array().shape for op in products] == [(2, 4), (2, 6)]
+    assert [op.record.arguments[0].text for op in products] == ["4", "6"]
+
+
+def test_steps_that_are_not_dumped_record_nothing(dumping: Any) -> None:
+    config = graphprobe.CompilerConfig().dump_config
+    options = {"enable_dump": True, "dump_path": str(dumping.path), "engine": "instrument", "dump_step": "1"}
+    for name, value in options.items():
+        setattr(config, name, value)
+    compiled = torch.compile(lambda x: x.sin() * 2, backend=DumpBackend(config.plan(environ={})))
+    for step in range(3):
+        compiled(torch.full((2,), float(step)))
+    (op,) = dumping.end().ops(op_name="sin")
+    assert op.values()["input.0"].array().tolist() == [1.0, 1.0]
+
+
+def test_a_graph_that_cannot_be_instrumented_is_compiled_without(
+    dumping: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(gm: Any, record: Any, *rest: Any) -> Any:
+        real(gm, record, *rest)
+        raise RuntimeError("planted")
+
+    real = instrument.insert_recorders
+    monkeypatch.setattr(instrument, "insert_recorders", broken)
+    found = run(dumping, lambda x: x.sin() * 2, torch.ones(3))
+    assert "planted" in caplog.text and any("planted" in line for line in found.manifest.missing)
+
+
+def test_an_insertion_that_fails_leaves_the_graph_as_it_was() -> None:
+    from graphprobe.probe.dump.facts import ops_of_graph
+    from graphprobe.probe.dump.instrument_graph import insert_recorders
+
+    gm = torch.fx.symbolic_trace(lambda x: x.sin().cos())
+    for node in gm.graph.nodes:
+        node.meta["val"] = torch.ones(2)
+    ops = ops_of_graph(gm.graph, "forward", engine="instrument", perturbs=True)
+    before = gm.code
+    calls = []
+
+    class Refusing:
+        def __contains__(self, index: object) -> bool:
+            calls.append(index)
+            if len(calls) == 3:
+                raise RuntimeError("planted")
+            return True
+
+    with pytest.raises(RuntimeError, match="planted"):
+        insert_recorders(gm, print, ops, Refusing())  # type: ignore[arg-type]
+    assert gm.code == before
+    insert_recorders(gm, print, ops, {1, 2})
+    assert gm.code.count("print(") == 2
+
+
+@pytest.mark.cuda
+def test_on_a_device(dumping: Any, mlp: Any) -> None:
+    mlp, x = mlp.cuda(), torch.randn(3, 4, device="cuda")
+    expected = by_name(run(dumping, mlp, x, engine="interpreter"))
+    found = by_name(run(dumping, mlp, x))
+    assert_same_values(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.heavy
+def test_every_node_of_a_transformer(dumping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through `get_backend`, so that what the compile leaves is collected beside the dump."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 16}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, use_cache=False)).eval()
+    x = torch.randint(0, 32, (2, 8))
+    found = {}
+    for engine in ("interpreter", "instrument"):
+        torch.compiler.reset()
+        path = dumping.path / engine
+        path.mkdir()
+        compiled = dumping.compile(model, engine=engine, dump_path=str(path))
+        compiled(input_ids=x, labels=x).loss.backward()
+        dumping.end()
+        (folder,) = open_dump(path).folders
+        assert folder.manifest is not None and not folder.manifest.missing
+        found[engine] = by_name(folder)
+    assert_same_values(found["instrument"], found["interpreter"], rtol=1e-3, atol=1e-5)

@@ -1,0 +1,249 @@
+"""The engine between launches: the program computes the same bits, and what is recorded is what the nodes compute."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule, Interpreter
+
+import graphprobe.probe.dump.kernel as engine
+from graphprobe.internals.dump_taps import Lowered
+from graphprobe.store.dump_reader import DumpedOp
+
+_spec = importlib.util.spec_from_file_location("dump_models", Path(__file__).parent / "models.py")
+assert _spec is not None and _spec.loader is not None
+models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(models)
+
+SLOW = pytest.mark.heavy
+TENSOR = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def trained(make: Callable[..., Any], dtype: torch.dtype, backend: Any, *, steps: int = 2) -> list[bytes]:
+    """Losses, gradients, buffers and the generator's state after some steps, as bits."""
+    torch.compiler.reset()
+    model, loss = make(dtype)
+    compiled = torch.compile(model, backend=backend)
+    torch.manual_seed(1)
+    losses = []
+    for _ in range(steps):
+        found = loss(compiled)
+        found.backward()
+        losses.append(found)
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    assert grads
+    return [bits(t) for t in (*losses, *grads, *model.buffers(), torch.get_rng_state())]
+
+
+MODELS = [
+    pytest.param(models.convnet, "float32"),
+    pytest.param(functools.partial(models.convnet, dropout=0.3), "bfloat16", marks=SLOW),
+    pytest.param(models.gpt2, "float32", marks=SLOW),
+    pytest.param(models.gpt2, "bfloat16", marks=SLOW),
+    pytest.param(models.bert, "float32", marks=SLOW),
+    pytest.param(models.bert, "bfloat16", marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("make", "dtype"), MODELS)
+def test_the_program_computes_the_same_bits(make: Any, dtype: str, dumping: Any) -> None:
+    plain = trained(make, TENSOR[dtype], "inductor")
+    watched = trained(make, TENSOR[dtype], dumping.backend(dump_step="1"))
+    assert watched == plain
+    found = dumping.end()
+    assert found.manifest.missing == []
+    assert {op.record.op.direction for op in found.ops()} == {"forward", "backward"}
+    assert all(op.record.op.engine == "kernel" and not op.record.op.perturbs for op in found.ops())
+    # In another mode than the default, and statistics, at the steps that were not dumped before.
+    assert trained(make, TENSOR[dtype], dumping.backend(dump_step="0", dump_data="stats")) == plain
+
+
+def values_of_nodes(lowered: Lowered, dumped: list[DumpedOp]) -> dict[str, torch.Tensor]:
+    """What an interpreter computes for each node, from the inputs that were dumped."""
+    inputs = {op.record.op.op_name: op for op in dumped if op.record.op.op_type == "Data"}
+    node = next(iter(lowered.fx.values()))
+    graph = node.graph
+    gm = GraphModule(graph.owning_module, graph)
+    values: dict[str, torch.Tensor] = {}
+
+    class Keeping(Interpreter):
+        def run_node(self, n: Any) -> Any:
+            values[n.name] = super().run_node(n)
+            return values[n.name]
+
+    args = [tensor_of(inputs[n.name], "output.0") for n in graph.nodes if n.op == "placeholder"]
+    with torch.no_grad():
+        Keeping(gm, garbage_collect_values=False).run(*args)
+    return values
+
+
+def tensor_of(op: DumpedOp, slot: str) -> torch.Tensor:
+    value = op.values()[slot]
+    dtype = getattr(torch, value.meta.dtype)
+    raw = torch.frombuffer(bytearray(value.raw().tobytes()), dtype=torch.uint8)
+    return raw.view(dtype).reshape(value.meta.shape)
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        pytest.param(models.convnet, "float32"),
+        pytest.param(models.convnet, "bfloat16", marks=SLOW),
+        pytest.param(lambda dtype: without_dropout(models.gpt2(dtype)), "float32", marks=SLOW),
+        pytest.param(lambda dtype: without_dropout(models.bert(dtype)), "bfloat16", marks=SLOW),
+    ],
+)
+def test_a_buffer_holds_what_its_node_computes(
+    make: Any, dtype: str, dumping: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[tuple[int, str], Lowered] = {}
+    plain = engine._watched
+
+    def watched(model: Any, direction: Any, lowered: Lowered, *args: Any) -> Any:
+        seen[model.number, direction] = lowered
+        return plain(model, direction, lowered, *args)
+
+    monkeypatch.setattr(engine, "_watched", watched)
+    trained(make, TENSOR[dtype], dumping.backend(), steps=1)
+    found = dumping.end()
+    assert {direction for _, direction in seen} == {"forward", "backward"}
+    compared = 0
+    for (model, direction), lowered in seen.items():
+        dumped = [op for op in found.ops(direction=direction) if op.record.place.model_id == model]
+        nodes = values_of_nodes(lowered, dumped)
+        for op in dumped:
+            read = [tensor_of(op, slot.name) for slot in op.record.slots if slot.side == "input"]
+            for note in op.record.notes:
+                match = re.fullmatch(r"((?:in|out)put\.\d+) is (a view of )?\S+, the value of (\w+)", note)
+                if match is None or match[2]:
+                    continue
+                actual, expected = tensor_of(op, match[1]), nodes[match[3]]
+                assert actual.numel() == expected.numel(), (note, op.record.op)
+                # A buffer in the memory of another may have another shape; the values come in the same order.
+                close(actual, expected.reshape(actual.shape), TENSOR[dtype], read, (note, op.record.op))
+                compared += 1
+    assert compared > 20
+
+
+def without_dropout(made: Any) -> Any:
+    for module in made[0].modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return made
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, read: Any, what: object) -> None:
+    if not actual.is_floating_point():
+        assert torch.equal(actual, expected), what
+        return
+    # A value that is stored between kernels may have been computed in a wider dtype than the node's.
+    noise = {torch.float32: 30, torch.bfloat16: 8}[dtype] * torch.finfo(dtype).eps
+    finite = expected.isfinite()
+    assert torch.equal(actual[~finite], expected[~finite]), what
+    actual, expected = actual[finite].float(), expected[finite].float()
+    # A mean near zero has the noise of what it is the mean of.
+    near = [t[t.isfinite()].float() for t in (*read, expected) if t.is_floating_point()]
+    scale = max(t.abs().amax().item() for t in near if t.numel()) if dtype == torch.bfloat16 else 0.0
+    scale = max(scale, expected.abs().amax().item() if expected.numel() else 0.0, 1e-6)
+    assert not expected.numel() or (actual - expected).abs().amax() <= noise * scale, what
+
+
+def test_a_call_that_is_not_due_runs_the_module_as_it_is(dumping: Any) -> None:
+    from torch._inductor.codecache import PyCodeCache
+
+    before = set(map(id, PyCodeCache.modules))
+    compiled = dumping.compile(lambda x: (x @ x).relu(), dump_step="1")
+    inside: list[set[str]] = []
+    x = torch.randn(4, 4)
+    for step in range(3):
+        compiled(x)
+        (module,) = [m for m in PyCodeCache.modules if id(m) not in before]
+        assert "graphprobe" not in {type(v).__module__.partition(".")[0] for v in vars(module).values()}, step
+        inside.append(set(vars(module)))
+    found = dumping.end()
+    assert {op.record.place.step for op in found.ops()} == {1}
+    assert found.names() == ["mm.0", *[n for n in found.names() if n.startswith("cpp_fused_relu")]]
+
+
+def test_launches_are_selected_by_node_line_and_buffer(dumping: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = (x @ x).relu()
+        return (y @ y).sin()
+
+    line = program.__code__.co_firstlineno + 2
+    for layer, expected in (
+        ("sin", ["cpp_fused_sin"]),
+        (f"test_kernel.py:{line}", ["mm", "cpp_fused_sin"]),
+        ("aten.relu", ["cpp_fused_relu"]),
+        ("buf0", ["mm"]),
+        ("mm.2", ["mm"]),
+    ):
+        torch.compiler.reset()
+        path = dumping.path / layer.replace(":", "_")
+        path.mkdir()
+        x = torch.randn(4, 4)
+        dumping.compile(program, dump_layer=layer, dump_path=str(path))(x)
+        dumping.end()
+        found = type(dumping.end())(path)
+        assert [re.sub(r"[_.\d]+$", "", name) for name in found.names()] == expected, layer
+        read = {"input.0 is arg0_1"} & {note for op in found.ops() for note in op.record.notes}
+        assert bool(read) == bool(found.inputs()), layer
+
+
+def test_an_input_that_a_kernel_overwrites_is_shown_as_it_was(dumping: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    x = torch.zeros(5)
+    dumping.compile(program)(x)
+    assert torch.equal(x, torch.ones(5))
+    found = dumping.end()
+    (op,) = [op for op in found.ops() if op.record.op.op_type != "Data"]
+    assert tensor_of(op, "input.0").tolist() == [0.0] * 5
+    outputs = [slot.name for slot in op.record.slots if slot.side == "output"]
+    assert sorted(tensor_of(op, slot).tolist()[0] for slot in outputs) == [1.0, 2.0]
+    (data,) = found.ops(op_type="Data")
+    assert tensor_of(data, "output.0").tolist() == [0.0] * 5
+
+
+def test_an_exception_and_the_generator_are_as_without(dumping: Any) -> None:
+    def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.rand_like(x)[index] + x
+
+    def outcome(compiled: Any, index: int) -> tuple[Any, ...]:
+        torch.manual_seed(3)
+        try:
+            result = bits(compiled(torch.ones(3), torch.full((3,), index)))
+        except Exception as error:
+            result = (type(error), str(error))
+        return result, bits(torch.get_rng_state())
+
+    plain = [outcome(torch.compile(program), index) for index in (1, 7)]
+    torch.compiler.reset()
+    compiled = dumping.compile(program)
+    assert [outcome(compiled, index) for index in (1, 7)] == plain
+    assert plain[1][0][0] is not None and isinstance(plain[1][0], tuple)
+    found = dumping.end()
+    assert {op.record.place.step for op in found.ops()} == {0, 1}
+
+
+def test_cpp_wrapper_says_that_there_is_nothing_to_watch(dumping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "lower", lambda *args: (plain(*args)[0], Lowered()))
+    plain = importlib.import_module("graphprobe.internals.dump_taps").lower
+    x = torch.randn(3)
+    assert torch.equal(dumping.compile(lambda x: x.abs() + 1)(x), x.abs() + 1)
+    found = dumping.end()
+    assert any("no Python wrapper to watch" in line for line in found.manifest.missing)

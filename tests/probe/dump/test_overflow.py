@@ -1,0 +1,256 @@
+"""Overflows: the op that made what is not finite is found, forward and backward; what is meant is let pass."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from graphprobe.probe.dump import observers
+from graphprobe.probe.dump.overflow import OverflowObserver
+from probe.dump.conftest import Dumping
+from probe.dump.scenes import documents, findings, scene_backend
+
+
+class _Blow(torch.autograd.Function):
+    """Multiplies the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gain)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gain,) = ctx.saved_tensors
+        return gradient * gain * gain, None
+
+
+class Block(nn.Module):
+    """Attention with an additive mask of -inf, and an MLP whose scale is a buffer, forward and backward."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.up = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.down = nn.Linear(width, width)
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("gain", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        mask = torch.full((x.shape[-2], x.shape[-2]), float("-inf"), dtype=x.dtype, device=x.device).triu(1)
+        x = (q @ k.transpose(-1, -2) / 4 + mask).softmax(-1) @ v
+        return x + self.down(_Blow.apply(torch.relu(self.up(x)) * self.scale * self.scale, self.gain))
+
+
+class Transformer(nn.Module):
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(width) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def overflowing(dumping: Dumping, name: str = "aot_eager", **options: Any) -> Any:
+    return scene_backend(dumping, name, dump_debug="on", **options)
+
+
+def inside(found: dict[str, Any], module: str) -> bool:
+    return bool(found["modules"]) and all(f"{name}.".startswith(f"{module}.") for name in found["modules"])
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_an_overflow_in_layer_3_of_a_bf16_transformer(backend: str, dumping: Dumping) -> None:
+    """Step 0 is the control; in step 1 the forward overflows, in step 2 the backward. One compile for all."""
+    torch.manual_seed(0)
+    model = Transformer(4, 16).bfloat16()
+    compiled = torch.compile(model, backend=overflowing(dumping, backend))
+    x = torch.randn(2, 4, 16, dtype=torch.bfloat16)
+
+    compiled(x).sum().backward()
+    assert findings(dumping.path, "overflow") == []
+
+    model.layers[3].scale.fill_(1e30)
+    assert not compiled(x).isfinite().all()
+    (forward,) = findings(dumping.path, "overflow")
+    assert forward["direction"] == "forward" and forward["step"] == 1
+    assert inside(forward, "layers.3") and "test_overflow.py:" in forward["source"]
+    assert [problem["kind"] for problem in forward["problems"]] == ["inf"]
+
+    model.layers[3].scale.fill_(1)
+    model.layers[3].gain.fill_(1e30)
+    compiled(x).sum().backward()
+    backward = findings(dumping.path, "overflow")[1]
+    assert backward["direction"] == "backward" and backward["step"] == 2
+    assert any(name.startswith("layers.3") for name in backward["modules"])
+    assert any("gradient * gain" in _line(source) for source in backward["sources"] if "test_overflow" in source)
+
+    found = dumping.end()
+    assert len(findings(dumping.path, "overflow")) == 2
+    first, second = documents(dumping.path, "overflow.json")
+    assert first["carriers"] and second["carriers"]
+    origins = {first["origins"][0]["op"], second["origins"][0]["op"]}
+    assert not origins & {carrier["op"] for carrier in (*first["carriers"], *second["carriers"])}
+    assert {op.record.op.op_name for op in found.ops()} == origins
+    for op in found.ops():
+        values = op.values()
+        inputs = [value.array() for value in values.values() if value.side == "input"]
+        outputs = [value.array() for value in values.values() if value.side == "output"]
+        assert inputs and all(np.isfinite(array).all() for array in inputs)
+        assert not all(np.isfinite(array).all() for array in outputs)
+
+
+def _line(source: str) -> str:
+    path, _, line = source.rpartition(":")
+    with open(path, encoding="utf-8") as file:
+        return file.read().splitlines()[int(line) - 1]
+
+
+def test_the_repro_shows_the_overflow_again(dumping: Dumping) -> None:
+    compiled = torch.compile(lambda x, y: torch.mm(x, y).relu(), backend=overflowing(dumping))
+    compiled(torch.full((3, 4), 300.0, dtype=torch.float16), torch.full((4, 2), 300.0, dtype=torch.float16))
+    dumping.end()
+    (found,) = findings(dumping.path, "overflow")
+    assert found["target"] == "aten.mm.default" and found["problems"][0]["elements"] == 6
+    (script,) = dumping.path.rglob("repro_*.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "output.0: 6 of 6 elements not finite" in done.stdout
+
+
+def test_what_a_mask_means_is_silent(dumping: Dumping) -> None:
+    """Every way to write a mask, each with its control: the same call with scores that do overflow."""
+
+    def filled(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return scores.mul(2).masked_fill(~mask, float("-inf")).softmax(-1)
+
+    def chosen(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask, scores.mul(2), float("-inf")).softmax(-1)
+
+    def added(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (scores.mul(2) + torch.zeros_like(scores).masked_fill(~mask, -torch.inf)).softmax(-1)
+
+    def lowest(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (scores.mul(2) + (1.0 - mask.to(scores.dtype)) * torch.finfo(scores.dtype).min).softmax(-1)
+
+    def logged(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (scores.mul(2) + mask.to(scores.dtype).log()).softmax(-1)
+
+    def attended(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q = scores.mul(2)[None, None]
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    for dtype in (torch.float32, torch.bfloat16):
+        for function in (filled, chosen, added, lowest, logged, attended):
+            torch._dynamo.reset()
+            compiled = torch.compile(function, backend=overflowing(dumping))
+            before = len(findings(dumping.path, "overflow"))
+            compiled(torch.randn(8, 8, dtype=dtype), mask)
+            assert len(findings(dumping.path, "overflow")) == before, function
+            compiled(torch.full((8, 8), 3e38, dtype=dtype), mask)
+            found = findings(dumping.path, "overflow")[before:]
+            assert [one["target"] for one in found[:1]] == ["aten.mul.Tensor"], function
+
+
+def test_a_fused_mask_hides_no_overflow(dumping: Dumping) -> None:
+    """One kernel scales, masks and stores: its -inf is meant, its +inf is not."""
+
+    def program(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask, scores * 2, float("-inf"))
+
+    compiled = torch.compile(program, backend=overflowing(dumping, "inductor"))
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    assert compiled(torch.randn(8, 8), mask).isinf().any()
+    assert findings(dumping.path, "overflow") == []
+    compiled(torch.full((8, 8), 3e38), mask)
+    (found,) = findings(dumping.path, "overflow")
+    assert [(problem["kind"], problem["sign"]) for problem in found["problems"]] == [("inf", "+")]
+
+
+def test_an_infinity_that_comes_in_is_passed_on_and_not_reported(dumping: Dumping) -> None:
+    compiled = torch.compile(lambda x, mask: (x + mask).exp() / 2, backend=overflowing(dumping))
+    mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), -torch.inf)
+    compiled(torch.randn(4, 4), mask)
+    compiled(torch.full((4, 4), torch.nan), mask)
+    assert findings(dumping.path, "overflow") == []
+    compiled(torch.full((4, 4), 100.0), mask)
+    assert [found["target"] for found in findings(dumping.path, "overflow")] == ["aten.exp.default"]
+
+
+@pytest.mark.parametrize(("value", "found"), [(470.0, ["saturated"]), (100.0, [])])
+def test_saturation(value: float, found: list[str], dumping: Dumping) -> None:
+    """The largest number of an 8-bit float, where the input was larger; an input that holds it is no overflow."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.float16).to(torch.float8_e4m3fn)
+
+    limit = torch.finfo(torch.float8_e4m3fn).max
+    torch.compile(program, backend=overflowing(dumping))(torch.tensor([1.0, min(value, limit + 8)]))
+    kinds = [problem["kind"] for one in findings(dumping.path, "overflow") for problem in one["problems"]]
+    assert kinds == found
+
+
+def test_values_that_an_op_writes_into_are_those_before_it(dumping: Dumping) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 0
+        y.mul_(1e30)
+        return y.neg()
+
+    torch.compile(program, backend=overflowing(dumping, "eager"))(torch.full((3,), 1e20))
+    found = dumping.end()
+    (op,) = found.ops()
+    assert op.record.op.op_type == "mul_"
+    np.testing.assert_array_equal(op.values()["input.0"].array(), np.full(3, 1e20, np.float32))
+    assert np.isinf(op.values()["output.0"].array()).all()
+
+
+@pytest.mark.parametrize("held_bytes", [1 << 20, 0])
+def test_flags_that_are_read_back_later_find_the_same(
+    held_bytes: int, dumping: Dumping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a device, here on CPU tensors: the values are those at the time, whatever was written there since."""
+
+    def make(plan: Any, writer: Any) -> OverflowObserver:
+        return OverflowObserver(plan, writer, held_bytes=held_bytes, deferred=True)
+
+    monkeypatch.setattr(observers, "OverflowObserver", make)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1e30
+        z = y.exp()
+        y.zero_()
+        return z + y
+
+    torch.compile(program, backend=overflowing(dumping, "eager"))(torch.full((3,), 1e20))
+    found = dumping.end()
+    (op,) = found.ops()
+    assert op.record.op.op_type == "mul"
+    np.testing.assert_array_equal(op.values()["input.0"].array(), np.full(3, 1e20, np.float32))
+    (document,) = documents(dumping.path, "overflow.json")
+    assert [carrier["op_type"] for carrier in document["carriers"]] == ["exp", "add"]
+
+
+def test_a_run_without_an_overflow_says_so(dumping: Dumping) -> None:
+    torch.compile(lambda x: x + 1, backend=overflowing(dumping))(torch.zeros(2))
+    assert "nothing was dumped: no op overflowed in 1 calls of graphs" in dumping.end().manifest.notes
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_an_overflow_on_a_device(backend: str, dumping: Dumping) -> None:
+    compiled = torch.compile(lambda x, w: (x @ w) @ w, backend=overflowing(dumping, backend))
+    w = torch.eye(8, device="cuda") * 10
+    compiled(torch.ones(8, 8, device="cuda"), w)
+    assert findings(dumping.path, "overflow") == []
+    compiled(torch.full((8, 8), 1e38, device="cuda"), w)
+    (found,) = findings(dumping.path, "overflow")
+    assert found["step"] == 1 and found["problems"][0]["elements"] == 64

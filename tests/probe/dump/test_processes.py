@@ -1,0 +1,137 @@
+"""A folder for each rank, and for a forked child; a killed process leaves what opens; scripts of TorchAir's users."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graphprobe.store.dump_reader import open_dump
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+SCRIPT = """\
+import torch
+from graphprobe.compat import torchair
+from graphprobe.compat.torchair import logger
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        return torch.add(x, y) * 2
+
+model = Model()
+config = torchair.CompilerConfig()
+# data dump开关：[必选]
+config.dump_config.enable_dump = True
+# dump类型：[可选]，all代表dump所有数据
+config.dump_config.dump_mode = "all"
+# dump路径：[可选]，默认为当前执行目录
+config.dump_config.dump_path = 'dump'
+# 量化data dump开关：[可选]，是否采集量化前的dump数据
+config.dump_config.quant_dumpable = True
+# 保存dump的步数，否则每一步都会保存：[可选]
+config.dump_config.dump_step = "0|1"
+# 指定需要dump的算子：[可选]
+config.dump_config.dump_layer = "Add Mul_1"
+# 指定算子dump类型：[可选]，stats表示dump输出csv文件
+config.dump_config.dump_data = "{data}"
+# dump配置文件的路径：[可选]，通过配置文件使能data dump。不建议与其他options一起使用，否则此配置将失效。
+config.dump_config.dump_config_path = "dump_config.json"
+npu_backend= torchair.get_npu_backend(compiler_config=config)
+opt_model = torch.compile(model, backend=npu_backend)
+for _ in range(3):
+    print(opt_model(torch.ones(2, 2), torch.ones(2, 2)).sum().item())
+"""
+
+
+@pytest.mark.parametrize("data", ["stats", pytest.param("tensor", marks=pytest.mark.heavy)])
+def test_a_script_of_torchair_with_every_option(data: str, run_python: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "dump_config.json").write_text('{"dump": {"dump_path": "dump", "dump_mode": "output"}}', "utf-8")
+    (tmp_path / "main.py").write_text(SCRIPT.replace("{data}", data), "utf-8")
+    done = run_python("main.py", cwd=tmp_path)
+    assert (done.code, done.out.split()) == (0, ["16.0"] * 3), done.err
+    (folder,) = open_dump(tmp_path / "dump").folders
+    assert folder.time_dir.parent == tmp_path / "dump" / "worldsize1_global_rank0"
+    assert len(folder.time_dir.name) == 14 and folder.time_dir.name.isdecimal()
+    assert sorted(path.name for path in folder.time_dir.glob("0/Model/0/*")) == ["0", "1"]
+    ops = [op.record for op in folder.ops()]
+    assert [op.op.op_type for op in ops] == ["Data", "Data", "cpp_fused"] * 2
+    assert "add" in ops[2].op.fx_nodes
+    manifest = folder.manifest
+    assert manifest is not None and manifest.state == "finished" and manifest.missing == []
+    assert any("dump_mode" in note for note in manifest.notes), "the option and the file disagree"
+    assert any("'Mul_1' matched no op" in note for note in manifest.notes)
+    assert all(note in done.err for note in manifest.notes)
+    if data == "stats":
+        names = {path.name for path in folder.time_dir.glob("0/Model/0/0/*")}
+        assert names == {"stats.csv"}
+        assert {row.stats["Max"] for row in folder.stats()} == {1.0, 4.0}
+    else:
+        names = sorted(path.name.rsplit(".", 2)[0] for path in folder.time_dir.glob("0/Model/0/0/*"))
+        assert names[:2] == ["Data.arg0_1", "Data.arg1_1"] and names[2].startswith("cpp_fused.cpp_fused_add_mul")
+
+
+@pytest.mark.heavy
+def test_a_folder_for_each_rank(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = run_python(*torchrun, str(PROGRAMS / "ranks.py"), str(tmp_path), cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    assert done.code == 0, done.err[-4000:]
+    folders = sorted(open_dump(tmp_path).folders, key=lambda folder: folder.time_dir.parent.name)
+    assert [folder.time_dir.parent.name for folder in folders] == [f"worldsize2_global_rank{rank}" for rank in (0, 1)]
+    for rank, folder in enumerate(folders):
+        assert folder.manifest is not None and (folder.manifest.rank, folder.manifest.world_size) == (rank, 2)
+        (data,) = [op for op in folder.ops() if op.record.op.op_type == "Data"]
+        assert data.values()["output.0"].array().tolist() == [float(rank)] * 2
+
+
+def test_a_forked_child_has_a_folder_of_its_own(dumping: Any) -> None:
+    compiled = dumping.compile(lambda x: x.sin() + 1, "aot_eager")
+    compiled(torch.ones(2))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            compiled(torch.full((2,), 5.0))
+            from graphprobe.probe.dump.sessions import open_sessions
+
+            (session,) = open_sessions()
+            code = 0 if session.flush() else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    found = dumping.end()
+    mine, other = open_dump(found.path).folders
+    assert mine.manifest is not None and mine.manifest.pid == os.getpid()
+    seen = [[op.values()["output.0"].array().tolist() for op in folder.ops()][:1] for folder in (mine, other)]
+    assert seen == [[[1.0, 1.0]], [[5.0, 5.0]]]
+
+
+KILLED = """\
+import os, signal, sys
+import torch, graphprobe
+from graphprobe.probe.dump.sessions import open_sessions
+config = graphprobe.CompilerConfig()
+config.dump_config.enable_dump = True
+config.dump_config.dump_path = sys.argv[1]
+compiled = torch.compile(lambda x: x.sin() + 1, backend=graphprobe.get_backend(compiler_config=config, backend="eager"))
+for step in range(5):
+    compiled(torch.full((2,), float(step)))
+    if step == 3:
+        open_sessions()[0].flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_written_before_a_kill_opens(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(KILLED, "utf-8")
+    done = run_python("main.py", str(tmp_path), cwd=tmp_path)
+    assert done.code == -9
+    (folder,) = open_dump(tmp_path).folders
+    assert folder.state == "killed"
+    steps = [op.record.place.step for op in folder.ops() if op.record.op.op_type == "Data" and op.values()]
+    assert steps[:4] == [0, 1, 2, 3]

@@ -1,0 +1,109 @@
+"""Which step a call belongs to, which steps are dumped, and into which folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from graphprobe.probe.dump.steps import Forward, Forwards
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * 2
+
+
+def steps(found: Any, **wanted: Any) -> list[tuple[int, int]]:
+    return sorted({(op.record.place.step, op.record.place.data_index) for op in found.ops(**wanted)})
+
+
+def test_only_the_steps_that_are_asked_for(dumping: Any) -> None:
+    compiled = dumping.compile(f, "aot_eager", dump_step="0|3-5|10")
+    for number in range(13):
+        compiled(torch.full((2,), float(number)))
+    found = dumping.end()
+    assert steps(found) == [(n, n) for n in (0, 3, 4, 5, 10)]
+    for op in found.ops(op_type="Data"):
+        assert op.values()["output.0"].array().tolist() == [op.record.place.step] * 2
+    folders = {path.name for path in found.folder.time_dir.glob("0/f/0/*")}
+    assert folders == {"0", "3", "4", "5", "10"}
+
+
+def test_without_steps_calls_are_counted(dumping: Any) -> None:
+    compiled = dumping.compile(f, "aot_eager")
+    for _ in range(3):
+        compiled(torch.ones(2))
+    assert steps(dumping.end()) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_recompilations_share_the_count(dumping: Any) -> None:
+    compiled = dumping.compile(f, "aot_eager", dynamic=False, dump_step="1|3")
+    for size in (2, 3, 2, 3):
+        compiled(torch.ones(size))
+    found = dumping.end()
+    assert {op.record.place.model_id for op in found.ops()} == {1}
+    assert steps(found) == [(1, 1), (3, 3)]
+    assert {op.record.place.model_name for op in found.ops()} == {"f"}
+
+
+def test_parts_between_graph_breaks_are_models(dumping: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    compiled = dumping.compile(program, "aot_eager", dump_step="1")
+    for _ in range(3):
+        compiled(torch.ones(2))
+    found = dumping.end()
+    assert steps(found) == [(1, 1)]
+    ran = [op.record for op in found.ops() if op.record.op.op_type != "Data"]
+    assert [(record.place.model_id, record.op.op_name) for record in ran] == [(0, "sin"), (1, "cos")]
+
+
+def test_a_backward_belongs_to_its_forward(dumping: Any) -> None:
+    compiled = dumping.compile(f, "aot_eager")
+    first, second = (torch.full((2,), value, requires_grad=True) for value in (1.0, 2.0))
+    losses = [compiled(first).sum(), compiled(second).sum()]
+    losses[0].backward()
+    losses[1].backward()
+    found = dumping.end()
+    backward = [op for op in found.ops(direction="backward") if op.record.op.op_type == "cos"]
+    values = {op.record.place.step: op.values()["input.0"].array().tolist() for op in backward}
+    assert values == {0: [1.0, 1.0], 1: [2.0, 2.0]}
+
+
+def test_a_backward_of_a_step_that_is_not_due_is_not_dumped(dumping: Any) -> None:
+    compiled = dumping.compile(f, "aot_eager", dump_step="1")
+    inputs = [torch.full((2,), float(n), requires_grad=True) for n in range(3)]
+    for loss in [compiled(x).sum() for x in inputs]:
+        loss.backward()
+    found = dumping.end()
+    assert steps(found, direction="backward") == [(1, 1)]
+
+
+def test_forwards_are_told_apart_by_what_they_saved() -> None:
+    shared = torch.ones(1)
+    saved = [torch.ones(1) for _ in range(3)]
+    forwards = Forwards()
+    for number, own in enumerate(saved):
+        forwards.add(Forward(number), [shared, own, 7])
+    assert [forwards.of_backward([shared, own]).step for own in (saved[1], saved[0])] == [1, 0]
+    # With nothing of its own, it is the latest that no backward has found.
+    assert forwards.of_backward([shared]).step == 2
+    assert forwards.of_backward([shared]).step == 2
+    assert Forwards().of_backward([shared]) is None
+
+
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_two_functions_have_steps_of_their_own(dumping: Any, stage: str) -> None:
+    backend = dumping.backend("aot_eager", dump_step="1")
+    one = torch.compile(f, backend=backend)
+    two = torch.compile(lambda x: x.exp(), backend=backend)
+    x = torch.ones(2, requires_grad=stage == "backward")
+    outputs = [one(x), two(x), one(x), two(x)]
+    if stage == "backward":
+        sum(out.sum() for out in outputs).backward()
+    found = dumping.end()
+    assert {(op.record.place.model_id, op.record.place.step) for op in found.ops(direction=stage)} == {(0, 1), (1, 1)}

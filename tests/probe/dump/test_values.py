@@ -1,0 +1,219 @@
+"""What is written is what the op read and wrote: every dtype and layout, lists, keywords, before and after in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from graphprobe.engine.tensor_stats import stats_of
+from graphprobe.probe.dump.memo import StatsMemo
+from graphprobe.probe.dump.tensors import dump_value
+from graphprobe.store.dump_pool import CopyPool
+from graphprobe.store.dump_reader import DumpedOp
+
+DTYPES = [
+    *("float64", "float32", "float16", "bfloat16"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *("complex64", "complex128", "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+]
+
+
+def random_tensor(name: str, *shape: int) -> torch.Tensor:
+    dtype = getattr(torch, name)
+    if dtype.is_complex or name in ("float64", "float32", "float16", "bfloat16"):
+        return torch.randn(*shape, dtype=dtype)
+    if dtype == torch.bool:
+        return torch.rand(*shape) > 0.5
+    data = torch.randint(0, 100, (*shape, dtype.itemsize), dtype=torch.uint8)
+    return data.view(dtype).reshape(shape)
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def holds(op: DumpedOp, slot: str, tensor: torch.Tensor) -> None:
+    value = op.values()[slot]
+    assert value.slot.missing == ""
+    assert value.meta.dtype == str(tensor.dtype).removeprefix("torch.")
+    assert value.meta.shape == tuple(tensor.shape)
+    assert value.raw().tobytes() == raw(tensor)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(dtype: str, dump_of: Callable[..., Any]) -> None:
+    x = random_tensor(dtype, 3, 5)
+    y = x.clone()
+    found = dump_of(lambda x: x.view(5, 3), x, backend="eager")
+    (op,) = found.ops(op_type="view")
+    holds(op, "input.0", y)
+    holds(op, "output.0", y.view(5, 3))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.tensor(2.5),
+        torch.empty(0, 4),
+        torch.randn(4, 6).t(),
+        torch.randn(4, 6)[::2, 1:4],
+        torch.randn(1, 3).expand(5, 3),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(3, dtype=torch.complex64).conj(),
+        torch.randn(3, dtype=torch.complex64).conj().imag,
+    ],
+    ids=["0-d", "empty", "transposed", "slice", "expanded", "channels_last", "conjugated", "negated"],
+)
+def test_every_layout(x: torch.Tensor, dump_of: Callable[..., Any]) -> None:
+    found = dump_of(lambda x: x * 2, x, backend="eager")
+    (op,) = found.ops(op_type="mul")
+    holds(op, "input.0", x)
+    holds(op, "output.0", x * 2)
+    assert op.values()["input.0"].meta.strides == tuple(x.stride())
+
+
+def test_lists_with_none_and_what_is_no_tensor(dump_of: Callable[..., Any]) -> None:
+    x, index = torch.randn(4, 5), torch.tensor([0, 3])
+    found = dump_of(lambda x, i: x[:, i].sum(1, keepdim=True), x, index)
+    (op,) = found.ops(op_type="index")
+    assert list(op.values()) == ["input.0", "input.1.1", "output.0"]
+    holds(op, "input.1.1", index)
+    assert [(a.name, a.text) for a in op.record.arguments] == [("input.1.0", "None")]
+    (total,) = found.ops(op_type="sum")
+    assert [(a.name, a.type, a.text) for a in total.record.arguments] == [
+        ("input.1", "immutable_list", "[1]"),
+        ("input.2", "bool", "True"),
+    ]
+
+
+def test_keywords_and_several_results(dump_of: Callable[..., Any]) -> None:
+    b, x, w = torch.randn(2), torch.randn(3, 4), torch.randn(4, 2)
+    found = dump_of(lambda b, x, w: torch.addmm(b, x, mat2=w, beta=0.5).max(dim=1), b, x, w, backend="eager")
+    (op,) = found.ops(op_type="addmm")
+    holds(op, "kwarg.mat2", w)
+    assert [(a.name, a.text) for a in op.record.arguments] == [("kwarg.beta", "0.5")]
+    (largest,) = found.ops(op_type="max")
+    values, indices = torch.addmm(b, x, w, beta=0.5).max(dim=1)
+    holds(largest, "output.0", values)
+    holds(largest, "output.1", indices)
+
+
+def test_an_op_in_place_shows_its_input_as_it_was(dump_of: Callable[..., Any]) -> None:
+    x = torch.randn(3)
+    before = x.clone()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.mul_(2)
+
+    found = dump_of(program, x, backend="eager")
+    holds(found.op("add_"), "input.0", before)
+    holds(found.op("add_"), "output.0", before + 1)
+    holds(found.op("mul_"), "input.0", before + 1)
+    holds(found.op("mul_"), "output.0", (before + 1) * 2)
+    assert torch.equal(x, (before + 1) * 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "why"),
+    [
+        (torch.eye(3).to_sparse(), "layout torch.sparse_coo"),
+        (torch.empty(3, device="meta"), "fake or on the meta device"),
+    ],
+    ids=["sparse", "meta"],
+)
+def test_what_has_no_memory_says_so(x: torch.Tensor, why: str) -> None:
+    for stats in (False, True):
+        value = dump_value("input.0", "input", x, stats=stats, pool=CopyPool(0))
+        assert callable(value.data)
+        with pytest.raises(Exception, match=why):
+            value.data()
+    assert value.meta.shape == tuple(x.shape)
+
+
+def test_a_value_is_a_copy_and_gives_its_memory_back() -> None:
+    pool = CopyPool(1 << 30)
+    x = torch.zeros(1 << 16)
+    value = dump_value("input.0", "input", x, stats=False, pool=pool)
+    x.fill_(1)
+    assert not np.asarray(value.data()).any()
+    assert pool.idle_bytes == 0
+    del value
+    assert pool.idle_bytes == x.nbytes
+
+
+def test_statistics_instead_of_values(dump_of: Callable[..., Any]) -> None:
+    x = torch.tensor([[1.0, float("nan")], [-float("inf"), 3.0]])
+    found = dump_of(lambda x: x * 2, x, dump_data="stats")
+    rows = [row for row in found.folder.stats() if row.op_name == "mul"]
+    assert [(row.side, row.slot, row.shape) for row in rows] == [
+        ("input", "input.0", (2, 2)),
+        ("output", "output.0", (2, 2)),
+    ]
+    stats = rows[1].stats
+    assert (stats["Max"], stats["Min"], stats["Nan"], stats["Negative Inf"]) == (6.0, 2.0, 1, 1)
+    assert np.isclose(stats["L2norm"], np.sqrt(4 + 36))
+    assert not any(op.has_values for op in found.ops())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_statistics_are_of_the_moment(backend: str, dumping: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.sum() * x  # reads x before it is overwritten
+        x.mul_(2)
+        return (x @ x) + y
+
+    x = torch.randn(4, 4)
+    before = x.clone()
+    dumping.compile(program, backend, dump_data="stats", dump_path=str(dumping.path))(x)
+    found = dumping.end()
+    rows = list(found.folder.stats())
+    digests = {stats_of(t).digest for t in (before, x)}
+    assert len(digests) == 2
+    assert digests <= {row.digest for row in rows if row.side == "input"}
+    product = {row.digest for row in rows if row.op_type in ("mm", "addmm") and row.side == "input"}
+    assert stats_of(x).digest in product
+    assert stats_of(before).digest not in product
+
+
+def test_statistics_are_computed_once_until_the_memory_is_written_to() -> None:
+    memo, pool, made = StatsMemo(), CopyPool(0), []
+
+    def stats(x: torch.Tensor) -> Any:
+        def make() -> Any:
+            made.append(x)
+            return dump_value("input.0", "input", x, stats=True, pool=pool)
+
+        return memo.value("input.0", "input", x, make).stats
+
+    x = torch.ones(4)
+    assert stats(x).max == stats(x).max == 1.0
+    assert len(made) == 1
+    assert stats(x[:2]).count == 2, "a view is another value"
+    x.fill_(3)
+    memo.written([x[1:]])
+    assert stats(x).max == 3.0
+    assert stats(torch.ones(0)).count == 0
+    assert len(made) == 4
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+def test_values_on_a_device(backend: str, data: str, dumping: Any) -> None:
+    x = torch.randn(64, 64, device="cuda")
+    before = x.clone().cpu()
+    dumping.compile(lambda x: x.t().relu_() * 2, backend, dump_data=data)(x)
+    found = dumping.end()
+    assert found.manifest.missing == []
+    (op,) = found.ops(op_type="Data")
+    if data == "tensor":
+        holds_bytes = op.values()["output.0"].raw().tobytes()
+        assert holds_bytes == raw(before)
+    else:
+        assert stats_of(before).digest in {row.digest for row in found.folder.stats()}
