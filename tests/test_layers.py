@@ -18,14 +18,14 @@ from conftest import ROOT
 PACKAGE = ROOT / "src" / "graphprobe"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "settings", "select", "records", "dump_plan", "compiler_config"),
+    ("errors", "settings", "select", "records", "dump_plan", "compiler_config", "scope"),
     ("store", "numerics"),
     ("compare", "reduce"),
     ("report",),
     ("internals",),
     ("engine",),
     ("probe",),
-    ("backends",),
+    ("backends", "ops"),
     ("diagnose",),
     ("compat",),
     ("cli",),
@@ -34,10 +34,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
-TORCH_SIDE = frozenset({"internals", "engine", "probe", "backends", "diagnose"})
-"""Rooms that import torch; `compat`, `cli` and the package itself import them inside functions only."""
+TORCH_SIDE = frozenset({"internals", "engine", "probe", "backends", "ops", "diagnose"})
+"""Rooms that import torch; `compat`, `cli`, `scope` and the package itself import them inside functions only."""
 
-LAZY = frozenset({"__init__", "__main__", "compat", "cli"})
+LAZY = frozenset({"__init__", "__main__", "scope", "compat", "cli"})
 
 EXCEPTIONS = frozenset({("graphprobe", "graphprobe.probe.switch")})
 """With `TORCH_COMPILE_DEBUG` set the package loads its switch; `test_cold_import.py` watches what that costs."""
@@ -46,6 +46,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "__init__": frozenset(),
     "__main__": frozenset(),
     **dict.fromkeys(LAYERS[0], frozenset({"msgspec"})),
+    "scope": frozenset({"torch"}),
     "store": frozenset({"msgspec", "numpy", "safetensors"}),
     "numerics": frozenset({"msgspec", "numpy", "safetensors"}),
     "compare": frozenset({"msgspec", "numpy"}),
@@ -55,11 +56,12 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "engine": frozenset({"msgspec", "numpy", "safetensors", "torch"}),
     "probe": frozenset({"google", "msgspec", "numpy", "onnx", "torch"}),  # google.protobuf writes what onnx holds
     "backends": frozenset({"msgspec", "numpy", "torch"}),
+    "ops": frozenset({"torch"}),
     "diagnose": frozenset({"msgspec", "numpy", "torch"}),
     "compat": frozenset({"msgspec", "click", "torch"}),
     "cli": frozenset({"msgspec", "click", "rich", "torch"}),
 }
-"""`torch` in `compat` and `cli` means: inside a function."""
+"""`torch` in `scope`, `compat` and `cli` means: inside a function."""
 
 PICKLE = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
 PRINTING = frozenset({"cli", "report"})

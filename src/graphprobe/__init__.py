@@ -11,6 +11,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphprobe import ops as ops
+    from graphprobe import scope as scope
     from graphprobe.backends.configured import get_backend
     from graphprobe.backends.wrap import wrap
     from graphprobe.compiler_config import CompilerConfig
@@ -37,6 +39,8 @@ _PUBLIC = {
     "wrap": "graphprobe.backends.wrap",
 }
 
+_MODULES = ("ops", "scope")
+
 __all__ = [
     "CompilerConfig",
     "GraphprobeError",
@@ -49,12 +53,16 @@ __all__ = [
     "enable",
     "get_backend",
     "observe_pass",
+    "ops",
+    "scope",
     "trace",
     "wrap",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"graphprobe.{name}")
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module 'graphprobe' has no attribute {name!r}")
@@ -64,7 +72,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *_PUBLIC, *_MODULES})
 
 
 if "TORCH_COMPILE_DEBUG" in os.environ:

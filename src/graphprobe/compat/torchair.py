@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from graphprobe import scope
 from graphprobe.compiler_config import CompilerConfig as _CompilerConfig
 from graphprobe.errors import UsageError
 
-__all__ = ["CompilerConfig", "get_npu_backend", "logger"]
+__all__ = ["CompilerConfig", "get_npu_backend", "logger", "scope"]
 
 logger = logging.getLogger("graphprobe")
 """graphprobe's logger, in the place of TorchAir's; a run's `debug.log` holds what it says."""
