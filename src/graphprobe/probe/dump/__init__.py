@@ -1,1 +1,1 @@
-"""The dump of what compiled ops read and wrote: engines that see ops run, observers that are told, a session for both."""
+"""The dump of what compiled ops read and wrote: engines that see ops run, and observers that are told."""
