@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from reduction import reduction_cases
@@ -127,6 +129,16 @@ def test_a_crash_stays_in_the_child(watching):
         torch.compile(net, backend=reduction_cases.segfaulting)(x)
     assert left(watch) == ["relu"]
     assert watch.ended.reduction.signature == "segfault SIGSEGV"
+    assert watch.ended.reduction.case.own_backend.name == "segfaulting"
+    assert not any("the backend has no name" in text for text in said)
+
+
+def test_a_backend_whose_text_does_not_say_all_is_told(watching):
+    watch, said = watching("dynamo", 3)
+    net, x = mlp()
+    with pytest.raises(BackendCompilerFailed, match="relu of graph"):
+        torch.compile(net, backend=functools.partial(reduction_cases.raising))(x)
+    assert watch.ended.reduction.case.own_backend is None
     assert "the backend has no name" in said[-1]
 
 
