@@ -10,7 +10,7 @@ from graphprobe.dump_plan import Chosen, DumpPlan, ModelEntry, OpChooser
 from graphprobe.probe.dump.memo import StatsMemo
 from graphprobe.probe.dump.model import DumpGraph, DumpModel
 from graphprobe.probe.dump.ops import GraphOp, OpExecution, Values
-from graphprobe.probe.dump.running import GraphCall
+from graphprobe.probe.dump.running import GraphCall, place_of
 from graphprobe.probe.dump.tensors import dump_value, is_tensor, stream_of
 from graphprobe.store.dump_pool import CopyPool
 from graphprobe.store.dump_records import Argument, DumpValue, Place, Side
@@ -146,14 +146,7 @@ class Recorder:
         return found
 
     def _place(self, call: GraphCall) -> Place:
-        model = call.graph.model
-        return Place(
-            model_name=model.name,
-            model_id=model.number,
-            data_index=model.data_index(call.forward, by_step=self._plan.steps is not None),
-            device_id=call.device_id,
-            step=call.step,
-        )
+        return place_of(call, by_step=self._plan.steps is not None)
 
     def _stream(self, execution: OpExecution) -> int:
         tensor = next((v for _, v in (*(execution.outputs or ()), *execution.inputs) if is_tensor(v)), None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from graphprobe.probe.dump.model import DumpGraph
 from graphprobe.probe.dump.ops import OpExecution, OpObserver, Values
 from graphprobe.probe.dump.steps import Forward
+from graphprobe.store.dump_records import Place
 
 if TYPE_CHECKING:
     from graphprobe.probe.dump.session import DumpSession
@@ -114,3 +115,15 @@ class under_way:  # noqa: N801  # reads as a statement: `with under_way(call):`
     def __exit__(self, kind: Any, error: BaseException | None, trace: object) -> None:
         _calls.stack.remove(self._call)
         self._call.end(error)
+
+
+def place_of(call: GraphCall, *, by_step: bool) -> Place:
+    """The folder that a call's records go to; `by_step`: it is named by the step, else by a counter."""
+    model = call.graph.model
+    return Place(
+        model_name=model.name,
+        model_id=model.number,
+        data_index=model.data_index(call.forward, by_step=by_step),
+        device_id=call.device_id,
+        step=call.step,
+    )

@@ -12,7 +12,7 @@ import msgspec
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.probe.dump.ops import GraphOp
-from graphprobe.probe.dump.running import GraphCall
+from graphprobe.probe.dump.running import GraphCall, place_of
 from graphprobe.store import dump_layout
 from graphprobe.store.dump_append import AppendFile
 from graphprobe.store.dump_records import Place
@@ -42,14 +42,7 @@ class SideFiles:
 
     def place(self, call: GraphCall) -> Place:
         """The folder of a call."""
-        model = call.graph.model
-        return Place(
-            model_name=model.name,
-            model_id=model.number,
-            data_index=model.data_index(call.forward, by_step=self._plan.steps is not None),
-            device_id=call.device_id,
-            step=call.step,
-        )
+        return place_of(call, by_step=self._plan.steps is not None)
 
     def finding(self, text: str, *, same: object = None, **facts: Any) -> None:
         """Append a finding, and say it in the log; of those that are the `same`, the first only."""
