@@ -239,4 +239,4 @@ def test_tied_weights_and_repeated_arguments_stay_one_in_float64() -> None:
     wide = [read(record) for record in program.run_wide(7, 1e-3)]
     assert len(wide[0].inputs) == len(eager[0].inputs) == 2
     assert torch.equal(wide[0].inputs[0], wide[1].inputs[0]), "perturbed once"
-    assert torch.allclose(wide[0].gradients[1].float(), eager[0].gradients[1], rtol=0.05)
+    assert torch.allclose(wide[0].gradients[1].float(), eager[0].gradients[1], rtol=0.05, atol=0.05)
