@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +33,9 @@ def pytest_configure() -> None:
     for name in list(os.environ):
         if name in CHANGES_WHAT_IS_COLLECTED or name.startswith("GRAPHPROBE_"):
             del os.environ[name]
+    # A shell that runs the tests in the background has SIGINT ignored, and so would every process started from here.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
