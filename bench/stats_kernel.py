@@ -2,7 +2,8 @@
 
     python bench/stats_kernel.py [--threads N ...] [--cases NAME] [--quick]
 
-Every pair is measured in one process, by turns, and the median of each counts: `stats_of` with all its checks and the
+Every pair is measured in one process, by turns, and the median of each counts: with one thread in CPU time, which other
+programs on the machine change less, with more in real time. Compared are `stats_of` with all its checks and the
 result it builds, and `Tensor.sum`. The same tensor is read again and again, so that sizes up to the second-level cache
 are read from there: the hardest case for statistics, because there `sum` is limited by nothing but the cache. The
 threads are the same for both. `fallback` is the ratio of the pure numpy version.
@@ -49,6 +50,10 @@ def masked(size: int) -> torch.Tensor:
     return x
 
 
+def offset(size: int) -> torch.Tensor:
+    return torch.randn(size // 4) + 10
+
+
 CASES: dict[str, Callable[[int], torch.Tensor]] = {
     "float32": contiguous(torch.float32),
     "bfloat16": contiguous(torch.bfloat16),
@@ -58,24 +63,26 @@ CASES: dict[str, Callable[[int], torch.Tensor]] = {
     "float32 every other column": every_other,
     "float32 relu, half zeros": rectified,
     "float32 with -inf": masked,
+    "float32 of mean 10": offset,
 }
 
 
 def interleaved(first: Callable[[], object], second: Callable[[], object], rounds: int) -> tuple[float, float]:
     """Median seconds of one call of each, measured by turns."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     repeats = []
     for call in (first, second):
         call()
-        begin = time.perf_counter()
+        begin = clock()
         call()
-        repeats.append(max(1, int(BUDGET_S / rounds / max(time.perf_counter() - begin, 1e-7))))
+        repeats.append(max(1, int(BUDGET_S / rounds / max(clock() - begin, 1e-6))))
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for call, repeat, found in zip((first, second), repeats, times, strict=True):
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(repeat):
                 call()
-            found.append((time.perf_counter() - begin) / repeat)
+            found.append((clock() - begin) / repeat)
     return statistics.median(times[0]), statistics.median(times[1])
 
 

@@ -5,12 +5,10 @@
 #include <mutex>
 #include <vector>
 
+#include "pair.h"
 #include "pool.h"
 #include "stats.h"
-
-#if GRAPHPROBE_X86
-#include <xmmintrin.h>
-#endif
+#include "subnormals.h"
 
 namespace graphprobe {
 namespace {
@@ -20,6 +18,7 @@ namespace {
 struct Choice {
     const char* name;
     ChunkFunction chunk;
+    PairFunction pair;
 };
 
 bool available(const char* name) {
@@ -38,11 +37,11 @@ bool available(const char* name) {
 
 constexpr Choice choices[] = {
 #if GRAPHPROBE_X86
-    {"avx512_vnni", avx512_vnni::chunk},
-    {"avx512", avx512::chunk},
-    {"avx2", avx2::chunk},
+    {"avx512_vnni", avx512_vnni::chunk, avx512::pair},
+    {"avx512", avx512::chunk, avx512::pair},
+    {"avx2", avx2::chunk, avx2::pair},
 #endif
-    {"baseline", baseline::chunk},
+    {"baseline", baseline::chunk, baseline::pair},
 };
 
 const Choice* best() {
@@ -166,27 +165,6 @@ struct Work {
     std::mutex mutex;
 };
 
-// torch.set_flush_denormal makes the processor take subnormal numbers for 0. Statistics count what is there.
-class WithSubnormals {
-#if GRAPHPROBE_X86
-  public:
-    WithSubnormals() : before_(_mm_getcsr()) {
-        if (before_ & flushing) _mm_setcsr(before_ & ~flushing);
-    }
-    ~WithSubnormals() {
-        if (before_ & flushing) _mm_setcsr(before_);
-    }
-
-  private:
-    static constexpr unsigned flushing = 0x8040;  // FTZ and DAZ
-    unsigned before_;
-#else
-  public:
-    WithSubnormals() {}
-    ~WithSubnormals() {}
-#endif
-};
-
 void do_segment(Work& work, uint64_t segment, Partial& part, Digest* digest) {
     const WithSubnormals mode;
     const uint64_t begin = segment * segment_bytes;
@@ -277,6 +255,8 @@ Result stats(const void* address, Kind kind, const double* table, int dims, cons
     found.max += 0.0;
     return result;
 }
+
+PairFunction pair_function() { return chosen->pair; }
 
 const char* instruction_set() { return chosen->name; }
 

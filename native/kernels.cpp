@@ -30,10 +30,10 @@ inline T load(const char* at) {
 
 #include "kernels_careful.h"
 
-// What a fast path found in whole stripes. Elements that are not finite show as a sum of squares that is not finite.
+// What a fast path found in whole stripes. Finite squares that overflowed show as a sum of squares that is not finite.
 struct Quick {
     double min, max, sum, squares;
-    int64_t zeros;
+    int64_t zeros, nan, positive_inf, negative_inf;
 };
 
 #if defined(__AVX512BW__)
@@ -60,7 +60,9 @@ void chunk(const Task& task, const char* data, size_t bytes, uint64_t block, Par
         case Kind::f16: quick_16<false>(data, stripes, block, quick, digest); break;
         default: quick_16<true>(data, stripes, block, quick, digest); break;
     }
-    const double n = static_cast<double>(stripes * stripe_bytes / static_cast<size_t>(item_size(task.kind)));
+    const int64_t items = static_cast<int64_t>(stripes * stripe_bytes) / item_size(task.kind);
+    const int64_t some = items - quick.nan - quick.positive_inf - quick.negative_inf;
+    const double n = static_cast<double>(some ? some : 1);
     const double deviation = quick.squares - quick.sum * (quick.sum / n);
     uint64_t squares_bits, sum_bits;
     memcpy(&squares_bits, &quick.squares, 8);
@@ -69,19 +71,28 @@ void chunk(const Task& task, const char* data, size_t bytes, uint64_t block, Par
     const bool finite = (squares_bits & inf_bits) != inf_bits && (sum_bits & inf_bits) != inf_bits;
     const bool narrow = task.kind != Kind::f64;  // squares may have been formed as floats
     const bool tiny = narrow && quick.squares < n * 0x1p-80 && (quick.min < 0 || quick.max > 0);
-    if (!finite || tiny || deviation < quick.squares * 0x1p-4) {
-        // Something is not finite, or the mean is so large that the difference of the two sums has lost digits, or
-        // squares may have underflowed.
+    if (!finite || tiny) {  // squares overflowed, or may have underflowed
         careful(task, data, stripes * stripe_bytes, total);
     } else {
         Partial part;
-        part.finite = static_cast<int64_t>(n);
+        part.finite = some;
+        part.nan = quick.nan;
+        part.positive_inf = quick.positive_inf;
+        part.negative_inf = quick.negative_inf;
         part.zeros = quick.zeros;
         part.min = quick.min;
         part.max = quick.max;
         part.sum = quick.sum;
         part.sum_squares = quick.squares;
         part.deviation = deviation;
+        // A mean so large that the difference of the two sums has lost digits.
+        // The mean found so far comes from sums of floats: where it is off by much of a deviation, it is mended first.
+        // As a float it leaves sums of floats exact.
+        bool again = deviation < quick.squares * 0x1p-4;
+        for (int round = 0; again && round < 3; ++round) {
+            const double mean = part.sum / n, centre = narrow ? static_cast<double>(static_cast<float>(mean)) : mean;
+            again = !centred(task, data, stripes * stripe_bytes, centre, part);
+        }
         merge(total, part);
     }
     if (rest) {

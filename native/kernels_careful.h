@@ -97,6 +97,38 @@ void careful_values(double* x, int n, double scale, Partial& total) {
     merge(total, part);
 }
 
+// Sums of the finite values around a number near their mean, which leaves no digits to lose: for values of small variance,
+// whose counts and extremes the fast path has found already. Nothing here is scaled. False if the number was further
+// from the mean than the rounding of a float explains, and than a quarter of the deviation.
+bool centred(const Task& task, const char* data, size_t bytes, double centre, Partial& part) {
+    constexpr int64_t inf_bits = 0x7ff0000000000000;
+    alignas(64) double values[small];
+    const size_t item = static_cast<size_t>(item_size(task.kind));
+    Doubles squares[2] = {}, drift[2] = {};
+    for (size_t left = bytes / item; left;) {
+        const int n = static_cast<int>(left < small ? left : small);  // whole vectors, because the bytes are whole stripes
+        widen(task, data, n, values);
+        for (int i = 0; i < n; i += double_lanes) {
+            Longs bits;
+            Doubles v;
+            memcpy(&bits, values + i, width);
+            memcpy(&v, values + i, width);
+            const Doubles away = (bits & INT64_MAX) < inf_bits ? v - centre : Doubles{};
+            const int side = i / double_lanes & 1;
+            squares[side] += away * away;
+            drift[side] += away;
+        }
+        data += static_cast<size_t>(n) * item;
+        left -= static_cast<size_t>(n);
+    }
+    const double n = static_cast<double>(part.finite), drifted = total_of(drift[0] + drift[1]);
+    part.sum = n * centre + drifted;
+    part.deviation = total_of(squares[0] + squares[1]) - drifted * (drifted / n);
+    part.sum_squares = part.deviation + part.sum * (part.sum / n);
+    const double off = drifted / n;
+    return off * off * 16 * n <= part.deviation || __builtin_fabs(off) <= __builtin_fabs(centre) * 0x1p-24;
+}
+
 void careful(const Task& task, const char* data, size_t bytes, Partial& total) {
     alignas(64) double values[2 * small + double_lanes];
     const size_t item = static_cast<size_t>(item_size(task.kind));

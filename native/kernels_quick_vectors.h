@@ -27,6 +27,14 @@ inline FloatVector greater(FloatVector a, FloatVector b) {
 #endif
 }
 
+inline FloatVector plus_square(FloatVector sum, FloatVector v) {
+#if defined(__FMA__)
+    return _mm256_fmadd_ps(v, v, sum);
+#else
+    return sum + v * v;
+#endif
+}
+
 inline Doubles widened(FloatVector v) {  // the sums of pairs of lanes half a vector apart
     HalfFloats part[2];
     memcpy(part, &v, width);
@@ -37,72 +45,164 @@ inline Doubles widened(FloatVector v) {  // the sums of pairs of lanes half a ve
 #endif
 }
 
-// Much as in the version for AVX-512: 8 values are added as floats before they are widened.
-void quick_float_block(const float* x, size_t n, Quick& quick) {
+// What is not finite, by kind; `Mask` is a vector of integers as wide as the elements.
+template <class Mask>
+struct Lost {
+    Mask nan{}, positive{}, negative{};
+
+    Mask add(Mask bits, Mask infinity) {  // returns the mask of what is finite
+        const Mask magnitude = bits & ~(all<Mask>(1) << (sizeof bits[0] * 8 - 1));
+        nan -= magnitude > infinity;
+        positive -= bits == infinity;
+        negative -= (magnitude == infinity) & (bits < 0);
+        return magnitude < infinity;
+    }
+    void finish(Quick& quick) const {
+        quick.nan += total_of(nan);
+        quick.positive_inf += total_of(positive);
+        quick.negative_inf += total_of(negative);
+    }
+};
+
+template <class Vector>
+inline Vector select(Vector a, Vector b, Vector chosen) {  // chosen is a mask of integers
+    return (a & chosen) | (b & ~chosen);
+}
+
+template <bool b>
+struct Flag {
+    static constexpr bool value = b;
+};
+
+inline bool is_finite(double x) { return __builtin_fabs(x) < __builtin_inf(); }
+
+// Much as in the version for AVX-512: 8 values are added as floats before they are widened, and a group whose squares
+// are not finite is read again with a mask, as is the group after such a one.
+struct FloatSums {
     Doubles sum{}, squares{};
     FloatVector low = all<FloatVector>(__builtin_inff()), high = -low;
     Ints zeros{};
-    constexpr size_t group = 8 * float_lanes;
-    size_t i = 0;
-    for (; i + group <= n; i += group) {
-        FloatVector s[2] = {}, q[2] = {};
+    Lost<Ints> lost;
+    bool masked = false;
+
+    template <bool with_mask>
+    inline __attribute__((always_inline)) bool add_group(const float* x) {
+        FloatVector s[2] = {}, q[2] = {}, least = low, most = high;
+        Ints none{}, outside{};
 #pragma GCC unroll 8
         for (int k = 0; k < 8; ++k) {
             Ints bits;
-            FloatVector v;
-            memcpy(&v, x + i + k * float_lanes, width);
-            memcpy(&bits, x + i + k * float_lanes, width);
-            zeros -= (bits & 0x7fffffff) == 0;
-            low = lesser(low, v);
-            high = greater(high, v);
+            memcpy(&bits, x + k * float_lanes, width);
+            FloatVector v, below, above;
+            if (with_mask) {
+                const Ints finite = lost.add(bits, all<Ints>(0x7f800000));
+                outside |= ~finite;
+                const Ints kept = bits & finite;
+                memcpy(&v, &kept, width);
+                const Ints up = select(bits, all<Ints>(0x7f800000), finite), down = up | (~finite & INT32_MIN);
+                memcpy(&below, &up, width);
+                memcpy(&above, &down, width);
+            } else {
+                memcpy(&v, &bits, width);
+                below = above = v;
+            }
+            none -= (bits & 0x7fffffff) == 0;
+            least = lesser(least, below);
+            most = greater(most, above);
             s[k & 1] += v;
-            q[k & 1] += v * v;
+            q[k & 1] = plus_square(q[k & 1], v);
         }
+        const Doubles more = widened(q[0] + q[1]);
+        if (!with_mask && !is_finite(total_of(more))) return false;
         sum += widened(s[0] + s[1]);
-        squares += widened(q[0] + q[1]);
+        squares += more;
+        low = least;
+        high = most;
+        zeros += none;
+        masked = with_mask && total_of(outside) != 0;
+        return true;
     }
-    quick.sum += total_of(sum);
-    quick.squares += total_of(squares);
-    quick.zeros += total_of(zeros);
+    __attribute__((noinline)) void add_masked(const float* x) { add_group<true>(x); }
+};
+
+void quick_float_block(const float* x, size_t n, Quick& quick) {
+    FloatSums sums;
+    constexpr size_t group = 8 * float_lanes;
+    size_t i = 0;
+    for (; i + group <= n; i += group)
+        if (sums.masked || !sums.add_group<false>(x + i)) sums.add_masked(x + i);
+    quick.sum += total_of(sums.sum);
+    quick.squares += total_of(sums.squares);
+    quick.zeros += total_of(sums.zeros);
+    sums.lost.finish(quick);
     auto one = [&](float v) {
         quick.min = v < quick.min ? static_cast<double>(v) : quick.min;
         quick.max = v > quick.max ? static_cast<double>(v) : quick.max;
     };
     for (int k = 0; k < float_lanes; ++k) {
-        quick.min = low[k] < quick.min ? static_cast<double>(low[k]) : quick.min;
-        quick.max = high[k] > quick.max ? static_cast<double>(high[k]) : quick.max;
+        quick.min = sums.low[k] < quick.min ? static_cast<double>(sums.low[k]) : quick.min;
+        quick.max = sums.high[k] > quick.max ? static_cast<double>(sums.high[k]) : quick.max;
     }
     for (; i < n; ++i) {
         const float value = load<float>(reinterpret_cast<const char*>(x + i));
+        const int32_t bits = load<int32_t>(reinterpret_cast<const char*>(x + i)), magnitude = bits & 0x7fffffff;
+        if (magnitude >= 0x7f800000) {
+            ++(magnitude > 0x7f800000 ? quick.nan : bits > 0 ? quick.positive_inf : quick.negative_inf);
+            continue;
+        }
         one(value);
         const double v = static_cast<double>(value);
         quick.sum += v;
         quick.squares += v * v;
-        quick.zeros += load<int32_t>(reinterpret_cast<const char*>(x + i)) << 1 == 0;
+        quick.zeros += magnitude == 0;
     }
 }
 
 void quick_double_block(const double* x, size_t n, Quick& quick) {
     Doubles sum[2] = {}, squares[2] = {}, low = all<Doubles>(__builtin_inf()), high = -low;
     Longs zeros{};
-    constexpr size_t group = 2 * double_lanes;
+    Lost<Longs> lost;
+    constexpr int64_t infinity = 0x7ff0000000000000;
+    constexpr size_t group = 8 * double_lanes;
+    auto add = [&](size_t at, auto flag) {
+        constexpr bool with_mask = decltype(flag)::value;
+        Doubles s[2] = {sum[0], sum[1]}, q[2] = {squares[0], squares[1]}, least = low, most = high;
+        Longs none{};
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; ++k) {
+            Longs bits;
+            memcpy(&bits, x + at + k * double_lanes, width);
+            Doubles v, below, above;
+            if (with_mask) {
+                const Longs finite = lost.add(bits, all<Longs>(infinity)), kept = bits & finite;
+                memcpy(&v, &kept, width);
+                const Longs up = select(bits, all<Longs>(infinity), finite), down = up | (~finite & INT64_MIN);
+                memcpy(&below, &up, width);
+                memcpy(&above, &down, width);
+            } else {
+                memcpy(&v, &bits, width);
+                below = above = v;
+            }
+            none -= (bits & INT64_MAX) == 0;
+            least = below < least ? below : least;
+            most = above > most ? above : most;
+            s[k & 1] += v;
+            q[k & 1] += v * v;
+        }
+        if (!with_mask && !is_finite(total_of(q[0] + q[1]))) return false;
+        for (int k = 0; k < 2; ++k) sum[k] = s[k], squares[k] = q[k];
+        low = least;
+        high = most;
+        zeros += none;
+        return true;
+    };
     size_t i = 0;
     for (; i + group <= n; i += group)
-#pragma GCC unroll 2
-        for (int k = 0; k < 2; ++k) {
-            Doubles v;
-            Longs bits;
-            memcpy(&v, x + i + k * double_lanes, width);
-            memcpy(&bits, x + i + k * double_lanes, width);
-            zeros -= (bits & INT64_MAX) == 0;
-            low = v < low ? v : low;
-            high = v > high ? v : high;
-            sum[k] += v;
-            squares[k] += v * v;
-        }
+        if (!add(i, Flag<false>())) add(i, Flag<true>());
     quick.sum += total_of(sum[0] + sum[1]);
     quick.squares += total_of(squares[0] + squares[1]);
     quick.zeros += total_of(zeros);
+    lost.finish(quick);
     auto one = [&](double v) {
         quick.min = v < quick.min ? v : quick.min;
         quick.max = v > quick.max ? v : quick.max;
@@ -111,19 +211,24 @@ void quick_double_block(const double* x, size_t n, Quick& quick) {
         quick.min = low[k] < quick.min ? low[k] : quick.min;
         quick.max = high[k] > quick.max ? high[k] : quick.max;
     }
-    for (; i < n; ++i) {  // whole stripes are whole groups; this is for vectors of other widths
+    for (; i < n; ++i) {
         const double v = load<double>(reinterpret_cast<const char*>(x + i));
+        const int64_t bits = load<int64_t>(reinterpret_cast<const char*>(x + i)), magnitude = bits & INT64_MAX;
+        if (magnitude >= infinity) {
+            ++(magnitude > infinity ? quick.nan : bits > 0 ? quick.positive_inf : quick.negative_inf);
+            continue;
+        }
         one(v);
         quick.sum += v;
         quick.squares += v * v;
-        quick.zeros += load<int64_t>(reinterpret_cast<const char*>(x + i)) << 1 == 0;
+        quick.zeros += magnitude == 0;
     }
 }
 
 // Block by block, so that the second look at the data finds them in the first-level cache.
 template <class Each>
 void quick_blocks(const char* data, size_t stripes, uint64_t block, Quick& quick, Digest* digest, Each each) {
-    quick = {__builtin_inf(), -__builtin_inf(), 0, 0, 0};
+    quick = {__builtin_inf(), -__builtin_inf(), 0, 0, 0, 0, 0, 0};
     while (stripes) {
         const size_t here = stripes < block_stripes ? stripes : block_stripes;
         if (digest) {

@@ -19,6 +19,18 @@ inline float half(uint16_t bits) {
 
 inline float brain(uint16_t bits) { return float_from_bits(static_cast<uint32_t>(bits) << 16); }
 
+inline void widen_halves(const char* data, int n, double* out) {
+    int i = 0;
+#if defined(__F16C__)
+    for (; i + 8 <= n; i += 8) {
+        const __m256 v = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + 2 * i)));
+        _mm256_storeu_pd(out + i, _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
+        _mm256_storeu_pd(out + i + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+    }
+#endif
+    for (; i < n; ++i) out[i] = half(load<uint16_t>(data + i * 2));
+}
+
 template <class T>
 inline void widen(const char* data, int n, double* out) {
     for (int i = 0; i < n; ++i) out[i] = static_cast<double>(load<T>(data + i * sizeof(T)));
@@ -60,8 +72,7 @@ void widen(const Task& task, const char* data, int n, double* out) {
         case Kind::u32: return widen<uint32_t>(data, n, out);
         case Kind::u64: return widen<uint64_t>(data, n, out);
         case Kind::f16:
-            for (int i = 0; i < n; ++i) out[i] = half(load<uint16_t>(data + i * 2));
-            return;
+            return widen_halves(data, n, out);
         case Kind::bf16:
             for (int i = 0; i < n; ++i) out[i] = brain(load<uint16_t>(data + i * 2));
             return;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <new>
 
+#include "pair.h"
 #include "stats.h"
 
 namespace {
@@ -27,6 +28,19 @@ bool read_sequence(PyObject* sequence, int64_t* out, int dims) {
         if (out[d] == -1 && PyErr_Occurred()) return false;
     }
     return true;
+}
+
+// Runs `call` without the lock of the interpreter; what it throws is thrown again with it.
+template <class Call>
+void unlocked(Call call) {
+    PyThreadState* state = PyEval_SaveThread();
+    try {
+        call();
+    } catch (...) {
+        PyEval_RestoreThread(state);
+        throw;
+    }
+    PyEval_RestoreThread(state);
 }
 
 // stats(result_type, address, kind, shape, strides, threads, table_address) -> result_type
@@ -70,14 +84,7 @@ PyObject* py_stats(PyObject*, PyObject* const* args, Py_ssize_t count) {
     };
     try {
         if (items * item_size(static_cast<Kind>(kind)) >= long_bytes) {
-            PyThreadState* state = PyEval_SaveThread();
-            try {
-                call();
-            } catch (...) {
-                PyEval_RestoreThread(state);
-                throw;
-            }
-            PyEval_RestoreThread(state);
+            unlocked(call);
         } else {
             call();
         }
@@ -118,6 +125,68 @@ PyObject* py_stats(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return made;
 }
 
+bool read_side(PyObject* const* args, double scale, bool empty, PairSide& side) {
+    const auto address = static_cast<uintptr_t>(PyLong_AsUnsignedLongLong(args[0]));
+    const long kind = PyLong_AsLong(args[1]);
+    const auto table = static_cast<uintptr_t>(PyLong_AsUnsignedLongLong(args[2]));
+    if (PyErr_Occurred()) return false;
+    const bool complex = kind == static_cast<long>(Kind::c32) || kind == static_cast<long>(Kind::c64) ||
+                         kind == static_cast<long>(Kind::c128);
+    if (kind < 0 || kind >= kind_count || complex) {
+        PyErr_Format(PyExc_ValueError, "no kind %ld of elements", kind);
+    } else if (!empty && !address) {
+        PyErr_SetString(PyExc_ValueError, "address 0");
+    } else if (kind >= static_cast<long>(Kind::table) && !table) {
+        PyErr_SetString(PyExc_ValueError, "no table of values");
+    } else {
+        side = {reinterpret_cast<const char*>(address), static_cast<Kind>(kind), reinterpret_cast<const double*>(table), scale};
+        return true;
+    }
+    return false;
+}
+
+PyObject* pair_tuple(const PairPart& found) {
+    const PairSums& sums = found.sums;
+    const int64_t* c = found.classes;
+    return Py_BuildValue(
+        "(N L (LLLLLLLLLLLLLLLL) L dddd dL dL LLL d d dL L dddd dddd)", PyBool_FromLong(found.bits_equal), found.unequal, c[0],
+        c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10], c[11], c[12], c[13], c[14], c[15], found.first_mismatch,
+        sums.dot, sums.squares_a, sums.squares_b, sums.errors, found.absolute.value, found.absolute.index,
+        found.relative.value, found.relative.index, found.zero_reference, found.within_1, found.within_5, found.halves,
+        sums.z, found.z.value, found.z.index, found.above, found.min_a, found.max_a, sums.sum_a + sums.sum_a_alone,
+        sums.squares_a + sums.squares_a_alone, found.min_b, found.max_b, sums.sum_b + sums.sum_b_alone,
+        sums.squares_b + sums.squares_b_alone);
+}
+
+// pair(candidate address, kind, table, reference address, kind, table, count, threads, smallest normal, unit roundoff,
+// floor, limit, candidate scale, reference scale) -> the fields of graphprobe.numerics.pair.Raw
+PyObject* py_pair(PyObject*, PyObject* const* args, Py_ssize_t given) {
+    if (given != 14) return PyErr_Format(PyExc_TypeError, "pair takes 14 arguments, not %zd", given);
+    const long long count = PyLong_AsLongLong(args[6]);
+    const long threads = PyLong_AsLong(args[7]);
+    double scalars[6];
+    for (int i = 0; i < 6; ++i) scalars[i] = PyFloat_AsDouble(args[8 + i]);
+    if (PyErr_Occurred()) return nullptr;
+    if (count < 0) return PyErr_Format(PyExc_ValueError, "negative count");
+    PairTask task;
+    if (!read_side(args, scalars[4], count == 0, task.a) || !read_side(args + 3, scalars[5], count == 0, task.b)) return nullptr;
+    if ((task.a.kind == Kind::table2) != (task.b.kind == Kind::table2) || (task.a.kind == Kind::table2 && count % 2))
+        return PyErr_Format(PyExc_ValueError, "packed elements come in twos, on both sides");
+    task.count = static_cast<uint64_t>(count);
+    task.smallest_normal = scalars[0];
+    task.unit_roundoff = scalars[1];
+    task.floor = scalars[2];
+    task.limit = scalars[3];
+    PairPart found;
+    const auto call = [&] { found = compare_pair(task, static_cast<int>(threads)); };
+    try {
+        count * 4 >= long_bytes ? unlocked(call) : call();
+    } catch (const std::bad_alloc&) {
+        return PyErr_NoMemory();
+    }
+    return pair_tuple(found);
+}
+
 PyObject* py_instruction_set(PyObject*, PyObject*) { return PyUnicode_FromString(instruction_set()); }
 
 PyObject* py_set_instruction_set(PyObject*, PyObject* name) {
@@ -131,13 +200,15 @@ PyObject* py_set_instruction_set(PyObject*, PyObject* name) {
 PyMethodDef methods[] = {
     {"stats", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_stats)), METH_FASTCALL,
      "stats(result_type, address, kind, shape, strides, threads, table_address)"},
+    {"pair", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_pair)), METH_FASTCALL,
+     "pair(address, kind, table, address, kind, table, count, threads, smallest_normal, unit_roundoff, floor, limit, scale, scale)"},
     {"instruction_set", py_instruction_set, METH_NOARGS, "Name of the loops in use."},
     {"set_instruction_set", py_set_instruction_set, METH_O, "Choose other loops; False if this processor lacks them."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_native", "One-pass statistics and digests.", -1, methods, nullptr, nullptr, nullptr, nullptr,
+    PyModuleDef_HEAD_INIT, "_native", "One-pass statistics, digests and comparisons.", -1, methods, nullptr, nullptr, nullptr, nullptr,
 };
 
 }  // namespace

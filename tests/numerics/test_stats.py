@@ -134,8 +134,30 @@ def test_a_large_offset_leaves_std_alone(implementation: str, offset: float) -> 
     narrow = x.astype(np.float32)
     found = stats_by(implementation, narrow, "float32")
     wide = narrow.astype(np.float64)
-    assert found.std == pytest.approx(float(np.std(wide)), rel=1e-12)
+    assert found.std == pytest.approx(float(np.std(wide)), rel=1e-9)
     assert found.mean == pytest.approx(float(np.mean(wide)), rel=1e-12)
+
+
+@needs_native
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("offset", [0.0, 3.0, 1000.0])
+def test_nan_and_inf_among_others(name: str, dtype: str, offset: float) -> None:
+    """Here and there, everywhere, in one stretch, and not at the ends: groups of the fast path with and without."""
+    rng = np.random.default_rng(2)
+    x = (offset + rng.normal(size=30_003)).astype(dtype)
+    x[3000:6000:5] = np.nan
+    x[9000:9100] = -np.inf
+    x[20_000::7] = np.inf
+    x[25_000], x[25_001] = np.nan, 0.0
+    expected = stats_by("fallback", x, dtype)
+    assert expected.nan == 601 and expected.negative_inf == 100 and expected.zeros >= 1
+    with instruction_set(name):
+        assert_agree(stats_by("native", x, dtype), expected, dtype)
+        flat = np.full(5000, offset, dtype=dtype)
+        flat[::3] = np.nan
+        found = stats_by("native", flat, dtype)
+        assert (found.mean, found.std, found.zeros) == (offset, 0.0, 0 if offset else 3333)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
 
@@ -15,5 +15,22 @@ def stats(
     table_address: int,
     /,
 ) -> _Result: ...
+def pair(
+    candidate_address: int,
+    candidate_kind: int,
+    candidate_table: int,
+    reference_address: int,
+    reference_kind: int,
+    reference_table: int,
+    count: int,
+    threads: int,
+    smallest_normal: float,
+    unit_roundoff: float,
+    floor: float,
+    limit: float,
+    candidate_scale: float,
+    reference_scale: float,
+    /,
+) -> tuple[Any, ...]: ...
 def instruction_set() -> str: ...
 def set_instruction_set(name: str, /) -> bool: ...

@@ -56,6 +56,14 @@ class Sums:
         self.finite += count
 
 
+def memory_at(address: int, size_bytes: int) -> npt.NDArray[np.uint8]:
+    """Bytes of memory as an array, without a copy."""
+    if not size_bytes:
+        return np.empty(0, dtype=np.uint8)
+    memory: Any = (ctypes.c_char * size_bytes).from_address(address)
+    return np.frombuffer(memory, dtype=np.uint8)
+
+
 def _array_at(
     address: int, kind: ItemKind, shape: tuple[int, ...], strides: tuple[int, ...] | None
 ) -> npt.NDArray[Any]:
@@ -95,7 +103,8 @@ def _modulus(re: Floats, im: Floats) -> Floats:
 def values_of(data: npt.NDArray[np.uint8], kind: ItemKind, table: Floats | None) -> Floats:
     """Bytes of items as float64; of complex numbers the modulus."""
     if table is not None:
-        return table.reshape(256, -1)[data].reshape(-1)
+        found: Floats = table.reshape(256, -1)[data].reshape(-1)
+        return found
     if kind.number == KINDS["bfloat16"].number:
         return (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     raw = data.view(kind.codes).astype(np.float64)
@@ -103,8 +112,8 @@ def values_of(data: npt.NDArray[np.uint8], kind: ItemKind, table: Floats | None)
         return raw
     re, im = raw[0::2], raw[1::2]
     if kind.size < 16:
-        found = np.sqrt(re * re + im * im)
-        return np.asarray(np.where(np.isinf(re) | np.isinf(im), np.inf, found), dtype=np.float64)
+        size = np.sqrt(re * re + im * im)
+        return np.asarray(np.where(np.isinf(re) | np.isinf(im), np.inf, size), dtype=np.float64)
     return _modulus(re, im)
 
 
