@@ -9,6 +9,9 @@ launches take microseconds: no aim is set for it, it shows what an op costs. Eac
 in turns, one of each a round, so that a slow moment of the machine hits all alike, and the queue is empty when one
 begins. The figure is the median over the rounds of a step's time divided by that of the plain step before it.
 
+Beside it stands the same of the CPU time of the program's thread, which says more than the clock while other programs
+run, and does not see what the writing thread costs.
+
 Throughput: the bytes that the tensor dump has written, by the time from the first step until the last byte is written;
 against one sequential write of as many bytes in pieces of a MiB to the same folder, in turns. 1 is as fast as the disk.
 The time of the step itself is taken off: what is compared is what the dump adds.
@@ -103,15 +106,17 @@ def measure(make: Callable[[int], Any], batch: int, rounds: int, folder: Path) -
         step()
     sessions = {session.plan.data: session for session in open_sessions()}
     times: dict[str, list[float]] = {way: [] for way in WAYS}
+    cpu: dict[str, list[float]] = {way: [] for way in WAYS}
     ratios = []
     for _ in range(rounds):
         for way, step in steps.items():
             for session in sessions.values():
                 session.flush()
             before = written_bytes(folder / way) if way == "tensor" else 0
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.thread_time()
             step()
             times[way].append(time.perf_counter() - began)
+            cpu[way].append(time.thread_time() - cpu_began)
             if way != "tensor":
                 continue
             sessions["tensor"].flush()
@@ -122,14 +127,17 @@ def measure(make: Callable[[int], Any], batch: int, rounds: int, folder: Path) -
     medians = {way: statistics.median(found) for way, found in times.items()}
     return {
         "step_ms": {way: 1000 * value for way, value in medians.items()},
-        "ratio": {
-            way: statistics.median(a / b for a, b in zip(times[way], times["plain"], strict=True)) for way in WAYS[1:]
-        },
+        "ratio": {way: _median_ratio(times[way], times["plain"]) for way in WAYS[1:]},
+        "cpu_ratio": {way: _median_ratio(cpu[way], cpu["plain"]) for way in WAYS[1:]},
         "tensor_mb_a_step": ratios[-1][1] / 1e6,
         "tensor_mb_a_second": statistics.median(size / 1e6 / whole for _, size, whole in ratios),
         "throughput_of_plain_write": statistics.median(ratio for ratio, _, _ in ratios),
         "ops_a_step": {data: s.writer().manifest.ops / (rounds + 2) for data, s in sessions.items()},
     }
+
+
+def _median_ratio(times: list[float], plain: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(times, plain, strict=True))
 
 
 def main() -> None:
@@ -155,7 +163,10 @@ def main() -> None:
             for way, ratio in found["ratio"].items():
                 cost_us = 1000 * (found["step_ms"][way] - plain_ms) / ops
                 cost = f"{cost_us:8.1f} us an op" if way != "off" else ""
-                print(f"  {way:7} {ratio:6.3f} x plain   {cost:17} {AIMS[way] if name != 'tiny' else ''}".rstrip())
+                cpu = f"{found['cpu_ratio'][way]:6.3f} of its thread's CPU"
+                print(
+                    f"  {way:7} {ratio:6.3f} x plain  {cpu}  {cost:17} {AIMS[way] if name != 'tiny' else ''}".rstrip()
+                )
             print(
                 f"  tensor dump: {found['tensor_mb_a_step']:.1f} MB a step at {found['tensor_mb_a_second']:.0f} MB/s, "
                 f"{found['throughput_of_plain_write']:.2f} of a plain write   >= 0.7"

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from conftest import Finished
 from graphprobe.cli.main import main
-from graphprobe.internals import taps
+from graphprobe.internals import dump_names, taps
 from graphprobe.numerics import native
 
 
@@ -62,6 +62,30 @@ def test_what_is_lost_without_a_tap(module: str, attribute: str, tap: str, monke
     assert as_json.exit_code == 1
     lost = {t["tap"]: t["lost"] for t in json.loads(as_json.output)["taps"] if t["status"] != "ok"}
     assert lost == {tap: taps.LOSES[tap]}
+
+
+@pytest.mark.parametrize(
+    ("module", "attribute", "capability"),
+    [
+        ("torch._inductor.debug", "log_ir_post_fusion", "dump_kernel"),
+        ("torch._C", "_current_autograd_node", "dump_single_ops"),
+    ],
+)
+def test_what_the_dump_lacks(module: str, attribute: str, capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(importlib.import_module(module), attribute)
+    done = doctor()
+    assert done.exit_code == 1, done.output
+    line = next(line for line in done.output.splitlines() if line.startswith(f"  {capability} "))
+    assert f"missing: {module}:{attribute}" in line and "  -> " in line
+    lost = [found["capability"] for found in json.loads(doctor("--json").output)["dump"] if found["status"] != "ok"]
+    assert lost == [capability]
+
+
+def test_every_name_of_the_dump_is_looked_for() -> None:
+    found = dump_names.probe()
+    assert {capability: status for capability, (status, _) in found.items()} == dict.fromkeys(found, "ok")
+    bogus = dump_names.Need("x", (("torch", "ones"), ("torch._no_such_module", "a")), "all")
+    assert dump_names.probe([bogus]) == {"x": ("missing: torch._no_such_module:a", "all")}
 
 
 def test_the_native_core() -> None:

@@ -180,3 +180,40 @@ def test_overlapping_recordings_of_one_module(shared: bool) -> None:
         assert seen[0] == [("'A'",), ("'B'",), ("'B'",)]
     else:
         assert seen == [[("'A'",)], [("'B'",), ("'B'",)]]
+
+
+def test_taps_on_one_launch_all_see_it_from_the_outside_in() -> None:
+    module, log = made()
+    before = dict(vars(module))
+    seen: list[str] = []
+
+    def around(name: str, *, bigger: bool = False) -> Any:
+        def through(launching: Any) -> Any:
+            seen.append(f"{name} before {launching.name} line {launching.line}")
+            if bigger:
+                launching.args = ("changed",)
+            result = launching.run()
+            seen.append(f"{name} after {launching.name}")
+            return result
+
+        return through
+
+    outer = LaunchTap(module, SOURCE, around=around("outer", bigger=True))
+    middle, inner = LaunchTap(module, SOURCE), LaunchTap(module, SOURCE, around=around("inner"))
+    with outer.recording(), middle.recording():
+        with inner.recording(), outer.recording():
+            assert module.call([]) == 42
+        assert len(middle.launches) == 5
+        seen_by_both = list(seen)
+        module.kernel_0(1)
+    assert seen_by_both[:4] == [
+        "outer before kernel_0 line 3",
+        "inner before kernel_0 line 3",
+        "inner after kernel_0",
+        "outer after kernel_0",
+    ]
+    assert len(seen_by_both) == 20, "one that is entered twice sees a launch once"
+    assert [launch.arguments[0] for launch in middle.launches] == ["'changed'"] * 6, "what the outer one passes on"
+    assert [launch.line for launch in middle.launches[:5]] == [3, 4, 5, 6, 7]
+    assert len(seen) - len(seen_by_both) == 2 and len(log) == 6
+    assert {name: id(value) for name, value in vars(module).items()} == {n: id(v) for n, v in before.items()}

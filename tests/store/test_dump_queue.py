@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import threading
 
-from graphprobe.store.dump_queue import ByteQueue
+import pytest
+
+from graphprobe.store.dump_queue import BATCH, SMALL_BYTES, ByteQueue
 
 
 def put(queue: ByteQueue[str], item: str, size_bytes: int) -> bool:
@@ -60,3 +62,49 @@ def test_waiting_until_all_is_dealt_with() -> None:
     assert not queue.wait_until_empty(0.01)
     queue.give_back(1)
     assert queue.wait_until_empty(0)
+
+
+def test_small_items_come_together_and_a_large_one_alone() -> None:
+    queue: ByteQueue[str] = ByteQueue(10 * SMALL_BYTES, 10 * BATCH)
+    for item in "abc":
+        assert queue.add(lambda item=item: item, 1, wait=False) == item
+    assert queue.add(lambda: "L", SMALL_BYTES + 1, wait=False) == "L"
+    assert queue.add(lambda: "d", 1, wait=False) == "d"
+    assert queue.get_batch(30) == [("a", 1), ("b", 1), ("c", 1)], "nobody lingers while something large waits"
+    assert queue.get_batch(30) == [("L", SMALL_BYTES + 1)]
+    assert queue.get_batch(0) == [("d", 1)]
+    queue.give_back(4 + SMALL_BYTES + 1, 5)
+    for _ in range(BATCH + 1):
+        queue.add(lambda: "e", 1, wait=False)
+    assert len(queue.get_batch(30)) == BATCH
+    queue.close()
+    assert queue.get_batch(30) == [("e", 1)]
+    assert queue.get_batch(30) == []
+    assert queue.add(lambda: "f", 1, wait=False) is None
+
+
+@pytest.mark.parametrize("how", ["flush", "full", "close", "large"])
+def test_nobody_lingers_while_somebody_waits(how: str) -> None:
+    queue: ByteQueue[str] = ByteQueue(2 * SMALL_BYTES, 10)
+    got: list[str] = []
+
+    def work() -> None:
+        while batch := queue.get_batch(3600):
+            got.extend(item for item, _ in batch)
+            queue.give_back(sum(size for _, size in batch), len(batch))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    queue.add(lambda: "a", SMALL_BYTES, wait=True)
+    assert got == []
+    if how == "flush":
+        assert queue.wait_until_empty(30)
+    elif how == "full":
+        queue.add(lambda: "b", SMALL_BYTES + 1, wait=True)
+        assert got[0] == "a"
+    elif how == "large":
+        queue.add(lambda: "b", SMALL_BYTES + 1, wait=False)
+        assert queue.wait_until_empty(30)
+    queue.close()
+    thread.join(30)
+    assert not thread.is_alive() and got[0] == "a"

@@ -7,6 +7,7 @@ from typing import Any
 
 from graphprobe.backends.wrap import Wrapped, wrap
 from graphprobe.compiler_config import CompilerConfig
+from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError
 from graphprobe.internals.backends import inductor_with_mode
 
@@ -36,10 +37,21 @@ def get_backend(*, compiler_config: CompilerConfig | None = None, backend: str =
     plan = config.dump_config.plan(environ=os.environ)
     if not plan.enabled:
         return wrap(inductor_with_mode(config.mode.value) if backend == "inductor" else backend, **settings)
+    return dumping_backend(plan, backend=backend, mode=config.mode.value, **settings)
+
+
+def dumping_backend(plan: DumpPlan, *, backend: str = "inductor", mode: str | None = None, **settings: Any) -> Wrapped:
+    """A backend that compiles as `backend` does and dumps, collected with `settings` as by `graphprobe.wrap`.
+
+    Args:
+        plan: enabled.
+        mode: Inductor's, where `torch.compile` says nothing.
+
+    Raises:
+        SettingError: the dump cannot be as the plan asks for it with this backend.
+    """
     # Only now: what no dump is asked for does not load.
     from graphprobe.probe.dump.backend import DumpBackend
 
-    dumped = DumpBackend(plan, name=backend, mode=config.mode.value)
-    if dumped.engine == "kernel":
-        settings["capture_ops"] = False  # two taps on the launches of one call would hide each other; the dump has them
+    dumped = DumpBackend(plan, name=backend, mode=mode)
     return wrap(dumped, **settings)

@@ -18,7 +18,8 @@ import graphprobe
 def command(as_json: bool) -> None:
     """Check the installation and what can be collected with it.
 
-    Exits 0 when every tap can be put in place, 1 when some cannot (what is lost is named), 125 without torch.
+    Exits 0 when every tap can be put in place and the op dump finds what it stands on, 1 when something is missing
+    (what is lost is named), 125 without torch.
     """
     facts = _facts()
     if as_json:
@@ -27,7 +28,7 @@ def command(as_json: bool) -> None:
         _show(facts)
     if facts["torch"] is None:
         sys.exit(125)
-    sys.exit(1 if any(tap["status"] != "ok" for tap in facts["taps"]) else 0)
+    sys.exit(1 if any(found["status"] != "ok" for found in (*facts["taps"], *facts["dump"])) else 0)
 
 
 def _facts() -> dict[str, Any]:
@@ -40,6 +41,7 @@ def _facts() -> dict[str, Any]:
         "torch": None,
         "devices": [],
         "taps": [],
+        "dump": [],
     }
     from graphprobe.probe import active
 
@@ -49,7 +51,7 @@ def _facts() -> dict[str, Any]:
     except ImportError as error:
         facts["torch_error"] = str(error)
         return facts
-    from graphprobe.internals import taps
+    from graphprobe.internals import dump_names, taps
 
     facts["torch"] = torch.__version__
     facts["devices"] = ["cpu"]
@@ -58,6 +60,10 @@ def _facts() -> dict[str, Any]:
     facts["taps"] = [
         {"tap": tap, "status": status, "lost": None if status == "ok" else taps.LOSES[tap]}
         for tap, status in taps.probe().items()
+    ]
+    facts["dump"] = [
+        {"capability": capability, "status": status, "lost": lost}
+        for capability, (status, lost) in dump_names.probe().items()
     ]
     return facts
 
@@ -77,7 +83,8 @@ def _show(facts: dict[str, Any]) -> None:
         return
     click.echo(f"torch {facts['torch']} on {', '.join(facts['devices'])}")
     click.echo(f"C++ compiler: {facts['cxx'] or 'none found: Inductor cannot compile for the CPU'}")
-    width = max(len(tap["tap"]) for tap in facts["taps"])
-    for tap in facts["taps"]:
-        lost = f"  -> {tap['lost']}" if tap["lost"] else ""
-        click.echo(f"  {tap['tap']:<{width}}  {tap['status']}{lost}")
+    rows = [(tap["tap"], tap) for tap in facts["taps"]] + [(found["capability"], found) for found in facts["dump"]]
+    width = max(len(name) for name, _ in rows)
+    for name, row in rows:
+        lost = f"  -> {row['lost']}" if row["lost"] else ""
+        click.echo(f"  {name:<{width}}  {row['status']}{lost}")

@@ -7,13 +7,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphprobe.cli import dump_graph as graph_dumps
 from graphprobe.errors import UsageError
 
 if TYPE_CHECKING:
+    from graphprobe.backends.dumped_program import DumpedProgram
     from graphprobe.probe.script import Ended, Program
     from graphprobe.records import Manifest
 
@@ -42,6 +44,7 @@ class RunCommand(click.Command):
 @click.option("--max-bytes", metavar="SIZE", help="Write no more than this, e.g. 500MB; 0: nothing. Default: 8GiB.")
 @click.option("--no-ops", "no_ops", is_flag=True, help="Do not record launches (captured_ops.json).")
 @click.option("--config", "config_path", metavar="FILE", help='JSON file with settings: {"graphprobe": {...}}.')
+@graph_dumps.dump_options
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.option("-c", "code", metavar="CODE", help="Run a piece of code, as python -c does.")
@@ -58,6 +61,7 @@ def command(
     module: str | None,
     code: str | None,
     program: tuple[str, ...],
+    **dump_values: Any,
 ) -> None:
     """Run a program and collect every stage of its compilations.
 
@@ -67,6 +71,7 @@ def command(
     Examples:
       graphprobe run train.py --epochs 1
       graphprobe run --save-inputs --graph-dump py -m my_package.train
+      graphprobe run --dump-graph stats --dump-step 0 train.py
       torchrun --nproc-per-node 2 -m graphprobe run train.py
 
     With TORCHDYNAMO_REPRO_AFTER=dynamo or aot in the environment, the first graph that fails is reduced.
@@ -85,12 +90,14 @@ def command(
     target = _program(module, code, program)
     # Every mistake in options or script is found here, before a folder is made or a line of the program runs.
     settings = active.resolved(arguments)
+    plan = graph_dumps.plan_of(dump_values, os.environ)
     script.check(target)
+    dumped = None if plan is None else graph_dumps.begin(plan)
     folder = active.enable_with(settings, companion=_reducer())
     # At exit, the interpreter first waits for the program's threads; what they compile is still part of the run.
     # Registered before the program starts, this comes after everything that the program registers.
     ended: list[script.Ended] = []
-    atexit.register(_finish, folder, quiet, ended)
+    atexit.register(_finish, folder, quiet, ended, dumped)
     ended.append(script.run(target))
     sys.exit(ended[0].code)
 
@@ -110,7 +117,7 @@ def _reducer() -> Callable[[], Callable[[], None]]:
     return start
 
 
-def _finish(folder: Path, quiet: bool, ended: list[Ended]) -> None:
+def _finish(folder: Path, quiet: bool, ended: list[Ended], dumped: DumpedProgram | None) -> None:
     from graphprobe.probe import active
 
     error = ended[0].error if ended else None
@@ -119,6 +126,8 @@ def _finish(folder: Path, quiet: bool, ended: list[Ended]) -> None:
     # A forked child ends here too, with nothing of its own to say.
     if not quiet and not (session is not None and session.writer.forked):
         _summarise(folder, None if session is None else session.writer.manifest)
+        if dumped is not None:
+            graph_dumps.summarise(dumped)
 
 
 def _program(module: str | None, code: str | None, program: tuple[str, ...]) -> Program:

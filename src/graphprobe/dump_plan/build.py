@@ -30,6 +30,7 @@ def plan_from(
     options: Mapping[str, object] | None = None,
     context: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
+    spelled: Mapping[str, str] | None = None,
 ) -> DumpPlan:
     """The plan in force. Precedence: options, context, the JSON file, environment, default.
 
@@ -37,12 +38,13 @@ def plan_from(
         options: values of the call by option name (the table is `dump_plan.options.OPTIONS`); None is "not given".
         context: the same, of an enclosing context manager.
         environ: environment variables; an empty one counts as unset.
+        spelled: what the user knows an option by, for messages, e.g. `--dump-step`; else `dump_config.dump_step`.
 
     Raises:
         SettingError: an option that does not exist, or a value that it cannot take.
         DumpConfigError: the JSON file is wrong, or settings exclude each other. It is a SettingError, too.
     """
-    by_hand = _by_hand(context or {}, "context") | _by_hand(options or {}, "argument")
+    by_hand = _by_hand(context or {}, "context", {}) | _by_hand(options or {}, "argument", spelled or {})
     by_env = _by_environment(environ or {})
     config = (by_env | by_hand).get("dump_config_path")
     in_file = {} if config is None else _from_file(str(config.value))
@@ -56,13 +58,13 @@ def plan_from(
     return msgspec.structs.replace(plan, warnings=(*warnings, *_without_effect(plan, given)))
 
 
-def _by_hand(values: Mapping[str, object], source: str) -> dict[str, Given]:
+def _by_hand(values: Mapping[str, object], source: str, spelled: Mapping[str, str]) -> dict[str, Given]:
     result = {}
     for name, value in values.items():
         if name not in BY_NAME:
             raise SettingError(f"{source} {shown(name)} is no option of a dump", hint=nearest(str(name), BY_NAME))
         if value is not None:
-            called = f"dump_config.{name}" if source == "argument" else f"{source} {name}"
+            called = spelled.get(name, f"dump_config.{name}" if source == "argument" else f"{source} {name}")
             result[name] = Given(checked_option(name, value, called=called, touch=False), called, source)
     return result
 

@@ -50,7 +50,21 @@ def stats_of(tensor: torch.Tensor, *, threads: int | None = None) -> TensorStats
                 f"the tensor is on {tensor.device}, not on the CPU",
                 hint="use stats_async, which does not wait for the device, or pass tensor.cpu()",
             )
-    number, table, size = found
+    return _computed(tensor, found, threads)
+
+
+def stats_of_plain(tensor: torch.Tensor) -> TensorStats:
+    """`stats_of` for a tensor that is known to be plain: none of a subclass, strided, on the CPU, not a lazy view.
+
+    Raises:
+        UsageError: statistics know no such dtype (quantised), or its memory cannot be read now.
+    """
+    found = _BY_DTYPE.get(tensor.dtype)
+    return stats_of(tensor) if found is None else _computed(tensor, found, None)
+
+
+def _computed(tensor: torch.Tensor, kind: tuple[int, int, int], threads: int | None) -> TensorStats:
+    number, table, size = kind
     count = tensor.numel()
     if count * size < THREADED_BYTES:
         threads = 1

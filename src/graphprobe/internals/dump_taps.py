@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -16,10 +13,9 @@ from torch.fx import GraphModule, Node
 
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.ir_records import IRNode
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.lowering import Lowering, Part, watched
 from graphprobe.internals.require import require
 from graphprobe.internals.stages import COMPILE_FX, compile_kernels
-from graphprobe.internals.unseen import unseen
 
 Inner = Callable[[GraphModule, Sequence[Any], dict[str, Any]], Any]
 
@@ -44,6 +40,8 @@ def names_under_compile() -> tuple[str, ...]:
 def _names(root: Any) -> tuple[str, ...]:
     code = root.f_code
     first = root.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    if code.co_filename.endswith("external_utils.py"):  # Dynamo's own frame around a module of torch's
+        first = root.f_locals.get("fn")
     qualified = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
     if isinstance(first, torch.nn.Module):
         kind = type(first)
@@ -115,14 +113,15 @@ def lower(gm: GraphModule, example_inputs: Sequence[Any], settings: dict[str, An
 
     The second is None when nothing was seen, e.g. because the graph computes nothing.
     """
-    with bypassed(), _collecting() as found:
+    with bypassed(), watched() as found:
         output = compile_kernels(gm, example_inputs, settings)
-    if not found.graphs:
+    outer = [part for part in found.parts if not _nested(part)]
+    if not outer:
         return output, None
-    if found.error is not None:
-        raise NotSeen(found.error, output)
     try:
-        return output, _lowered(found)
+        if found.error is not None:
+            raise found.error
+        return output, _lowered(found, outer[-1])
     except Exception as error:
         raise NotSeen(error, output) from error
 
@@ -136,105 +135,17 @@ class NotSeen(Exception):
         self.output = output
 
 
-def _lowered(found: _Found) -> Lowered:
-    outer = found.graphs[-1]
-    module, code = found.modules.get(id(outer), (None, ""))
-    return Lowered(module, code, found.nodes, [str(n) for n in outer.graph_inputs], found.fx, found.values)
+def _nested(part: Part) -> bool:
+    return type(part.handler).__name__ == "SubgraphLowering"
 
 
-class _Found:
-    def __init__(self) -> None:
-        self.graphs: list[Any] = []
-        self.nodes: list[IRNode] = []
-        self.fx: dict[str, Node] = {}
-        self.values: dict[str, str] = {}
-        self.error: Exception | None = None
-        self.modules: dict[int, tuple[ModuleType, str]] = {}
-
-
-class _Collector(threading.local):
-    def __init__(self) -> None:
-        self.found: _Found | None = None
-
-
-_collector = _Collector()
-_tap_lock = threading.Lock()
-_taps: list[PatchSet] = []
-_users: list[object] = []
-
-
-@contextlib.contextmanager
-def _collecting() -> Iterator[_Found]:
-    """The tap on Inductor's report of its nodes, for as long as some thread lowers a graph that is dumped."""
-    import torch._inductor.debug as debug
-    import torch._inductor.graph as graph
-
-    before, found = _collector.found, _Found()
-    user = object()
-    with _tap_lock:
-        if not _users:
-            patches = PatchSet()
-            patches.apply(debug, Patch("dump_lowering", debug.__name__, "log_ir_post_fusion", _tap))
-            patches.apply(graph, Patch("dump_module", graph.__name__, "GraphLowering.compile_to_module", _tap_module))
-            _taps.append(patches)
-        _users.append(user)
-    _collector.found = found
-    try:
-        yield found
-    finally:
-        _collector.found = before
-        with _tap_lock:
-            _users.remove(user)
-            if not _users:
-                _taps.pop().undo()
-
-
-def _tap(original: Callable[..., Any]) -> Callable[..., Any]:
-    def log_ir_post_fusion(nodes: Any) -> Any:
-        found = _collector.found
-        if found is not None:
-            try:
-                _collect(found, nodes)
-            except Exception as error:  # the compile must not see our faults
-                found.error = found.error or error
-        return original(nodes)
-
-    return log_ir_post_fusion
-
-
-def _tap_module(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps the module while there is one: without caches, torch forgets it and its file before the graph is done."""
-
-    def compile_to_module(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with unseen:
-            module = original(self, *args, **kwargs)
-        found = _collector.found
-        if found is not None and isinstance(module, ModuleType):
-            with contextlib.suppress(OSError):
-                found.modules[id(self)] = (module, Path(str(module.__file__)).read_text("utf-8"))
-        return module
-
-    return compile_to_module
-
-
-def _collect(found: _Found, nodes: Any) -> None:
-    from torch._inductor.virtualized import V
-
-    from graphprobe.internals.inductor_ir import ir_graph
-
-    nested = type(V.graph).__name__ == "SubgraphLowering"
-    found.nodes.extend(ir_graph(nodes).nodes)
-    if not nested:
-        found.graphs.append(V.graph)
-    module: Any = V.graph.module
-    for node in module.graph.nodes:
-        found.fx.setdefault(node.name, node)
-    outputs = [out for node in nodes for out in node.get_outputs()]
-    origins = {out.get_name(): getattr(out.node, "origin_node", None) for out in outputs}
-    for out in outputs:  # a buffer that another one changes only has the value of its node after that
-        for changed in out.get_mutations():
-            origins[out.get_name()] = origins[out.get_name()] or origins.get(changed)
-            origins[changed] = None
-    for name, origin in origins.items():
-        if origin is not None:
-            found.values.setdefault(name, origin.name)
+def _lowered(found: Lowering, outer: Part) -> Lowered:
+    module, code = found.modules.get(id(outer.handler), (None, ""))
+    result = Lowered(module, code, [], [str(name) for name in outer.handler.graph_inputs])
+    for part in found.parts:
+        result.nodes.extend(part.nodes)
+        for node in part.fx:
+            result.fx.setdefault(node.name, node)
+        for name, node in part.values().items():
+            result.values.setdefault(name, node.name)
+    return result

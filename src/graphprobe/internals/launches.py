@@ -51,6 +51,8 @@ class Launching:
         args, kwargs: what it was called with.
     """
 
+    __slots__ = ("_frame", "_function", "args", "kind", "kwargs", "line", "name")
+
     def __init__(
         self, name: str, kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, frame: Any
     ) -> None:
@@ -86,11 +88,16 @@ def _describe(value: Any) -> str:
 
 
 class LaunchTap:
-    """Records the launches that this thread makes through one generated module while `recording()` is entered."""
+    """Records the launches that this thread makes through one generated module while `recording()` is entered.
+
+    Several may record on one thread at once, and each sees every launch: the one that was entered first stands
+    outermost, and what it runs goes through the next. One that is entered again meanwhile still sees a launch once.
+    """
 
     def __init__(self, module: ModuleType, code: str, *, around: Around | None = None) -> None:
-        """With `around` every launch goes through it, at the same place and with the same arguments."""
+        """With `around` every launch goes through it, with the same arguments, and `launches` stays empty."""
         self._module = module
+        self._names = vars(module)
         self._around = around
         self._kernels = [name for name in kernel_names(code) if name in vars(module)]
         self._buffers = buffers_by_line(code)
@@ -104,23 +111,22 @@ class LaunchTap:
             stand_ins = _in_place.get(id(self._module))
             if stand_ins is None:
                 stand_ins = _in_place[id(self._module)] = _StandIns(self._module, self._kernels)
-            before = stand_ins.enter(self)
+            entered = stand_ins.enter(self)
         try:
             yield
         finally:
             with _entering:
-                if stand_ins.leave(before):
+                if entered and stand_ins.leave(self):
                     del _in_place[id(self._module)]
 
     def call(self, name: str, kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         frame = self._calling_frame()
+        if self._around is not None:
+            return self._around(Launching(name, kind, function, args, kwargs, frame))
         line = frame.f_lineno
         start = time.perf_counter_ns()
-        if self._around is None:
-            with unseen:
-                result = function(*args, **kwargs)
-        else:
-            result = self._around(Launching(name, kind, function, args, kwargs, frame))
+        with unseen:
+            result = function(*args, **kwargs)
         elapsed = time.perf_counter_ns() - start
         described = tuple(_describe(a) for a in args) + tuple(f"{k}={_describe(v)}" for k, v in kwargs.items())
         self.launches.append(
@@ -133,8 +139,9 @@ class LaunchTap:
         return self._buffers.get(launch.line, ())
 
     def _calling_frame(self) -> FrameType:
+        names = self._names
         frame = sys._getframe(3)
-        while frame.f_back is not None and frame.f_globals is not vars(self._module):
+        while frame.f_globals is not names and frame.f_back is not None:
             frame = frame.f_back
         return frame
 
@@ -155,7 +162,8 @@ class _StandIns:
     """The recording names in one module's globals, for as long as at least one thread records."""
 
     def __init__(self, module: ModuleType, kernels: list[str]) -> None:
-        self._taps: dict[int, LaunchTap] = {}
+        self._taps: dict[int, tuple[LaunchTap, ...]] = {}
+        """By thread, the outermost first."""
         self._names = vars(module)
         names = self._names
         kept = {name: names[name] for name in (*kernels, *OP_NAMESPACES, EXTERN, "torch") if name in names}
@@ -170,30 +178,48 @@ class _StandIns:
         if "torch" in kept:
             names["torch"] = _Torch(self, kept["torch"])
 
-    def enter(self, tap: LaunchTap) -> LaunchTap | None:
-        """Record this thread's launches with `tap`; returns the one that did so before."""
+    def enter(self, tap: LaunchTap) -> bool:
+        """Record this thread's launches with `tap` as well; False when it does so already."""
         thread = threading.get_ident()
-        before = self._taps.get(thread)
-        self._taps[thread] = tap
-        return before
+        before = self._taps.get(thread, ())
+        if tap in before:
+            return False
+        self._taps[thread] = (*before, tap)
+        return True
 
-    def leave(self, before: LaunchTap | None) -> bool:
+    def leave(self, tap: LaunchTap) -> bool:
         """The end of `enter`. True when nobody is left and the real names are back."""
-        if before is not None:
-            self._taps[threading.get_ident()] = before
+        thread = threading.get_ident()
+        left = tuple(other for other in self._taps[thread] if other is not tap)
+        if left:
+            self._taps[thread] = left
         else:
-            del self._taps[threading.get_ident()]
+            del self._taps[thread]
         if self._taps:
             return False
         self._names.update(self._kept)
         return True
 
     def call(self, name: str, kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        tap = self._taps.get(threading.get_ident())
-        if tap is None:
+        taps = self._taps.get(threading.get_ident())
+        if taps is None:
             with unseen:
                 return function(*args, **kwargs)
-        return tap.call(name, kind, function, args, kwargs)
+        for tap in taps[:0:-1]:
+            function = _Through(tap, name, kind, function)
+        return taps[0].call(name, kind, function, args, kwargs)
+
+
+class _Through:
+    """A launch as an outer tap runs it: through the next one."""
+
+    __slots__ = ("_function", "_kind", "_name", "_tap")
+
+    def __init__(self, tap: LaunchTap, name: str, kind: str, function: Callable[..., Any]) -> None:
+        self._tap, self._name, self._kind, self._function = tap, name, kind, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tap.call(self._name, self._kind, self._function, args, kwargs)
 
 
 class _Kernel:

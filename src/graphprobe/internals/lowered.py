@@ -1,11 +1,10 @@
-"""Keeps what Inductor made of a graph: its IR, its scheduler's nodes, and the module that it generated."""
+"""A graph as Inductor lowered it, whose generated code and IR can be asked, and run again in plain torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -14,15 +13,11 @@ import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import V
 
-from graphprobe.errors import UnsupportedTorchError
-from graphprobe.internals.inductor_ir import ir_graph
 from graphprobe.internals.ir_eval_buffers import Buffers
 from graphprobe.internals.ir_eval_index import NotEvaluated, numbers
 from graphprobe.internals.ir_records import IRNode
+from graphprobe.internals.lowering import Part, watched
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.require import require
-
-PURPOSE = "looking into generated kernels"
 
 
 @dataclass(frozen=True)
@@ -59,15 +54,16 @@ class LoweredGraph:
         inputs: names of the graph's inputs in generated code.
     """
 
-    def __init__(self, handler: Any, module: ModuleType) -> None:
+    def __init__(self, part: Part, module: ModuleType, code: str) -> None:
+        handler = part.handler
         self.ir = handler
         self.final: Any = handler.module
         self.module = module
-        self.code = Path(str(module.__file__)).read_text("utf-8")
+        self.code = code
         self.inputs = tuple(str(name) for name in handler.graph_input_names)
-        with V.set_graph_handler(handler):
-            self.nodes: tuple[IRNode, ...] = ir_graph(handler.scheduler.nodes).nodes
-        self._changes = {out.name: out.mutates for node in self.nodes for out in node.outputs if out.mutates}
+        self.nodes: tuple[IRNode, ...] = part.nodes
+        self._part = part
+        self._changes = {buffer.name: buffer.mutates for buffer in part.buffers if buffer.mutates}
 
     def outputs(self) -> frozenset[str]:
         """Names of the buffers that leave the graph: what it returns and what it writes to."""
@@ -87,16 +83,7 @@ class LoweredGraph:
         if buffer in self.inputs:
             places = [node for node in self.final.graph.nodes if node.op == "placeholder"]
             return places[self.inputs.index(buffer)]
-        changed = {name: by for by, names in self._changes.items() for name in names}
-        if buffer in changed:
-            return None  # it gets the value of its node by being changed
-        own = self._origin(buffer)
-        of_changed = (self._origin(name) for name in self._changes.get(buffer, ()) if changed[name] == buffer)
-        return own or next((node for node in of_changed if node is not None), None)
-
-    def _origin(self, buffer: str) -> Any:
-        found = self.ir.try_get_buffer(buffer)
-        return None if found is None or isinstance(found, torch.Tensor) else origin_of(found)
+        return self._part.values().get(buffer)
 
     def memory_of(self, buffer: str) -> str:
         """The buffer or graph input whose memory a buffer writes into; itself where it has its own."""
@@ -216,22 +203,6 @@ class LoweredGraph:
         return values, lost
 
 
-def origin_of(buffer: Any) -> Any:
-    """The FX node that a buffer of Inductor's IR stands for, or None.
-
-    Raises:
-        UnsupportedTorchError: neither `get_origin_node` nor `origin_node` is there.
-    """
-    if hasattr(buffer, "get_origin_node"):
-        return buffer.get_origin_node()
-    if hasattr(buffer, "origin_node"):
-        return buffer.origin_node
-    raise UnsupportedTorchError(
-        f"torch {torch.__version__}: a {type(buffer).__name__} of Inductor's IR does not tell its FX node",
-        hint="graphprobe supports torch 2.11 to 2.15",
-    )
-
-
 @contextmanager
 def watched_lowering() -> Iterator[list[LoweredGraph]]:
     """The graphs that Inductor compiles to Python modules in this block, in order; caches must be off.
@@ -239,18 +210,12 @@ def watched_lowering() -> Iterator[list[LoweredGraph]]:
     Raises:
         UnsupportedTorchError: torch has no such place to look at.
     """
-    lowering = require("torch._inductor.graph", "GraphLowering", purpose=PURPOSE)
-    original: Callable[..., Any] = require("torch._inductor.graph", "GraphLowering.compile_to_module", purpose=PURPOSE)
     found: list[LoweredGraph] = []
 
-    def compile_to_module(self: Any, *args: Any, **kwargs: Any) -> Any:
-        module = original(self, *args, **kwargs)
-        if isinstance(module, ModuleType):
-            found.append(LoweredGraph(self, module))
-        return module
+    def keep(part: Part, module: ModuleType, code: str) -> None:
+        found.append(LoweredGraph(part, module, code))
 
-    lowering.compile_to_module = compile_to_module
-    try:
+    with watched(all_threads=True, done=keep) as lowering:
         yield found
-    finally:
-        lowering.compile_to_module = original
+    if lowering.error is not None:
+        raise lowering.error

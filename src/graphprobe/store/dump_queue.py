@@ -10,6 +10,12 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+BATCH = 64
+"""Most items that are written together."""
+
+SMALL_BYTES = 16 * 1024
+"""What is larger is written at once, and by itself."""
+
 
 class ByteQueue(Generic[T]):
     """First in, first out; holds `max_bytes` and `max_items` at most, the item being worked on included.
@@ -27,9 +33,14 @@ class ByteQueue(Generic[T]):
         self._used_items = 0
         self._items: deque[tuple[T, int]] = deque()
         self._closed = False
-        lock = threading.RLock()
+        self._lock = lock = threading.RLock()
         self._room = threading.Condition(lock)
         self._work = threading.Condition(lock)
+        self._more = threading.Condition(lock)
+        self._waiting = 0
+        """Threads that want the queue to get empty, or for which there is no room: no reason to linger."""
+        self._large = 0
+        """Items in the queue that are not small: no reason to linger either."""
 
     def reserve(self, size_bytes: int, *, wait: bool) -> bool:
         """Make room for an item that `put` or `give_back` follows on; False when there is none, or after `close`."""
@@ -38,43 +49,82 @@ class ByteQueue(Generic[T]):
                 if not wait:
                     return False
                 began_ns = time.perf_counter_ns()
-                self._room.wait_for(lambda: self._closed or self._has_room(size_bytes))
+                self._wait_for(lambda: self._closed or self._has_room(size_bytes), None)
                 self.blocked_ns += time.perf_counter_ns() - began_ns
             if self._closed:
                 return False
             self._used_bytes += size_bytes
             self._used_items += 1
-            self.peak_bytes = max(self.peak_bytes, self._used_bytes)
+            if self._used_bytes > self.peak_bytes:
+                self.peak_bytes = self._used_bytes
             return True
+
+    def add(self, make: Callable[[], T], size_bytes: int, *, wait: bool) -> T | None:
+        """`reserve` and `put` in one; None where either would have failed."""
+        with self._lock:
+            if not self._closed and self._has_room(size_bytes):
+                self._used_bytes += size_bytes
+                self._used_items += 1
+                if self._used_bytes > self.peak_bytes:
+                    self.peak_bytes = self._used_bytes
+                return self._append(make, size_bytes)
+            return self.put(make, size_bytes) if self.reserve(size_bytes, wait=wait) else None
 
     def put(self, make: Callable[[], T], size_bytes: int) -> T | None:
         """Add what `make` returns, which is called under the lock, and return it; None after `close`."""
-        with self._work:
+        with self._lock:
             if self._closed:
                 self.give_back(size_bytes)
                 return None
-            item = make()
-            self._items.append((item, size_bytes))
+            return self._append(make, size_bytes)
+
+    def _append(self, make: Callable[[], T], size_bytes: int) -> T:
+        item = make()
+        self._items.append((item, size_bytes))
+        self._large += size_bytes > SMALL_BYTES
+        waiting = len(self._items)
+        if waiting == 1:
             self._work.notify()
-            return item
+        elif size_bytes > SMALL_BYTES or waiting == BATCH:
+            self._more.notify()
+        return item
 
     def get(self) -> tuple[T, int] | None:
         """The next item and its size, when there is one; None when the queue is closed and empty."""
         with self._work:
             self._work.wait_for(lambda: self._items or self._closed)
-            return self._items.popleft() if self._items else None
+            return self._pop() if self._items else None
 
-    def give_back(self, size_bytes: int) -> None:
-        """Free what an item took, once it is dealt with."""
+    def get_batch(self, linger_s: float) -> list[tuple[T, int]]:
+        """The next items when there are some; none when the queue is closed and empty.
+
+        An item that is not small comes alone. Of small ones, those that come within `linger_s` after the first are
+        waited for, up to `BATCH`, unless somebody waits for the queue.
+        """
+        with self._work:
+            self._work.wait_for(lambda: self._items or self._closed)
+            if linger_s and self._lingers():
+                self._more.wait_for(lambda: not self._lingers(), linger_s)
+            found: list[tuple[T, int]] = []
+            while self._items and len(found) < BATCH:
+                if found and self._items[0][1] > SMALL_BYTES:
+                    break
+                found.append(self._pop())
+                if found[-1][1] > SMALL_BYTES:
+                    break
+            return found
+
+    def give_back(self, size_bytes: int, items: int = 1) -> None:
+        """Free what an item took, or several together, once it is dealt with."""
         with self._room:
             self._used_bytes -= size_bytes
-            self._used_items -= 1
+            self._used_items -= items
             self._room.notify_all()
 
     def wait_until_empty(self, timeout_s: float | None) -> bool:
         """Wait until everything is dealt with; False when that took longer."""
         with self._room:
-            return self._room.wait_for(lambda: self._used_items == 0, timeout_s)
+            return self._wait_for(lambda: self._used_items == 0, timeout_s)
 
     def close(self) -> None:
         """Let nothing in any more; what is inside can still be got."""
@@ -82,14 +132,32 @@ class ByteQueue(Generic[T]):
             self._closed = True
             self._room.notify_all()
             self._work.notify_all()
+            self._more.notify_all()
 
     def abandon(self) -> int:
         """Drop what nobody has got yet, and say how many items that were."""
         with self._room:
             dropped = len(self._items)
             while self._items:
-                self.give_back(self._items.popleft()[1])
+                self.give_back(self._pop()[1])
             return dropped
+
+    def _wait_for(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait for room, without a writer that lingers meanwhile."""
+        self._waiting += 1
+        self._more.notify_all()
+        try:
+            return self._room.wait_for(done, timeout_s)
+        finally:
+            self._waiting -= 1
+
+    def _pop(self) -> tuple[T, int]:
+        item, size_bytes = self._items.popleft()
+        self._large -= size_bytes > SMALL_BYTES
+        return item, size_bytes
+
+    def _lingers(self) -> bool:
+        return not (self._closed or self._waiting or self._large) and 0 < len(self._items) < BATCH
 
     def _has_room(self, size_bytes: int) -> bool:
         if self._used_items == 0:

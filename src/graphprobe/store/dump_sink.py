@@ -7,30 +7,22 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from graphprobe.records import TensorStats
 from graphprobe.settings import text_from_size
 from graphprobe.store import dump_layout, layout
 from graphprobe.store.dump_append import AppendFile
 from graphprobe.store.dump_dtypes import stored_from_meta
+from graphprobe.store.dump_form import OpForm, encode_place
 from graphprobe.store.dump_format import encode_op, write_pieces
 from graphprobe.store.dump_pool import Array
-from graphprobe.store.dump_records import (
-    Argument,
-    DumpManifest,
-    DumpRecord,
-    DumpValue,
-    OpInfo,
-    Place,
-    Slot,
-    StatName,
-    view_from_buffer,
-)
-from graphprobe.store.dump_stats import HEADER, encode_row
+from graphprobe.store.dump_records import Data, DumpManifest, DumpRecord, Place, Slot, view_from_buffer
+from graphprobe.store.dump_stats import HEADER, RowNumbers
 from graphprobe.store.files import Budget, is_no_space
 from graphprobe.store.manifest import ManifestFile
 from graphprobe.store.schema import _json_from_value as json_from_value
@@ -40,27 +32,48 @@ _OPEN_STATS = 16
 """How many `stats.csv` are kept open; each call of a graph has its own."""
 
 
+Stats: TypeAlias = TensorStats | Callable[[], TensorStats] | None
+
+
 class Job(NamedTuple):
-    """One execution on its way to the disk."""
+    """One execution on its way to the disk.
+
+    Attributes:
+        data, stats: for each slot of the form, as in `DumpValue`; `data` is empty where no slot has any.
+        copies: arrays that go back to the pool of the writer afterwards.
+    """
 
     seq: int
     time_us: int
-    op: OpInfo
+    form: OpForm
     place: Place
-    values: tuple[DumpValue, ...]
-    arguments: tuple[Argument, ...]
-    notes: tuple[str, ...]
+    data: tuple[Data | None, ...]
+    stats: tuple[Stats, ...]
     stream_id: int
     copies: tuple[Array, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.form.op.op_name} (op {self.seq})"
+
 
 class Pieces(NamedTuple):
-    """What one job comes to: its record, the content of its file if it has one, its index line, and its rows."""
+    """What one job comes to: its file with its content, if it has one, its index line, and its rows."""
 
-    record: DumpRecord
+    file: str
     content: list[memoryview]
     line: bytes
     rows: bytes
+
+
+class _Together:
+    """Jobs with statistics only, encoded and not yet on disk."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.lines: list[bytes] = []
+        self.rows: list[bytes] = []
 
 
 class DumpSink:
@@ -81,14 +94,15 @@ class DumpSink:
         self._index = AppendFile(time_dir / dump_layout.INDEX)
         self._stats: dict[str, AppendFile] = {}
         self._folders: dict[Place, str] = {}
+        self._last: tuple[Place, tuple[AppendFile, bytes]] | None = None
         self._retry_at: float | None = None
         self._full_reason = ""
         self._temporary = (f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{number}" for number in itertools.count())
-        self._wanted: Collection[StatName] = frozenset(manifest.statistics)  # type: ignore[arg-type]
+        self._numbers = RowNumbers(frozenset(manifest.statistics))  # type: ignore[arg-type]
 
     def write(self, job: Job) -> bool:
         """Put one job on disk; False when it was not, and why is then counted."""
-        name = f"{job.op.op_name} (op {job.seq})"
+        name = job.name
         if self.refuses(name):
             return False
         try:
@@ -96,6 +110,28 @@ class DumpSink:
         except Exception as error:
             self._count_error(error, name)
             return False
+
+    def write_all(self, jobs: Sequence[Job]) -> None:
+        """Put jobs on disk in their order; rows and lines of those that follow each other go out together.
+
+        For the writing thread: a job costs itself at most, whatever it raises.
+        """
+        together = _Together()
+        for job in jobs:
+            if together.jobs and together.jobs[0].place is not job.place:
+                self._append_all(together)
+                together = _Together()
+            if not job.data and _has_all(job.stats) and self.stopped is None and self._retry_at is None:
+                with contextlib.suppress(Exception):  # `write` meets it again, and counts it
+                    self._encode(job, together)
+                    continue
+            self._append_all(together)
+            together = _Together()
+            try:
+                self.write(job)
+            except BaseException as error:
+                self.count(f"{type(error).__name__}: {error}", job.name)
+        self._append_all(together)
 
     def refuses(self, name: str) -> bool:
         """Whether nothing can be written now, which is then counted for the op `name`."""
@@ -139,6 +175,48 @@ class DumpSink:
             for file in (self._index, *self._stats.values()):
                 file.close()
 
+    def _encode(self, job: Job, together: _Together) -> None:
+        """Add the line and the rows of a job that has statistics only."""
+        form, numbers = job.form, (job.seq, job.time_us, job.stream_id)
+        line = form.line(*numbers, self._target(job.place)[1])
+        rows = form.rows(*numbers, job.stats, self._numbers)  # type: ignore[arg-type]
+        together.jobs.append(job)
+        together.lines.append(line)
+        together.rows.append(rows)
+
+    def _target(self, place: Place) -> tuple[AppendFile, bytes]:
+        """Where the statistics of a place go: the file, and what the index says of the two."""
+        if self._last is None or self._last[0] is not place:
+            folder = self._folder(place)
+            target = self._stats_file(folder), encode_place(place, f"{folder}/{dump_layout.STATS}")
+            self._last = (place, target)
+        return self._last[1]
+
+    def _append_all(self, together: _Together) -> None:
+        """Append rows and lines of jobs of one place, all or none; if that fails, one job after the other."""
+        if not together.jobs:
+            return
+        line, row = b"".join(together.lines), b"".join(together.rows)
+        stats = self._target(together.jobs[0].place)[0]
+        rows_bytes = stats.growth_bytes(row)
+        grown_bytes = self._index.growth_bytes(line) + rows_bytes
+        with self.lock:
+            taken = self._budget.take(grown_bytes)
+        try:
+            if not taken:
+                raise OSError
+            self._put(Pieces("", [], line, row), stats, rows_bytes)
+        except Exception:
+            with self.lock:
+                self._budget.give_back(grown_bytes if taken else 0)
+            for job in together.jobs:  # some may still be possible, and each that is not is counted
+                self.write(job)
+            return
+        with self.lock:
+            self.manifest.collected_bytes += grown_bytes
+            self.manifest.ops += len(together.jobs)
+            self.save(unless_newer_than_s=SAVE_SECONDS)
+
     def _write(self, job: Job, name: str) -> bool:
         folder = self._folder(job.place)
         pieces = self._pieces(job, folder)
@@ -167,7 +245,7 @@ class DumpSink:
 
     def _put(self, pieces: Pieces, stats: AppendFile | None, rows_bytes: int) -> None:
         """The file, then its rows, then its line: what the index names is there. An error takes the others back."""
-        path = f"{self.time_dir}/{pieces.record.file}"
+        path = f"{self.time_dir}/{pieces.file}"
         try:
             if pieces.content:
                 temporary = f"{path.rpartition('/')[0]}/{next(self._temporary)}"
@@ -195,12 +273,13 @@ class DumpSink:
 
     def _pieces(self, job: Job, folder: str) -> Pieces:
         """Get hold of every value and every statistic, and encode them; a value that fails is a gap in its slot."""
+        form = job.form
         slots, buffers, rows_of = [], [], []
-        for value in job.values:
-            slot, buffer = _slot(value)
+        for slot, data, known in zip(form.slots, job.data or (None,) * len(form.slots), job.stats, strict=True):
+            slot, buffer = _stored(slot, data)
             stats = None
             try:
-                stats = value.stats() if callable(value.stats) else value.stats
+                stats = known() if callable(known) else known
             except Exception as error:
                 slot = msgspec.structs.replace(slot, missing=f"statistics: {type(error).__name__}: {error}")
             slots.append(slot)
@@ -208,26 +287,29 @@ class DumpSink:
             if stats is not None:
                 rows_of.append((slot, stats))
             if slot.missing:
-                self.count(slot.missing, f"{slot.name} of {job.op.op_name} (op {job.seq})", noun="value")
-        only_stats = bool(rows_of) and all(value.data is None for value in job.values)
+                self.count(slot.missing, f"{slot.name} of {job.name}", noun="value")
+        only_stats = bool(rows_of) and all(data is None for data in job.data)
         name = dump_layout.STATS
         if not only_stats:
-            name = dump_layout.op_file(job.op.op_type, job.op.op_name, job.seq, job.time_us)
+            name = dump_layout.op_file(form.op.op_type, form.op.op_name, job.seq, job.time_us)
         record = DumpRecord(
             seq=job.seq,
             time_us=job.time_us,
-            op=job.op,
+            op=form.op,
             place=job.place,
             file=f"{folder}/{name}",
             stream_id=job.stream_id,
             slots=tuple(slots),
-            arguments=job.arguments,
-            notes=job.notes,
+            arguments=form.arguments,
+            notes=form.notes,
         )
-        rows = b"".join(encode_row(record, slot, stats, self._wanted) for slot, stats in rows_of)
+        rows = b""
+        if rows_of:
+            stated = OpForm(form.op, [slot for slot, _ in rows_of])
+            rows = stated.rows(job.seq, job.time_us, job.stream_id, [found for _, found in rows_of], self._numbers)
         text = json_from_value(record)
         content = [] if only_stats else encode_op(record, text, buffers)
-        return Pieces(record, content, text + b"\n", rows)
+        return Pieces(record.file, content, text + b"\n", rows)
 
     def _folder(self, place: Place) -> str:
         """The folder of `place`, relative to the time folder, made if need be; the time folder itself never is."""
@@ -247,6 +329,7 @@ class DumpSink:
         file = self._stats.pop(folder, None)
         if file is None:
             if len(self._stats) >= _OPEN_STATS:
+                self._last = None
                 self._stats.pop(next(iter(self._stats))).close()
             file = AppendFile(self.time_dir / folder / dump_layout.STATS, header=HEADER)
         self._stats[folder] = file
@@ -256,6 +339,7 @@ class DumpSink:
         reason = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
         with self.lock:
             self._folders.clear()
+            self._last = None
             if is_no_space(error):
                 self._retry_at = time.monotonic() + RETRY_SECONDS
                 self._full_reason = reason
@@ -263,14 +347,18 @@ class DumpSink:
             self.count(reason, name)
 
 
-def _slot(value: DumpValue) -> tuple[Slot, memoryview | None]:
-    """The slot of a value and its bytes; why there are none, if they cannot be had, stands in the slot."""
-    slot = Slot(value.name, value.side, value.meta)
-    if value.data is None:
+def _stored(slot: Slot, data: Data | None) -> tuple[Slot, memoryview | None]:
+    """The slot with what is stored of it, and the bytes; why there are none, if they cannot be had, stands in it."""
+    if data is None:
         return slot, None
     try:
-        buffer = view_from_buffer(value.data() if callable(value.data) else value.data)
-        stored, _, _ = stored_from_meta(value.meta.dtype, value.meta.shape, buffer.nbytes)
+        buffer = view_from_buffer(data() if callable(data) else data)
+        stored, _, _ = stored_from_meta(slot.meta.dtype, slot.meta.shape, buffer.nbytes)
     except Exception as error:
         return msgspec.structs.replace(slot, missing=f"{type(error).__name__}: {error}"), None
     return msgspec.structs.replace(slot, stored=stored, size_bytes=buffer.nbytes), buffer
+
+
+def _has_all(stats: Sequence[Stats]) -> bool:
+    """Whether there are statistics of every slot, at hand."""
+    return bool(stats) and all(type(one) is TensorStats for one in stats)

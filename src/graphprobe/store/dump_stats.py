@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import io
+import operator
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store.dump_records import STAT_FIELDS, DumpRecord, Slot, StatName
+from graphprobe.store.dump_records import STAT_FIELDS, DumpRecord, OpInfo, Slot, StatName
 
 COLUMNS: tuple[str, ...] = (
     "Op Type",
@@ -56,29 +57,49 @@ class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
+class RowNumbers:
+    """The columns of statistics that are wanted, as text."""
+
+    __slots__ = ("_get", "_one", "_template")
+
+    def __init__(self, wanted: Collection[StatName]) -> None:
+        fields = [field for name, field in STAT_FIELDS.items() if name in wanted]
+        self._template = ",".join("%s" if name in wanted else "" for name in STAT_FIELDS)
+        self._get = operator.attrgetter(*fields) if fields else None
+        self._one = len(fields) == 1
+
+    def text(self, stats: TensorStats) -> str:
+        """The columns, with commas between them; a float in as many digits as it takes to get it back."""
+        if self._get is None:
+            return self._template
+        found = self._get(stats)
+        values = (found,) if self._one else found
+        return self._template % tuple(["" if value is None else repr(value) for value in values])
+
+
+class RowForm:
+    """What the rows of a slot have in common."""
+
+    __slots__ = ("_after", "_before", "_middle")
+
+    def __init__(self, op: OpInfo, slot: Slot) -> None:
+        meta = slot.meta
+        self._before = _fields(op.op_type, op.op_name)
+        self._middle = _fields(slot.side, slot.name, meta.dtype, format_from_meta(meta), meta.shape)
+        self._after = _fields(op.source, op.engine)
+
+    def text(self, execution: str, stats: TensorStats, numbers: RowNumbers) -> str:
+        """A row with its line end; `execution` is number, stream and time, with commas between them."""
+        return f"{self._before},{execution},{self._middle},{numbers.text(stats)},{self._after},{stats.digest}\r\n"
+
+
 def encode_row(record: DumpRecord, slot: Slot, stats: TensorStats, wanted: Collection[StatName]) -> bytes:
     """The row of one slot, its line end included; columns that are not in `wanted` stay empty.
 
     A line end inside a name becomes `\\r` or `\\n` in letters: a row is always one line, so that a torn one shows.
     """
-    op, meta = record.op, slot.meta
-    fields: list[object] = [
-        op.op_type,
-        op.op_name,
-        record.seq,
-        record.stream_id,
-        record.time_us,
-        slot.side,
-        slot.name,
-        meta.dtype,
-        format_from_meta(meta),
-        meta.shape,
-    ]
-    for name, field in STAT_FIELDS.items():
-        value = getattr(stats, field) if name in wanted else None
-        fields.append("" if value is None else value)
-    fields += [op.source, op.engine, stats.digest]
-    return (",".join(map(_field, fields)) + "\r\n").encode("utf-8", "backslashreplace")
+    execution = f"{record.seq},{record.stream_id},{record.time_us}"
+    return RowForm(record.op, slot).text(execution, stats, RowNumbers(wanted)).encode("utf-8", "backslashreplace")
 
 
 def format_from_meta(meta: TensorMeta) -> str:
@@ -144,9 +165,13 @@ def _decode_row(line: str) -> StatsRow:
     )
 
 
+def _fields(*values: object) -> str:
+    """Fields as RFC 4180 wants them, with commas between them."""
+    return ",".join(map(_field, values))
+
+
 def _field(value: object) -> str:
-    """One field as RFC 4180 wants it; a float in as many digits as it takes to get it back."""
-    text = repr(value) if isinstance(value, float) else str(value)
+    text = str(value)
     if not text.isprintable():
         text = text.translate(_LINE_ENDS)
     return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text

@@ -15,17 +15,21 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import UsageError
+from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.dump_dtypes import size_from_meta
+from graphprobe.store.dump_form import OpForm
 from graphprobe.store.dump_layout import claim_time_folder
 from graphprobe.store.dump_pool import Array, CopyPool
 from graphprobe.store.dump_queue import ByteQueue
 from graphprobe.store.dump_records import (
     STAT_FIELDS,
     Argument,
+    Data,
     DumpManifest,
     DumpValue,
     OpInfo,
     Place,
+    Slot,
     WhenFull,
     view_from_buffer,
 )
@@ -34,6 +38,9 @@ from graphprobe.store.manifest import RESERVE_BYTES, ManifestFile
 
 QUEUE_BYTES = 128 * 1024 * 1024
 QUEUE_OPS = 1024
+
+LINGER_S = 0.002
+"""How long the writing thread waits for more small ops to write together, in seconds."""
 
 _VALUE_OVERHEAD_BYTES = 512
 """What a value without data, or one of unknown size, is taken for in the queue."""
@@ -58,6 +65,7 @@ class DumpWriter:
         self._pool = CopyPool(sink.manifest.queue_bytes)
         self._queue: ByteQueue[Job] | None = None
         self._thread: threading.Thread | None = None
+        self._thread_id: int | None = None
         if sink.manifest.queue_bytes:
             self._queue = ByteQueue(sink.manifest.queue_bytes, sink.manifest.queue_ops)
             self._thread = threading.Thread(target=self._work, name="graphprobe-dump", daemon=True)
@@ -168,9 +176,39 @@ class DumpWriter:
         if self._closed or os.getpid() != self._pid:
             return None
         try:
-            return self._submit(op, place, tuple(values), tuple(arguments), tuple(notes), stream_id, copy, time_ns)
+            form = OpForm(op, [Slot(value.name, value.side, value.meta) for value in values], arguments, notes)
+            data = tuple(value.data for value in values)
+            stats = tuple(value.stats for value in values)
+            return self._submit(form, place, data, stats, stream_id, copy, time_ns)
         except Exception as error:
             self._sink.count(f"{type(error).__name__}: {error}", str(getattr(op, "op_name", op)))
+            return None
+
+    def submit_form(
+        self,
+        form: OpForm,
+        place: Place,
+        *,
+        data: tuple[Data | None, ...] = (),
+        stats: tuple[TensorStats | Callable[[], TensorStats] | None, ...] = (),
+        stream_id: int = 0,
+    ) -> int | None:
+        """`submit` for an op that runs again and again: hand in one form, and one place a call, each time.
+
+        Args:
+            form, place: what ran, and which folder it belongs to.
+            data, stats: for each slot of the form, as in `DumpValue`; empty where no slot has any.
+            stream_id: of the device.
+
+        Returns:
+            As `submit`.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return None
+        try:
+            return self._submit(form, place, data, stats or (None,) * len(form.slots), stream_id, False, None)
+        except Exception as error:
+            self._sink.count(f"{type(error).__name__}: {error}", form.op.op_name)
             return None
 
     def note(self, text: str) -> None:
@@ -229,75 +267,90 @@ class DumpWriter:
 
     def _submit(
         self,
-        op: OpInfo,
+        form: OpForm,
         place: Place,
-        values: tuple[DumpValue, ...],
-        arguments: tuple[Argument, ...],
-        notes: tuple[str, ...],
+        data: tuple[Data | None, ...],
+        stats: tuple[TensorStats | Callable[[], TensorStats] | None, ...],
         stream_id: int,
         copy: bool,
         time_ns: int | None,
     ) -> int | None:
         time_us = (time.time_ns() if time_ns is None else time_ns) // 1000
         if self._sink.stopped is not None:
-            self._sink.refuses(op.op_name)
+            self._sink.refuses(form.op.op_name)
             return None
+        if all(one is None for one in data):
+            data = ()
 
-        def make(held: tuple[DumpValue, ...] = values, copies: tuple[Array, ...] = ()) -> Job:
+        def make(held: tuple[Data | None, ...] = data, copies: tuple[Array, ...] = ()) -> Job:
             seq, self._seq = self._seq, self._seq + 1
-            return Job(seq, time_us, op, place, held, arguments, notes, stream_id, copies)
+            return Job(seq, time_us, form, place, held, stats, stream_id, copies)
 
         if self._queue is None:
             with self._write_lock:
                 job = make()
                 return job.seq if self._sink.write(job) else None
-        return self._enqueue(self._queue, make, values, op, copy)
+        return self._enqueue(self._queue, make, form, data, copy)
 
     def _enqueue(
         self,
         queue: ByteQueue[Job],
-        make: Callable[[tuple[DumpValue, ...], tuple[Array, ...]], Job],
-        values: tuple[DumpValue, ...],
-        op: OpInfo,
+        make: Callable[..., Job],
+        form: OpForm,
+        data: tuple[Data | None, ...],
         copy: bool,
     ) -> int | None:
-        size_bytes = sum(map(_size, values))
+        size_bytes = _size(form, data)
         # The writing thread would wait for itself; it comes here when the function for a value runs a dumped op.
-        own = threading.current_thread() is self._thread
-        if not queue.reserve(size_bytes, wait=self._block and not own):
-            self._sink.count("the queue had no room" if not self._closed else "the dump was closed", op.op_name)
-            return None
+        wait = self._block and threading.get_ident() != self._thread_id
         copies: list[Array] = []
-        try:
-            held = tuple(self._copied(value, copies) for value in values) if copy else values
-        except BaseException:
-            queue.give_back(size_bytes)
-            raise
-        job = queue.put(lambda: make(held, tuple(copies)), size_bytes)
-        return None if job is None else job.seq
+        job: Job | None
+        if not copy or not data:
+            job = queue.add(make, size_bytes, wait=wait)
+        elif not queue.reserve(size_bytes, wait=wait):
+            job = None
+        else:
+            try:
+                held = tuple(self._copied(one, copies) for one in data)
+            except BaseException:
+                queue.give_back(size_bytes)
+                raise
+            job = queue.put(lambda: make(held, tuple(copies)), size_bytes)
+            if job is None:
+                return None
+        if job is None:
+            self._sink.count("the queue had no room" if not self._closed else "the dump was closed", form.op.op_name)
+            return None
+        return job.seq
 
-    def _copied(self, value: DumpValue, copies: list[Array]) -> DumpValue:
-        if value.data is None or callable(value.data):
-            return value
-        view = view_from_buffer(value.data)
+    def _copied(self, data: Data | None, copies: list[Array]) -> Data | None:
+        if data is None or callable(data):
+            return data
+        view = view_from_buffer(data)
         if not view.nbytes:
-            return value
+            return data
         copies.append(self._pool.copy(view))
-        return value._replace(data=copies[-1])
+        return copies[-1]
 
     def _work(self) -> None:
         """The writing thread. Keeps no job alive while it waits for the next."""
         queue = self._queue
-        while queue is not None and (item := queue.get()) is not None:
-            job, size_bytes = item
+        self._thread_id = threading.get_ident()
+        while queue is not None and (batch := queue.get_batch(LINGER_S)):
+            jobs = [job for job, _ in batch]
+            size_bytes = sum(size for _, size in batch)
             try:
-                self._sink.write(job)
-                self._pool.give_back(job.copies)
+                self._sink.write_all(jobs)
+                for job in jobs:
+                    if job.copies:
+                        self._pool.give_back(job.copies)
             except BaseException as error:  # MemoryError and its like: the thread must live on
-                self._sink.count(f"{type(error).__name__}: {error}", job.op.op_name)
+                self._sink.count(f"{type(error).__name__}: {error}", jobs[0].form.op.op_name)
             finally:
-                del item, job
-                queue.give_back(size_bytes)
+                items = len(batch)
+                job = None  # type: ignore[assignment]
+                del batch, jobs
+                queue.give_back(size_bytes, items)
 
     def _save(self) -> None:
         with self._sink.lock:
@@ -310,10 +363,16 @@ class DumpWriter:
             self._sink.manifest.queue_peak_bytes = self._queue.peak_bytes
 
 
-def _size(value: DumpValue) -> int:
-    """What a value takes in the queue."""
-    if value.data is None:
+def _size(form: OpForm, data: tuple[Data | None, ...]) -> int:
+    """What an execution takes in the queue."""
+    if not data:
+        return _VALUE_OVERHEAD_BYTES * len(form.slots)
+    return sum(_size_of(one, slot.meta) for one, slot in zip(data, form.slots, strict=True))
+
+
+def _size_of(data: Data | None, meta: TensorMeta) -> int:
+    if data is None:
         return _VALUE_OVERHEAD_BYTES
-    if not callable(value.data):
-        return value.data.nbytes if isinstance(value.data, np.ndarray | memoryview) else len(value.data)
-    return size_from_meta(value.meta.dtype, value.meta.shape) or _VALUE_OVERHEAD_BYTES
+    if not callable(data):
+        return data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)
+    return size_from_meta(meta.dtype, meta.shape) or _VALUE_OVERHEAD_BYTES

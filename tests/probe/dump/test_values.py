@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from graphprobe.engine.tensor_stats import stats_of
+from graphprobe.probe.dump import memo
 from graphprobe.probe.dump.memo import StatsMemo
-from graphprobe.probe.dump.tensors import dump_value
+from graphprobe.probe.dump.tensors import dump_value, meta_of
 from graphprobe.store.dump_pool import CopyPool
 from graphprobe.store.dump_reader import DumpedOp
 
@@ -181,25 +182,32 @@ def test_statistics_are_of_the_moment(backend: str, dumping: Any) -> None:
     assert stats_of(before).digest not in product
 
 
-def test_statistics_are_computed_once_until_the_memory_is_written_to() -> None:
-    memo, pool, made = StatsMemo(), CopyPool(0), []
+def test_statistics_are_computed_once_until_the_memory_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, made = StatsMemo(), []
+
+    def counted(x: torch.Tensor) -> Any:
+        made.append(x)
+        return stats_of(x)
 
     def stats(x: torch.Tensor) -> Any:
-        def make() -> Any:
-            made.append(x)
-            return dump_value("input.0", "input", x, stats=True, pool=pool)
+        return known.stats(x, meta_of(x))
 
-        return memo.value("input.0", "input", x, make).stats
-
+    monkeypatch.setattr(memo, "stats_of_plain", counted)
+    monkeypatch.setattr(memo, "live_stats", counted)
     x = torch.ones(4)
     assert stats(x).max == stats(x).max == 1.0
     assert len(made) == 1
     assert stats(x[:2]).count == 2, "a view is another value"
+    assert stats(x.view(torch.int32)).max == 0x3F800000, "so is another dtype"
+    assert stats(x.view(2, 2)) is stats(x) and stats(x.view(2, 2).t()) is not stats(x), "not another shape of all of it"
     x.fill_(3)
-    memo.written([x[1:]])
+    known.written([x[1:]])
     assert stats(x).max == 3.0
     assert stats(torch.ones(0)).count == 0
-    assert len(made) == 4
+    assert len(made) == 6
+    negative = torch.ones(4, dtype=torch.complex64).mul_(1j).conj().imag
+    assert negative.is_neg() and stats(negative).max == -1.0
+    assert stats(torch._neg_view(negative)).max == 1.0, "the same memory shows another value"
 
 
 @pytest.mark.cuda

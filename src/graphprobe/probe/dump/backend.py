@@ -12,12 +12,14 @@ from graphprobe.errors import SettingError
 from graphprobe.internals.aot_backends import aot_compile
 from graphprobe.internals.backends import inductor_with_mode, lookup
 from graphprobe.internals.dump_taps import compile_id, inductor_graphs, names_under_compile, uses_cuda_graphs
+from graphprobe.internals.eager_ops import compiled_graph
 from graphprobe.internals.stages import post_grad_graph
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.instrument import compile_instrumented
 from graphprobe.probe.dump.interpreter import boxed, interpreted
 from graphprobe.probe.dump.kernel import compile_watched
 from graphprobe.probe.dump.model import DumpModel
+from graphprobe.probe.dump.observers import begin_single_ops
 from graphprobe.probe.dump.session import DumpSession
 from graphprobe.probe.dump.sessions import session_for
 from graphprobe.records import Direction
@@ -70,12 +72,15 @@ class DumpBackend:
         # The eager backends run these very graphs; in the place of compiled code they change the rounding.
         self._perturbs = self.engine == "interpreter" and (name, self.stage) not in _UNCHANGED
         self._opened = session_for(plan)
+        begin_single_ops(self._opened)
 
     @property
     def session(self) -> DumpSession:
         """The dump; a new one when the last was closed."""
         if self._opened.closed:
             self._opened = session_for(self.plan)
+            if self.plan.single_ops:  # torch is compiling, which is no moment to begin
+                self._opened.note("dump_op_switch: ops outside compiled graphs are watched from the next backend on")
         return self._opened
 
     def __call__(
@@ -103,12 +108,17 @@ class DumpBackend:
         compile_graph = ENGINES[self.engine]
         with unseen:
             if self.stage == "dynamo":
-                return interpreted(model, "pre_grad", gm, perturbs=self._perturbs)
+                whole: Compiled = self._hidden(interpreted(model, "pre_grad", gm, perturbs=self._perturbs))
+                return whole
             if self.stage == "aot":
-                return _through_aot(model, gm, example_inputs, self._perturbs)
+                return _through_aot(model, gm, example_inputs, self._perturbs, self._hidden)
 
             def inner(graph: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Any:
-                return compile_graph(model, graph, inputs, settings)
+                output = compile_graph(model, graph, inputs, settings)
+                if callable(getattr(output, "current_callable", None)):
+                    output.current_callable = self._hidden(output.current_callable)
+                    return output
+                return self._hidden(output)
 
             return inductor_graphs(gm, example_inputs, mode=mode, options=options, inner=inner)
 
@@ -124,6 +134,18 @@ class DumpBackend:
         compiled: Compiled = inductor_with_mode(mode)(gm, example_inputs, options=options)
         return compiled
 
+    def _hidden(self, run: Any) -> Any:
+        """What runs a graph, so that its ops are not taken for ops outside compiled graphs as well."""
+        if not self.plan.single_ops or not callable(run):
+            return run
+
+        def call(*args: Any) -> Any:
+            with unseen, compiled_graph():
+                return run(*args)
+
+        call.__dict__.update(getattr(run, "__dict__", {}))
+        return call
+
     def _say_what_is_run(self, session: DumpSession) -> None:
         if self.stage == "dynamo":
             session.note("the interpreter runs Dynamo's graphs: gradients are autograd's, and have no ops to dump")
@@ -131,11 +153,17 @@ class DumpBackend:
             session.note(f"the interpreter runs the {self.stage} graphs in the place of what {self.__name__} compiles")
 
 
-def _through_aot(model: DumpModel, gm: GraphModule, example_inputs: Sequence[Any], perturbs: bool) -> Compiled:
+def _through_aot(
+    model: DumpModel,
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    perturbs: bool,
+    hidden: Callable[[Compiled], Compiled],
+) -> Compiled:
     def compiler(direction: Direction) -> Callable[[GraphModule, Any], Compiled]:
         def compile_graph(graph: GraphModule, inputs: Any) -> Compiled:
             trains = direction == "forward"
-            return boxed(interpreted(model, direction, graph, perturbs=perturbs, trains=trains))
+            return hidden(boxed(interpreted(model, direction, graph, perturbs=perturbs, trains=trains)))
 
         return compile_graph
 

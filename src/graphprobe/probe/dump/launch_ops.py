@@ -24,28 +24,31 @@ from graphprobe.store.dump_records import OpInfo
 Arguments = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class LaunchOp:
     """A launch of a wrapper: the op, and the line it is on."""
 
-    op: GraphOp
-    line: int
-    io: LaunchIO
+    __slots__ = ("_buffers", "_reads", "_writes", "line", "op")
+
+    def __init__(self, op: GraphOp, io: LaunchIO) -> None:
+        self.op = op
+        self.line = io.line
+        self._reads = [(f"input.{index}", use) for index, use in enumerate(io.reads)]
+        self._writes = [(f"output.{index}", use) for index, use in enumerate(io.writes)]
+        self._buffers = frozenset(use.position for use in (*io.reads, *io.writes))
 
     def inputs(self, args: Arguments, kwargs: Mapping[str, Any]) -> Values:
         """The buffers it is about to read, and its arguments that are no buffers."""
-        found = [(f"input.{i}", _taken(use, args, kwargs)) for i, use in enumerate(self.io.reads)]
-        buffers = {use.position for use in (*self.io.reads, *self.io.writes)}
+        found = [(slot, _taken(use, args, kwargs)) for slot, use in self._reads]
+        buffers = self._buffers
         found += [(f"arg.{i}", value) for i, value in enumerate(args) if i not in buffers]
         return found + [(f"arg.{name}", value) for name, value in kwargs.items() if name not in buffers]
 
     def outputs(self, args: Arguments, kwargs: Mapping[str, Any], result: Any) -> Values:
         """The buffers it has written."""
-        found = []
-        for index, use in enumerate(self.io.writes):
-            value = _taken(use, args, kwargs) if use.result is None else _inside(result, use.result)
-            found.append((f"output.{index}", value))
-        return found
+        return [
+            (slot, _taken(use, args, kwargs) if use.result is None else _inside(result, use.result))
+            for slot, use in self._writes
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def ops_of_code(lowered: Lowered, direction: Direction) -> CodeOps:
         scoped = any(is_scoped(lowered.fx[name]) for name in info.fx_nodes)
         notes = _notes(io, lowered.values)
         op = GraphOp(index, info, facts, reads_data=reads, notes=notes, scoped=scoped, traits=traits[number])
-        found.append(LaunchOp(op, io.line, io))
+        found.append(LaunchOp(op, io))
     return CodeOps(data, found)
 
 
@@ -175,7 +178,7 @@ def _taken(use: Use, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
         value = kwargs.get(use.position)
     else:
         value = args[use.position] if use.position is not None and use.position < len(args) else None
-    return _inside(value, use.path)
+    return _inside(value, use.path) if use.path else value
 
 
 def _inside(value: Any, path: Sequence[int]) -> Any:

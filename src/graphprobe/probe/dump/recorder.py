@@ -4,21 +4,70 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any, NamedTuple
 
 from graphprobe.dump_plan import Chosen, DumpPlan, ModelEntry, OpChooser
-from graphprobe.probe.dump.memo import StatsMemo
+from graphprobe.probe.dump.memo import Stats, StatsMemo
 from graphprobe.probe.dump.model import DumpGraph, DumpModel
 from graphprobe.probe.dump.ops import GraphOp, OpExecution, Values
 from graphprobe.probe.dump.running import GraphCall, place_of
-from graphprobe.probe.dump.tensors import dump_value, is_tensor, stream_of
+from graphprobe.probe.dump.tensors import dump_value, is_tensor, meta_of, stream_of
+from graphprobe.records import TensorMeta
+from graphprobe.store.dump_form import OpForm
 from graphprobe.store.dump_pool import CopyPool
-from graphprobe.store.dump_records import Argument, DumpValue, Place, Side
+from graphprobe.store.dump_records import Argument, Data, Place, Side, Slot
 from graphprobe.store.dump_slots import argument_from_value
 from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
 
 _WHOLE = Chosen(matches=(), blacklists=((),))
 """An op that is dumped because another one is, or because the program marked it."""
+
+
+class _Kept:
+    """What is kept of one execution: the tensors, and the arguments that are none."""
+
+    __slots__ = ("arguments", "data", "slots", "stats")
+
+    def __init__(self) -> None:
+        self.slots: list[str | TensorMeta] = []
+        """Of each slot its name, its side and its meta, one after the other."""
+        self.data: list[Data | None] = []
+        self.stats: list[Stats | None] = []
+        self.arguments: list[Argument] = []
+
+    def add(self, name: str, side: Side, meta: TensorMeta, data: Data | None, stats: Stats | None) -> None:
+        self.slots += (name, side, meta)
+        self.data.append(data)
+        self.stats.append(stats)
+
+
+class _Selection:
+    """Which ops of a graph are kept, and the form that each had when it ran last."""
+
+    def __init__(self, chosen: list[Chosen | None]) -> None:
+        self.chosen = chosen
+        self._last: list[tuple[_Kept, OpForm] | None] = [None] * len(chosen)
+
+    def form(self, op: GraphOp, kept: _Kept) -> OpForm:
+        """The form of an execution: the last one, while nothing but values has changed."""
+        last = self._last[op.index]
+        if last is not None and last[0].slots == kept.slots and last[0].arguments == kept.arguments:
+            return last[1]
+        parts: Any = kept.slots
+        slots = [Slot(*part) for part in zip(parts[::3], parts[1::3], parts[2::3], strict=True)]
+        form = OpForm(op.info, slots, kept.arguments, op.notes)
+        known = _Kept()
+        known.slots, known.arguments = kept.slots, kept.arguments
+        self._last[op.index] = (known, form)
+        return form
+
+
+class _Call(NamedTuple):
+    """What is the same for all ops of one call of a graph."""
+
+    selection: _Selection
+    place: Place
+    memo: StatsMemo | None
 
 
 class Recorder:
@@ -32,8 +81,7 @@ class Recorder:
         self._pool = CopyPool(QUEUE_BYTES)
         self._choosers: dict[tuple[ModelEntry, ...], OpChooser] = {}
         self._models: dict[DumpModel, int] = {}
-        self._chosen: dict[DumpGraph, list[Chosen | None]] = {}
-        self._whole: set[DumpGraph] = set()
+        self._graphs: dict[DumpGraph, _Selection] = {}
         self._due = False
         self._lock = threading.Lock()
 
@@ -45,9 +93,7 @@ class Recorder:
             self._models.setdefault(graph.model, 0)
             chosen = self._choose(entries, graph.ops)
             self._models[graph.model] += sum(found is not None for found in chosen)
-            self._chosen[graph] = chosen
-            if None not in chosen:
-                self._whole.add(graph)
+            self._graphs[graph] = _Selection(chosen)
         return frozenset(index for index, found in enumerate(chosen) if found is not None)
 
     def due(self, graph: DumpGraph, step: int) -> bool:
@@ -56,25 +102,25 @@ class Recorder:
         return due and self._writer().accepts
 
     def before(self, execution: OpExecution) -> None:
-        if self._plan.mode != "output":
-            execution.state[self] = self._kept(execution, "input", execution.inputs)
+        if self._plan.mode != "output" and execution.inputs:
+            kept = execution.state[self] = _Kept()
+            self._keep(self._call(execution.call), kept, execution, "input", execution.inputs)
 
     def after(self, execution: OpExecution) -> None:
-        memo = self._memo(execution)
-        if memo is not None:
-            changed = [value for slot, value in execution.inputs if slot in execution.op.traits.mutates]
-            memo.written([*changed, *(value for _, value in execution.outputs or ())])
-        values, arguments = execution.state.pop(self, ([], []))
+        call, op = self._call(execution.call), execution.op
+        if call.memo is not None:
+            if op.traits.mutates:
+                call.memo.written([value for slot, value in execution.inputs if op.traits.may_write(slot)])
+            call.memo.written([value for _, value in execution.outputs or ()])
+        kept = execution.state.pop(self, None) or _Kept()
         # An op of data has nothing but its value; it is there in every mode.
-        if self._plan.mode != "input" or execution.op.data:
-            written, rest = self._kept(execution, "output", execution.outputs or ())
-            values, arguments = values + written, arguments + rest
-        self._writer().submit(
-            execution.op.info,
-            self._place(execution.call),
-            values,
-            arguments=arguments,
-            notes=execution.op.notes,
+        if self._plan.mode != "input" or op.data:
+            self._keep(call, kept, execution, "output", execution.outputs or ())
+        self._writer().submit_form(
+            call.selection.form(op, kept),
+            call.place,
+            data=tuple(kept.data),
+            stats=tuple(kept.stats),
             stream_id=self._stream(execution),
         )
 
@@ -120,33 +166,38 @@ class Recorder:
         feeding = {index for op in ops if chosen[op.index] is not None for index in op.reads_data}
         return [_WHOLE if found is None and index in feeding else found for index, found in enumerate(chosen)]
 
-    def _kept(self, execution: OpExecution, side: Side, slots: Values) -> tuple[list[DumpValue], list[Argument]]:
-        """The tensors and the other arguments of one side, without what the plan leaves out."""
-        chosen = self._chosen[execution.graph][execution.op.index] or _WHOLE
+    def _keep(self, call: _Call, kept: _Kept, execution: OpExecution, side: Side, slots: Values) -> None:
+        """Add the tensors and the other arguments of one side, without what the plan leaves out."""
+        chosen = call.selection.chosen[execution.op.index] or _WHOLE
         narrowed = any(chosen.blacklists)
-        memo = self._memo(execution)
-        values, arguments = [], []
+        memo = call.memo
         for name, value in slots:
             if narrowed and not chosen.keeps(side, _position(name)):
                 continue
             if not is_tensor(value):
-                arguments.append(argument_from_value(name, value))
-            elif memo is not None:
-                make = partial(dump_value, name, side, value, stats=True, pool=self._pool)
-                values.append(memo.value(name, side, value, make))
-            else:
-                values.append(dump_value(name, side, value, stats=self._stats, pool=self._pool))
-        return values, arguments
+                kept.arguments.append(argument_from_value(name, value))
+                continue
+            if memo is not None:
+                try:
+                    meta = meta_of(value)
+                    stats = memo.stats(value, meta)
+                except Exception:  # `dump_value` meets it again, and makes a gap of it
+                    pass
+                else:
+                    kept.add(name, side, meta, None, stats)
+                    continue
+            kept.add(*dump_value(name, side, value, stats=self._stats, pool=self._pool))
 
-    def _memo(self, execution: OpExecution) -> StatsMemo | None:
-        """What is known of the values of this call; None where writes of ops that are not dumped would be missed."""
-        if not self._stats or execution.graph not in self._whole:
-            return None
-        found: StatsMemo = execution.call.state.setdefault(self, StatsMemo())
+    def _call(self, call: GraphCall) -> _Call:
+        """What is the same for all ops of a call."""
+        found = call.state.get(self)
+        if found is None:
+            selection = self._graphs[call.graph]
+            # Writes of ops that are not dumped would be missed.
+            memo = StatsMemo() if self._stats and None not in selection.chosen else None
+            place = place_of(call, by_step=self._plan.steps is not None)
+            found = call.state[self] = _Call(selection, place, memo)
         return found
-
-    def _place(self, call: GraphCall) -> Place:
-        return place_of(call, by_step=self._plan.steps is not None)
 
     def _stream(self, execution: OpExecution) -> int:
         tensor = next((v for _, v in (*(execution.outputs or ()), *execution.inputs) if is_tensor(v)), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphprobe.probe.dump.model import DumpGraph
@@ -54,19 +54,33 @@ class GraphCall:
         if index not in self.wanted:
             return None
         execution = OpExecution(self.graph.ops[index], self, inputs)
-        self._tell(index, lambda observer: observer.before(execution))
+        for item in self._observers_of(index):
+            try:
+                item[0].before(execution)
+            except Exception as error:
+                self._detach(item, error, index)
         return execution
 
     def after(self, execution: OpExecution | None, outputs: Values) -> None:
         """It has run, and wrote `outputs`."""
         if execution is not None:
             execution.outputs = outputs
-            self._tell(execution.op.index, lambda observer: observer.after(execution))
+            index = execution.op.index
+            for item in self._observers_of(index):
+                try:
+                    item[0].after(execution)
+                except Exception as error:
+                    self._detach(item, error, index)
 
     def raised(self, execution: OpExecution | None, error: BaseException) -> None:
         """It has raised."""
         if execution is not None:
-            self._tell(execution.op.index, lambda observer: observer.raised(execution, error))
+            index = execution.op.index
+            for item in self._observers_of(index):
+                try:
+                    item[0].raised(execution, error)
+                except Exception as own:
+                    self._detach(item, own, index)
 
     def record(self, index: int, inputs: Values, outputs: Values) -> None:
         """`before` and `after` in one, for an engine that sees an op only once it has run."""
@@ -74,19 +88,21 @@ class GraphCall:
 
     def end(self, error: BaseException | None = None) -> None:
         """The graph has returned, or raised."""
-        self._tell(None, lambda observer: observer.call_ends(self, error))
-
-    def _tell(self, index: int | None, tell: Callable[[OpObserver], None]) -> None:
         for item in tuple(self._observers):
-            observer, wanted = item
-            if index is not None and index not in wanted:
-                continue
             try:
-                tell(observer)
-            except Exception as error:  # the program must not see our faults
-                self._observers.remove(item)
-                where = self.graph.ops[index].info.op_name if index is not None else repr(self.graph)
-                self.session.detach(observer, error, where)
+                item[0].call_ends(self, error)
+            except Exception as own:
+                self._detach(item, own, None)
+
+    def _observers_of(self, index: int) -> list[tuple[OpObserver, frozenset[int]]]:
+        return [item for item in self._observers if index in item[1]]
+
+    def _detach(self, item: tuple[OpObserver, frozenset[int]], error: Exception, index: int | None) -> None:
+        """The program must not see our faults."""
+        if item in self._observers:
+            self._observers.remove(item)
+        where = self.graph.ops[index].info.op_name if index is not None else repr(self.graph)
+        self.session.detach(item[0], error, where)
 
 
 class _Calls(threading.local):

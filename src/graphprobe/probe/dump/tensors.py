@@ -28,8 +28,16 @@ def is_tensor(value: object) -> bool:
 
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """What the tensor is; of a layout without strides, none are given."""
-    strides = tuple(tensor.stride()) if tensor.layout is torch.strided else ()
-    return TensorMeta(_text(tensor.dtype), tuple(tensor.shape), strides, _text(tensor.device))
+    strides = tensor.stride() if tensor.layout is torch.strided else ()
+    try:
+        return _meta(tensor.dtype, tensor.shape, strides, tensor.device)
+    except TypeError:  # a symbolic size
+        return TensorMeta(_text(tensor.dtype), tuple(tensor.shape), tuple(strides), _text(tensor.device))
+
+
+@functools.lru_cache(maxsize=8192)
+def _meta(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], device: torch.device) -> TensorMeta:
+    return TensorMeta(_text(dtype), tuple(shape), strides, _text(device))
 
 
 def dump_value(name: str, side: Side, tensor: torch.Tensor, *, stats: bool, pool: CopyPool) -> DumpValue:
@@ -44,7 +52,7 @@ def dump_value(name: str, side: Side, tensor: torch.Tensor, *, stats: bool, pool
     meta = meta_of(tensor)
     try:
         if stats:
-            return DumpValue(name, side, meta, stats=_stats(tensor))
+            return DumpValue(name, side, meta, stats=live_stats(tensor))
         return DumpValue(name, side, meta, data=_data(tensor, pool))
     except Exception as error:
         failure = error
@@ -56,7 +64,8 @@ def _raise(error: Exception) -> Buffer:
     raise error
 
 
-def _stats(tensor: torch.Tensor) -> TensorStats | Callable[[], TensorStats]:
+def live_stats(tensor: torch.Tensor) -> TensorStats | Callable[[], TensorStats]:
+    """Its statistics at this moment; of one on a device, a function that waits for them."""
     if tensor.is_cpu:
         return stats_of(tensor)
     # Not under an active mode: `stats_async` leaves them by itself, the copy does not.

@@ -1,0 +1,218 @@
+"""`dump_op_switch`: the ops that run outside compiled graphs, told to the same observers as those inside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from graphprobe.errors import UnsupportedTorchError
+from graphprobe.internals.eager_ops import EagerOp, EagerOps, Lines, in_backward, program_lines
+from graphprobe.internals.unseen import unseen
+from graphprobe.probe.dump.facts import source_text, type_of
+from graphprobe.probe.dump.model import DumpGraph, DumpModel
+from graphprobe.probe.dump.ops import GraphOp, OpExecution
+from graphprobe.probe.dump.running import GraphCall, under_way
+from graphprobe.probe.dump.steps import Forward, Forwards, StepCounter
+from graphprobe.probe.dump.tensors import is_tensor
+from graphprobe.probe.dump.traits import OpTraits
+from graphprobe.records import Direction
+from graphprobe.scope import in_block
+from graphprobe.select import OpFacts
+from graphprobe.store.dump_records import OpInfo
+from graphprobe.store.dump_slots import slots_from_inputs, slots_from_outputs
+
+if TYPE_CHECKING:
+    from graphprobe.probe.dump.session import DumpSession
+
+MODEL = "eager"
+"""What the ops belong to, as if it were a model."""
+
+PERTURBS = (
+    "dump_op_switch: while ops are watched, torch has other formulas for a few gradients (of prod and masked_fill), "
+    "which may change their last bits"
+)
+
+Site = tuple[str, Direction, bool, Lines]
+
+
+class SingleOps:
+    """Watches the ops of one thread from `start` on. Implements `OpObserver`, to be told of the end alone.
+
+    Each line that calls an operator, by each way that leads there, is a graph of one op, so that what is true of it is
+    found out once: its name, and whether the plan selects it.
+    """
+
+    def __init__(self, session: DumpSession) -> None:
+        self._session = session
+        self._model = _EagerModel(session)
+        self._sites: dict[Site, DumpGraph] = {}
+        self._names: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._tap = EagerOps(self._around)
+
+    def start(self) -> None:
+        """Begin, on this thread. What is in the way is noted, and then nothing is watched."""
+        if self._tap.installed:
+            return
+        try:
+            refusal = self._tap.install()
+        except UnsupportedTorchError as error:
+            refusal = str(error)
+        text = f"dump_op_switch: ops outside compiled graphs are not watched: {refusal}" if refusal else PERTURBS
+        self._session.note(text)
+
+    # -- OpObserver ---------------------------------------------------------------------------------------------------
+
+    def wants(self, graph: DumpGraph) -> Collection[int]:
+        return ()
+
+    def due(self, graph: DumpGraph, step: int) -> bool:
+        return False
+
+    def before(self, execution: OpExecution) -> None: ...
+
+    def after(self, execution: OpExecution) -> None: ...
+
+    def raised(self, execution: OpExecution, error: BaseException) -> None: ...
+
+    def call_ends(self, call: GraphCall, error: BaseException | None) -> None: ...
+
+    def close(self) -> list[str]:
+        self._tap.remove()
+        return []
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _around(self, op: EagerOp) -> Any:
+        call, execution = self._begin(op)
+        if call is None:
+            with unseen:
+                return op.run()
+        with unseen, under_way(call):
+            try:
+                with unseen:
+                    result = op.run()
+            except BaseException as error:
+                call.raised(execution, error)
+                raise
+            try:
+                call.after(execution, _outputs(op, result))
+            except Exception as error:  # inside the program's own call
+                self._session.failed(f"reading what {op.name} has written", error)
+        return result
+
+    def _begin(self, op: EagerOp) -> tuple[GraphCall | None, OpExecution | None]:
+        """The call of an op that is dumped, and what its observers have seen before it."""
+        try:
+            if not self._session.plan.due(self._model.counter.current):
+                return None, None
+            lines = program_lines()
+            if lines is None:
+                return None, None
+            inputs = _inputs(op)
+            graph = self._graph(op, lines)
+            _, call = self._session.begin(graph, [value for _, value in inputs if is_tensor(value)])
+            return call, None if call is None else call.before(0, inputs)
+        except Exception as error:  # inside the program's own call
+            self._session.failed(f"looking at {op.name}", error)
+            return None, None
+
+    def _graph(self, op: EagerOp, lines: Lines) -> DumpGraph:
+        direction: Direction = "backward" if in_backward() else "forward"
+        site = (op.name, direction, in_block(), lines)
+        with self._lock:
+            found = self._sites.get(site)
+            if found is None:
+                graph_op = self._op(op, site)
+                perturbs = graph_op.info.perturbs
+                found = self._session.graph(self._model, direction, [graph_op], engine="eager", perturbs=perturbs)
+                self._sites[site] = found
+            return found
+
+    def _op(self, op: EagerOp, site: Site) -> GraphOp:
+        target, direction, scoped, lines = site
+        kind = type_of(target)
+        number = self._names.get(kind, 0)
+        self._names[kind] = number + 1
+        name = f"{kind}_{number}" if number else kind
+        info = OpInfo(
+            op_type=kind,
+            op_name=name,
+            engine="eager",
+            perturbs=direction == "backward",  # under a mode torch has other formulas for some gradients
+            target=target,
+            source=source_text(lines),
+            direction=direction,
+        )
+        facts = OpFacts(names=(name,), targets=(target,), modules=(), sources=lines)
+        traits = OpTraits(mutates=tuple(slot for slot, _, _ in op.written()))
+        return GraphOp(0, info, facts, notes=tuple(_notes(op)), scoped=scoped, traits=traits)
+
+
+class _Steps(StepCounter):
+    """The steps of the function that was compiled first; before its first call, and until its second, it is step 0."""
+
+    def __init__(self, session: DumpSession) -> None:
+        super().__init__()
+        self._session = session
+
+    @property
+    def current(self) -> int:
+        models = self._session.models
+        return max(0, models[0].counter.steps - 1) if models else 0
+
+    @property
+    def steps(self) -> int:
+        return self.current + 1
+
+    def advance(self) -> int:
+        """An op begins no step."""
+        return self.current
+
+
+class _Now(Forwards):
+    """An op of autograd's belongs to the step in which it runs."""
+
+    def __init__(self, counter: _Steps) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def of_backward(self, inputs: Iterable[object]) -> Forward:
+        return Forward(self._counter.current)
+
+
+class _EagerModel(DumpModel):
+    counter: _Steps
+
+    def __init__(self, session: DumpSession) -> None:
+        steps = _Steps(session)
+        super().__init__(session, [MODEL], 0, steps)
+        self.forwards = _Now(steps)
+        self._folders: dict[int, int] = {}
+
+    def data_index(self, forward: Forward, *, by_step: bool) -> int:
+        """All ops of a step share its folder."""
+        if by_step:
+            return forward.step
+        with self._lock:
+            return self._folders.setdefault(forward.step, len(self._folders))
+
+
+def _inputs(op: EagerOp) -> list[tuple[str, Any]]:
+    return [(name, value) for name, _, value in slots_from_inputs(op.args, op.kwargs, is_tensor=is_tensor)]
+
+
+def _outputs(op: EagerOp, result: Any) -> list[tuple[str, Any]]:
+    """What it returned, and after that what it wrote into without returning it."""
+    results = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
+    results += [value for _, value, returned in op.written() if not returned]
+    return [(name, value) for name, _, value in slots_from_outputs(results, is_tensor=is_tensor)]
+
+
+def _notes(op: EagerOp) -> Iterable[str]:
+    count = len(op.target._schema.returns)
+    for slot, _, returned in op.written():
+        if not returned:
+            yield f"output.{count} is {slot} as the op has left it"
+            count += 1

@@ -1,0 +1,94 @@
+"""A program that gives its functions to `torch.compile` as ever, and is dumped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import graphprobe
+from graphprobe.backends.dumped_program import DumpedProgram
+from graphprobe.dump_plan import plan_from
+
+from .conftest import Dumping
+
+
+class Tanh(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+
+@pytest.fixture
+def program(dumping: Dumping) -> Iterator[DumpedProgram]:
+    made = DumpedProgram(plan_from(options={"enable_dump": True, "dump_path": str(dumping.path)}))
+    plain = torch.compile
+    made.install()
+    yield made
+    made.remove()
+    assert torch.compile is plain
+
+
+def test_every_way_to_compile(program: DumpedProgram, dumping: Dumping) -> None:
+    torch.compile(lambda x: x.sin(), backend="aot_eager")(torch.ones(2))
+
+    @torch.compile(backend="eager", dynamic=False)
+    def second(x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    second(torch.ones(2))
+    module = Tanh()
+    module.compile(backend="aot_eager")
+    module(torch.ones(2))
+    torch.compile(lambda x: x.tan(), backend="aot_eager", disable=True)(torch.ones(2))
+    assert program.folders == [dumping.end().folder.time_dir]
+    assert dumping.end().names() == ["sin", "cos", "tanh"]
+
+
+def test_the_same_function_is_compiled_once(program: DumpedProgram, dumping: Dumping) -> None:
+    """As without: torch takes backends that are equal for one."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    for _ in range(3):
+        torch.compile(function, backend="aot_eager")(torch.ones(2))
+    assert {op.record.place.model_id for op in dumping.end().ops()} == {0}
+
+
+def test_a_backend_that_is_a_function_stays_and_that_is_told(program: DumpedProgram, dumping: Dumping) -> None:
+    def own(gm: torch.fx.GraphModule, inputs: object) -> object:
+        return gm
+
+    torch.compile(lambda x: x.sin(), backend=own)(torch.ones(2))
+    torch.compile(lambda x: x.cos(), backend="aot_eager")(torch.ones(2))
+    found = dumping.end()
+    assert found.names() == ["cos"]
+    assert any("'own'" in note and "not dumped" in note for note in found.manifest.notes)
+
+
+def test_a_program_that_dumps_itself_is_not_dumped_twice(program: DumpedProgram, dumping: Dumping) -> None:
+    other = dumping.path / "own"
+    other.mkdir()
+    backend = dumping.backend("aot_eager", dump_path=str(other))
+    torch.compile(lambda x: x.sin(), backend=backend)(torch.ones(2))
+    found = dumping.end()
+    assert type(found)(other).names() == ["sin"]
+    assert program.folders == [] and [path.name for path in dumping.path.iterdir()] == ["own"]
+
+
+def test_mode_and_options_go_along(program: DumpedProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    from graphprobe.probe.dump.backend import DumpBackend
+
+    seen = []
+
+    def call(self: object, gm: torch.fx.GraphModule, inputs: object, **settings: object) -> object:
+        seen.append(settings)
+        return gm
+
+    monkeypatch.setattr(DumpBackend, "__call__", call)
+    torch.compile(lambda x: x.sin())(torch.ones(2))
+    torch.compile(lambda x: x.cos(), mode="max-autotune")(torch.ones(2))
+    torch.compile(lambda x: x.tan(), options={"epilogue_fusion": False})(torch.ones(2))
+    assert seen == [{}, {"mode": "max-autotune"}, {"options": {"epilogue_fusion": False}}]
+    assert graphprobe.disable() is not None

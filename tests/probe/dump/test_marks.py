@@ -1,0 +1,91 @@
+"""`scope.data_dump`: marked ops alone are dumped, in the whole dump, unless something else selects ops, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphprobe
+
+from .conftest import Dumping
+
+W = torch.ones(3)
+
+
+def marked(x: torch.Tensor) -> torch.Tensor:
+    with graphprobe.scope.data_dump():
+        y = W - x
+    return (y.sin() - x).relu()
+
+
+def unmarked(x: torch.Tensor) -> torch.Tensor:
+    return x.cos() * 2
+
+
+ENGINES = ["aot_eager", "inductor", pytest.param("instrument", marks=pytest.mark.heavy)]
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_of_two_subtractions_the_one_in_the_block_and_its_gradient(backend: str, dumping: Dumping) -> None:
+    options = {"engine": "instrument"} if backend == "instrument" else {}
+    x = torch.randn(3, requires_grad=True)
+    name = "inductor" if backend == "instrument" else backend
+    torch.compile(marked, backend=dumping.backend(name, **options), fullgraph=True)(x).sum().backward()
+    found = dumping.end()
+    forward = found.ops(direction="forward")
+    lines = {op.record.op.source.rpartition(":")[2] for op in forward if op.record.op.op_type != "Data"}
+    inside = marked.__code__.co_firstlineno + 2
+    if backend == "inductor":  # one kernel computes all of it; it carries the marked node out
+        assert any("sub" in op.record.op.fx_nodes for op in forward)
+    else:
+        assert lines == {str(inside)}
+        assert [op.record.op.op_name for op in forward if op.record.op.op_type != "Data"] == ["sub"]
+        assert [op.record.op.op_type for op in found.ops(direction="backward") if op.record.op.op_type != "Data"] == [
+            "neg"
+        ]
+    assert len(found.ops(op_type="Data", direction="forward")) >= 1, "the input that it reads comes along"
+
+
+def test_graphs_without_a_mark_are_not_dumped_whichever_came_first(dumping: Dumping) -> None:
+    backend = dumping.backend("aot_eager")
+    first, second, third = (torch.compile(f, backend=backend) for f in (unmarked, marked, lambda x: x.tan()))
+    x = torch.randn(3)
+    for _ in range(2):
+        for function in (first, second, third):
+            function(x)
+    found = dumping.end()
+    steps = [(op.record.place.model_name, op.record.place.step) for op in found.ops()]
+    assert ("unmarked", 0) in steps, "before the first mark was compiled, nothing was known of it"
+    assert set(steps) - {("unmarked", 0)} == {("marked", 0), ("marked", 1)}
+    assert set(found.names()) == {"cos", "mul", "sub"}
+
+
+def test_parts_between_graph_breaks(dumping: Dumping) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with graphprobe.scope.data_dump():
+            x = x - 1
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    torch.compile(program, backend=dumping.backend("aot_eager"))(torch.randn(3))
+    assert set(dumping.end().names()) == {"sub"}
+
+
+def test_with_dump_layer_they_add_up(dumping: Dumping) -> None:
+    backend = dumping.backend("aot_eager", dump_layer="cos")
+    for function in (unmarked, marked):
+        torch.compile(function, backend=backend)(torch.randn(3))
+    assert dumping.end().names() == ["cos", "sub"]
+
+
+def test_a_dump_without_marks_is_whole_though_another_has_some(dumping: Dumping, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    torch.compile(marked, backend=dumping.backend("aot_eager"))(torch.randn(3))
+    torch.compile(unmarked, backend=dumping.backend("aot_eager", dump_path=str(other)))(torch.randn(3))
+    found: Any = type(dumping.end())
+    assert found(dumping.path).names() == ["sub"]
+    assert found(other).names() == ["cos", "mul"]

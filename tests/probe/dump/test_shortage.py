@@ -1,0 +1,150 @@
+"""No room, no budget, a rank that dies: the program computes what it would, and the manifest says what is missing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graphprobe.store import dump_sink
+from graphprobe.store.dump_reader import DumpFolder, open_dump
+from graphprobe.store.manifest import RESERVE_BYTES
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+LIMITED = """\
+import resource, signal, sys
+import torch, graphprobe
+config = graphprobe.CompilerConfig()
+config.dump_config.enable_dump = True
+config.dump_config.dump_path = "dump"
+config.dump_config.dump_data = sys.argv[2]
+
+def f(x):
+    y = x.repeat(1000)
+    return (y * 2).sum() + x.sum()
+
+compiled = torch.compile(f, backend=graphprobe.get_backend(compiler_config=config, backend="aot_eager"))
+if sys.argv[1] != "none":
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+print([compiled(torch.full((64,), float(step))).item() for step in range(4)])
+"""
+EXPECTED = str([64.0 * step * 2001 for step in range(4)])
+
+
+def read(folder: DumpFolder) -> dict[str, list[int]]:
+    """The steps of each op; every value and every row is read."""
+    found: dict[str, list[int]] = {}
+    for op in folder.ops():
+        for value in op.values().values() if op.has_values else ():
+            value.array()
+        assert op.record.place.step is not None
+        found.setdefault(op.record.op.op_name, []).append(op.record.place.step)
+    list(folder.stats())
+    assert folder.problems == []
+    return found
+
+
+@pytest.mark.parametrize("limit", ["none", str(2 * RESERVE_BYTES)])
+def test_a_disk_that_refuses_large_files(limit: str, run_python: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "main.py").write_text(LIMITED, "utf-8")
+    done = run_python("main.py", limit, "tensor", cwd=tmp_path)
+    assert (done.code, done.out.strip()) == (0, EXPECTED), done.err[-4000:]
+    (folder,) = open_dump(tmp_path / "dump").folders
+    assert folder.manifest is not None and folder.manifest.state == "finished"
+    steps = read(folder)
+    small = {name for name, seen in steps.items() if seen == [0, 1, 2, 3]}
+    assert "arg0_1" in small and "add" in small
+    if limit == "none":
+        assert small == set(steps) >= {"repeat", "mul"} and folder.manifest.missing == []
+        return
+    assert not {"repeat", "mul"} & set(steps), "256 KB a value"
+    (missing,) = folder.manifest.missing
+    count = int(missing.split()[0])
+    assert f"ops not written: {os.strerror(errno.EFBIG)}; first: repeat" in missing
+    assert count >= 8 and count + folder.manifest.ops == 4 * len(open_names(folder) | {"repeat", "mul", "sum_1"})
+    assert not list(folder.time_dir.rglob(".tmp-*")), "what was begun is taken away"
+
+
+def open_names(folder: DumpFolder) -> set[str]:
+    return {op.record.op.op_name for op in folder.ops()}
+
+
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_full_disk_does_not_stop_the_program(
+    data: str, full: bool, dumping: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the third step to the fifth there is no room for what a dump writes; then there is again."""
+    monkeypatch.setattr(dump_sink, "RETRY_SECONDS", 0.0)
+    no_room = [False]
+
+    def refusing(write: Callable[..., int]) -> Callable[..., int]:
+        def call(descriptor: int, data: Any) -> int:
+            if no_room[0]:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(descriptor, data)
+
+        return call
+
+    monkeypatch.setattr(os, "write", refusing(os.write))
+    monkeypatch.setattr(os, "writev", refusing(os.writev))
+    from graphprobe.probe.dump.sessions import open_sessions
+
+    compiled = dumping.compile(lambda x: (x.sin() + 1).cos(), "aot_eager", dump_data=data)
+    x = torch.randn(8)
+    for step in range(8):
+        no_room[0] = full and 2 <= step < 5
+        assert torch.equal(compiled(x), (x.sin() + 1).cos())
+        open_sessions()[0].flush()
+    no_room[0] = False
+    found = dumping.end()
+    steps = read(found.folder)
+    assert set(map(tuple, steps.values())) == {(0, 1, 5, 6, 7) if full else tuple(range(8))}
+    assert found.manifest.state == "finished" and found.manifest.stopped is None
+    lost = 3 * len(steps)
+    text = f"{lost} ops not written: {os.strerror(errno.ENOSPC)}; first: "
+    assert [line[: len(text)] for line in found.manifest.missing] == ([text] if full else [])
+    assert found.manifest.ops == 8 * len(steps) - (lost if full else 0)
+
+
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+def test_the_byte_budget_ends_the_dump_and_not_the_program(data: str, dumping: Any) -> None:
+    limit = 160_000
+    compiled = dumping.compile(lambda x: (x.sin() + 1).cos(), "aot_eager", dump_data=data, max_bytes=limit)
+    x = torch.randn(1000)
+    for _ in range(60):
+        assert torch.equal(compiled(x), (x.sin() + 1).cos())
+    found = dumping.end()
+    files = [path for path in found.folder.time_dir.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= limit
+    assert found.manifest.stopped is not None and "max_bytes" in found.manifest.stopped
+    numbers = [op.record.seq for op in found.ops()]
+    read(found.folder)
+    assert numbers == list(range(len(numbers))) and numbers, "a prefix"
+    (missing,) = found.manifest.missing  # of what was handed in by then: later calls are not looked at
+    assert f"not written: {found.manifest.stopped}; first: " in missing and f"(op {len(numbers)})" in missing
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+def test_a_rank_that_is_killed_in_an_op(data: str, run_python: Callable[..., Any], tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    program = str(PROGRAMS / "ranks_killed.py")
+    done = run_python(*torchrun, program, str(tmp_path), data, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    assert done.code != 0 and "SIGKILL" in done.err + done.out
+    folders = {folder.time_dir.parent.name: folder for folder in open_dump(tmp_path).folders}
+    whole, torn = (folders[f"worldsize2_global_rank{rank}"] for rank in (0, 1))
+    assert (whole.state, torn.state) == ("finished", "killed")
+    assert whole.manifest is not None and whole.manifest.missing == []
+    assert set(map(tuple, read(whole).values())) == {(0, 1, 2, 3, 4, 5)}
+    steps = read(torn)
+    assert all(seen[:3] == [0, 1, 2] and max(seen) <= 3 for seen in steps.values())
+    assert steps["add"] == [0, 1, 2], "the step in which it died did not come so far"
