@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphprobe.diagnose.api import diagnose
     from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
     from graphprobe.probe.active import disable, enable, trace
+    from graphprobe.probe.api.dump import dump
     from graphprobe.probe.passes import observe_pass
     from graphprobe.store.reader import Run
 
@@ -32,6 +33,7 @@ _PUBLIC = {
     "UsageError": "graphprobe.errors",
     "diagnose": "graphprobe.diagnose.api",
     "disable": "graphprobe.probe.active",
+    "dump": "graphprobe.probe.api.dump",
     "enable": "graphprobe.probe.active",
     "get_backend": "graphprobe.backends.configured",
     "observe_pass": "graphprobe.probe.passes",
@@ -50,6 +52,7 @@ __all__ = [
     "__version__",
     "diagnose",
     "disable",
+    "dump",
     "enable",
     "get_backend",
     "observe_pass",

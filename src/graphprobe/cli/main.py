@@ -19,6 +19,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Find what goes wrong when a program is compiled, and prove it.",
     ),
     "reduce": ("graphprobe.cli.reduce:command", "Make a failing case as small as it gets."),
+    "compare": ("graphprobe.cli.compare:command", "Compare two dumps and name the first call that goes wrong."),
+    "merge": ("graphprobe.cli.merge:command", "Make one dump of the dumps of several ranks, and compare the ranks."),
+    "parse": ("graphprobe.cli.parse:command", "Print stack, statistics and values of one call of a dump."),
     "convert": ("graphprobe.cli.convert:command", "Turn dumped values into .npy or text."),
     "doctor": ("graphprobe.cli.doctor:command", "Check the installation and what can be collected with it."),
 }

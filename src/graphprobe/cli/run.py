@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphprobe.cli import dump_api
 from graphprobe.cli import dump_graph as graph_dumps
 from graphprobe.errors import UsageError
 
 if TYPE_CHECKING:
     from graphprobe.backends.dumped_program import DumpedProgram
+    from graphprobe.probe.api.dump import ApiDumper
     from graphprobe.probe.script import Ended, Program
     from graphprobe.records import Manifest
 
@@ -44,6 +46,7 @@ class RunCommand(click.Command):
 @click.option("--max-bytes", metavar="SIZE", help="Write no more than this, e.g. 500MB; 0: nothing. Default: 8GiB.")
 @click.option("--no-ops", "no_ops", is_flag=True, help="Do not record launches (captured_ops.json).")
 @click.option("--config", "config_path", metavar="FILE", help='JSON file with settings: {"graphprobe": {...}}.')
+@dump_api.api_options
 @graph_dumps.dump_options
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
@@ -72,6 +75,7 @@ def command(
       graphprobe run train.py --epochs 1
       graphprobe run --save-inputs --graph-dump py -m my_package.train
       graphprobe run --dump-graph stats --dump-step 0 train.py
+      graphprobe run --dump stats --level mix --steps 0 train.py
       torchrun --nproc-per-node 2 -m graphprobe run train.py
 
     With TORCHDYNAMO_REPRO_AFTER=dynamo or aot in the environment, the first graph that fails is reduced.
@@ -90,6 +94,7 @@ def command(
     target = _program(module, code, program)
     # Every mistake in options or script is found here, before a folder is made or a line of the program runs.
     settings = active.resolved(arguments)
+    begin_calls = dump_api.take_api_dump(dump_values)
     plan = graph_dumps.plan_of(dump_values, os.environ)
     script.check(target)
     dumped = None if plan is None else graph_dumps.begin(plan)
@@ -97,7 +102,8 @@ def command(
     # At exit, the interpreter first waits for the program's threads; what they compile is still part of the run.
     # Registered before the program starts, this comes after everything that the program registers.
     ended: list[script.Ended] = []
-    atexit.register(_finish, folder, quiet, ended, dumped)
+    calls = None if begin_calls is None else begin_calls(folder)
+    atexit.register(_finish, folder, quiet, ended, dumped, calls)
     ended.append(script.run(target))
     sys.exit(ended[0].code)
 
@@ -117,10 +123,14 @@ def _reducer() -> Callable[[], Callable[[], None]]:
     return start
 
 
-def _finish(folder: Path, quiet: bool, ended: list[Ended], dumped: DumpedProgram | None) -> None:
+def _finish(
+    folder: Path, quiet: bool, ended: list[Ended], dumped: DumpedProgram | None, calls: ApiDumper | None
+) -> None:
     from graphprobe.probe import active
 
     error = ended[0].error if ended else None
+    if calls is not None:
+        calls.close(error)
     session = active.session()
     active.close("failed" if error is not None else "finished", error)
     # A forked child ends here too, with nothing of its own to say.
@@ -128,6 +138,8 @@ def _finish(folder: Path, quiet: bool, ended: list[Ended], dumped: DumpedProgram
         _summarise(folder, None if session is None else session.writer.manifest)
         if dumped is not None:
             graph_dumps.summarise(dumped)
+        if calls is not None:
+            dump_api.summarise(calls)
 
 
 def _program(module: str | None, code: str | None, program: tuple[str, ...]) -> Program:

@@ -1,0 +1,239 @@
+"""`graphprobe compare`: two dumps of one program against each other."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+
+if TYPE_CHECKING:
+    from graphprobe.compare.judge import Replayer
+    from graphprobe.compare.result import CallResult, Summary
+    from graphprobe.compare.run import Comparison
+    from graphprobe.store.calls import CallDump
+
+FAIL_ON = ("difference", "candidate_worse", "undecided", "nothing")
+
+
+@click.command(name="compare", short_help="Compare two dumps and name the first call that goes wrong.")
+@click.argument("candidate", metavar="CANDIDATE")
+@click.argument("reference", metavar="REFERENCE")
+@click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - prints it instead of the text.")
+@click.option("--csv", "csv_file", metavar="FILE", help="Write one line a tensor, with the columns of ptdbg and ours.")
+@click.option("--stack", is_flag=True, help="With --csv: a column with the program's frames.")
+@click.option("--out", metavar="DIR", help="Write comparison.json, rows.jsonl, comparison.csv and report.html.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--no-replay", is_flag=True, help="Do not run operations again in float64 where values are there.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Threads that judge pairs.")
+@click.option("--scheduler", metavar="ADDRESS", default="", help="Judge on the workers of this Dask scheduler.")
+@click.option("--ranks", metavar="LIST", help="Only these ranks, such as 0,3-5.")
+@click.option("--steps", metavar="LIST", help="Only these steps.")
+@click.option("--candidate-data", metavar="DIR", help="Folder with the values of a ptdbg text.")
+@click.option("--reference-data", metavar="DIR", help="The same of the reference.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(FAIL_ON),
+    default="difference",
+    show_default=True,
+    help="What ends with exit code 1; `undecided` also what could not be decided.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    candidate: str,
+    reference: str,
+    json_file: str | None,
+    csv_file: str | None,
+    stack: bool,
+    out: str | None,
+    force: bool,
+    no_replay: bool,
+    jobs: int,
+    scheduler: str,
+    ranks: str | None,
+    steps: str | None,
+    candidate_data: str | None,
+    reference_data: str | None,
+    fail_on: str,
+) -> None:
+    """Compare the dump CANDIDATE with the dump REFERENCE, and name the first call that goes wrong by itself.
+
+    A dump is a folder that `graphprobe run --dump` or a dump of graphs wrote, an index of `graphprobe merge`, a folder
+    or dump.json of msprobe, or the .pkl text of ptdbg; the two may be of different formats, devices and dtypes. Calls
+    are paired by what they are and where they stand, values are judged in units of rounding noise. Where there are
+    values, operations are run again in float64 on their own recorded inputs. That needs torch; see --no-replay.
+
+    Exits with 0 when there is no difference beyond noise, 1 when there is one, 2 on wrong usage, 125 when it could
+    not be decided.
+
+    \b
+    Example:
+      graphprobe compare dump_bf16 dump_fp32
+      graphprobe compare npu_dump.pkl gpu_dump.pkl --csv result.csv --stack
+      graphprobe compare new old --json result.json --fail-on candidate_worse
+    """
+    from graphprobe.compare.open import open_dump
+    from graphprobe.compare.options import Options
+    from graphprobe.compare.run import compare_dumps
+
+    targets = _targets(json_file, csv_file, out, force)
+    mine = open_dump(candidate, data_dir=candidate_data)
+    theirs = open_dump(reference, data_dir=reference_data)
+    replay = not no_replay and _has_values(mine) and _has_values(theirs)
+    options = Options(
+        replayer=_replayer() if replay and not scheduler else None,
+        jobs=jobs,
+        scheduler=scheduler,
+        replay_remotely=replay and bool(scheduler),
+        steps=_numbers(steps, "--steps"),
+        ranks=_numbers(ranks, "--ranks"),
+    )
+    with compare_dumps(mine, theirs, options) as comparison:
+        _write(comparison, targets, stack)
+        if json_file == "-":
+            click.echo(json.dumps(_document(comparison), indent=2))
+        else:
+            from graphprobe.report.comparison import print_comparison
+
+            print_comparison(comparison.summary, _unpaired(comparison))
+        for name in targets:
+            click.echo(f"Wrote {name}", err=json_file == "-")
+        ctx.exit(exit_code(comparison.summary, fail_on))
+
+
+def exit_code(summary: Summary, fail_on: str) -> int:
+    """0, 1 or 125, as `--fail-on` asks."""
+    if fail_on == "nothing" or summary.outcome == "same":
+        return EXIT_OK
+    if summary.outcome == "undecided":
+        return EXIT_FOUND if fail_on == "undecided" else EXIT_UNDECIDED
+    if fail_on == "candidate_worse" and all(f.verdict == "candidate_better" for f in summary.findings):
+        return EXIT_OK
+    return EXIT_FOUND
+
+
+def _replayer() -> Replayer:
+    from graphprobe.diagnose.call_replay import TorchReplayer
+
+    return TorchReplayer()
+
+
+def _has_values(dump: CallDump) -> bool:
+    """Whether any of the first calls has values: a dump of statistics needs no torch."""
+    for rank in dump.ranks()[:1]:
+        for step in dump.steps(rank)[:1]:
+            for number, call in enumerate(dump.calls(rank, step)):
+                if any(slot.value and not slot.sampled for slot in call.slots):
+                    return True
+                if number > 200:
+                    break
+    return False
+
+
+def _numbers(text: str | None, option: str) -> frozenset[int] | None:
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"{option} {text}: {part!r} is no number and no range", hint="such as 0,3-5")
+        found.update(range(int(first), int(last if dash else first) + 1))
+    return frozenset(found)
+
+
+def _targets(json_file: str | None, csv_file: str | None, out: str | None, force: bool) -> dict[str, str]:
+    """What to write, by path; checked before anything runs."""
+    from graphprobe.compare.remote import is_remote
+
+    targets: dict[str, str] = {}
+    if json_file is not None and json_file != "-":
+        targets[json_file] = "json"
+    if csv_file is not None:
+        targets[csv_file] = "csv"
+    if out is not None:
+        base = out.rstrip("/")
+        names = {"comparison.json": "json", "rows.jsonl": "rows", "comparison.csv": "csv", "report.html": "html"}
+        if not is_remote(out):
+            Path(out).mkdir(parents=True, exist_ok=True)
+        targets |= {f"{base}/{name}": kind for name, kind in names.items()}
+    for name in targets:
+        if is_remote(name):
+            continue
+        path = Path(name)
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"{name}: there is no folder {path.absolute().parent}", hint="make it first")
+        if path.exists() and not force:
+            raise UsageError(f"{name} exists already", hint="pass --force to overwrite it, or name another file")
+    return targets
+
+
+def _write(comparison: Comparison, targets: dict[str, str], stack: bool) -> None:
+    writers: dict[str, Callable[[Any], None]] = {
+        "json": lambda file: file.write(json.dumps(_document(comparison), indent=2) + "\n") and None,
+        "rows": lambda file: _write_rows(comparison, file),
+        "csv": lambda file: _write_csv(comparison, file, stack),
+        "html": lambda file: _write_html(comparison, file),
+    }
+    for name, kind in targets.items():
+        with _opened(name) as file:
+            writers[kind](file)
+
+
+def _opened(name: str) -> AbstractContextManager[Any]:
+    from graphprobe.compare.remote import is_remote
+
+    return _RemoteText(name) if is_remote(name) else open(name, "w", encoding="utf-8", newline="")
+
+
+class _RemoteText(io.StringIO):
+    """Text that is sent when it is complete."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(newline="")
+        self._url = url
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        from graphprobe.compare.remote import write_text
+
+        if kind is None:
+            write_text(self._url, self.getvalue())
+        self.close()
+
+
+def _document(comparison: Comparison) -> dict[str, Any]:
+    from graphprobe.report.comparison import document_from
+
+    return document_from(comparison.summary, _unpaired(comparison))
+
+
+def _unpaired(comparison: Comparison) -> Iterator[CallResult]:
+    if comparison.summary.counts.candidate_only or comparison.summary.counts.reference_only:
+        yield from (row for row in comparison.rows() if row.rule is None)
+
+
+def _write_rows(comparison: Comparison, file: Any) -> None:
+    import msgspec
+
+    for row in comparison.rows():
+        file.write(msgspec.json.encode(row).decode() + "\n")
+
+
+def _write_csv(comparison: Comparison, file: Any, stack: bool) -> None:
+    from graphprobe.report.comparison_csv import write_csv
+
+    write_csv(comparison.rows(), file, stack=stack)
+
+
+def _write_html(comparison: Comparison, file: Any) -> None:
+    from graphprobe.report.comparison_html import html_from
+
+    for part in html_from(comparison.summary, comparison.rows()):
+        file.write(part)

@@ -1,0 +1,85 @@
+"""`graphprobe merge`: the dumps of several ranks as one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+
+if TYPE_CHECKING:
+    from graphprobe.compare.ranks import Shared
+
+
+@click.command(name="merge", short_help="Make one dump of the dumps of several ranks, and compare the ranks.")
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the index; default: above DIR."
+)
+@click.option("--force", is_flag=True, help="Overwrite an index that exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
+def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, force: bool, as_json: bool) -> None:
+    """Write an index over the dumps of several ranks, and compare parameters and buffers between them.
+
+    DIR is the dump of one rank or of several. The index, graphprobe-ranks.json, names the folders and copies nothing;
+    `graphprobe compare` takes it, or the folder it lies in. A rank is what the dump says; folders that all say 0 are
+    numbered in the order given.
+
+    Under data parallelism every parameter must be replicated. Exits with 1 when values of one shape differ between
+    ranks, which is right for evenly sharded ones only.
+
+    \b
+    Example:
+      graphprobe merge node0/dump node1/dump --out merged
+      graphprobe compare merged single_process_dump
+    """
+    from graphprobe.compare.open import MERGED, open_dump
+    from graphprobe.compare.ranks import MergedDump, shared_values
+
+    opened = {folder: open_dump(folder) for folder in folders}
+    claimed = [rank for dump in opened.values() for rank in dump.ranks()]
+    by_rank: dict[int, Path] = {}
+    if len(set(claimed)) == len(claimed):
+        by_rank = {rank: folder for folder, dump in opened.items() for rank in dump.ranks()}
+    elif all(len(dump.ranks()) == 1 for dump in opened.values()) and set(claimed) == {0}:
+        by_rank = dict(enumerate(folders))
+    else:
+        raise UsageError(f"several folders hold the same rank: {sorted(claimed)}", hint="pass each rank once")
+    base = out if out is not None else Path(os.path.commonpath([f.absolute() for f in folders]))
+    base = base if out is not None or len(folders) > 1 else folders[0].absolute().parent
+    base.mkdir(parents=True, exist_ok=True)
+    index = base / MERGED
+    if index.exists() and not force:
+        raise UsageError(f"{index} exists already", hint="pass --force to overwrite it, or --out for another folder")
+    merged = MergedDump(str(index), {rank: opened[folder] for rank, folder in by_rank.items()})
+    shared = shared_values(merged)
+    places = {str(rank): os.path.relpath(folder.absolute(), base.absolute()) for rank, folder in by_rank.items()}
+    index.write_text(json.dumps({"schema": 1, "ranks": places}, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        import msgspec
+
+        click.echo(json.dumps({"index": str(index), "ranks": places, "values": msgspec.to_builtins(shared)}, indent=2))
+    else:
+        _tell(shared, places)
+        click.echo(f"Wrote {index}")
+    relations = {value.relation for value in shared}
+    ctx.exit(EXIT_FOUND if "differs" in relations else EXIT_UNDECIDED if not shared else EXIT_OK)
+
+
+def _tell(shared: list[Shared], places: dict[str, str]) -> None:
+    click.echo(f"{len(places)} ranks: {', '.join(places)}")
+    for relation in ("replicated", "sharded", "differs", "undecided"):
+        found = [value for value in shared if value.relation == relation]
+        if found:
+            click.echo(f"{relation}: {len(found)} values")
+        if relation == "differs":
+            for value in found[:20]:
+                groups = " | ".join(",".join(map(str, group)) for group in value.ranks)
+                click.echo(f"  {value.what}: ranks that agree: {groups}")
+    if not shared:
+        click.echo("no parameter, buffer or weight that two ranks have: nothing could be compared")

@@ -1,0 +1,97 @@
+"""`graphprobe parse`: one call of a dump."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from graphprobe.errors import ArtifactNotFoundError, GraphprobeError
+
+if TYPE_CHECKING:
+    from graphprobe.store.calls import Call, CallDump
+
+
+@click.command(name="parse", short_help="Print stack, statistics and values of one call of a dump.")
+@click.argument("dump")
+@click.argument("call", metavar="CALL")
+@click.option("--step", type=click.IntRange(min=0), help="Only in this step.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only of this rank.")
+@click.option("--no-values", is_flag=True, help="Statistics only.")
+@click.option("--data", metavar="DIR", help="Folder with the values of a ptdbg text.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, without values.")
+def command(
+    dump: str, call: str, step: int | None, rank: int | None, no_values: bool, data: str | None, as_json: bool
+) -> None:
+    """Print the stack, the statistics and the values of the call CALL of a DUMP in any format that compare reads.
+
+    CALL is a label such as linear.3.forward, its beginning up to a dot or an underscore (linear.3, 21_Torch_norm,
+    which gives forward and backward), or #N for the call in position N.
+
+    \b
+    Example:
+      graphprobe parse dump linear.3
+      graphprobe parse npu_dump.pkl 21_Torch_batch_normal
+    """
+    from graphprobe.compare.open import open_dump
+    from graphprobe.report.comparison import print_call
+
+    opened = open_dump(dump, data_dir=data)
+    found = _found(opened, call, step, rank)
+    if not found:
+        known = _some_labels(opened)
+        raise ArtifactNotFoundError(f"{dump} has no call {call!r}", hint=f"it has, for example, {', '.join(known)}")
+    if as_json:
+        import msgspec
+
+        click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+        return
+    for one in found:
+        print_call(one, values={} if no_values else _values(opened, one))
+
+
+def _found(dump: CallDump, wanted: str, step: int | None, rank: int | None) -> list[Call]:
+    return [
+        call
+        for r in dump.ranks()
+        if rank is None or r == rank
+        for s in dump.steps(r)
+        if step is None or s == step
+        for call in dump.calls(r, s)
+        if matches(call, wanted)
+    ]
+
+
+def matches(call: Call, wanted: str) -> bool:
+    """Whether `wanted` names the call: its label, the label up to a separator, or `#` and its position."""
+    if wanted.startswith("#"):
+        return wanted[1:] == str(call.position)
+    return call.label == wanted or call.label.startswith((f"{wanted}.", f"{wanted}_"))
+
+
+def _some_labels(dump: CallDump) -> list[str]:
+    labels: list[str] = []
+    for rank in dump.ranks()[:1]:
+        for step in dump.steps(rank)[:1]:
+            for call in dump.calls(rank, step):
+                labels.append(call.label)
+                if len(labels) == 5:
+                    return labels
+    return labels or ["no call at all"]
+
+
+def _values(dump: CallDump, call: Call) -> dict[str, str]:
+    from graphprobe.compare.measures import text_from
+
+    texts = {}
+    for slot in call.slots:
+        if not slot.value or slot.meta is None:
+            continue
+        try:
+            text = text_from(dump.values(call, slot), slot.meta.dtype)
+        except (GraphprobeError, OSError) as error:
+            texts[slot.name] = f"values could not be read: {error}"
+            continue
+        texts[slot.name] = f"sample of the values: {text}" if slot.sampled else text
+    return texts

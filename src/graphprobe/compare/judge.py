@@ -1,0 +1,298 @@
+"""One pair of calls: every pair of slots measured, without saying yet whose fault a difference is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from graphprobe.compare.measures import (
+    EQUAL,
+    Measures,
+    measure_statistics,
+    measure_values,
+    noise_unit,
+)
+from graphprobe.compare.outline import OUTPUT_ROLES, role_of
+from graphprobe.compare.result import CallName, CallResult, FindingKind, LocalTruth, Rule, SlotResult, Verdict
+from graphprobe.compare.scalars import is_default, scalar_difference
+from graphprobe.compare.slots import pair_slots, side_of
+from graphprobe.errors import ArtifactNotFoundError, SchemaError
+from graphprobe.numerics.dtypes import DTYPES
+from graphprobe.records import TensorMeta
+from graphprobe.store.calls import Call, CallDump, CallSlot
+
+CACHED = 4096
+"""Measured pairs of values that are remembered: an output is measured again as the next call's input."""
+
+
+class Replayer(Protocol):
+    """Calls an operation again, in float64; `compare` itself knows no torch."""
+
+    def truth(self, dump: CallDump, call: Call, forward: Call | None, arguments: Call) -> LocalTruth:
+        """Judges what `call` recorded as its outputs.
+
+        Args:
+            dump: where the call is from.
+            call: with values of its inputs and outputs.
+            forward: of a backward, the call it belongs to.
+            arguments: the call of the other side whose non-tensor arguments are to be used: its forward, of a backward.
+        """
+        ...
+
+
+class Task(msgspec.Struct, kw_only=True):
+    """One pair to be judged.
+
+    Attributes:
+        places: the numbers of the two calls in their sequences, from 0.
+        producers: for each slot of the candidate's call and of the reference's, whether an earlier call gave it.
+        forward: of a backward: the candidate's and the reference's forward call, where they are known.
+        strict_state: state must agree but for rounding; not so after a step of training.
+    """
+
+    number: int
+    rank: int
+    step: int
+    rule: Rule
+    candidate: Call
+    reference: Call
+    producers: tuple[tuple[bool, ...], tuple[bool, ...]]
+    places: tuple[int, int]
+    forward: tuple[Call | None, Call | None] = (None, None)
+    strict_state: bool = True
+
+
+class Judge:
+    """Measures pairs of calls of two dumps. Safe to be used by several threads at once.
+
+    Attributes:
+        problems: values that could not be read, in words, one a cause.
+    """
+
+    def __init__(
+        self, candidate: CallDump, reference: CallDump, *, replayer: Replayer | None = None, threads: int = 1
+    ) -> None:
+        self._candidate, self._reference = candidate, reference
+        self._replayer, self._threads = replayer, threads
+        self._same_format = candidate.format == reference.format
+        self._cache: dict[object, Measures] = {}
+        self.problems: dict[str, int] = {}
+
+    def judge(self, task: Task) -> CallResult:
+        """The measured pair; verdicts and blame are still those of an innocent."""
+        mine, theirs = task.candidate, task.reference
+        given = dict(zip((s.name for s in mine.slots), task.producers[0], strict=True))
+        other = dict(zip((s.name for s in theirs.slots), task.producers[1], strict=True))
+        slots = []
+        for a, b in pair_slots(mine.slots, theirs.slots):
+            made = (given.get(a.name) if a else None, other.get(b.name) if b else None)
+            slots.append(self._slot(task, a, b, made))
+        level = max((s.level for s in slots if s.role in OUTPUT_ROLES), default=0.0)
+        inherited = max((s.level for s in slots if s.role not in OUTPUT_ROLES), default=0.0)
+        result = CallResult(
+            number=task.number,
+            rank=task.rank,
+            step=task.step,
+            direction=mine.direction,
+            rule=task.rule,
+            candidate=name_of(mine),
+            reference=name_of(theirs),
+            slots=tuple(slots),
+            level=level,
+            inherited=inherited,
+        )
+        truths = self._truths(task, slots)
+        return msgspec.structs.replace(result, truth=truths[0], reference_truth=truths[1]) if any(truths) else result
+
+    def _truths(self, task: Task, slots: Sequence[SlotResult]) -> tuple[LocalTruth | None, LocalTruth | None]:
+        outputs = [s for s in slots if s.role in OUTPUT_ROLES]
+        differs = any((s.basis == "values" and s.reason) or s.level > 0 for s in outputs)
+        if self._replayer is None or not differs or not any(s.basis == "values" for s in outputs):
+            return None, None
+        mine, theirs = task.candidate, task.reference
+        arguments = task.forward[1] if mine.direction == "backward" and task.forward[1] is not None else theirs
+        return (
+            self._replayer.truth(self._candidate, mine, task.forward[0], arguments),
+            self._replayer.truth(self._reference, theirs, task.forward[1], arguments),
+        )
+
+    def _slot(
+        self, task: Task, mine: CallSlot | None, theirs: CallSlot | None, made: tuple[bool | None, bool | None]
+    ) -> SlotResult:
+        shown = mine if mine is not None else theirs
+        assert shown is not None
+        result = SlotResult(
+            name=shown.name,
+            role=role_of(task.candidate, shown),
+            reference_name=theirs.name if theirs is not None and theirs.name != shown.name else "",
+            candidate=side_of(mine),
+            reference=side_of(theirs),
+        )
+        if mine is None or theirs is None:
+            return _one_sided(result, mine, theirs, task, told=self._same_format)
+        if mine.meta is None or theirs.meta is None:
+            return _scalars(result, mine, theirs, _roundoff_of(task), self._same_format)
+        if mine.meta.shape != theirs.meta.shape:
+            text = f"shape {list(mine.meta.shape)} for {list(theirs.meta.shape)}"
+            return msgspec.structs.replace(result, fault="shape", reason=text)
+        empty = 0 in mine.meta.shape
+        measured = EQUAL if empty else self._measure(task, mine, theirs, (mine.meta.dtype, theirs.meta.dtype))
+        origin = _origin(result.role, made)
+        return _filled(result, measured, origin, mine.meta, strict=task.strict_state)
+
+    def _measure(self, task: Task, mine: CallSlot, theirs: CallSlot, dtypes: tuple[str, str]) -> Measures:
+        same_kind = mine.digest_kind == theirs.digest_kind and dtypes[0] == dtypes[1]
+        if mine.digest and mine.digest == theirs.digest and same_kind:
+            return EQUAL
+        key = (_key(task, mine), _key(task, theirs), dtypes)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._measured(task, mine, theirs, dtypes)
+            if len(self._cache) >= CACHED:
+                self._cache.clear()
+            self._cache[key] = found
+        return found
+
+    def _measured(self, task: Task, mine: CallSlot, theirs: CallSlot, dtypes: tuple[str, str]) -> Measures:
+        trouble = ""
+        if mine.value and theirs.value:
+            try:
+                a = self._candidate.values(task.candidate, mine)
+                b = self._reference.values(task.reference, theirs)
+            except (ArtifactNotFoundError, SchemaError, OSError) as error:
+                trouble = f"values could not be read: {error}"
+                self.problems[trouble] = self.problems.get(trouble, 0) + 1
+            else:
+                if a.shape == b.shape and mine.sampled == theirs.sampled:
+                    return measure_values(a, b, dtypes, sampled=mine.sampled, threads=self._threads)
+                trouble = "samples of different size"
+        known = frozenset(mine.known) & frozenset(theirs.known)
+        if mine.stats is not None and theirs.stats is not None and known:
+            found = measure_statistics(mine.stats, theirs.stats, known, dtypes)
+            return msgspec.structs.replace(found, reason=found.reason or trouble)
+        return Measures(basis="none", reason=trouble or mine.missing or theirs.missing or "no values, no statistics")
+
+
+def name_of(call: Call) -> CallName:
+    """Where a call is to be found."""
+    return CallName(
+        position=call.position,
+        label=call.label,
+        kind=call.kind,
+        api=call.api,
+        module=call.module,
+        source=call.source,
+        stack=call.stack,
+    )
+
+
+def _key(task: Task, slot: CallSlot) -> object:
+    if slot.digest:
+        return (slot.digest_kind, slot.digest)
+    if slot.value:
+        return (task.rank, task.step, slot.value)
+    return (slot.stats, slot.known)
+
+
+def _roundoff_of(task: Task) -> float:
+    """u of the coarsest floating-point dtype around the call."""
+    names = [s.meta.dtype for call in (task.candidate, task.reference) for s in call.slots if s.meta is not None]
+    return max((DTYPES[name].unit_roundoff for name in names if name in DTYPES), default=0.0)
+
+
+def _one_sided(
+    result: SlotResult, mine: CallSlot | None, theirs: CallSlot | None, task: Task, *, told: bool
+) -> SlotResult:
+    """`told`: both formats name every argument alike, so that one that is missing was not given."""
+    slot = mine if mine is not None else theirs
+    assert slot is not None
+    side = "candidate" if mine is not None else "reference"
+    reason = f"only the {side} has it"
+    fault: FindingKind | None = None
+    inputs = slot.role not in OUTPUT_ROLES and task.candidate.direction == "forward"
+    if told and inputs and task.candidate.kind == task.reference.kind == "api" and task.rule != "renamed":
+        if slot.scalar is not None and not is_default(slot.scalar):
+            fault, reason = "scalar", f"{slot.scalar.text} is given to the {side} only"
+        elif slot.meta is not None:
+            fault, reason = "shape", f"a tensor of shape {list(slot.meta.shape)} is given to the {side} only"
+    return msgspec.structs.replace(result, reason=reason, fault=fault)
+
+
+def _scalars(result: SlotResult, mine: CallSlot, theirs: CallSlot, roundoff: float, same_format: bool) -> SlotResult:
+    if mine.scalar is None or theirs.scalar is None:
+        if mine.meta is not None or theirs.meta is not None:
+            scalar = mine.scalar or theirs.scalar
+            none = scalar is not None and is_default(scalar)
+            return msgspec.structs.replace(
+                result,
+                fault="scalar" if none and mine.role == "input" else None,
+                reason="a tensor on one side, no tensor on the other",
+            )
+        return result
+    difference = scalar_difference(mine.scalar, theirs.scalar, roundoff=roundoff, same_format=same_format)
+    if difference and mine.role in OUTPUT_ROLES:  # what a call returns follows from what it did
+        return msgspec.structs.replace(result, basis="scalar", reason=difference)
+    return msgspec.structs.replace(result, basis="scalar", reason=difference, fault="scalar" if difference else None)
+
+
+def _origin(role: str, made: tuple[bool | None, bool | None]) -> Literal["", "computed", "state"]:
+    if role in ("parameter", "buffer"):
+        return "state"
+    if role in OUTPUT_ROLES or role == "grad_output":
+        return "computed"
+    if made[0] is None or made[1] is None:
+        return ""
+    return "computed" if made[0] or made[1] else "state"
+
+
+def _filled(
+    result: SlotResult, m: Measures, origin: Literal["", "computed", "state"], meta: TensorMeta, *, strict: bool
+) -> SlotResult:
+    assert result.candidate is not None and result.reference is not None
+    dtypes = result.candidate.dtype, result.reference.dtype
+    exact = noise_unit(*dtypes) == 0.0
+    fault: FindingKind | None = None
+    reason = m.reason
+    verdict: Verdict = "ok"
+    if m.mismatched:
+        fault = "nonfinite"
+        verdict = "candidate_worse" if m.candidate_worse else "candidate_better"
+        reason = f"{m.mismatched} elements are NaN, Inf or finite where the other side's are not"
+    elif exact and m.unequal and m.basis != "none":
+        fault, reason = "wrong_value", reason or f"{m.unequal} elements differ by up to {m.max_abs or 0:g}"
+    elif m.level and not reason:
+        reason = f"largest error {m.max_abs or 0:.3g}, rms {m.level:.3g} and at most {m.z:.3g} units of noise"
+    if origin == "state" and strict and m.basis != "none":
+        same = dtypes[0] == dtypes[1]
+        if m.unequal if same else not m.rounding:
+            fault = "state"
+            what = "differs though nothing has computed it" if same else "is not the other side's, rounded"
+            reason = f"{what}: {reason or 'statistics differ'}"
+    worst = None
+    if m.worst is not None and m.basis == "values":
+        size = math.prod(meta.shape)
+        worst = tuple(int(i) for i in np.unravel_index(m.worst % max(1, size), meta.shape)) if meta.shape else ()
+    elif m.worst is not None:
+        worst = (m.worst,)
+    return msgspec.structs.replace(
+        result,
+        basis=m.basis,
+        level=0.0 if exact else m.level,
+        z=m.z,
+        ulp=m.ulp,
+        cosine=m.cosine,
+        max_abs=m.max_abs,
+        max_relative=m.max_relative,
+        within_1_1000=m.within_1_1000,
+        within_5_1000=m.within_5_1000,
+        accuracy=m.accuracy,
+        worst=worst,
+        origin=origin,
+        fault=fault,
+        verdict=verdict,
+        reason=reason,
+    )

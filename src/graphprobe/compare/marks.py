@@ -1,0 +1,196 @@
+"""What is kept in memory of each judged pair, to find out whose fault a difference is: a few numbers."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from graphprobe.compare.cancellation import cancelled
+from graphprobe.compare.judge import Task
+from graphprobe.compare.measures import noise_unit
+from graphprobe.compare.naming import canonical
+from graphprobe.compare.outline import OUTPUT_ROLES, role_of
+from graphprobe.compare.randomness import draws
+from graphprobe.compare.result import CallResult
+from graphprobe.numerics.dtypes import DTYPES, FLOAT32, accumulation_roundoff
+from graphprobe.store.calls import Call
+
+Truth = int
+"""0 nobody asked, 1 skipped, 2 unsure, 3 ok, 4 worse."""
+
+ANSWERS = {"skipped": 1, "unsure": 2, "ok": 3, "worse": 4}
+
+
+class Mark(msgspec.Struct, gc=False, kw_only=True):
+    """One pair, or one call without a partner.
+
+    Attributes:
+        position: in the candidate, in the reference for a call that only that has.
+        group: hash of operation, direction and shapes: the calls that should behave alike.
+        family: hash of operation, direction and kind, for dtypes.
+        me: hash of kind, api, index, module; a backward finds its forward by it.
+        module: hash of the module path; `modules` the hashes of all paths it lies in.
+        inherited, level: u·rms(z) of what the call got and gave: errors relative to the values, so that a float32
+            result of bfloat16 inputs is held against those. `inherited_z`, `z`: u times the largest z.
+        unit: the largest u of what it gave.
+        own: allowance of noise that the call itself may add, in the same measure.
+        exact_in, exact_out: integers or booleans differ in what it got and gave.
+        class_in, class_out: classes differ; of what it gave +1 the candidate is worse, −1 the reference.
+        state: hash of the state that differs, 0 if none does.
+        loose: hash-free number of state slots that were compared, and of those that differ.
+        scalar, shape, random, values: flags.
+        kept: it gives back what it got.
+        truths: answers of the replay for candidate and reference.
+        dtypes: pairs of dtypes of floating-point slots, `reference>candidate`.
+        wired: inputs that come from elsewhere: (level, candidate's producer, reference's producer).
+        partner: position of the partner; −1 for none. `side`: 0 both, 1 candidate only, 2 reference only.
+        opposite: of an unpaired call of the candidate, the position of what stands in its place; −1 for none.
+    """
+
+    number: int
+    rank: int
+    step: int
+    position: int
+    kind: str
+    backward: bool
+    group: int = 0
+    family: int = 0
+    me: int = 0
+    modules: tuple[int, ...] = ()
+    inherited: float = 0.0
+    inherited_z: float = 0.0
+    level: float = 0.0
+    z: float = 0.0
+    own: float = 0.0
+    unit: float = 0.0
+    exact_in: bool = False
+    exact_out: bool = False
+    class_in: int = 0
+    class_out: int = 0
+    state: int = 0
+    state_seen: int = 0
+    state_differs: int = 0
+    parameter: bool = False
+    scalar: bool = False
+    shape: bool = False
+    random: bool = False
+    values: bool = False
+    nothing: bool = False
+    moved: bool = False
+    kept: bool = False
+    consumed: bool = False
+    truths: tuple[Truth, Truth] = (0, 0)
+    dtypes: tuple[str, ...] = ()
+    wired: tuple[tuple[float, int, int], ...] = ()
+    partner: int = -1
+    side: int = 0
+    opposite: int = -1
+
+
+OWN = 4.0
+"""Noise, rms of z, that any operation may add."""
+
+SUM = 2.0
+"""Times sqrt(K)·u_acc/u, what a sum over K terms may add."""
+
+
+def mark_of(task: Task, result: CallResult) -> Mark:
+    """The mark of a judged pair."""
+    call = task.candidate
+    mark = Mark(
+        number=result.number,
+        rank=result.rank,
+        step=result.step,
+        position=call.position,
+        kind=call.kind,
+        backward=call.direction == "backward",
+        group=_group(call),
+        family=hash((call.kind, canonical(call.api), call.direction)),
+        me=hash((call.kind, call.api, call.index, call.module)),
+        modules=modules_of(call),
+        random=draws(call) or draws(task.reference),
+        moved=task.rule == "moved",
+        partner=task.reference.position,
+        truths=(
+            ANSWERS[result.truth.answer] if result.truth else 0,
+            ANSWERS[result.reference_truth.answer] if result.reference_truth else 0,
+        ),
+    )
+    _add_slots(mark, result, call)
+    mark.own = _own(task) * mark.unit
+    return mark
+
+
+def modules_of(call: Call) -> tuple[int, ...]:
+    """Hashes of the paths of the modules that a call lies in, the outermost first; a module's own path is the last."""
+    parts = call.module.split(".") if call.module else []
+    return tuple(hash(".".join(parts[: i + 1])) for i in range(len(parts)))
+
+
+def _group(call: Call) -> int:
+    shapes = tuple(s.meta.shape for s in call.slots if s.meta is not None and role_of(call, s) in OUTPUT_ROLES)
+    return hash((call.kind, canonical(call.api), call.direction, shapes))
+
+
+def _own(task: Task) -> float:
+    """The allowance: K is the longest dimension around, or the ratio of elements got to elements given."""
+    longest, got, gave, roundoff, accumulator = 1, 1, 0, 0.0, FLOAT32.unit_roundoff
+    for call in (task.candidate, task.reference):
+        for slot in call.slots:
+            if slot.meta is None or slot.meta.dtype not in DTYPES:
+                continue
+            facts = DTYPES[slot.meta.dtype]
+            size = math.prod(slot.meta.shape)
+            longest = max(longest, *slot.meta.shape) if slot.meta.shape else longest
+            if role_of(call, slot) in OUTPUT_ROLES:
+                gave = min(gave or size, size)
+            else:
+                got = max(got, size)
+            if facts.unit_roundoff > roundoff:
+                roundoff, accumulator = facts.unit_roundoff, accumulation_roundoff(facts)
+    if not roundoff:
+        return OWN
+    terms = max(longest, got // max(1, gave))
+    return OWN + SUM * math.sqrt(terms) * accumulator / roundoff
+
+
+def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
+    pairs = []
+    compared = False
+    for slot in result.slots:
+        a, b = slot.candidate, slot.reference
+        output = slot.role in OUTPUT_ROLES
+        compared = compared or slot.basis not in ("none", "scalar")
+        if a is not None and b is not None and a.dtype and b.dtype and slot.basis != "none" and _float(b.dtype):
+            pairs.append(f"{b.dtype}>{a.dtype}")
+        mark.values = mark.values or slot.basis in ("values", "sample")
+        mark.scalar = mark.scalar or slot.fault == "scalar"
+        mark.shape = mark.shape or slot.fault == "shape"
+        differs = slot.fault == "wrong_value"
+        unit = noise_unit(a.dtype, b.dtype) if a is not None and b is not None and a.dtype and b.dtype else 0.0
+        if slot.origin == "state" and slot.basis not in ("none", "scalar"):
+            mark.state_seen += 1
+            if slot.fault == "state":
+                mark.state_differs += 1
+                mark.state = hash((slot.reference, slot.candidate))
+                mark.parameter = mark.parameter or slot.role in ("parameter", "buffer")
+        if output:
+            mark.unit = max(mark.unit, unit)
+            if slot.level:
+                unit /= cancelled(call.api, mark.backward, slot, result.slots)
+            mark.level, mark.z = max(mark.level, unit * slot.level), max(mark.z, unit * slot.z)
+            mark.exact_out = mark.exact_out or differs
+            if slot.fault == "nonfinite":
+                mark.class_out = 1 if slot.verdict == "candidate_worse" else mark.class_out or -1
+        else:
+            mark.inherited = max(mark.inherited, unit * slot.level)
+            mark.inherited_z = max(mark.inherited_z, unit * slot.z)
+            mark.exact_in = mark.exact_in or differs or (slot.fault == "state" and not _float(b.dtype if b else ""))
+            mark.class_in = mark.class_in or int(slot.fault == "nonfinite")
+    mark.dtypes = tuple(pairs)
+    mark.nothing = not compared and any(s.candidate is not None and s.candidate.dtype for s in result.slots)
+
+
+def _float(dtype: str) -> bool:
+    return dtype in DTYPES and not DTYPES[dtype].is_exact

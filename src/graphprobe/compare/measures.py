@@ -1,0 +1,256 @@
+"""The distance of two values or two rows of statistics, in units of the noise of the coarser dtype."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import msgspec
+import numpy as np
+
+from graphprobe.compare.result import Basis
+from graphprobe.numerics.dtypes import DTYPES, WorkingDtype
+from graphprobe.numerics.noise import C0
+from graphprobe.numerics.pair import compare_pairs
+from graphprobe.records import TensorStats
+from graphprobe.store.dump_dtypes import STORED_DTYPES
+from graphprobe.store.dump_widen import Array, widened
+
+SAMPLE = 4096
+"""Elements of which the typical magnitude is taken."""
+
+UNKNOWN = 2.0**-4
+"""u of a float that the criterion has no facts about: 4-bit and scale formats."""
+
+HUGE = 1e30
+"""Stands for an error without measure: JSON has no infinity."""
+
+SOURCE_COSINE = 0.99
+SOURCE_ABSOLUTE = 0.001
+"""The source's own limits."""
+
+
+class Measures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What was measured between two tensors; see `result.SlotResult`.
+
+    Attributes:
+        unequal: elements that differ, or statistics.
+        mismatched: elements, or counts, of another class: NaN, Inf, finite.
+        candidate_worse: of a class mismatch, whether the candidate has more of what is no number.
+        rounding: the largest error is no more than rounding once to the coarser dtype explains.
+        worst: flat index of the element that `z` or the class mismatch is of.
+    """
+
+    basis: Basis
+    level: float = 0.0
+    z: float = 0.0
+    ulp: float | None = None
+    cosine: float | None = None
+    max_abs: float | None = None
+    max_relative: float | None = None
+    within_1_1000: float | None = None
+    within_5_1000: float | None = None
+    unequal: int = 0
+    mismatched: int = 0
+    candidate_worse: bool = True
+    rounding: bool = True
+    worst: int | None = None
+    reason: str = ""
+
+    @property
+    def accuracy(self) -> str:
+        """The source's rule, where there are values."""
+        if self.cosine is None or self.max_abs is None:
+            return ""
+        return "No" if self.cosine < SOURCE_COSINE or self.max_abs > SOURCE_ABSOLUTE else "Yes"
+
+
+EQUAL = Measures(basis="digest", cosine=1.0, max_abs=0.0, max_relative=0.0, within_1_1000=1.0, within_5_1000=1.0)
+"""Of equal digests."""
+
+
+@functools.cache
+def facts_of(dtype: str) -> WorkingDtype | None:
+    """The facts of a dtype, None where the criterion has none."""
+    return DTYPES.get(dtype)
+
+
+@functools.cache
+def noise_unit(candidate: str, reference: str) -> float:
+    """u of the coarser dtype; 0 where both are exact."""
+    return max(_roundoff(candidate), _roundoff(reference))
+
+
+def _roundoff(dtype: str) -> float:
+    facts = facts_of(dtype)
+    return facts.unit_roundoff if facts is not None else UNKNOWN
+
+
+@functools.cache
+def rounding_limit(candidate: str, reference: str) -> float:
+    """Units in the last place of the coarser dtype by which two roundings of one number can differ."""
+    fine, coarse = sorted((_roundoff(candidate), _roundoff(reference)))
+    return 0.5 * (1 + fine / coarse) if coarse and fine < coarse else 0.0
+
+
+def readable(values: Array, dtype: str) -> Array:
+    """The values as numpy can show them: bits of a dtype that it lacks become the next wider one."""
+    known = STORED_DTYPES.get(dtype)
+    if known is not None and known.numpy is None and known.size_bytes == values.dtype.itemsize:
+        return widened(values, dtype)[0]
+    return values
+
+
+def text_from(values: Array, dtype: str) -> str:
+    """The values as text, the middle of large tensors left out."""
+    with np.printoptions(threshold=64, edgeitems=4, linewidth=110, precision=8):
+        return str(readable(values, dtype))
+
+
+def typical_of_sample(values: Array, dtype: str) -> float:
+    """min(rms, 4·median) of the magnitudes of an evenly strided sample of finite elements; 0 without any."""
+    line = np.reshape(values, -1)
+    sample = readable(np.ascontiguousarray(line[:: max(1, line.size // SAMPLE)]), dtype)
+    size = np.abs(sample.astype(np.complex128 if np.iscomplexobj(sample) else np.float64))
+    size = size[np.isfinite(size)]
+    if not size.size:
+        return 0.0
+    return float(min(math.sqrt(float(np.mean(size * size))), 4 * float(np.median(size))))
+
+
+def measure_values(
+    candidate: Array, reference: Array, dtypes: tuple[str, str], *, sampled: bool = False, threads: int = 1
+) -> Measures:
+    """One pass over both.
+
+    z = |c − r| / (u·max(|c|, |r|, smallest normal) + c0·u·min(rms, 4·median|r|)), u of the coarser dtype (spec 6,
+    without the response to input noise, which nobody has measured here).
+
+    Args:
+        candidate, reference: of one shape, or one length if sampled; dtypes that numpy lacks as bits.
+        dtypes: torch's names, the candidate's first.
+        sampled: the elements are a sample.
+    """
+    u = noise_unit(*dtypes)
+    stored = _stored(candidate, dtypes[0]), _stored(reference, dtypes[1])
+    floor = C0 * u * typical_of_sample(reference, stored[1])
+    pair = compare_pairs(
+        candidate,
+        reference,
+        candidate_dtype=stored[0],
+        reference_dtype=stored[1],
+        unit_roundoff=u,
+        floor=min(floor, 2.0**1000),
+        threads=threads,
+    )
+    mine = sum(pair.classes[row][column] for row in (1, 2, 3) for column in (0,))
+    theirs = sum(pair.classes[0][1:])
+    worst = pair.first_mismatch if pair.mismatched else pair.z_max_index
+    own = noise_unit(*stored)
+    ulp = pair.max_ulp * (own / u) if u and own else pair.max_ulp
+    return Measures(
+        basis="sample" if sampled else "values",
+        level=min(pair.z_rms, HUGE),
+        z=min(pair.z_max, HUGE),
+        ulp=ulp,
+        cosine=pair.cosine,
+        max_abs=min(pair.max_abs, HUGE),
+        max_relative=min(pair.max_relative, HUGE),
+        within_1_1000=pair.within_1_1000 / pair.count if pair.count else 1.0,
+        within_5_1000=pair.within_5_1000 / pair.count if pair.count else 1.0,
+        unequal=pair.unequal,
+        mismatched=pair.mismatched,
+        candidate_worse=mine >= theirs,
+        rounding=not pair.mismatched and ulp <= rounding_limit(*dtypes),
+        worst=worst,
+    )
+
+
+def _stored(values: Array, dtype: str) -> str:
+    """The dtype the values lie in: a format that widens bfloat16 to float32 still names the former."""
+    known = STORED_DTYPES.get(dtype)
+    if known is not None and known.size_bytes == values.dtype.itemsize:
+        return dtype
+    return str(values.dtype.name)
+
+
+def measure_statistics(
+    candidate: TensorStats,
+    reference: TensorStats,
+    known: frozenset[str],
+    dtypes: tuple[str, str],
+) -> Measures:
+    """Two rows of statistics; each difference in units of what rounding does to that statistic.
+
+    With u of the coarser dtype, n elements, rms = l2/√n of the larger side, and errors e_i = u·x_i·ξ_i of the elements:
+
+    * max, min: one element, so u·|value| + c0·u·rms.
+    * mean: the mean of n errors: u·rms·(1/√n + c0); 1/√n if they are independent, c0 is the share that is not. The
+      mean itself does not enter, so that one near zero explodes nothing.
+    * l2: Σ x_i e_i / l2, so u·l2·(1/√n + c0).
+    * std: as l2, with std·√n in its place, and no finer than the mean.
+
+    Counts of NaN and Inf must agree. Integers and booleans are exact, except for statistics that another tool has
+    rounded to float32.
+    """
+    u = noise_unit(*dtypes)
+    n = max(1, reference.count)
+    rms = max(_rms(candidate, known), _rms(reference, known))
+    share = 1 / math.sqrt(n) + C0
+    smallest = max((facts.smallest_normal for name in dtypes if (facts := facts_of(name)) is not None), default=0.0)
+    top, worst_name, unequal = 0.0, "", 0
+    rounded = True
+    u_or_exact = u if u else 2.0**-24
+    for name in ("max", "min", "mean", "l2", "std"):
+        if name not in known:
+            continue
+        a, b = getattr(candidate, name), getattr(reference, name)
+        if a is None or b is None or a == b or (math.isnan(a) and math.isnan(b)):
+            continue
+        unequal += 1
+        if not (math.isfinite(a) and math.isfinite(b)):
+            top, worst_name, rounded = HUGE, name, False
+            continue
+        if name in ("max", "min"):
+            unit = u_or_exact * max(abs(a), abs(b), smallest) + C0 * u * rms
+            rounded = rounded and abs(a - b) <= 1.0001 * u * max(abs(a), abs(b), smallest)
+        elif name == "mean":
+            unit = u_or_exact * max(rms, smallest) * share if u else u_or_exact * max(abs(a), abs(b))
+        else:
+            unit = u_or_exact * max(abs(a), abs(b), smallest) * (share if u else 1.0)
+            unit = max(unit, u_or_exact * rms * share) if name == "std" else unit
+        # What another tool wrote as float32 has that rounding on top.
+        unit += 2.0**-23 * max(abs(a), abs(b))
+        z = min(abs(a - b) / unit, HUGE) if unit else HUGE
+        if z > top:
+            top, worst_name = z, name
+        rounded = rounded and z <= ROUNDED
+    wrong = worse = 0
+    for name in ("nan", "positive_inf", "negative_inf"):
+        if name in known:
+            gap = getattr(candidate, name) - getattr(reference, name)
+            wrong, worse = wrong + abs(gap), worse + gap
+    reason = (
+        f"{worst_name} {getattr(candidate, worst_name):.6g} for {getattr(reference, worst_name):.6g}" if top else ""
+    )
+    return Measures(
+        basis="statistics",
+        level=top,
+        z=top,
+        unequal=unequal + wrong,
+        mismatched=wrong,
+        candidate_worse=worse >= 0,
+        rounding=rounded and not wrong,
+        reason=reason,
+    )
+
+
+ROUNDED = 4.0
+"""Units by which a statistic of values that were only rounded may differ."""
+
+
+def _rms(stats: TensorStats, known: frozenset[str]) -> float:
+    if "l2" in known and stats.l2 is not None and math.isfinite(stats.l2):
+        return stats.l2 / math.sqrt(max(1, stats.count))
+    ends = [abs(v) for v in (stats.min, stats.max, stats.mean) if v is not None and math.isfinite(v)]
+    return max(ends, default=0.0) / 2

@@ -1,0 +1,119 @@
+"""Which format a path is, and its reader. Readers are imported when a dump of theirs is opened."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from graphprobe.compare.remote import is_remote, local_copy
+from graphprobe.errors import RunNotFoundError, UsageError
+from graphprobe.store.calls import CallDump
+
+EXPECTED = (
+    "a folder of an API dump, a graph dump (a time folder or worldsize*_rank*), an index written by `graphprobe "
+    "merge`, an msprobe folder or its dump.json, or the .pkl text of ptdbg"
+)
+"""What can be opened, for messages."""
+
+MERGED = "graphprobe-ranks.json"
+"""Name of the index that `graphprobe merge` writes."""
+
+_STEP_OR_RANK = re.compile(r"(step|rank)\d*$")
+
+
+def open_dump(path: str | Path, *, data_dir: str | Path | None = None) -> CallDump:
+    """Opens a dump of any known format.
+
+    Args:
+        path: a folder or file; an fsspec URL (`s3://…`) is copied to a temporary folder first.
+        data_dir: of a ptdbg dump, the folder of its values; found beside the text if None.
+
+    Raises:
+        RunNotFoundError: nothing is there.
+        UsageError: something is there, and it is no dump that can be read; the message says what was expected.
+    """
+    if is_remote(str(path)):
+        return _titled(open_dump(local_copy(str(path))), str(path))
+    place = Path(path)
+    if not place.exists():
+        raise RunNotFoundError(f"there is no dump {place}", hint=f"expected {EXPECTED}")
+    if place.is_file():
+        return _open_file(place, data_dir)
+    if (place / MERGED).is_file():
+        return _merged(place / MERGED)
+    if _msprobe_below(place):
+        return _made("graphprobe.store.foreign.msprobe", "MsprobeDump", place)
+    if _reader("graphprobe.store.api_reader", "is_api_dump")(place):
+        return _made("graphprobe.store.api_reader", "open_api_dump", place)
+    texts = sorted(p for p in place.glob("*.pkl") if _begins_with(p, b"["))
+    if len(texts) == 1:
+        return _open_file(texts[0], data_dir)
+    if _reader("graphprobe.store.graph_calls", "is_graph_dump")(place):
+        return _made("graphprobe.store.graph_calls", "open_graph_dump", place)
+    raise UsageError(f"{place} is no dump that can be read", hint=f"expected {EXPECTED}")
+
+
+def _open_file(place: Path, data_dir: str | Path | None) -> CallDump:
+    if place.name == MERGED:
+        return _merged(place)
+    if _begins_with(place, b"["):
+        folder = None if data_dir is None else Path(data_dir)
+        dump: CallDump = _reader("graphprobe.store.foreign.ptdbg", "PtdbgDump")(place, data_dir=folder)
+        return dump
+    if place.suffix == ".json" and _begins_with(place, b"{"):
+        return _made("graphprobe.store.foreign.msprobe", "MsprobeDump", place)
+    if _begins_with(place, b"\x80"):
+        raise UsageError(
+            f"{place} is a pickle, which is not opened: it may run any code",
+            hint="the .pkl of ptdbg is text in spite of its name, one JSON list a line",
+        )
+    raise UsageError(f"{place} is no dump that can be read", hint=f"expected {EXPECTED}")
+
+
+def _merged(place: Path) -> CallDump:
+    from graphprobe.compare.ranks import MergedDump
+
+    try:
+        document = json.loads(place.read_text(encoding="utf-8"))
+        folders = {int(rank): str(folder) for rank, folder in document["ranks"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{place} is no index of ranks: {error}", hint="write it again with `graphprobe merge`"
+        ) from error
+    return MergedDump(str(place), {rank: open_dump(place.parent / folder) for rank, folder in folders.items()})
+
+
+def _msprobe_below(folder: Path) -> bool:
+    """Whether `dump.json` lies here or below folders called `step…` and `rank…`."""
+    if (folder / "dump.json").is_file():
+        return True
+    for child in sorted(folder.iterdir()):
+        if child.is_dir() and _STEP_OR_RANK.match(child.name):
+            if (child / "dump.json").is_file():
+                return True
+            for inner in sorted(child.iterdir()):
+                if inner.is_dir() and _STEP_OR_RANK.match(inner.name) and (inner / "dump.json").is_file():
+                    return True
+    return False
+
+
+def _begins_with(path: Path, mark: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(256).lstrip()[: len(mark)] == mark
+
+
+def _reader(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def _made(module: str, name: str, place: Path) -> CallDump:
+    dump: CallDump = _reader(module, name)(place)
+    return dump
+
+
+def _titled(dump: CallDump, title: str) -> CallDump:
+    dump.title = title
+    return dump

@@ -1,0 +1,34 @@
+"""What a comparison may be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphprobe.compare.judge import Replayer
+from graphprobe.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of `compare_dumps`.
+
+    Attributes:
+        replayer: calls operations again where values are there; None: verdicts come from both sides' values alone.
+        jobs: threads that judge pairs.
+        scheduler: address of a Dask scheduler whose workers judge; they must see both dumps under the same paths.
+        replay_remotely: with a scheduler, whether the workers replay.
+        steps, ranks: only these; None for all.
+    """
+
+    replayer: Replayer | None = None
+    jobs: int = 1
+    scheduler: str = ""
+    replay_remotely: bool = False
+    steps: frozenset[int] | None = None
+    ranks: frozenset[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise UsageError(f"jobs is {self.jobs}", hint="pass 1 or more")
+        if self.scheduler and self.replayer is not None:
+            raise UsageError("a replayer cannot be sent to a scheduler's workers", hint="pass replay_remotely=True")

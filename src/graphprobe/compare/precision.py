@@ -1,0 +1,86 @@
+"""The precision of a run, learnt from the run itself: which dtype stands for which, and who is out of line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from graphprobe.compare.marks import Mark
+from graphprobe.numerics.dtypes import DTYPES
+
+FEW = 4
+"""Calls of a family from which it has a custom of its own."""
+
+RARE = 0.1
+CUSTOM = 0.8
+"""Shares of a family: what is a custom, and what is an exception from it."""
+
+
+def precision_of(marks: Iterable[Mark]) -> Counter[str]:
+    """How often each dtype of the reference became which of the candidate."""
+    return Counter(pair for mark in marks for pair in mark.dtypes)
+
+
+def out_of_line(marks: Sequence[Mark]) -> dict[int, tuple[int, str]]:
+    """Calls in another precision than their peers.
+
+    A pair of dtypes is out of line where at least `FEW` calls of the same operation have a custom, a pair that
+    `CUSTOM` of them share, and this pair is rare among them; or, for an operation with fewer calls, where the
+    candidate's dtype is coarser than everything else that the program has for this dtype of the reference.
+
+    Returns:
+        by number of the row: 1 where the candidate is the coarser, −1 where the reference is, 0 where the call is
+        finer than its peers, which is no fault; and in words.
+    """
+    whole = precision_of(marks)
+    families: dict[int, Counter[frozenset[str]]] = {}
+    for mark in marks:
+        if mark.dtypes:
+            families.setdefault(mark.family, Counter())[frozenset(mark.dtypes)] += 1
+    found: dict[int, tuple[int, str]] = {}
+    for mark in marks:
+        if not mark.dtypes:
+            continue
+        mine = frozenset(mark.dtypes)
+        family = families[mark.family]
+        total = family.total()
+        custom, most = family.most_common(1)[0]
+        if total >= FEW:
+            if mine != custom and most >= CUSTOM * total and family[mine] <= max(1, RARE * total):
+                found[mark.number] = _compared(mine, custom)
+            continue
+        odd = [pair for pair in mine if _coarser_than_all(pair, whole)]
+        if odd:
+            found[mark.number] = 1, f"{_words(odd)}, unlike every other operation"
+    return found
+
+
+def _compared(mine: frozenset[str], custom: frozenset[str]) -> tuple[int, str]:
+    text = f"{_words(mine - custom or mine)}, where {_words(custom - mine or custom)} is what its peers have"
+    ours, usual = _coarsest(mine, 1), _coarsest(custom, 1)
+    if ours > usual:
+        return 1, text
+    theirs, common = _coarsest(mine, 0), _coarsest(custom, 0)
+    return (-1 if theirs > common else 0), text
+
+
+def _coarsest(pairs: Iterable[str], side: int) -> float:
+    return max((_roundoff(pair.split(">")[side]) for pair in pairs), default=0.0)
+
+
+def _coarser_than_all(pair: str, whole: Counter[str]) -> bool:
+    """Whether this pair is rare in the program and its candidate coarser than all others of this reference dtype."""
+    reference, candidate = pair.split(">")
+    others = [p for p in whole if p != pair and p.startswith(reference + ">")]
+    usual = sum(whole[p] for p in others)
+    if not others or whole[pair] > RARE * usual:
+        return False
+    return all(_roundoff(candidate) > _roundoff(p.split(">")[1]) for p in others)
+
+
+def _roundoff(dtype: str) -> float:
+    return DTYPES[dtype].unit_roundoff if dtype in DTYPES else 0.0
+
+
+def _words(pairs: Iterable[str]) -> str:
+    return ", ".join(sorted(pair.replace(">", " -> ") for pair in pairs))

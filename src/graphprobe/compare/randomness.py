@@ -1,0 +1,41 @@
+"""Operations that draw random numbers: two runs of them need not agree."""
+
+from __future__ import annotations
+
+from graphprobe.compare.naming import canonical
+from graphprobe.store.calls import Call
+
+DRAWING = frozenset(
+    "rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_ multinomial normal normal_ "
+    "uniform_ dropout dropout_ alpha_dropout alpha_dropout_ feature_alpha_dropout feature_dropout dropout1d dropout2d "
+    "dropout3d rrelu rrelu_ rrelu_with_noise exponential exponential_ random_ poisson geometric_ cauchy_ log_normal_ "
+    "gumbel_softmax fractional_max_pool2d fractional_max_pool3d trunc_normal_ xavier_uniform_ xavier_normal_ "
+    "kaiming_uniform_ kaiming_normal_ orthogonal_".split()
+)
+MODULES = frozenset("Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout RReLU DropPath".split())
+UNDEFINED = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
+"""What they return holds nothing."""
+
+
+def draws(call: Call) -> bool:
+    """Whether what the call gives depends on a random generator, or on nothing at all."""
+    if call.kind == "module":
+        return call.api.rpartition(".")[2] in MODULES
+    name = canonical(call.api)
+    if "dropout" in name and name in DRAWING:
+        return not _switched_off(call)
+    if name in DRAWING or name in UNDEFINED:
+        return True
+    if name == "scaled_dot_product_attention":
+        for slot in call.slots:
+            if slot.scalar is not None and slot.name in ("kwarg.dropout_p", "input.4"):
+                return slot.scalar.text not in ("0.0", "0", "None")
+    return False
+
+
+def _switched_off(call: Call) -> bool:
+    """A dropout of probability 0, or outside of training, gives back its input."""
+    texts = {slot.name: slot.scalar.text for slot in call.slots if slot.scalar is not None}
+    chance = texts.get("input.1", texts.get("kwarg.p", ""))
+    training = texts.get("input.2", texts.get("kwarg.training", texts.get("kwarg.train", "")))
+    return chance in ("0", "0.0") or training == "False"

@@ -1,0 +1,219 @@
+"""What a comparison is made of: slots, calls, findings, and the whole; docs/formats/comparison.md describes them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = 1
+"""Of the JSON document and of its rows."""
+
+Verdict = Literal["ok", "candidate_worse", "candidate_better", "inconclusive"]
+Blame = Literal["", "local", "inherited", "state", "structure", "random"]
+Basis = Literal["digest", "values", "sample", "statistics", "scalar", "none"]
+Rule = Literal["exact", "sequence", "renamed", "module", "moved"]
+FindingKind = Literal[
+    "wrong_value",
+    "wrong_gradient",
+    "nonfinite",
+    "state",
+    "scalar",
+    "dtype",
+    "shape",
+    "replaced_call",
+    "extra_call",
+    "missing_call",
+    "moved_call",
+]
+Outcome = Literal["same", "different", "undecided"]
+
+
+class SlotSide(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One side of a slot, as its dump has it; None or empty is what the dump does not tell.
+
+    Attributes:
+        text: of an argument that is no tensor.
+    """
+
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    l2: float | None = None
+    nan: int | None = None
+    inf: int | None = None
+    text: str = ""
+
+
+class SlotResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One pair of slots.
+
+    Attributes:
+        name: of the candidate's slot; `reference_name` where the other is called otherwise.
+        basis: what was compared. `digest`: equal digests, nothing was read. `sample`: some of the elements.
+        level: rms of z, or with statistics the largest z of one; the error in units of noise.
+        z: the largest z of an element or statistic.
+        ulp: the largest error in units of the last place of the coarser dtype.
+        cosine, max_abs, max_relative, within_1_1000, within_5_1000: as the source defines them; the last two are
+            shares from 0 to 1.
+        accuracy: the source's own rule: `Yes`, or `No` where cosine < 0.99 or max_abs > 0.001. Empty without values.
+        worst: index of the element with the largest z, or of the first whose class is wrong.
+        origin: `computed` by an earlier call of the dump, `state` (a parameter, a buffer, data), or unknown.
+        verdict, blame: filled in when the whole program has been seen.
+        reason: one sentence.
+    """
+
+    name: str
+    role: str
+    reference_name: str = ""
+    candidate: SlotSide | None = None
+    reference: SlotSide | None = None
+    basis: Basis = "none"
+    level: float = 0.0
+    z: float = 0.0
+    ulp: float | None = None
+    cosine: float | None = None
+    max_abs: float | None = None
+    max_relative: float | None = None
+    within_1_1000: float | None = None
+    within_5_1000: float | None = None
+    accuracy: str = ""
+    worst: tuple[int, ...] | None = None
+    origin: Literal["", "computed", "state"] = ""
+    fault: FindingKind | None = None
+    verdict: Verdict = "ok"
+    blame: Blame = ""
+    reason: str = ""
+
+
+class CallName(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Where a call is to be found."""
+
+    position: int
+    label: str
+    kind: str
+    api: str
+    module: str = ""
+    source: str = ""
+    stack: tuple[str, ...] = ()
+
+
+class LocalTruth(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One side's result against the same operation in float64 on that side's own recorded inputs.
+
+    Attributes:
+        answer: `ok`, `worse`, `unsure`, or `skipped`, with the reason.
+        slots: the outputs that are worse, by name; empty otherwise.
+        z: largest error in units of noise, +Inf for a wrong class.
+        excess: how much too large, in units of what is tolerated.
+    """
+
+    answer: Literal["ok", "worse", "unsure", "skipped"]
+    reason: str = ""
+    z: float = 0.0
+    excess: float = 0.0
+    slots: tuple[str, ...] = ()
+
+
+class CallResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One pair of calls, or a call that has no partner (then one of the two names is None).
+
+    Attributes:
+        number: of the row, from 0, in the candidate's order of execution.
+        rule: why the two were paired.
+        inherited: the largest level of what the call got.
+        level: the largest level of what it gave.
+        reason: why the call is accused, or why it has no partner.
+    """
+
+    number: int
+    rank: int = 0
+    step: int = 0
+    direction: str = "forward"
+    rule: Rule | None = None
+    candidate: CallName | None = None
+    reference: CallName | None = None
+    slots: tuple[SlotResult, ...] = ()
+    inherited: float = 0.0
+    level: float = 0.0
+    truth: LocalTruth | None = None
+    reference_truth: LocalTruth | None = None
+    verdict: Verdict = "ok"
+    blame: Blame = ""
+    reason: str = ""
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One cause: a call that is wrong by itself, and not because of what it got.
+
+    Attributes:
+        row: number of the `CallResult`.
+        candidate, reference: the call on each side; one is None for a call without a partner.
+        slot: the slot with the largest error; empty where the fault is none of a slot.
+        level, inherited: of the call.
+        evidence: sentences, the strongest first.
+    """
+
+    kind: FindingKind
+    verdict: Verdict
+    row: int
+    rank: int = 0
+    step: int = 0
+    direction: str = "forward"
+    candidate: CallName | None = None
+    reference: CallName | None = None
+    slot: str = ""
+    worst: tuple[int, ...] | None = None
+    level: float = 0.0
+    inherited: float = 0.0
+    evidence: tuple[str, ...] = ()
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """How many of what."""
+
+    pairs: int = 0
+    by_rule: dict[str, int] = {}
+    slots: int = 0
+    by_basis: dict[str, int] = {}
+    by_verdict: dict[str, int] = {}
+    candidate_only: int = 0
+    reference_only: int = 0
+    replayed: int = 0
+
+
+class Side(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of the two dumps."""
+
+    title: str
+    format: str
+    facts: dict[str, str] = {}
+    problems: tuple[str, ...] = ()
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """The whole.
+
+    Attributes:
+        outcome: `same`: no difference beyond noise. `different`: there are findings. `undecided`: neither can be said.
+        basis: `values`, `statistics`, or `mixed`: what the verdict stands on.
+        first: the first divergence: the finding that comes first in the candidate's order of execution.
+        notes: what a reader should know: what could not be compared, and why.
+        precision: how dtypes of the reference became those of the candidate, with counts: `float32 -> bfloat16`.
+        growth: largest level of outputs in each of up to 64 equal parts of the program, in order.
+    """
+
+    schema: int = SCHEMA
+    outcome: Outcome
+    candidate: Side
+    reference: Side
+    basis: str = ""
+    first: Finding | None = None
+    findings: list[Finding] = []
+    counts: Counts = msgspec.field(default_factory=Counts)
+    precision: dict[str, int] = {}
+    growth: list[float] = []
+    notes: list[str] = []
+    seconds: float = 0.0

@@ -1,0 +1,61 @@
+"""Which slot of a call is which slot of its partner: by name, then by role and place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphprobe.compare.result import SlotSide
+from graphprobe.store.calls import CallSlot
+
+SlotPair = tuple[CallSlot | None, CallSlot | None]
+
+
+def pair_slots(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> list[SlotPair]:
+    """All slots of both sides, in the candidate's order; a slot without a partner comes with None."""
+    if len(mine) == len(theirs) and all(a.name == b.name for a, b in zip(mine, theirs, strict=True)):
+        return list(zip(mine, theirs, strict=True))
+    by_name = {slot.name: slot for slot in theirs}
+    taken = {slot.name for slot in mine if slot.name in by_name}
+    left: dict[str, list[CallSlot]] = {}
+    for slot in theirs:
+        if slot.name not in taken:
+            left.setdefault(slot.role, []).append(slot)
+    pairs: list[SlotPair] = []
+    for slot in mine:
+        if slot.name in by_name:
+            pairs.append((slot, by_name[slot.name]))
+            continue
+        rest = left.get(slot.role, [])
+        pairs.append((slot, rest.pop(0) if rest and _alike(slot, rest[0]) else None))
+    pairs.extend((None, slot) for rest in left.values() for slot in rest)
+    return pairs
+
+
+def _alike(mine: CallSlot, theirs: CallSlot) -> bool:
+    """Whether two slots of different names can hold the same thing: both tensors of one shape, or both none."""
+    if mine.meta is None or theirs.meta is None:
+        return mine.meta is theirs.meta
+    return mine.meta.shape == theirs.meta.shape
+
+
+def side_of(slot: CallSlot | None) -> SlotSide | None:
+    """What a result shows of one side; statistics that the dump does not have stay None."""
+    if slot is None:
+        return None
+    if slot.meta is None:
+        return SlotSide(text=slot.scalar.text if slot.scalar is not None else "")
+    stats = slot.stats
+    if stats is None:
+        return SlotSide(dtype=slot.meta.dtype, shape=slot.meta.shape)
+    known = frozenset(slot.known)
+    counts = "nan" in known, bool(known & {"positive_inf", "negative_inf"})
+    return SlotSide(
+        dtype=slot.meta.dtype,
+        shape=slot.meta.shape,
+        min=stats.min,
+        max=stats.max,
+        mean=stats.mean,
+        l2=stats.l2,
+        nan=stats.nan if counts[0] else None,
+        inf=stats.positive_inf + stats.negative_inf if counts[1] else None,
+    )

@@ -1,0 +1,120 @@
+"""Who judges: this thread, several threads, or the workers of a Dask scheduler. Results come in the order of tasks."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from graphprobe.compare.extras import extra_module
+from graphprobe.compare.judge import Judge, Replayer, Task
+from graphprobe.compare.options import Options
+from graphprobe.compare.result import CallResult
+from graphprobe.errors import UsageError
+
+BLOCK = 32
+"""Tasks that are handed over together."""
+
+AHEAD = 3
+"""Blocks a worker may be ahead of the one whose result is written: memory is bounded by it."""
+
+RETRIES = 3
+"""How often Dask repeats a block whose worker died."""
+
+Entry = TypeVar("Entry")
+Block = list[Task]
+Judged = list[CallResult]
+
+
+def judged(
+    entries: Iterable[Task | Entry], judge: Judge, options: Options, titles: tuple[str, str]
+) -> Iterator[tuple[Task, CallResult] | Entry]:
+    """Every task with its result, every other entry as it is, in order."""
+    if options.scheduler:
+        with _cluster(options.scheduler) as client:
+            yield from _ordered(entries, _submit_remotely(client, titles, options.replay_remotely), AHEAD * 8)
+    elif options.jobs == 1:
+        for entry in entries:
+            yield (entry, judge.judge(entry)) if isinstance(entry, Task) else entry
+    else:
+        with ThreadPoolExecutor(options.jobs, thread_name_prefix="compare") as pool:
+
+            def submit(block: Block) -> Callable[[], Judged]:
+                future: Future[Judged] = pool.submit(lambda: [judge.judge(task) for task in block])
+                return future.result
+
+            yield from _ordered(entries, submit, AHEAD * options.jobs)
+
+
+def _ordered(
+    entries: Iterable[Task | Entry], submit: Callable[[Block], Callable[[], Judged]], ahead: int
+) -> Iterator[tuple[Task, CallResult] | Entry]:
+    waiting: deque[tuple[list[Task | Entry], Callable[[], Judged]]] = deque()
+
+    def finish() -> Iterator[tuple[Task, CallResult] | Entry]:
+        block, result = waiting.popleft()
+        results = iter(result())
+        for entry in block:
+            yield (entry, next(results)) if isinstance(entry, Task) else entry
+
+    block: list[Task | Entry] = []
+    for entry in entries:
+        block.append(entry)
+        if len(block) == BLOCK:
+            waiting.append((block, submit([e for e in block if isinstance(e, Task)])))
+            block = []
+            if len(waiting) > ahead:
+                yield from finish()
+    if block:
+        waiting.append((block, submit([e for e in block if isinstance(e, Task)])))
+    while waiting:
+        yield from finish()
+
+
+def _cluster(address: str) -> Any:
+    distributed = extra_module("distributed", extra="dask", purpose="--scheduler")
+    try:
+        return distributed.Client(address)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"there is no Dask scheduler at {address}: {error}", hint="pass the address it printed, tcp://host:8786"
+        ) from error
+
+
+def _submit_remotely(client: Any, titles: tuple[str, str], replay: bool) -> Callable[[Block], Callable[[], Judged]]:
+    """A block travels as bytes, so that nothing but this module's function has to be known to the workers."""
+
+    def submit(block: Block) -> Callable[[], Judged]:
+        data = msgspec.msgpack.encode(block)
+        future = client.submit(judge_block, *titles, data, replay, pure=False, retries=RETRIES)
+        return lambda: msgspec.msgpack.decode(future.result(), type=Judged)
+
+    return submit
+
+
+@functools.lru_cache(maxsize=4)
+def _judge_of(candidate: str, reference: str, replay: bool) -> Judge:
+    from graphprobe.compare.open import open_dump
+
+    return Judge(open_dump(candidate), open_dump(reference), replayer=_replayer() if replay else None)
+
+
+def _replayer() -> Replayer:
+    """The one of `diagnose`, which lies above this room: the worker is told by name where to find it."""
+    import importlib
+
+    made: Replayer = importlib.import_module(REPLAYER).TorchReplayer()
+    return made
+
+
+REPLAYER = "graphprobe.diagnose.call_replay"
+
+
+def judge_block(candidate: str, reference: str, data: bytes, replay: bool) -> bytes:
+    """Judges a block of encoded tasks and encodes the results; runs wherever both dumps can be opened by path."""
+    judge = _judge_of(candidate, reference, replay)
+    return msgspec.msgpack.encode([judge.judge(task) for task in msgspec.msgpack.decode(data, type=Block)])

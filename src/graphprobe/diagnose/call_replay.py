@@ -1,0 +1,281 @@
+"""Calls a recorded operation again in float64, on the inputs one side of a comparison recorded, and judges its result.
+
+What a comparison of two runs cannot tell, this can: whether a result is right for what the operation got.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from graphprobe.compare.result import LocalTruth
+from graphprobe.diagnose.call_arguments import NotReplayableError, arguments_from, function_of, is_own, value_of
+from graphprobe.diagnose.local import NEAR_ONE, LocalError, base_name, comparable, local_error
+from graphprobe.engine.reference import is_noisy, leaves
+from graphprobe.errors import GraphprobeError
+from graphprobe.store.calls import Call, CallDump, CallSlot
+
+CHANGED = ("output.input.", "output.kwarg.")
+"""How the slots of inputs begin that a call changed in place."""
+
+MOST = 1 << 26
+"""Elements of one value beyond which a call is not repeated: float64 runs take many times its memory."""
+
+HUGE = 1e30
+"""Stands for an infinite z: results are written as JSON, which has no infinity."""
+
+ELEMENTWISE = NEAR_ONE | frozenset(
+    "exp exp2 log log2 log10 sqrt rsqrt reciprocal square relu relu6 leaky_relu hardswish hardsigmoid hardtanh "
+    "sigmoid tanh cosh tan asin acos acosh add sub mul div pow neg abs".split()
+)
+"""Functions of one element of each input, rounded once."""
+
+OTHERWISE = 0.02
+CLEANER = 8.0
+FEWEST = 256
+"""See `rounding_truth`."""
+
+_ANSWERS = {"ok": "ok", "better": "ok", "worse": "worse", "unsure": "unsure", "skipped": "skipped"}
+
+
+class TorchReplayer:
+    """A `compare.judge.Replayer`. Keeps nothing between calls, so that threads may share it."""
+
+    def truth(self, dump: CallDump, call: Call, forward: Call | None, arguments: Call) -> LocalTruth:
+        """See `Replayer.truth`; whatever goes wrong is an answer `skipped` with its reason."""
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return _truth(dump, call, forward, arguments)
+        except NotReplayableError as error:
+            return LocalTruth("skipped", str(error))
+        except (GraphprobeError, RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+            return LocalTruth("skipped", f"it does not run by itself: {type(error).__name__}: {str(error)[:160]}")
+
+
+def _truth(dump: CallDump, call: Call, forward: Call | None, arguments: Call) -> LocalTruth:
+    if call.kind not in ("api", "node", "value"):
+        raise NotReplayableError(f"a {call.kind} cannot be called again from a dump")
+    if not comparable(call.api):
+        raise NotReplayableError("it draws random numbers, or gives undefined ones")
+    function = function_of(call.api)
+    if call.direction == "forward":
+        named = _values(dump, call, arguments)
+        args, kwargs = _called(call.api, named)
+        outputs = _results(call, "output")
+        got = [_tensor(dump, call, slot) for slot in outputs]
+        changed = tuple(s.name.removeprefix("output.") for s in outputs if s.name.startswith(CHANGED))
+        run: Callable[..., Any] = functools.partial(_tensors_of, function, changed)
+        truth = _judged(call.api, run, args, kwargs, outputs, got)
+        return (
+            rounding_truth(call.api, run, args, kwargs, got, outputs[0].name) or truth
+            if truth.answer == "ok"
+            else truth
+        )
+    return _backward(dump, call, forward, arguments, function)
+
+
+def _called(api: str, named: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments; what stands between brackets is a tuple, which a dump tells as a list."""
+    args, kwargs = arguments_from(named)
+    if api.endswith("__getitem__") and len(args) > 1 and isinstance(args[1], list):
+        args[1] = tuple(args[1])
+    return args, kwargs
+
+
+def _tensors_of(
+    function: Callable[..., Any], changed: Sequence[str], /, *args: Any, **kwargs: Any
+) -> list[torch.Tensor]:
+    """The tensors of the result, then the inputs by the names `changed`, as they are after the call."""
+    found = [value for value in leaves(function(*args, **kwargs)) if isinstance(value, torch.Tensor)]
+    return found + [_argument(name, args, kwargs) for name in changed]
+
+
+def _argument(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    head, *path = name.split(".")
+    value: Any = args if head == "input" else kwargs
+    for part in path:
+        value = value[int(part)] if part.isdecimal() else value[part]
+    if not isinstance(value, torch.Tensor):
+        raise NotReplayableError(f"{name}, which the call changed, is no tensor")
+    return value
+
+
+def _results(call: Call, role: str) -> list[CallSlot]:
+    found = [s for s in call.slots if s.role == role and s.meta is not None]
+    if not found:
+        raise NotReplayableError(f"it has no recorded {role}")
+    return found
+
+
+def _values(dump: CallDump, call: Call, arguments: Call) -> dict[str, Any]:
+    """Arguments by slot: tensors are the call's own, the rest the other side's, dtypes and devices excepted."""
+    same = call.api == arguments.api
+    others = {s.name: s for s in arguments.slots if s.role == "input"} if same else {}
+    found: dict[str, Any] = {}
+    for slot in call.slots:
+        if slot.role != "input":
+            continue
+        if slot.meta is not None:
+            found[slot.name] = _tensor(dump, call, slot)
+        elif slot.scalar is not None:
+            other = others.get(slot.name, None if same else slot)
+            if other is None:
+                continue
+            foreign = other.scalar if other.scalar is not None and not is_own(slot.scalar) else slot.scalar
+            found[slot.name] = value_of(foreign)
+        else:
+            raise NotReplayableError(f"{slot.name} is missing: {slot.missing or 'nothing was recorded of it'}")
+    for name, slot in others.items():
+        if name not in found and slot.scalar is not None and not any(s.name == name for s in call.slots):
+            found[name] = value_of(slot.scalar)
+    return found
+
+
+def _tensor(dump: CallDump, call: Call, slot: CallSlot) -> torch.Tensor:
+    assert slot.meta is not None
+    empty = math.prod(slot.meta.shape) == 0
+    if (slot.sampled or not slot.value) and not empty:
+        raise NotReplayableError(f"{slot.name}: {slot.missing or 'only some of its values were recorded'}")
+    if math.prod(slot.meta.shape) > MOST:
+        raise NotReplayableError(f"{slot.name} has {math.prod(slot.meta.shape)} elements, more than {MOST}")
+    dtype = getattr(torch, slot.meta.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise NotReplayableError(f"this torch has no dtype {slot.meta.dtype}")
+    if empty:
+        return torch.empty(slot.meta.shape, dtype=dtype)
+    array = np.array(dump.values(call, slot))  # a copy: what is mapped cannot be written to
+    if array.dtype.itemsize == dtype.itemsize:
+        return _from_bits(array, dtype, slot.meta.shape)
+    return torch.from_numpy(array).to(dtype).reshape(slot.meta.shape)
+
+
+def _from_bits(array: np.ndarray[Any, Any], dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    raw = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return raw.view(dtype).reshape(tuple(shape)) if raw.numel() else torch.empty(tuple(shape), dtype=dtype)
+
+
+def _backward(
+    dump: CallDump, call: Call, forward: Call | None, arguments: Call, function: Callable[..., Any]
+) -> LocalTruth:
+    if forward is None:
+        raise NotReplayableError("its forward call is not in the dump")
+    named = _values(dump, forward, arguments)
+    outputs = [s for s in forward.slots if s.role == "output" and s.meta is not None and not s.name.startswith(CHANGED)]
+    places = {s.name: i for i, s in enumerate(outputs)}
+    given = [s for s in call.slots if s.role == "grad_output" and s.meta is not None]
+    wanted = [s for s in call.slots if s.role == "grad_input" and s.meta is not None]
+    if not given or not wanted:
+        raise NotReplayableError("it has no recorded gradients of both sides")
+    seeds = {places.get(s.name.removeprefix("grad_"), -1): _tensor(dump, call, s) for s in given}
+    if -1 in seeds:
+        raise NotReplayableError("a gradient belongs to no recorded output")
+    sources = [s.name.removeprefix("grad_") for s in wanted]
+    strange = [n for n in sources if not isinstance(named.get(n), torch.Tensor)]
+    if strange:
+        raise NotReplayableError(f"the gradient of {strange[0]} belongs to no recorded input")
+    names = list(named)
+    tensors = [n for n in names if isinstance(named[n], torch.Tensor)]
+
+    def gradients(inputs: list[torch.Tensor], roots: list[torch.Tensor]) -> list[torch.Tensor]:
+        fresh = dict(zip(tensors, inputs, strict=True))
+        asked = {n: fresh[n].detach().requires_grad_() for n in sources}
+        args, kwargs = _called(call.api, {n: asked.get(n, fresh.get(n, named[n])) for n in names})
+        with torch.enable_grad():
+            # A copy, because an in-place operation may not change a leaf.
+            results = _tensors_of(function, (), *_unleafed(args), **_unleafed(kwargs))
+            chosen = [results[i] for i in seeds]
+            found = torch.autograd.grad(chosen, [asked[n] for n in sources], roots, allow_unused=True)
+        gradients_or_none: tuple[torch.Tensor | None, ...] = tuple(found)
+        zero = [torch.zeros_like(asked[n]) for n in sources]
+        return [z if g is None else g.detach() for g, z in zip(gradients_or_none, zero, strict=True)]
+
+    got = [_tensor(dump, call, s) for s in wanted]
+    roots = list(seeds.values())
+    return _judged(f"{call.api}_backward", gradients, [[named[n] for n in tensors], roots], {}, wanted, got)
+
+
+def _unleafed(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.view_as(value) if not value.requires_grad else value * 1
+    if type(value) in (list, tuple):
+        return type(value)(_unleafed(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _unleafed(item) for key, item in value.items()}
+    return value
+
+
+def _judged(
+    op: str,
+    run: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    slots: Sequence[CallSlot],
+    got: Sequence[torch.Tensor],
+) -> LocalTruth:
+    """All results, and which are worse: judged together first, one by one if that finds something."""
+    found = local_error(op, run, args, kwargs, list(got))
+    worse: tuple[str, ...] = ()
+    if found.answer == "worse" and len(slots) > 1:
+        worse = tuple(s.name for i, s in enumerate(slots) if _alone(op, run, args, kwargs, got, i).answer == "worse")
+    elif found.answer == "worse":
+        worse = (slots[0].name,)
+    answer = _ANSWERS[found.answer]
+    z, excess = (min(v, HUGE) if not math.isnan(v) else HUGE for v in (found.z, found.excess))
+    return LocalTruth(answer, found.reason, z, excess, worse)  # type: ignore[arg-type]
+
+
+def rounding_truth(
+    op: str,
+    run: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    got: Sequence[torch.Tensor],
+    name: str,
+) -> LocalTruth | None:
+    """Finds another formula behind a narrow dtype: `worse`, or None where there is nothing to say.
+
+    A function of one element is computed in float32 everywhere and rounded once, so that a result in bfloat16 or
+    float16 is the rounded exact one but for one element in thousands. Where more than `OTHERWISE` of the elements are
+    not, and torch's own result is `CLEANER` times better, something else was computed: the tanh form of gelu for the
+    exact one stays far below the noise of its input, and shows here.
+    """
+    if base_name(op) not in ELEMENTWISE or len(got) != 1 or got[0].dtype not in (torch.bfloat16, torch.float16):
+        return None
+    if got[0].numel() < FEWEST:
+        return None
+    with torch.no_grad():
+        wide = [value.to(torch.float64) if is_noisy(value) else value for value in args]
+        if any(is_noisy(value) for value in kwargs.values()) or any(isinstance(value, torch.dtype) for value in args):
+            return None
+        exact, eager = run(*wide, **kwargs)[0], run(*args, **kwargs)[0]
+    if exact.shape != got[0].shape or eager.dtype != got[0].dtype:
+        return None
+    right = exact.to(got[0].dtype)
+    mine, torchs = _share(right, got[0]), _share(right, eager)
+    if mine <= OTHERWISE or mine <= CLEANER * torchs:
+        return None
+    reason = (
+        f"{mine:.1%} of the elements are not the exact result rounded, of torch's own {torchs:.1%}: another formula"
+    )
+    return LocalTruth("worse", reason, 1.0, mine / OTHERWISE, (name,))
+
+
+def _share(right: torch.Tensor, found: torch.Tensor) -> float:
+    same = (right == found) | (right.isnan() & found.isnan())
+    return 1.0 - float(same.to(torch.float64).mean())
+
+
+def _alone(
+    op: str,
+    run: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    got: Sequence[torch.Tensor],
+    place: int,
+) -> LocalError:
+    return local_error(op, lambda *a, **k: [run(*a, **k)[place]], args, kwargs, [got[place]])

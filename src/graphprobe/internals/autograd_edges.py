@@ -1,0 +1,201 @@
+"""The autograd graph around one call: which nodes it made, and on which of their edges the gradients of its inputs lie.
+
+Nothing here keeps a tensor: edges are found by identity while the call runs, and what is left are hooks on nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+
+from graphprobe.internals.require import require
+
+_PURPOSE = "recording gradients of calls"
+
+unseen: Callable[[], AbstractContextManager[None]] = require("torch._C", "DisableTorchFunction", purpose=_PURPOSE)
+"""A block that no mode sees; cheap, and to be around whatever is done from within a hook."""
+sequence_number: Callable[[], int] = require("torch._C._autograd", "_get_sequence_nr", purpose=_PURPOSE)
+"""Number that the next node made by this thread gets."""
+graph_task: Callable[[], int] = require("torch._C", "_current_graph_task_id", purpose=_PURPOSE)
+"""Number of the backward that runs in this thread, -1 without one."""
+_engine = require("torch.autograd", "Variable._execution_engine", purpose=_PURPOSE)
+
+Edge = tuple[Any, int]
+"""A node, and which of its results; of a leaf, the tensor itself and -1."""
+
+
+class NodePlan(NamedTuple):
+    """What the hook of one node is to look at.
+
+    Attributes:
+        node: a node of the graph.
+        outputs: (which gradient that comes in, slot of the output it is of).
+        late: the same, for an output whose own node may never run: in place operations replace a view's node.
+        inputs: (which gradient that goes out, slot of the input it contributes to).
+    """
+
+    node: Any
+    outputs: list[tuple[int, int]]
+    late: list[tuple[int, int]]
+    inputs: list[tuple[int, int]]
+
+
+def edge_of(tensor: torch.Tensor) -> Edge:
+    """Where the gradient with respect to a tensor that requires one arrives, in a form to look up by."""
+    node = tensor.grad_fn
+    return (id(tensor), -1) if node is None else (node, tensor.output_nr)
+
+
+def plans_between(
+    inputs: Sequence[tuple[int, Edge]], outputs: Sequence[tuple[int, torch.Tensor]], first_sequence: int
+) -> list[NodePlan]:
+    """The nodes that a call made and that have to be hooked.
+
+    Args:
+        inputs: slot and edge of each tensor that required a gradient before the call.
+        outputs: slot and tensor of each that requires one after it.
+        first_sequence: `sequence_number()` before the call: older nodes are not the call's.
+    """
+    targets: dict[Edge, list[int]] = {}
+    for slot, edge in inputs:
+        targets.setdefault(edge, []).append(slot)
+    if len(outputs) == 1:
+        plan = _single(outputs[0], targets, first_sequence)
+        if plan is not None:
+            return [plan]
+    plans: dict[Any, NodePlan] = {}
+    pending: list[Any] = []
+    views: list[tuple[Any, int]] = []
+    for slot, tensor in outputs:
+        node = tensor.grad_fn
+        if node is None or (node, tensor.output_nr) in targets or node._sequence_nr() < first_sequence:
+            continue
+        plan = plans.get(node)
+        if plan is None:
+            plan = plans[node] = NodePlan(node, [], [], [])
+            pending.append(node)
+        plan.outputs.append((tensor.output_nr, slot))
+        if tensor._is_view():
+            views.append((node, slot))
+    if targets:
+        _assign(plans, _walk(pending, plans, targets, first_sequence), targets)
+    for node, slot in views:
+        _add_late(plans, node, slot, targets, first_sequence)
+    return [plan for plan in plans.values() if plan.outputs or plan.inputs or plan.late]
+
+
+def _single(output: tuple[int, torch.Tensor], targets: dict[Edge, list[int]], first_sequence: int) -> NodePlan | None:
+    """The plan of a call that made one node, as most do; None where it takes more than a look to tell."""
+    slot, tensor = output
+    node = tensor.grad_fn
+    if node is None or node._sequence_nr() < first_sequence:
+        return None
+    inputs: list[tuple[int, int]] = []
+    for place, edge in enumerate(node.next_functions):
+        behind = edge[0]
+        if behind is None:
+            continue
+        slots = targets.get(edge)
+        if slots is None:
+            if type(behind) is not _ACCUMULATE:
+                return None
+            slots = targets.get((id(getattr(behind, "variable", None)), -1))
+            if slots is None:
+                continue
+        if len(slots) != 1 or any(slots[0] == known for _, known in inputs):
+            return None
+        inputs.append((place, slots[0]))
+    return NodePlan(node, [(tensor.output_nr, slot)], [], inputs)
+
+
+def _walk(
+    pending: list[Any], plans: dict[Any, NodePlan], targets: dict[Edge, list[int]], first_sequence: int
+) -> dict[Edge, list[tuple[Any, int]]]:
+    """The call's own edges that lead out of it to each target, outermost node first."""
+    edges: dict[Edge, list[tuple[Any, int]]] = {}
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        for place, edge in enumerate(node.next_functions):
+            behind = edge[0]
+            if behind is None:
+                continue
+            if edge not in targets:
+                leaf = getattr(behind, "variable", None) if type(behind) is _ACCUMULATE else None
+                if leaf is None:
+                    if behind not in seen and first_sequence <= behind._sequence_nr() < _NEVER:
+                        seen.add(behind)
+                        pending.append(behind)
+                    continue
+                edge = (id(leaf), -1)
+                if edge not in targets:
+                    continue
+            edges.setdefault(edge, []).append((node, place))
+    return edges
+
+
+def _assign(
+    plans: dict[Any, NodePlan], edges: dict[Edge, list[tuple[Any, int]]], targets: dict[Edge, list[int]]
+) -> None:
+    """One edge to one slot where there are as many of both (`x * x`); else all to the first, to be added up."""
+    for edge, places in edges.items():
+        slots = targets[edge]
+        single = len(slots) == len(places)
+        for number, (node, place) in enumerate(places):
+            plan = plans.get(node)
+            if plan is None:
+                plan = plans[node] = NodePlan(node, [], [], [])
+            plan.inputs.append((place, slots[number if single else 0]))
+
+
+def _add_late(
+    plans: dict[Any, NodePlan], node: Any, slot: int, targets: dict[Edge, list[int]], first_sequence: int
+) -> None:
+    """An in-place operation on a view replaces its node; the node of its base still runs."""
+    inner = [edge for edge in node.next_functions if edge[0] is not None]
+    if len(inner) != 1 or inner[0] in targets or not first_sequence <= inner[0][0]._sequence_nr() < _NEVER:
+        return
+    behind, number = inner[0]
+    plan = plans.get(behind)
+    if plan is None:
+        plan = plans[behind] = NodePlan(behind, [], [], [])
+    plan.late.append((number, slot))
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Call `function` when the backward that runs in this thread is over. Raises RuntimeError when none runs."""
+    _engine.queue_callback(function)
+
+
+def version_or_none(tensor: torch.Tensor) -> int | None:
+    """How often operators have changed the tensor in place; None for one made in inference mode."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
+
+
+def _accumulate_type() -> type:
+    leaf = torch.zeros(0, requires_grad=True)
+    with torch.enable_grad():
+        made = leaf.view_as(leaf).grad_fn
+    assert made is not None
+    return type(made.next_functions[0][0])
+
+
+def _outside_of_modes() -> type:
+    """In a thread of its own: modes and inference are per thread, and the importing one may be in some."""
+    found: list[type] = []
+    thread = threading.Thread(target=lambda: found.append(_accumulate_type()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+_ACCUMULATE = _outside_of_modes()
+_NEVER = 2**64 - 1
+"""Sequence number of the nodes that add gradients to leaves."""

@@ -1,0 +1,139 @@
+"""Compiled code inside an eager program: one record of it as a whole; its inside is for the graph dump."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from graphprobe.internals.api_calls import CompiledRegions, is_compiled_module, original_of, put_back, take_out
+from graphprobe.internals.autograd_edges import unseen
+from graphprobe.internals.importhook import ImportHook
+from graphprobe.probe.api.call import OpenCall
+from graphprobe.probe.api.mode import ApiMode
+from graphprobe.probe.api.modules import ModuleWatch
+from graphprobe.probe.api.session import ApiSession
+
+_EVAL_FRAME = "torch._dynamo.eval_frame"
+
+
+class Watch(Protocol):
+    """What is put into torch and taken out again."""
+
+    def install(self) -> object:
+        """Put it in."""
+        ...
+
+    def remove(self) -> object:
+        """Take it out."""
+        ...
+
+
+class CompiledWatch:
+    """Takes everything out before compiled code runs, and puts it back afterwards.
+
+    Dynamo guards on the modes and hooks that there are: left in, they would make it compile again, or trace into them.
+    """
+
+    def __init__(self, session: ApiSession, mode: ApiMode, modules: ModuleWatch, others: Sequence[Watch]) -> None:
+        """`others`: what else Dynamo would find in torch."""
+        self._session = session
+        self._mode = mode
+        self._modules = modules
+        self._watches = (modules, *others)
+        self._regions = CompiledRegions(self._enter)
+        self._hook = ImportHook({_EVAL_FRAME: lambda module: self._install()})
+        self._depth = 0
+
+    def install(self) -> None:
+        """Begin now, or when the program loads Dynamo."""
+        self._regions.hide_hooks(lambda: not self._modules.only_ours())
+        self._hook.install()
+
+    def remove(self) -> None:
+        """Restore what was patched."""
+        self._hook.remove()
+        self._regions.remove()
+
+    def _install(self) -> None:
+        if not self._regions.install():
+            self._session.writer.note(
+                "this torch does not tell when compiled code begins: it may be compiled again while the dump is open"
+            )
+
+    def _enter(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
+        session = self._session
+        if self._depth:
+            return None
+        call = self._begin(function, args, kwargs) if session.on and not session.state.off else None
+        place = take_out(self._mode)
+        for watch in self._watches:
+            watch.remove()
+        session.state.off += 1
+        self._depth += 1
+
+        def leave(result: Any) -> None:
+            self._depth -= 1
+            session.state.off -= 1
+            if not session.closed:
+                for watch in self._watches:
+                    watch.install()
+                if place is not None:
+                    put_back(self._mode, place)
+            if call is not None:
+                self._end(call, result)
+
+        return leave
+
+    def _begin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
+        session = self._session
+        try:
+            with unseen():
+                module = self._module(function)
+                call = self._begin_function(function) if module is None else self._begin_module(module)
+                if call is not None:
+                    call.take_inputs(args, kwargs)
+                    call.notes.append("compiled: what runs inside is one record; a graph dump shows it")
+                    if module is not None:
+                        for name, parameter in module.named_parameters():
+                            call.add_tensor(f"parameter.{name}", "parameter", parameter)
+            return call
+        except Exception as error:
+            session.fail("compiled code", error)
+            return None
+
+    def _module(self, function: Any) -> torch.nn.Module | None:
+        """The module that was compiled: by `torch.compile(module)`, whose wrapper runs now, or `module.compile()`."""
+        modules = self._session.state.modules
+        if modules and is_compiled_module(modules[-1][0]):
+            return original_of(modules[-1][0])
+        owner = getattr(function, "__self__", None)
+        return owner if isinstance(owner, torch.nn.Module) else None
+
+    def _begin_module(self, module: torch.nn.Module) -> OpenCall | None:
+        session = self._session
+        modules = session.state.modules
+        path = session.paths.module(module, modules[-1][1] if modules else None)
+        name = type(module).__name__
+        label = f"Module.{path}.{name}" if path else f"Module.{name}"
+        return session.begin("module", name, label, (name, path), sys._getframe(4), module=path)
+
+    def _begin_function(self, function: Any) -> OpenCall | None:
+        session = self._session
+        if session.plan.level == "module":
+            return None
+        modules = session.state.modules
+        name = getattr(function, "__qualname__", type(function).__name__)
+        label = f"compiled.{name}"
+        path = modules[-1][1] if modules else ""
+        return session.begin("api", label, label, (label, name), sys._getframe(4), module=path)
+
+    def _end(self, call: OpenCall, result: Any) -> None:
+        try:
+            with unseen():
+                call.take_results(result)
+                call.close()
+        except Exception as error:
+            self._session.fail("compiled code", error)

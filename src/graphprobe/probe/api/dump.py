@@ -1,0 +1,209 @@
+"""`with graphprobe.dump(...)`: every call of torch's API, forward and backward, written down while the block runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from graphprobe.errors import UsageError
+from graphprobe.internals.api_calls import BackwardRuns, put_back, take_out
+from graphprobe.probe import environment
+from graphprobe.probe.api.compiled import CompiledWatch, Watch
+from graphprobe.probe.api.mode import ApiMode
+from graphprobe.probe.api.modules import ModuleWatch
+from graphprobe.probe.api.optimizers import OptimizerWatch
+from graphprobe.probe.api.patched import PatchedCalls
+from graphprobe.probe.api.plan import ApiPlan, OptimizerRecords, StepAt, arguments_from_file, plan_from_arguments
+from graphprobe.probe.api.session import ApiSession
+from graphprobe.settings import resolve
+from graphprobe.store.api_records import DumpData, DumpLevel, DumpMode
+from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
+
+_open: list[ApiDumper] = []
+
+
+class ApiDumper:
+    """A dump that can be begun, ended, and begun no more. `graphprobe.dump` makes one."""
+
+    def __init__(self, plan: ApiPlan, *, model: Any = None) -> None:
+        self.plan = plan
+        self._model = model
+        self._session: ApiSession | None = None
+        self._mode: ApiMode | None = None
+        self._watches: list[Watch] = []
+
+    def __enter__(self) -> ApiDumper:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, GeneratorExit):
+            self.close()
+        else:
+            self.close(f"{type(error).__name__}: {error}")
+
+    @property
+    def path(self) -> Path:
+        """The folder of the dump; each rank has one in it."""
+        return Path(self.plan.path)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this process's rank.
+
+        Raises:
+            UsageError: the dump has not begun.
+        """
+        return self._running().folder
+
+    @property
+    def steps(self) -> int:
+        """The number of the step that runs now, from 0.
+
+        Raises:
+            UsageError: the dump has not begun.
+        """
+        return self._running().step
+
+    def start(self) -> None:
+        """Begin to collect in this thread.
+
+        Raises:
+            UsageError: it has begun already, another dump runs, or the folder cannot be written to.
+        """
+        if self._session is not None:
+            raise UsageError(f"the dump to {self.plan.path} has begun already", hint="make a new one")
+        if _open:
+            raise UsageError(
+                f"a dump to {_open[0].plan.path} is running", hint="one dump at a time: close that one first"
+            )
+        manifest = api_manifest_from_run(
+            environment.manifest(resolve(arguments={}, environ={})), plan=self.plan.as_document()
+        )
+        manifest.rank, manifest.world_size = _rank(manifest.rank, manifest.world_size)
+        writer = ApiWriter.create(self.path, manifest=manifest, max_bytes=self.plan.budget_bytes)
+        self._session = session = ApiSession(self.plan, writer, model=self._model)
+        self._mode = mode = ApiMode(session)
+        modules = ModuleWatch(session, recorded=self.plan.level != "api")
+        others: list[Watch] = [OptimizerWatch(session, mode)]
+        if self.plan.level != "module":
+            others += [PatchedCalls(session), BackwardRuns(mode, lambda: session.on and not session.state.off)]
+        watches: list[Watch] = [modules, *others, CompiledWatch(session, mode, modules, others)]
+        for watch in watches:
+            watch.install()
+            self._watches.append(watch)
+        if self.plan.level != "module":
+            put_back(mode, sys.maxsize)
+        _open.append(self)
+
+    def step(self) -> None:
+        """A training step is over: what follows is of the next. From the first call on, optimizers do not count.
+
+        Raises:
+            UsageError: the dump has not begun.
+        """
+        self._running().advance()
+
+    def flush(self) -> None:
+        """Wait until all that was collected is on disk."""
+        self._running().writer.flush()
+
+    def close(self, exception: str | None = None) -> None:
+        """End the dump: everything is taken out of torch, the rest is written. Only the first call counts."""
+        session = self._session
+        if session is None or session.closed:
+            return
+        if self in _open:
+            _open.remove(self)
+        session.closed = True
+        session.finish()
+        if self._mode is not None and self.plan.level != "module":
+            take_out(self._mode)
+        for watch in reversed(self._watches):
+            foreign = watch.remove()
+            if isinstance(foreign, list) and foreign:
+                session.writer.note(f"somebody else has replaced {', '.join(foreign)} since; left as they are")
+        session.writer.close("finished" if exception is None else "failed", exception)
+
+    def _running(self) -> ApiSession:
+        if self._session is None:
+            raise UsageError(f"the dump to {self.plan.path} has not begun", hint="with graphprobe.dump(...) as d:")
+        return self._session
+
+
+def dump(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    data: DumpData | None = None,
+    level: DumpLevel | None = None,
+    mode: DumpMode | None = None,
+    scope: Sequence[str] | None = None,
+    steps: str | int | None = None,
+    apis: Sequence[str] | str | None = None,
+    sample: int | None = None,
+    stack: bool | None = None,
+    optimizer: OptimizerRecords | None = None,
+    step_at: StepAt | None = None,
+    model: torch.nn.Module | Mapping[str, torch.nn.Module] | None = None,
+    budget_bytes: int | str | None = None,
+    config: str | os.PathLike[str] | None = None,
+) -> ApiDumper:
+    """Write down every call of torch's API, forward and backward, while the `with` block runs.
+
+    Args:
+        path: folder of the dump; it is made, and gets a folder `rank<R>`, which must not be there yet.
+        data: `stats` (default): statistics of every tensor; `tensor`: its values, too, each once.
+        level: `api` (default): functions and methods; `module`: runs of modules; `mix`: both.
+        mode: `all` (default); `list`: the calls in `scope`; `range`: those from the first label in `scope` to the
+            second, both included; `stack`: where calls stand in the program, and no data.
+        scope: labels of calls, such as `Tensor.add.3` or `nn.functional.linear.0.forward`; `*` is any text.
+        steps: training steps, `"0|3-5|10"`; all without.
+        apis: names of APIs or modules, or globs: `"torch.nn.functional.*"`, `"linear"`; all without.
+        sample: of each tensor, the first and last 256 elements and every so many between; statistics are of all.
+        stack: the whole stack of each call, not only its line.
+        optimizer: `step` (default): one record a step, with gradients before and parameters after; `state`: with the
+            optimizer's state; `calls`: with every call inside; `off`: none.
+        step_at: what ends a step: `optimizer` (default), unless `step()` is called; or `hand`, `step()` alone.
+        model: the module that paths begin with, or several by name; without, the first module that is called.
+        budget_bytes: bound of all that is written by this rank, `"2GB"`; dumping ends when it is reached.
+        config: JSON file `{"api_dump": {...}}` with the same names; arguments go before it.
+
+    Raises:
+        UsageError: an argument cannot be, two exclude each other, or the file is wrong. Nothing has been made then.
+    """
+    given = {
+        "path": path,
+        "data": data,
+        "level": level,
+        "mode": mode,
+        "scope": scope,
+        "steps": steps,
+        "apis": apis,
+        "sample": sample,
+        "stack": stack,
+        "optimizer": optimizer,
+        "step_at": step_at,
+        "budget_bytes": budget_bytes,
+    }
+    arguments = arguments_from_file(os.fspath(config)) if config is not None else {}
+    arguments |= {name: value for name, value in given.items() if value is not None}
+    plan = plan_from_arguments(arguments)
+    several = list(model.values()) if isinstance(model, Mapping) else [model]
+    if model is not None and not all(isinstance(one, torch.nn.Module) for one in several):
+        raise UsageError(f"model is a {type(model).__name__}: expected a torch.nn.Module, or several by name")
+    return ApiDumper(plan, model=model)
+
+
+def _rank(rank: int, world_size: int) -> tuple[int, int]:
+    """As torch.distributed says where it runs, else as the launcher has set it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return rank, world_size

@@ -1,0 +1,128 @@
+"""Runs of modules: which is running, and on request a record of each with its parameters and buffers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+import torch
+
+from graphprobe.internals.api_calls import (
+    global_hooks,
+    is_compiled_module,
+    keywords_of_call,
+    original_of,
+    own_buffers,
+    own_parameters,
+)
+from graphprobe.internals.autograd_edges import unseen
+from graphprobe.probe.api.call import OpenCall
+from graphprobe.probe.api.session import ApiSession
+
+
+class Removable(Protocol):
+    """What torch returns for a hook."""
+
+    def remove(self) -> None:
+        """Take the hook out."""
+        ...
+
+
+class ModuleWatch:
+    """Global forward hooks, torch's public ones. `recorded` says whether runs of modules are records themselves."""
+
+    def __init__(self, session: ApiSession, *, recorded: bool) -> None:
+        self._session = session
+        self._recorded = recorded
+        self._handles: list[Removable] = []
+
+    def install(self) -> None:
+        """Watch every module of the process."""
+        module = torch.nn.modules.module
+        self._handles = [
+            module.register_module_forward_pre_hook(self._before),
+            module.register_module_forward_hook(self._after, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks out."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+    def only_ours(self) -> bool:
+        """Whether nobody else has global hooks on modules."""
+        return global_hooks() <= (3 if self._handles else 0)  # always_call has a list of its own
+
+    def _before(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        session = self._session
+        if not session.on and not session.is_due():
+            return
+        if session.state.off:
+            session.recover()
+            if session.state.off:
+                return
+        try:
+            with unseen():
+                self._begin(module, args)
+        except Exception as error:
+            session.fail("modules", error)
+
+    def _begin(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        session = self._session
+        modules = session.state.modules
+        compiled = is_compiled_module(module)  # recorded where it runs, see `compiled`
+        named = original_of(module) if compiled else module
+        path = session.paths.module(named, modules[-1][1] if modules else None)
+        call = None
+        if self._recorded and not compiled:
+            call = self.begin_call(module, path, args, keywords_of_call(module), sys._getframe(2))
+        modules.append((module, path, call))
+
+    def begin_call(
+        self, module: torch.nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any
+    ) -> OpenCall | None:
+        """The record of a run, with inputs, parameters and buffers; None where it is not wanted."""
+        api = type(module).__name__
+        label = f"Module.{path}.{api}" if path else f"Module.{api}"
+        call = self._session.begin("module", api, label, (api, path, f"Module.{path}"), frame, module=path)
+        if call is not None:
+            call.take_inputs(args, kwargs)
+            for name, parameter in own_parameters(module).items():
+                if parameter is not None:
+                    call.add_tensor(f"parameter.{name}", "parameter", parameter)
+            for name, buffer in own_buffers(module).items():
+                if buffer is not None:
+                    call.add_tensor(f"buffer.{name}", "buffer", buffer)
+                    call.doubt(f"buffer.{name}")
+        return call
+
+    def _after(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        session = self._session
+        modules = session.state.modules
+        if not modules or session.state.off:
+            return
+        try:
+            with unseen():
+                self._end(module, result)
+        except Exception as error:
+            session.fail("modules", error)
+
+    def _end(self, module: torch.nn.Module, result: Any) -> None:
+        session = self._session
+        modules = session.state.modules
+        call = None
+        while modules:
+            one, _, call = modules.pop()
+            if one is module:
+                break
+        else:
+            return
+        if call is None or not session.on:
+            return
+        error = sys.exc_info()[1]
+        if result is None and error is not None:
+            call.raised(error)
+        else:
+            call.take_results(result)
+            call.close()

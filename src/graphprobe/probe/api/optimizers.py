@@ -1,0 +1,183 @@
+"""Steps of optimizers: one record each, with the gradients before, the parameters after, and the state on request."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from graphprobe.internals.api_calls import put_back, take_out
+from graphprobe.internals.autograd_edges import unseen
+from graphprobe.probe.api.call import OpenCall
+from graphprobe.probe.api.modules import Removable
+from graphprobe.probe.api.session import ApiSession
+
+
+class _Step(NamedTuple):
+    """A step that runs. `place`: of the mode, where it was taken out; `frame`: of what calls the hooks."""
+
+    optimizer: Optimizer
+    call: OpenCall | None
+    hides: bool
+    place: int | None
+    frame: FrameType
+
+
+class _Steps(threading.local):
+    """Those of one thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.open: list[_Step] = []
+
+
+class OptimizerWatch:
+    """torch's public global hooks of optimizers. What runs inside a step is no call but with `optimizer="calls"`."""
+
+    def __init__(self, session: ApiSession, mode: object) -> None:
+        self._session = session
+        self._own_mode = mode
+        self._mode = session.plan.optimizer
+        self._handles: list[Removable] = []
+        self._steps = _Steps()
+
+    def install(self) -> None:
+        """Watch every optimizer of the process."""
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+        self._session.recover = self._recover
+
+    def remove(self) -> None:
+        """Take the hooks out."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        session = self._session
+        if session.state.off:
+            self._recover()
+        if not session.on:
+            return None
+        call = None
+        try:
+            if not session.state.off and self._mode != "off":
+                with unseen():
+                    call = self._begin(optimizer)
+        except Exception as error:
+            session.fail("optimizers", error)
+        hides = self._mode != "calls"
+        place = self._hide() if hides else None
+        self._steps.open.append(_Step(optimizer, call, hides, place, sys._getframe(1)))
+        return self._with_closure(args, kwargs) if hides else None
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        session = self._session
+        step = None
+        while self._steps.open:
+            step = self._close_last()
+            if step.optimizer is optimizer:
+                break
+        try:
+            # Fused and foreign steps may write where no version counter sees it.
+            session.values.forget_all()
+            if step is not None and step.call is not None and session.on:
+                with unseen():
+                    self._end(step.call, optimizer)
+        except Exception as error:
+            session.fail("optimizers", error)
+        session.optimizer_stepped()
+
+    def _recover(self) -> None:
+        """Close steps that an exception has ended: torch does not tell of those."""
+        while self._steps.open:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame is not self._steps.open[-1].frame:
+                frame = frame.f_back
+            if frame is not None:
+                return
+            step = self._close_last()
+            self._session.values.forget_all()
+            if step.call is not None:
+                step.call.notes.append("raised")
+                self._session.submit(step.call.head, "forward", step.call.slots, tuple(step.call.notes))
+
+    def _close_last(self) -> _Step:
+        step = self._steps.open.pop()
+        if step.hides:
+            self._show(step.place)
+        return step
+
+    def _hide(self) -> int | None:
+        self._session.state.off += 1
+        return take_out(self._own_mode)
+
+    def _show(self, place: int | None) -> None:
+        self._session.state.off -= 1
+        if place is not None and not self._session.closed:
+            put_back(self._own_mode, place)
+
+    def _begin(self, optimizer: Optimizer) -> OpenCall | None:
+        session = self._session
+        api = type(optimizer).__name__
+        call = session.begin("optimizer", api, f"Optimizer.{api}", (api, "optimizer"), sys._getframe(3))
+        if call is None:
+            return None
+        for name, parameter in self._parameters(optimizer):
+            call.slots.append(session.values.slot(f"parameter.{name}", "parameter", parameter))
+            if parameter.grad is not None:
+                call.slots.append(session.values.slot(f"grad_parameter.{name}", "grad_parameter", parameter.grad))
+        return call
+
+    def _end(self, call: OpenCall, optimizer: Optimizer) -> None:
+        session = self._session
+        for name, parameter in self._parameters(optimizer):
+            call.slots.append(session.values.slot(f"output.{name}", "output", parameter))
+            if self._mode == "state":
+                self._take_state(call, optimizer, name, parameter)
+        session.submit(call.head, "forward", call.slots, tuple(call.notes))
+
+    def _parameters(self, optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+        """With the names that the model gives, else those of the optimizer, else group and place."""
+        for number, group in enumerate(optimizer.param_groups):
+            own = group.get("param_names") or ()
+            for place, parameter in enumerate(group["params"]):
+                name = self._session.paths.parameter(parameter)
+                if not name and place < len(own):
+                    name = str(own[place])
+                yield name or f"group{number}.{place}", parameter
+
+    def _take_state(self, call: OpenCall, optimizer: Optimizer, name: str, parameter: torch.Tensor) -> None:
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                call.slots.append(self._session.values.slot(f"output.state.{name}.{key}", "output", value))
+
+    def _with_closure(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """The arguments of `step` with a closure that is watched; None without a closure."""
+        # The optimizer itself comes first.
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._watched(args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._watched(kwargs["closure"])}
+        return None
+
+    def _watched(self, closure: Any) -> Any:
+        def run() -> Any:
+            place = self._steps.open[-1].place if self._steps.open else None
+            self._show(place)
+            try:
+                return closure()
+            finally:
+                self._hide()
+
+        return run

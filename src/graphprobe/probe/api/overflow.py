@@ -1,0 +1,388 @@
+"""Overflow check of an eager program: operators whose result is not finite though all that they read was finite.
+
+Every operator is judged as it runs, forward and backward, by the rules that graphs are judged by. On an accelerator
+each judgement waits for the device, so a step takes longer there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from graphprobe.errors import EXIT_FOUND, GraphprobeError, UsageError
+from graphprobe.internals.autograd_now import innermost_function_mode, next_sequence_number, running_node
+from graphprobe.internals.eager_ops import EagerOp, EagerOps
+from graphprobe.internals.quiet import quiet
+from graphprobe.probe.api.frames import Frames
+from graphprobe.probe.api.names import info_of
+from graphprobe.probe.api.overflow_rules import traits_of
+from graphprobe.probe.dump.overflow_rules import Judge, Summary
+from graphprobe.probe.dump.overflow_values import (
+    elements,
+    judged,
+    memory_of,
+    row_of,
+    summary_from_row,
+    summary_of,
+)
+from graphprobe.probe.dump.traits import NONE
+from graphprobe.store.calls import CallDirection
+
+logger = logging.getLogger("graphprobe")
+
+SKIPPED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "set_")
+"""Operators whose outputs hold whatever was there before."""
+
+_MOST_CALLS = 1 << 18
+"""Forward calls that are remembered, for the names of their backwards."""
+
+Values = list[tuple[str, Any]]
+
+
+class OverflowFoundError(GraphprobeError):
+    """The program was stopped at the overflow that the check was to stop at."""
+
+    slug = "overflow-found"
+    exit_code = EXIT_FOUND
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """One overflow.
+
+    Attributes:
+        number: of the overflow, from 1.
+        api: that was called, e.g. `torch.div`; in a backward the one whose backward runs. The operator outside any.
+        call: number of the forward call among all, from 1; 0 if it is not known.
+        direction: of the operator.
+        op: that overflowed, `aten.div.Tensor`.
+        source: `file.py:12` of the program; in a backward that of the forward call.
+        stack: of a forward, frames as in `Call.stack`.
+        problems: in words, one for each output.
+        inputs, outputs: by slot, the tensors and other arguments: in a forward those of the API, in a backward those of
+            the operator. What is changed in place is as it was before in `inputs`.
+    """
+
+    number: int
+    api: str
+    call: int
+    direction: CallDirection
+    op: str
+    source: str
+    stack: tuple[str, ...]
+    problems: tuple[str, ...]
+    inputs: Values
+    outputs: Values
+
+    def __str__(self) -> str:
+        where = f" at {self.source}" if self.source else ""
+        return f"{self.api} ({self.op}, {self.direction}){where}: {'; '.join(self.problems)}"
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    """An API call under way. `before` has copies of what operators in it changed, by storage and first element."""
+
+    api: str
+    number: int
+    source: str
+    stack: tuple[str, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    first_sequence: int
+    origins: list[tuple[str, tuple[str, ...]]]
+    before: dict[tuple[int, int], torch.Tensor]
+
+
+class _State(threading.local):
+    call: _OpenCall | None = None
+
+
+class OverflowWatch:
+    """The check. It begins with `start`, in the calling thread and those that run a backward for it."""
+
+    def __init__(self, found: Callable[[Overflow], None], *, limit: int | None = None) -> None:
+        """Prepare.
+
+        Args:
+            found: is told of each overflow, while the program waits; its tensors are the program's own, to read only.
+            limit: the overflow at which the program is stopped; None: never.
+        """
+        if limit is not None and limit < 1:
+            raise UsageError(f"limit={limit!r}: expected 1 or more, or None", hint="1 stops at the first overflow")
+        self.count = 0
+        self._found = found
+        self._limit = limit
+        self._judge = Judge()
+        self._frames = Frames()
+        self._state = _State()
+        self._calls = 0
+        self._sequences: list[int] = []
+        self._ended: list[tuple[int, _OpenCall]] = []
+        self._judged: dict[Any, bool] = {}
+        self._ops = EagerOps(self._around)
+        self._mode = _ApiMode(self)
+        self._lock = threading.Lock()
+        self._installed = False
+        self._on = False
+
+    def start(self) -> None:
+        """Begin. Raises UsageError inside a compile or another dispatch mode."""
+        if self._installed:
+            return
+        why = self._ops.install()
+        if why:
+            raise UsageError(f"overflows cannot be looked for: {why}", hint="call it before the training loop")
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._installed = self._on = True
+
+    def stop(self) -> None:
+        """End; does nothing when it has not begun."""
+        if not self._installed:
+            return
+        self._installed = self._on = False
+        if innermost_function_mode() is self._mode:
+            self._mode.__exit__(None, None, None)
+        self._ops.remove()
+
+    def __enter__(self) -> OverflowWatch:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    # -- API calls ----------------------------------------------------------------------------------------------------
+
+    def around_api(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an API call, and tell of what overflowed in it."""
+        info = info_of(func)
+        if not self._on or info.skip or self._state.call is not None:
+            return func(*args, **kwargs)
+        self._calls += 1
+        frame = sys._getframe(2)
+        call = _OpenCall(
+            info.api, self._calls, self._frames.source(frame), (), args, kwargs, next_sequence_number(), [], {}
+        )
+        self._state.call = call
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._state.call = None
+        self._remember(call)
+        if call.origins:
+            call.stack = self._frames.stack(frame)
+            self._guarded(lambda: self._tell_api(call, result))
+        return result
+
+    def _remember(self, call: _OpenCall) -> None:
+        """Keep where the call was, by the numbers of the nodes that it made; not its tensors."""
+        if next_sequence_number() == call.first_sequence:
+            return
+        kept = _OpenCall(call.api, call.number, call.source, (), (), {}, call.first_sequence, [], {})
+        with self._lock:
+            if len(self._ended) >= _MOST_CALLS:
+                del self._ended[: _MOST_CALLS // 2], self._sequences[: _MOST_CALLS // 2]
+            self._ended.append((next_sequence_number(), kept))
+            self._sequences.append(call.first_sequence)
+
+    def _tell_api(self, call: _OpenCall, result: Any) -> None:
+        inputs: Values = []
+        for index, value in enumerate(call.args):
+            _flatten(f"input.{index}", value, inputs)
+        for name, value in call.kwargs.items():
+            _flatten(f"kwarg.{name}", value, inputs)
+        with quiet():
+            inputs = [(slot, call.before.get(_place(value), value)) for slot, value in inputs]
+        outputs: Values = []
+        for index, value in enumerate(result if isinstance(result, (list, tuple)) else (result,)):
+            _flatten(f"output.{index}", value, outputs)
+        op, problems = call.origins[0]
+        self._report(call.api, call.number, "forward", op, call.source, call.stack, problems, inputs, outputs)
+
+    # -- operators ----------------------------------------------------------------------------------------------------
+
+    def _around(self, op: EagerOp) -> Any:
+        if not self._on or not self._is_judged(op):
+            return op.run()
+        before = self._before(op) if op.target._schema.is_mutable else {}
+        result = op.run()
+        outputs: Values = []
+        for index, value in enumerate(result if isinstance(result, (list, tuple)) else (result,)):
+            _flatten(f"output.{index}", value, outputs)
+        self._guarded(lambda: self._judge_op(op, before, outputs))
+        return result
+
+    def _is_judged(self, op: EagerOp) -> bool:
+        known = self._judged.get(op.target)
+        if known is None:
+            known = op.target.namespace == "aten" and op.name.split(".")[1] not in SKIPPED
+            self._judged[op.target] = known
+        return known
+
+    def _guarded(self, tell: Callable[[], None]) -> None:
+        """The program goes on when the check fails; it ends when the check is to end it."""
+        try:
+            tell()
+        except OverflowFoundError:
+            raise
+        except Exception as error:
+            self._on = False
+            logger.warning("graphprobe: the overflow check failed and looks no further", exc_info=error)
+
+    def _before(self, op: EagerOp) -> dict[str, torch.Tensor]:
+        """Copies of what the operator will change, by slot."""
+        found: dict[str, torch.Tensor] = {}
+        with quiet():
+            for slot, value, _ in op.written():
+                values: Values = []
+                _flatten(slot, value, values)
+                for name, tensor in judged(values):
+                    found[name] = tensor.detach().clone()
+        call = self._state.call
+        if call is not None:
+            for slot, copied in found.items():
+                live = _at(op, slot)
+                call.before.setdefault(_place(live), copied)
+        return found
+
+    def _judge_op(self, op: EagerOp, before: dict[str, torch.Tensor], outputs: Values) -> None:
+        written = [summary for slot, value in judged(outputs) if (summary := _summary(slot, value))]
+        if all(found.finite and not found.extremes for found in written):
+            self._judge.judge(NONE, list, written)
+            return
+        with quiet():
+            self._judge_odd(op, before, outputs, written)
+
+    def _judge_odd(self, op: EagerOp, before: dict[str, torch.Tensor], outputs: Values, written: list[Summary]) -> None:
+        live: Values = []
+        for index, value in enumerate(op.args):
+            _flatten(f"input.{index}", value, live)
+        for name, value in op.kwargs.items():
+            _flatten(f"kwarg.{name}", value, live)
+        inputs = [(slot, before.get(slot, value)) for slot, value in live]
+        own = dict(live)
+        read = [
+            summary._replace(memory=memory_of(own[slot]))
+            for slot, value in judged(inputs)
+            if (summary := _summary(slot, value))
+        ]
+        traits = traits_of(op, inputs, outputs)
+        verdict = self._judge.judge(traits, lambda: read, written)
+        if verdict is None or verdict.role != "origin":
+            return
+        found = dict(outputs)
+        problems = tuple(_in_words(elements(found[problem.slot], problem)) for problem in verdict.problems)
+        call = self._state.call
+        if call is not None:
+            call.origins.append((op.name, problems))
+            return
+        self._tell_op(op, problems, inputs, outputs)
+
+    def _tell_op(self, op: EagerOp, problems: tuple[str, ...], inputs: Values, outputs: Values) -> None:
+        node = running_node()
+        call = self._call_of(node[1]) if node is not None else None
+        direction: CallDirection = "backward" if node is not None else "forward"
+        api, number, source = ("torch.ops." + op.name.rpartition(".")[0], 0, "")
+        if call is not None:
+            api, number, source = call.api, call.number, call.source
+        self._report(api, number, direction, op.name, source, (), problems, inputs, outputs)
+
+    def _call_of(self, sequence: int) -> _OpenCall | None:
+        """The forward call that made the node of this number."""
+        with self._lock:
+            index = bisect.bisect_right(self._sequences, sequence) - 1
+            if sequence < 0 or index < 0:
+                return None
+            end, call = self._ended[index]
+        return call if sequence < end else None
+
+    def _report(
+        self,
+        api: str,
+        call: int,
+        direction: CallDirection,
+        op: str,
+        source: str,
+        stack: tuple[str, ...],
+        problems: tuple[str, ...],
+        inputs: Values,
+        outputs: Values,
+    ) -> None:
+        with self._lock:
+            if not self._on:
+                return
+            self.count += 1
+            number = self.count
+        overflow = Overflow(number, api, call, direction, op, source, stack, problems, inputs, outputs)
+        with quiet():
+            self._found(overflow)
+        if self._limit is not None and number >= self._limit:
+            self._on = False
+            raise OverflowFoundError(
+                f"overflow {number} of {self._limit}: {overflow}",
+                hint="the dump of each has its inputs and outputs; raise the limit to go on",
+            )
+
+
+class _ApiMode(TorchFunctionMode):
+    """Tells the check which API runs. What an API calls inside itself is part of its call."""
+
+    def __init__(self, watch: OverflowWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._watch.around_api(func, args, kwargs or {})
+
+
+def _flatten(slot: str, value: Any, into: Values) -> None:
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (torch.Tensor, list, tuple)) for item in value):
+        for index, item in enumerate(value):
+            _flatten(f"{slot}.{index}", item, into)
+    else:
+        into.append((slot, value))
+
+
+def _place(value: Any) -> tuple[int, int]:
+    """Where a tensor lies: its storage, and its first element in there."""
+    if not isinstance(value, torch.Tensor):
+        return (0, -1)
+    memory = memory_of(value)
+    return (memory, int(value.storage_offset())) if memory else (0, -1)
+
+
+def _at(op: EagerOp, slot: str) -> Any:
+    head, *path = slot.split(".")
+    found: Any = op.args[int(path[0])] if head == "input" else op.kwargs[path[0]]
+    for part in path[1:]:
+        found = found[int(part)]
+    return found
+
+
+def _summary(slot: str, tensor: torch.Tensor) -> Summary | None:
+    if tensor.is_cpu:
+        return summary_of(slot, tensor)
+    with quiet():
+        row = row_of(tensor)
+    return None if row is None else summary_from_row(slot, memory_of(tensor), tensor.dtype, row.tolist())
+
+
+def _in_words(found: dict[str, Any]) -> str:
+    what = {
+        "nan": "NaN",
+        "inf": f"{found['sign']}inf",
+        "saturated": f"the {'largest' if found['sign'] == '+' else 'lowest'} {found['dtype']}",
+    }[found["kind"]]
+    first = f", first at {found['first'][0]}" if found["first"] else ""
+    return f"{found['output']} has {what} in {found['elements']} of {found['of']} elements{first}"

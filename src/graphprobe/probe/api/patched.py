@@ -1,0 +1,151 @@
+"""Calls that go past torch's function modes: custom autograd functions, and collectives of `torch.distributed`.
+
+They are replaced while a dump is open. A reference to a collective that the program took before is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from graphprobe.internals.autograd_edges import unseen
+from graphprobe.internals.function_apply import FunctionApply
+from graphprobe.internals.importhook import ImportHook
+from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.probe.api.call import OpenCall
+from graphprobe.probe.api.session import ApiSession
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "gather",
+    "irecv",
+    "isend",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+)
+_DISTRIBUTED = ("torch.distributed", "torch.distributed.distributed_c10d")
+
+
+class PatchedCalls:
+    """Puts the replacements in and takes them out."""
+
+    def __init__(self, session: ApiSession) -> None:
+        self._session = session
+        self._patches = PatchSet()
+        self._functions = FunctionApply(self._function)
+        self._hook: ImportHook | None = None
+
+    def install(self) -> None:
+        """Replace the names; those of modules that are not imported yet, once they are."""
+        if not self._functions.install():
+            self._session.writer.note("this torch hides calls of custom autograd functions; what they call is there")
+        self._hook = ImportHook(dict.fromkeys(_DISTRIBUTED, self._collectives))
+        self._hook.install()
+
+    def remove(self) -> list[str]:
+        """Restore the names; returns those that somebody else has replaced since."""
+        if self._hook is not None:
+            self._hook.remove()
+        return self._functions.remove() + self._patches.undo()
+
+    def _collectives(self, module: ModuleType) -> None:
+        for name in COLLECTIVES:
+            if callable(getattr(module, name, None)):
+                self._patches.apply(module, Patch("api_calls", module.__name__, name, self._collective))
+
+    def _function(self, original: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = self._session
+        if not _watches(session):
+            return original(cls, *args, **kwargs)
+        api = f"{cls.__module__}.{cls.__qualname__}"
+        call = _begin(session, api, cls.__name__, args, kwargs, changes=False)
+        if call is None:
+            return original(cls, *args, **kwargs)
+        return _run(session, call, lambda: original(cls, *args, **kwargs))
+
+    def _collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self._session
+
+        @functools.wraps(original)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if not _watches(session):
+                return original(*args, **kwargs)
+            name = original.__name__
+            call = _begin(session, f"torch.distributed.{name}", f"distributed.{name}", args, kwargs, changes=True)
+            session.state.off += 1  # they call each other, and torch
+            try:
+                if call is None:
+                    return original(*args, **kwargs)
+                return _run(session, call, lambda: original(*args, **kwargs), collective=True)
+            finally:
+                session.state.off -= 1
+                session.values.forget_all()
+
+        return collective
+
+
+def _watches(session: ApiSession) -> bool:
+    return (session.on or session.is_due()) and not session.state.off and not torch.compiler.is_compiling()
+
+
+def _begin(
+    session: ApiSession, api: str, label: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, changes: bool
+) -> OpenCall | None:
+    try:
+        modules = session.state.modules
+        path = modules[-1][1] if modules else ""
+        names = (api, label, api.rpartition(".")[2])
+        call = session.begin("api", api, label, names, sys._getframe(2), module=path, changes=changes)
+        if call is not None:
+            with unseen():
+                call.take_inputs(args, kwargs)
+        return call
+    except Exception as error:
+        session.fail("calls", error)
+        return None
+
+
+def _run(session: ApiSession, call: OpenCall, run: Callable[[], Any], *, collective: bool = False) -> Any:
+    try:
+        result = run()
+    except BaseException as error:
+        try:
+            call.raised(error)
+        except Exception as own:
+            session.fail("calls", own)
+        raise
+    try:
+        with unseen():
+            if collective:
+                _take_collective(session, call, result)
+            else:
+                call.take_results(result)
+            call.close()
+    except Exception as error:
+        session.fail("calls", error)
+    return result
+
+
+def _take_collective(session: ApiSession, call: OpenCall, result: Any) -> None:
+    """Its tensors are its results, too; of one that has only begun, there are none yet."""
+    session.values.forget_all()
+    if result is not None and hasattr(result, "wait"):
+        for tensor in call.tensors():
+            session.values.unwatch(tensor)
+        call.notes.append("asynchronous: values after the call are not recorded")
+    else:
+        call.take_all_again()

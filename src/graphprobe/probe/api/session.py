@@ -1,0 +1,237 @@
+"""An API dump from its begin to its end: what is collected now, which step it is, and what becomes of failures."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from graphprobe.internals.autograd_edges import at_end_of_backward, graph_task
+from graphprobe.probe.api.backward import BackwardCall, Head
+from graphprobe.probe.api.call import OpenCall
+from graphprobe.probe.api.frames import Frames, in_recomputation
+from graphprobe.probe.api.paths import Paths
+from graphprobe.probe.api.plan import ApiPlan
+from graphprobe.probe.api.selection import CallSelection
+from graphprobe.probe.api.values import Values
+from graphprobe.store.api_jobs import RawCall, RawSlot
+from graphprobe.store.api_writer import ApiWriter
+from graphprobe.store.calls import CallDirection, CallKind
+
+logger = logging.getLogger("graphprobe")
+
+MAX_FAILURES = 1
+"""Failures of an observer before it is detached."""
+_SLOT_BYTES = 400
+"""What a slot without values takes in the queue, roughly."""
+
+
+class ThreadState(threading.local):
+    """What belongs to one thread.
+
+    Attributes:
+        off: how many reasons there are not to watch: an optimizer's step, compiled code.
+        modules: the running modules, outermost first: the module, its path, and its call where it is recorded.
+        name: of the thread; empty for the one that began the dump.
+    """
+
+    def __init__(self, owner: int) -> None:
+        thread = threading.current_thread()
+        self.off = 0
+        self.modules: list[tuple[torch.nn.Module, str, OpenCall | None]] = []
+        self.name = "" if thread.ident == owner else thread.name
+
+
+class ApiSession:
+    """One dump. `on` says whether anything is collected now.
+
+    Attributes:
+        plan, writer, values, paths, frames: what it works with.
+        state: of the calling thread.
+        step: the number of the current step.
+    """
+
+    def __init__(self, plan: ApiPlan, writer: ApiWriter, *, model: Any = None) -> None:
+        self.plan = plan
+        self.writer = writer
+        self.values = Values(keep=plan.data == "tensor" and plan.mode != "stack", sample=plan.sample, writer=writer)
+        self.paths = Paths(model)
+        self.frames = Frames()
+        self.state = ThreadState(threading.get_ident())
+        self.selection = CallSelection(plan)
+        self.step = 0
+        self.broken = False
+        self.closed = False
+        self.recomputed = 0
+        self.recover: Callable[[], None] = _nothing
+        """Called where collecting is off, to find out whether what has switched it off is gone by an exception."""
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._counts: dict[tuple[str, str], itertools.count[int]] = {}
+        self._step_is_due = False
+        self._by_hand = plan.step_at == "hand"
+        self._tasks: dict[int, dict[BackwardCall, None]] = {}
+        self.on = self._wants_step()
+
+    # What the observers call.
+
+    def begin(
+        self,
+        kind: CallKind,
+        api: str,
+        label: str,
+        names: tuple[str, ...],
+        frame: FrameType | None,
+        *,
+        module: str = "",
+        changes: bool = False,
+    ) -> OpenCall | None:
+        """Begin a call, None where it is not wanted; its inputs are still to be taken.
+
+        `label` lacks the number of the call.
+        """
+        if self._step_is_due:
+            self._next_step()
+            if not self.on:
+                return None
+        again = graph_task() >= 0 and in_recomputation(frame)
+        if again:
+            self.recomputed += 1
+            if not torch.is_grad_enabled() or not in_reentrant(frame):
+                return None
+        index = -1 if again else self._index(kind, api)
+        full = f"{label}.{index}" if index >= 0 else f"{label}.recomputed{self.recomputed}"
+        if not (self.selection.everything or self.selection.wants(full, api, names)):
+            return None
+        source = self.frames.source(frame)
+        stack = self.frames.stack(frame) if self.plan.stack else ()
+        head = Head(self.step, kind, api, full, index, module, source, stack, self.state.name)
+        return OpenCall(self, head, changes=changes, only_backward=again)
+
+    def submit(self, head: Head, direction: CallDirection, slots: list[RawSlot], notes: tuple[str, ...] = ()) -> None:
+        """Hand in a record."""
+        values = self.values
+        if values.notes:
+            notes, values.notes = (*notes, *values.notes), []
+        self.writer.submit(
+            RawCall(
+                head.step,
+                head.kind,
+                head.api,
+                f"{head.label}.{direction}",
+                direction,
+                head.number,
+                head.module,
+                head.source,
+                head.stack,
+                head.thread if direction == "forward" else self.state.name,
+                slots if self.plan.mode != "stack" else [],
+                notes,
+                _SLOT_BYTES * (len(slots) + 1),
+            )
+        )
+
+    def submit_backward(self, head: Head, slots: list[RawSlot], notes: tuple[str, ...]) -> None:
+        """Hand in the backward of a call."""
+        self.submit(head, "backward", slots, notes)
+
+    def backward_began(self, task: int, call: BackwardCall) -> None:
+        """Some nodes of a call have run in this backward, and others may never."""
+        waiting = self._tasks.get(task)
+        if waiting is None:
+            waiting = self._tasks[task] = {}
+            at_end_of_backward(lambda: self._end_backward(task))
+        waiting[call] = None
+
+    def backward_done(self, task: int, call: BackwardCall) -> None:
+        """All nodes of a call have run."""
+        waiting = self._tasks.get(task)
+        if waiting is not None:
+            waiting.pop(call, None)
+
+    def fail(self, observer: str, error: BaseException) -> None:
+        """An observer failed: the program goes on without it, and the dump says so."""
+        if self.broken:
+            return
+        self.broken, self.on = True, False
+        reason = f"the observer of {observer} failed and was detached: {type(error).__name__}: {error}"
+        self.writer.missing(reason)
+        if os.getpid() == self._pid:
+            logger.warning("graphprobe: %s; nothing more is dumped", reason, exc_info=error)
+
+    # Steps.
+
+    def advance(self) -> None:
+        """The program says that a step is over."""
+        self.recover()
+        with self._lock:
+            self._by_hand = True
+            self._next_step()
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer has stepped: the next call is of the next step, unless the program says itself when one ends."""
+        if not self._by_hand:
+            self._step_is_due = True
+
+    def finish(self) -> None:
+        """Collect nothing more."""
+        self.on = False
+        for waiting in list(self._tasks.values()):
+            waiting.clear()
+        for text in self.selection.unmet():
+            self.writer.note(text)
+        if self.recomputed:
+            self.writer.note(
+                f"{self.recomputed} calls that torch.utils.checkpoint ran again have no record of their own"
+            )
+
+    def is_due(self) -> bool:
+        """Whether a step is to begin with the next call, which `begin` does; then the call must be looked at."""
+        return self._step_is_due and not self.broken
+
+    def _next_step(self) -> None:
+        with self._lock:
+            self._step_is_due = False
+            self.step += 1
+            self._counts.clear()
+            self.on = not self.broken and self._wants_step()
+
+    def _wants_step(self) -> bool:
+        return self.plan.steps is None or self.step in self.plan.steps
+
+    def _index(self, kind: str, api: str) -> int:
+        key = (kind, api)
+        counter = self._counts.get(key)
+        if counter is None:
+            counter = self._counts.setdefault(key, itertools.count())
+        return next(counter)
+
+    def _end_backward(self, task: int) -> None:
+        for call in self._tasks.pop(task, {}):
+            if self.on:
+                call.finish()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this rank."""
+        return self.writer.folder
+
+
+def _nothing() -> None:
+    return None
+
+
+def in_reentrant(frame: FrameType | None) -> bool:
+    """Whether the recomputation builds the graph that the backward goes through, and not only its saved values."""
+    while frame is not None:
+        if frame.f_code.co_name == "backward" and frame.f_code.co_filename.endswith("checkpoint.py"):
+            return True
+        frame = frame.f_back
+    return False

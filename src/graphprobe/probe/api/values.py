@@ -1,0 +1,262 @@
+"""From a live tensor to a slot: its statistics and, on request, its values, as they are at this moment.
+
+What has been seen already is not looked at again: a tensor is known by its identity, memory and version counter as long
+as it lives, and memory by its address; what the counter does not see (`LEAKS` in `names`) is never taken as known.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from graphprobe.engine.device_stats import finish, stats_async
+from graphprobe.engine.tensor_stats import readable, stats_of, stats_of_plain
+from graphprobe.internals.autograd_edges import version_or_none
+from graphprobe.internals.functorch_values import is_wrapped, physical, without_transforms
+from graphprobe.internals.quiet import quiet
+from graphprobe.probe.dump.tensors import _memory, _text, _to_host, is_capturing
+from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store.api_jobs import Handed, RawSlot, RawValue, value_name
+from graphprobe.store.api_writer import ApiWriter
+from graphprobe.store.calls import SlotRole
+from graphprobe.store.dump_pool import Array
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+ENDS = 256
+"""Elements at either end that a sample has in full."""
+
+_CROWDED = 8192
+
+
+class Known(NamedTuple):
+    """What was found of a tensor."""
+
+    alive: Callable[[], torch.Tensor | None]
+    version: int
+    address: int
+    meta: TensorMeta
+    stats: TensorStats | Callable[[], TensorStats] | None
+    payload: Handed | None
+    sampled: bool
+    missing: str
+
+
+class Values:
+    """Makes slots of tensors. One for a dump; may be used from any thread.
+
+    Attributes:
+        notes: what there is to say of the tensors of the call at hand; whoever makes the call takes it.
+    """
+
+    def __init__(self, *, keep: bool, sample: int | None, writer: ApiWriter) -> None:
+        """`keep`: values, not only statistics; `sample`: every so many of the middle; `writer`: gets the values."""
+        self._keep = keep
+        self._sample = sample
+        self._writer = writer
+        self._handed = writer.known
+        self._known: dict[int, Known] = {}
+        self._memory: dict[tuple[int, int, torch.dtype], Known] = {}
+        self._metas: dict[Any, TensorMeta] = {}
+        self._unwatched: set[int] = set()
+        self.notes: list[str] = []
+
+    def slot(self, name: str, role: SlotRole, tensor: torch.Tensor) -> RawSlot:
+        """The slot of a tensor of any class, layout and device; one whose values cannot be had says why."""
+        if type(tensor) not in PLAIN:
+            return self._special(name, role, tensor)
+        try:
+            address = tensor.data_ptr()
+            version = tensor._version
+        except RuntimeError:  # no memory, or made in inference mode
+            return self._special(name, role, tensor)
+        known = self._known.get(id(tensor))
+        if (
+            known is None
+            or known.version != version
+            or known.address != address
+            or known.alive() is not tensor
+            or known.meta.shape != tensor.shape
+        ):
+            known = self._found(tensor, address, version)
+        return RawSlot(
+            name, role, known.meta, known.stats, None, known.payload, known.sampled, known.missing, tensor.requires_grad
+        )
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Nothing is known of a tensor any more: it may have been written to."""
+        known = self._known.pop(id(tensor), None)
+        if known is not None:
+            self._memory.pop((known.address, tensor.numel(), tensor.dtype), None)
+
+    def forget_all(self) -> None:
+        """Nothing is known any more: memory was written to by something that does not say where."""
+        self._known.clear()
+        self._memory.clear()
+
+    def unwatch(self, tensor: torch.Tensor) -> None:
+        """The program has got at the memory itself: from now on it is looked at each time."""
+        try:
+            memory = tensor.untyped_storage()
+            begin = memory.data_ptr()
+        except Exception:  # no storage: then it is never taken as known
+            return
+        if begin not in self._unwatched:
+            self._unwatched.add(begin)
+            end = begin + memory.nbytes()
+            self._known = {key: known for key, known in self._known.items() if not begin <= known.address < end}
+            self._memory = {key: known for key, known in self._memory.items() if not begin <= key[0] < end}
+
+    def _found(self, tensor: torch.Tensor, address: int, version: int) -> Known:
+        whole = (address, tensor.numel(), tensor.dtype) if tensor.is_contiguous() else None
+        watched = not self._unwatched or tensor.untyped_storage().data_ptr() not in self._unwatched
+        if whole is not None and watched:
+            same = self._memory.get(whole)
+            if same is not None and same.version == version and same.alive() is not None:
+                known = same._replace(alive=weakref.ref(tensor), meta=self._meta(tensor))
+                self._known[id(tensor)] = known
+                return known
+        stats, payload, sampled, missing = self._look(tensor)
+        known = Known(weakref.ref(tensor), version, address, self._meta(tensor), stats, payload, sampled, missing)
+        if watched:
+            if len(self._known) > _CROWDED:
+                self._tidy()
+            self._known[id(tensor)] = known
+            if whole is not None:
+                self._memory[whole] = known
+        return known
+
+    def _special(self, name: str, role: SlotRole, tensor: torch.Tensor) -> RawSlot:
+        requires_grad, meta = tensor.requires_grad, None
+        try:
+            with quiet():
+                if is_wrapped(tensor):
+                    tensor, note = physical(tensor)
+                    if note and note not in self.notes:
+                        self.notes.append(note)
+                    with without_transforms():
+                        meta = self._meta(tensor)
+                        found = self._look(readable(tensor))
+                else:
+                    meta = self._meta(tensor)
+                    found = self._look(readable(tensor))
+        except Exception as error:
+            return RawSlot(name, role, meta, missing=_why(error), requires_grad=requires_grad)
+        return RawSlot(name, role, meta, found[0], None, found[1], found[2], found[3], requires_grad)
+
+    def _look(
+        self, tensor: torch.Tensor
+    ) -> tuple[TensorStats | Callable[[], TensorStats] | None, Handed | None, bool, str]:
+        try:
+            if tensor.is_cpu:
+                plain = type(tensor) in PLAIN and not tensor.is_conj() and not tensor.is_neg()
+                stats = stats_of_plain(tensor) if plain else stats_of(tensor)
+                if not self._keep or not stats.count:
+                    return stats, None, False, ""
+                payload, sampled = self._payload(tensor, stats.digest)
+                return stats, payload, sampled, ""
+            if is_capturing():
+                return None, None, False, "work of this stream goes into a CUDA graph: nothing can be copied meanwhile"
+            return self._look_at_device(tensor)
+        except Exception as error:
+            return None, None, False, _why(error)
+
+    def _payload(self, tensor: torch.Tensor, digest: str) -> tuple[Handed, bool]:
+        count, dtype = tensor.numel(), _text(tensor.dtype)
+        every = self._sample if self._sample is not None and self._sample > 1 and count > 2 * ENDS else None
+        kept = count if every is None else sampled_count(count, every)
+        name = value_name(digest, dtype, kept, sample=every)
+        handed = Handed(name)
+        if name in self._handed:
+            return handed, every is not None
+        if every is None and tensor.is_contiguous():
+            data = self._writer.pool.copy(_memory(tensor))
+        else:
+            with quiet():
+                flat = tensor.detach().contiguous().reshape(-1)
+                if every is not None:
+                    flat = sampled_values(flat, every)
+            data = self._writer.pool.copy(_memory(flat))
+        self._handed.add(name)
+        self._writer.submit(RawValue(handed, None, dtype, kept, data, every, data.nbytes))
+        return handed, every is not None
+
+    def _look_at_device(self, tensor: torch.Tensor) -> tuple[Callable[[], TensorStats], Handed | None, bool, str]:
+        row = stats_async(tensor)
+        with quiet():
+            wait_for_row = _to_host(row)
+            stats = _once(lambda: finish(wait_for_row()))
+            if not self._keep or not tensor.numel():
+                return stats, None, False, ""
+            flat = tensor.detach().contiguous().reshape(-1)
+            every = self._sample if self._sample is not None and self._sample > 1 else None
+            if every is not None and flat.numel() > 2 * ENDS:
+                flat = sampled_values(flat, every)
+            else:
+                every = None
+            wait = _to_host(flat)
+        count, size_bytes = flat.numel(), flat.numel() * flat.element_size()
+        handed = Handed(None)
+        self._writer.submit(
+            RawValue(handed, stats, _text(tensor.dtype), count, lambda: _array(wait()), every, size_bytes)
+        )
+        return stats, handed, every is not None, ""
+
+    def _meta(self, tensor: torch.Tensor) -> TensorMeta:
+        strides = tensor.stride() if tensor.layout is torch.strided else ()
+        key = (tensor.dtype, tensor.shape, strides, tensor.device)
+        meta = self._metas.get(key)
+        if meta is None:
+            meta = TensorMeta(_text(tensor.dtype), tuple(tensor.shape), tuple(strides), _text(tensor.device))
+            self._metas[key] = meta
+        return meta
+
+    def _tidy(self) -> None:
+        for one, entry in list(self._known.items()):
+            if entry.alive() is None:
+                self._known.pop(one, None)
+        if len(self._known) > _CROWDED // 2:
+            self._known.clear()
+        self._memory.clear()
+        if len(self._metas) > _CROWDED:
+            self._metas.clear()
+
+
+def sampled_count(count: int, every: int) -> int:
+    """How many of `count` elements a sample has."""
+    return count if count <= 2 * ENDS else 2 * ENDS + -(-(count - 2 * ENDS) // every)
+
+
+def sampled_values(flat: torch.Tensor, every: int) -> torch.Tensor:
+    """The first 256, every n-th of the middle, the last 256, of a 1-d tensor."""
+    if flat.numel() <= 2 * ENDS:
+        return flat
+    return torch.cat((flat[:ENDS], flat[ENDS:-ENDS:every], flat[-ENDS:]))
+
+
+def was_changed(tensor: torch.Tensor, version: int | None) -> bool:
+    """Whether the version counter has moved on."""
+    return version is not None and version_or_none(tensor) != version
+
+
+def _once(make: Callable[[], TensorStats]) -> Callable[[], TensorStats]:
+    found: list[TensorStats] = []
+
+    def get() -> TensorStats:
+        if not found:
+            found.append(make())
+        return found[0]
+
+    return get
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    return np.frombuffer(_memory(tensor), dtype=np.uint8)
+
+
+def _why(error: Exception) -> str:
+    hint = getattr(error, "hint", "")
+    return f"{error}; {hint}" if hint else str(error) or type(error).__name__

@@ -1,0 +1,199 @@
+"""A comparison told in words on the terminal, and as a JSON document. Reads results; knows nothing of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import IO, Any
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from graphprobe.compare.result import CallName, CallResult, Finding, Summary
+from graphprobe.report.terminal import console_for
+
+OUTCOMES = {
+    "same": ("SAME", "green", "no difference beyond the noise of the dtypes"),
+    "different": ("DIFFERENT", "red", ""),
+    "undecided": ("UNDECIDED", "yellow", "it could not be told whether the two differ"),
+}
+
+KINDS = {
+    "wrong_value": "gives another result than its inputs explain",
+    "wrong_gradient": "gives another gradient than its inputs explain",
+    "nonfinite": "gives NaN or infinity on one side only",
+    "state": "gets a weight, a buffer or data that differs from the start",
+    "scalar": "is called with another argument that is no tensor",
+    "dtype": "runs in another precision than the calls like it",
+    "shape": "has a tensor of another shape",
+    "replaced_call": "stands where the reference calls another operation",
+    "extra_call": "is called by the candidate only, and changes what follows",
+    "missing_call": "is called by the reference only, and changes what follows",
+    "moved_call": "is called in another order, and gets another input",
+}
+
+WORSE = {
+    "candidate_worse": "the candidate is the worse side",
+    "candidate_better": "the reference is the worse side",
+    "inconclusive": "which side is worse cannot be told",
+    "ok": "",
+}
+
+BARS = "▁▂▃▄▅▆▇█"
+LISTED = 20
+"""Findings and unpaired calls that the terminal shows."""
+
+
+def document_from(summary: Summary, unpaired: Iterable[CallResult] = ()) -> dict[str, Any]:
+    """The JSON document: the summary, and the calls without a partner. docs/formats/comparison.md describes it."""
+    document: dict[str, Any] = msgspec.to_builtins(summary)
+    document["unpaired"] = [
+        {
+            "side": "candidate" if row.candidate is not None else "reference",
+            "rank": row.rank,
+            "step": row.step,
+            "call": msgspec.to_builtins(row.candidate or row.reference),
+            "reason": row.reason,
+        }
+        for row in unpaired
+    ]
+    return document
+
+
+def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, file: IO[str] | None = None) -> None:
+    """Print what a comparison found, the first divergence first.
+
+    Args:
+        unpaired: the rows without a partner, of which the first few are shown.
+        file: standard output by default.
+    """
+    console = console_for(file)
+    word, colour, meaning = OUTCOMES[summary.outcome]
+    basis = {"values": "by values", "statistics": "by statistics only", "digest": "equal bit for bit"}
+    console.print(Text(word, f"bold {colour}"), Text(meaning or causes(len(summary.findings))))
+    console.print(Text(f"  candidate  {summary.candidate.title} ({summary.candidate.format})"))
+    console.print(Text(f"  reference  {summary.reference.title} ({summary.reference.format})"))
+    console.print(
+        Text(f"  compared   {summary.counts.pairs} pairs of calls, {basis.get(summary.basis, summary.basis)}")
+    )
+    if any(a != b for a, b in (pair.split(" -> ") for pair in summary.precision)):
+        told = ", ".join(f"{pair} ({n})" for pair, n in list(summary.precision.items())[:4])
+        console.print(Text(f"  precision  {told}"))
+    if any(summary.growth):
+        console.print(Text(f"  growth     {bars_from(summary.growth)}  up to {max(summary.growth):.3g} units of noise"))
+    for number, finding in enumerate(summary.findings[:LISTED]):
+        _print_finding(console, finding, "First divergence" if number == 0 else f"Cause {number + 1}")
+    if len(summary.findings) > LISTED:
+        console.print(Text(f"\n{len(summary.findings) - LISTED} more causes; --json has them", "dim"))
+    _print_unpaired(console, summary, unpaired)
+    if summary.notes or summary.candidate.problems or summary.reference.problems:
+        console.print()
+    for note in (*summary.notes, *summary.candidate.problems, *summary.reference.problems):
+        console.print(Text(f"note: {note}", "dim"))
+
+
+def causes(count: int) -> str:
+    """How many causes, in words."""
+    return "1 cause found" if count == 1 else f"{count} causes found"
+
+
+def _print_finding(console: Console, finding: Finding, title: str) -> None:
+    call = finding.candidate or finding.reference
+    assert call is not None
+    console.print()
+    console.print(Text(f"{title}:", "bold"), Text(f"{call.label} ({finding.direction})", "bold red"))
+    console.print(Text(f"  {call.api} {KINDS[finding.kind]}"))
+    place = [f"module {call.module}" if call.module else "", f"line {call.source}" if call.source else ""]
+    place += [f"step {finding.step}" if finding.step else "", f"rank {finding.rank}" if finding.rank else ""]
+    if any(place):
+        console.print(Text("  " + ", ".join(p for p in place if p)))
+    if finding.slot:
+        at = f" at {list(finding.worst)}" if finding.worst is not None else ""
+        console.print(Text(f"  {finding.slot}{at}; {WORSE[finding.verdict]}"))
+    other = finding.reference
+    if finding.candidate is not None and other is not None and other.label != call.label:
+        console.print(Text(f"  in the reference: {other.label}"))
+    for line in finding.evidence:
+        console.print(Text(f"  - {line}", "dim"))
+
+
+def _print_unpaired(console: Console, summary: Summary, rows: Iterable[CallResult]) -> None:
+    total = summary.counts.candidate_only + summary.counts.reference_only
+    if not total:
+        return
+    console.print()
+    console.print(
+        Text(
+            f"Without a partner: {summary.counts.candidate_only} calls of the candidate, "
+            f"{summary.counts.reference_only} of the reference",
+            "bold",
+        )
+    )
+    shown = 0
+    for row in rows:
+        if shown == LISTED:
+            break
+        call = row.candidate or row.reference
+        assert call is not None
+        side = "candidate" if row.candidate is not None else "reference"
+        where = f" {call.source}" if call.source else ""
+        console.print(Text(f"  {side} {call.label}{where}: {row.reason}", "dim"))
+        shown += 1
+    if total > shown:
+        console.print(Text(f"  and {total - shown} more; --csv and --json have all", "dim"))
+
+
+def bars_from(levels: list[float]) -> str:
+    """A line of bars, logarithmic from 1 unit of noise to 10 million."""
+
+    top = 7.0
+    return "".join(BARS[min(7, int(8 * min(top, max(0.0, math.log10(max(v, 1e-9)))) / top))] for v in levels)
+
+
+def print_call(call: Any, *, values: dict[str, str], file: IO[str] | None = None) -> None:
+    """One recorded call: where it was made, and every slot with its statistics.
+
+    Args:
+        call: a `store.calls.Call`.
+        values: by slot, the values as text.
+    """
+    console = console_for(file)
+    console.print(Text(call.label, "bold"), Text(f"{call.api} ({call.kind}, {call.direction})"))
+    details = f"position {call.position}, step {call.step}, rank {call.rank}"
+    console.print(Text(f"  {details}{f', module {call.module}' if call.module else ''}"))
+    if call.stack:
+        console.print(Text("  stack, innermost first"))
+        for frame in call.stack:
+            console.print(Text(f"    {frame}", "dim"))
+    elif call.source:
+        console.print(Text(f"  line {call.source}"))
+    for note in call.notes:
+        console.print(Text(f"  note: {note}", "dim"))
+    for slot in call.slots:
+        console.print(Text(f"  {slot.name}", "bold"), Text(_slot_text(slot)))
+        if slot.name in values:
+            for line in values[slot.name].splitlines():
+                console.print(Text(f"      {line}"))
+        elif slot.missing:
+            console.print(Text(f"      no values: {slot.missing}", "dim"))
+
+
+def _slot_text(slot: Any) -> str:
+    if slot.meta is None:
+        return f"{slot.scalar.text} ({slot.scalar.type})" if slot.scalar is not None else slot.missing
+    parts = [f"{slot.meta.dtype} {list(slot.meta.shape)}"]
+    if slot.stats is not None:
+        for name in ("max", "min", "mean", "std", "l2"):
+            value = getattr(slot.stats, name)
+            if name in slot.known and value is not None:
+                parts.append(f"{name} {value:.6g}")
+        for name in ("nan", "positive_inf", "negative_inf"):
+            if name in slot.known and getattr(slot.stats, name):
+                parts.append(f"{name} {getattr(slot.stats, name)}")
+    return ", ".join(parts)
+
+
+def call_text(name: CallName) -> str:
+    """A call in one line: label, module and source line."""
+    return " ".join(part for part in (name.label, name.module, name.source) if part)

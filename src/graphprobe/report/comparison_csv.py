@@ -1,0 +1,147 @@
+"""A comparison as CSV: the columns of ptdbg_ascend, then ours."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from typing import IO
+
+from graphprobe.compare.result import CallName, CallResult, SlotResult, SlotSide
+
+SOURCE_COLUMNS = (
+    "NPU Name",
+    "Bench Name",
+    "NPU Tensor Dtype",
+    "Bench Tensor Dtype",
+    "NPU Tensor Shape",
+    "Bench Tensor Shape",
+    "Cosine",
+    "MaxAbsErr",
+    "MaxRelativeErr",
+    "One Thousandth Err Ratio",
+    "Five Thousandths Err Ratio",
+    "NPU max",
+    "NPU min",
+    "NPU mean",
+    "NPU l2norm",
+    "Bench max",
+    "Bench min",
+    "Bench mean",
+    "Bench l2norm",
+    "Accuracy Reached or Not",
+    "Err_message",
+)
+STACK_COLUMN = "NPU_Stack_Info"
+OUR_COLUMNS = (
+    "Verdict",
+    "Blame",
+    "Noise Level",
+    "Max Z",
+    "Max ULP",
+    "Worst Element",
+    "Basis",
+    "Rule",
+    "Module",
+    "Source",
+    "Step",
+    "Rank",
+)
+NOT_THERE = "N/A"
+
+
+def write_csv(rows: Iterable[CallResult], file: IO[str], *, stack: bool = False) -> int:
+    """Writes one line a slot, and one a call without a partner; returns how many.
+
+    Args:
+        rows: of `Comparison.rows()`.
+        file: opened with `newline=""`.
+        stack: adds the source's column with the program's frames.
+    """
+    writer = csv.writer(file)
+    writer.writerow([*SOURCE_COLUMNS, *([STACK_COLUMN] if stack else []), *OUR_COLUMNS])
+    count = 0
+    for row in rows:
+        for line in _lines(row, stack):
+            writer.writerow(line)
+            count += 1
+    return count
+
+
+def _lines(row: CallResult, stack: bool) -> Iterator[list[object]]:
+    name = row.candidate or row.reference
+    assert name is not None
+    trace = ["\n".join(name.stack)] if stack else []
+    if row.rule is None:
+        head = [
+            row.candidate.label if row.candidate else NOT_THERE,
+            row.reference.label if row.reference else NOT_THERE,
+        ]
+        blank: list[object] = [NOT_THERE] * (len(SOURCE_COLUMNS) - 3)
+        ours = [row.verdict, row.blame, "", "", "", "", "", "none", name.module, name.source, row.step, row.rank]
+        yield [*head, *blank, f"no partner: {row.reason}", *trace, *ours]
+        return
+    for slot in row.slots:
+        yield [*_source(row, slot), *trace, *_ours(row, slot, name)]
+
+
+def _source(row: CallResult, slot: SlotResult) -> list[object]:
+    a, b = slot.candidate, slot.reference
+    return [
+        _name(row.candidate, slot.name) if a is not None else NOT_THERE,
+        _name(row.reference, slot.reference_name or slot.name) if b is not None else NOT_THERE,
+        _dtype(a),
+        _dtype(b),
+        _shape(a),
+        _shape(b),
+        _number(slot.cosine),
+        _number(slot.max_abs),
+        _number(slot.max_relative),
+        _number(slot.within_1_1000),
+        _number(slot.within_5_1000),
+        *_statistics(a),
+        *_statistics(b),
+        slot.accuracy or NOT_THERE,
+        slot.reason,
+    ]
+
+
+def _ours(row: CallResult, slot: SlotResult, name: CallName) -> list[object]:
+    worst = "" if slot.worst is None else str(list(slot.worst))
+    return [
+        slot.verdict,
+        slot.blame,
+        _number(slot.level),
+        _number(slot.z),
+        _number(slot.ulp),
+        worst,
+        slot.basis,
+        row.rule,
+        name.module,
+        name.source,
+        row.step,
+        row.rank,
+    ]
+
+
+def _name(call: CallName | None, slot: str) -> str:
+    if call is None:
+        return NOT_THERE
+    return f"{call.label}.{slot}" if "." in call.label else f"{call.label}_{slot}"
+
+
+def _dtype(side: SlotSide | None) -> str:
+    return side.dtype or side.text if side is not None else NOT_THERE
+
+
+def _shape(side: SlotSide | None) -> str:
+    return str(list(side.shape)) if side is not None and side.shape is not None else NOT_THERE
+
+
+def _statistics(side: SlotSide | None) -> list[object]:
+    if side is None:
+        return [NOT_THERE] * 4
+    return [_number(side.max), _number(side.min), _number(side.mean), _number(side.l2)]
+
+
+def _number(value: float | None) -> object:
+    return NOT_THERE if value is None else value

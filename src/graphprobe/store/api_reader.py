@@ -1,0 +1,260 @@
+"""Read an API dump as a stream of calls: memory does not grow with the dump, values are mapped."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoundError, SchemaError
+from graphprobe.records import TensorStats
+from graphprobe.store import layout
+from graphprobe.store.api_records import (
+    API_SCHEMA,
+    CALLS,
+    RANK_PREFIX,
+    STACKS,
+    STEP_PREFIX,
+    ApiManifest,
+    ApiRecord,
+    ApiSlot,
+    StackLine,
+    step_folder,
+)
+from graphprobe.store.api_shards import Shard
+from graphprobe.store.calls import Call, CallDump, CallSlot
+from graphprobe.store.schema import read_manifest
+
+DIGEST_KIND = "graphprobe"
+STAT_NAMES = TensorStats.__struct_fields__
+
+_OPEN_SHARDS = 64
+_BUFFER_BYTES = 1 << 20
+
+
+class ApiRank:
+    """What one process wrote: its folder and its manifest."""
+
+    def __init__(self, folder: Path, manifest: ApiManifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._stacks: dict[int, tuple[str, ...]] | None = None
+
+    def steps(self) -> tuple[int, ...]:
+        """Steps that have a file of calls, ascending."""
+        found = []
+        for path in self.folder.glob(f"{STEP_PREFIX}*/{CALLS}"):
+            digits = path.parent.name.removeprefix(STEP_PREFIX)
+            if digits.isdecimal():
+                found.append(int(digits))
+        return tuple(sorted(found))
+
+    def stack(self, number: int | None, problems: dict[str, None]) -> tuple[str, ...]:
+        """The frames of a stack; empty for none."""
+        if number is None:
+            return ()
+        if self._stacks is None:
+            self._stacks = {}
+            path = self.folder / STACKS
+            for line in _lines(path, problems):
+                try:
+                    entry = msgspec.json.decode(line, type=StackLine)
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    problems[f"{path} has a line that cannot be read"] = None
+                else:
+                    self._stacks[entry.stack] = entry.frames
+        return self._stacks.get(number, ())
+
+
+class ApiDump:
+    """An API dump of one or more ranks, see `store.calls.CallDump`."""
+
+    format = "graphprobe-api"
+
+    def __init__(self, title: str, ranks: dict[int, ApiRank], *, only_step: int | None = None) -> None:
+        self.title = title
+        self.by_rank = ranks
+        self.facts = _facts(ranks)
+        self._only_step = only_step
+        self._shards: OrderedDict[Path, Shard] = OrderedDict()
+        self._problems: dict[str, None] = {}
+
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self.by_rank))
+
+    def steps(self, rank: int) -> tuple[int, ...]:
+        steps = self._rank(rank).steps()
+        return steps if self._only_step is None else tuple(step for step in steps if step == self._only_step)
+
+    def calls(self, rank: int, step: int) -> Iterator[Call]:
+        one = self._rank(rank)
+        path = one.folder / step_folder(step) / CALLS
+        decoder = msgspec.json.Decoder(ApiRecord)
+        for number, line in enumerate(_lines(path, self._problems), start=1):
+            try:
+                record = decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                why = f"is no record: {error}" if line.endswith(b"\n") else "is cut off, as by a killed process"
+                self._problems[f"{path} line {number} {why}"] = None
+                continue
+            yield self._call(record, rank, step, one)
+
+    def values(self, call: Call, slot: CallSlot) -> npt.NDArray[np.generic]:
+        shard, _, name = slot.value.partition(":")
+        if not name or slot.meta is None:
+            why = slot.missing or "the dump has no values of it"
+            raise ArtifactNotFoundError(f"{self.title}: no values of {slot.name} of {call.label}: {why}")
+        if os.path.isabs(shard) or ".." in Path(shard).parts:
+            raise ArtifactNotFoundError(f"{self.title}: {slot.name} of {call.label} lies outside the dump: {shard}")
+        path = self._rank(call.rank).folder / shard
+        found = self._shards.pop(path, None)
+        try:
+            found = found or Shard(path)
+        except SchemaError as error:
+            raise ArtifactNotFoundError(str(error)) from error
+        self._shards[path] = found
+        if len(self._shards) > _OPEN_SHARDS:
+            self._shards.popitem(last=False)
+        return found.read(name, slot.meta.dtype, None if slot.sampled else slot.meta.shape)
+
+    def problems(self) -> tuple[str, ...]:
+        said = {text: None for one in self.by_rank.values() for text in one.manifest.missing}
+        return tuple({**said, **self._problems})
+
+    def _rank(self, rank: int) -> ApiRank:
+        found = self.by_rank.get(rank)
+        if found is None:
+            raise ArtifactNotFoundError(f"{self.title} has no rank {rank}; it has {list(self.ranks())}")
+        return found
+
+    def _call(self, record: ApiRecord, rank: int, step: int, one: ApiRank) -> Call:
+        return Call(
+            position=record.position,
+            kind=record.kind,
+            api=record.api,
+            label=record.label,
+            direction=record.direction,
+            index=record.index,
+            step=step,
+            rank=rank,
+            module=record.module,
+            source=record.source,
+            stack=one.stack(record.stack, self._problems),
+            slots=tuple([_slot(slot) for slot in record.slots]),
+            notes=record.notes,
+        )
+
+
+def open_api_dump(path: str | Path) -> CallDump:
+    """The API dump at `path`: its folder, the folder of one rank, or that of one step of a rank.
+
+    Raises:
+        RunNotFoundError: there is no API dump.
+        SchemaError: it was written by a newer graphprobe, or the manifest cannot be read.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RunNotFoundError(f"{folder} is no folder", hint="name the folder that was given to graphprobe.dump")
+    own = manifest_in(folder)
+    if own is not None:
+        return ApiDump(str(path), {own.rank: ApiRank(folder, own)})
+    ranks = {}
+    for file in sorted(folder.glob(f"{RANK_PREFIX}*/{layout.MANIFEST}")):
+        manifest = manifest_in(file.parent)
+        if manifest is not None:
+            ranks[manifest.rank] = ApiRank(file.parent, manifest)
+    if ranks:
+        return ApiDump(str(path), ranks)
+    above = manifest_in(folder.absolute().parent)
+    digits = folder.absolute().name.removeprefix(STEP_PREFIX)
+    if above is not None and digits.isdecimal() and (folder / CALLS).exists():
+        return ApiDump(str(path), {above.rank: ApiRank(folder.absolute().parent, above)}, only_step=int(digits))
+    raise RunNotFoundError(
+        f"no API dump at {folder}: no {RANK_PREFIX}<R>/{layout.MANIFEST} of one there",
+        hint="name the folder that was given to graphprobe.dump, or one of a rank in it",
+    )
+
+
+def manifest_in(folder: Path) -> ApiManifest | None:
+    """The manifest of the API dump of one rank right in `folder`; None when there is none, or one of something else.
+
+    Raises:
+        SchemaError: it cannot be read, or is of a newer schema.
+    """
+    path = folder / layout.MANIFEST
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if b'"api_dump_schema"' not in data:
+        return None
+    document, _ = read_manifest(data, path=str(path))
+    version = document.get("api_dump_schema")
+    if not isinstance(version, int) or version > API_SCHEMA:
+        raise SchemaError(
+            f"{path} has API dump schema {version}; this graphprobe reads up to {API_SCHEMA}",
+            hint="upgrade graphprobe: pip install --upgrade graphprobe",
+        )
+    try:
+        return msgspec.convert(document, ApiManifest)
+    except msgspec.ValidationError as error:
+        raise SchemaError(f"{path} is no manifest of an API dump: {error}") from error
+
+
+def is_api_dump(path: str | Path) -> bool:
+    """Whether `open_api_dump` would find one, of whatever schema."""
+    try:
+        open_api_dump(path)
+    except SchemaError:
+        return True
+    except GraphprobeError:
+        return False
+    return True
+
+
+def _slot(slot: ApiSlot) -> CallSlot:
+    stats = slot.stats
+    digest = "" if stats is None else stats.digest
+    return CallSlot(
+        name=slot.name,
+        role=slot.role,
+        meta=slot.meta,
+        stats=stats,
+        known=() if stats is None else STAT_NAMES,
+        digest=digest,
+        digest_kind=DIGEST_KIND if digest else "",
+        scalar=slot.scalar,
+        value=slot.value,
+        sampled=slot.sampled,
+        missing=slot.missing,
+    )
+
+
+def _lines(path: Path, problems: dict[str, None]) -> Iterator[bytes]:
+    try:
+        with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+            for line in file:
+                if line.strip():
+                    yield line
+    except OSError as error:
+        problems[f"{path} cannot be read: {error.strerror}"] = None
+
+
+def _facts(ranks: dict[int, ApiRank]) -> dict[str, str]:
+    first = ranks[min(ranks)].manifest
+    facts = {
+        "torch": first.torch or "",
+        "device": ", ".join(first.devices),
+        "task": str(first.plan.get("data", "")),
+        "level": str(first.plan.get("level", "")),
+        "graphprobe": first.graphprobe,
+        "host": first.host,
+        "ranks": str(len(ranks)),
+        "state": first.state,
+    }
+    return {name: value for name, value in facts.items() if value}

@@ -1,0 +1,112 @@
+"""What an API dump has on disk, as structs: one line a call, statistics inline, values by name in a shard."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from graphprobe.records import Manifest, TensorMeta, TensorStats
+from graphprobe.store.calls import CallDirection, CallKind, Scalar, SlotRole
+
+API_SCHEMA = 1
+"""Version of the files of an API dump; `docs/formats/api_dump.md` describes it."""
+
+CALLS = "calls.jsonl"
+STACKS = "stacks.jsonl"
+VALUES = "values"
+RANK_PREFIX = "rank"
+STEP_PREFIX = "step"
+
+DumpData = Literal["stats", "tensor"]
+DumpLevel = Literal["api", "module", "mix"]
+DumpMode = Literal["all", "list", "range", "stack"]
+
+
+class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One argument or result of a call, as `store.calls.CallSlot` has it.
+
+    Attributes:
+        name, role, meta, stats, scalar, sampled, missing: as in `CallSlot`.
+        value: `<shard>:<name in it>`; empty when no values are kept.
+        requires_grad: of the tensor, for readers that want to run the call again.
+    """
+
+    name: str
+    role: SlotRole
+    meta: TensorMeta | None = None
+    stats: TensorStats | None = None
+    scalar: Scalar | None = None
+    value: str = ""
+    sampled: bool = False
+    missing: str = ""
+    requires_grad: bool = False
+
+
+class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One call: a line of `calls.jsonl`. The step and the rank are those of the folder.
+
+    Attributes:
+        position, kind, api, label, direction, index, module, source, slots, notes: as in `store.calls.Call`.
+        stack: number of a line in `stacks.jsonl`; None without one.
+        thread: name of the thread, empty for the one that began the dump.
+    """
+
+    position: int
+    kind: CallKind
+    api: str
+    label: str
+    direction: CallDirection = "forward"
+    index: int = -1
+    module: str = ""
+    source: str = ""
+    stack: int | None = None
+    thread: str = ""
+    slots: tuple[ApiSlot, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class StackLine(msgspec.Struct, frozen=True):
+    """A line of `stacks.jsonl`: frames as `file.py:12 in forward: x = self.fc(x)`, outermost last."""
+
+    stack: int
+    frames: tuple[str, ...]
+
+
+class ApiManifest(Manifest, kw_only=True):
+    """`manifest.json` of an API dump: that of a run, with what concerns the dump.
+
+    Attributes:
+        api_dump_schema: version of the files; its presence says that this is an API dump.
+        plan: the arguments as they were in force, for people.
+        calls: records written; `collected_files` and `collected_bytes` count files and bytes.
+        values: values written, each once; `value_references` counts the slots that point to one.
+        steps: steps that have records.
+        stopped: why dumping ended before the program did.
+        queue_peak_bytes, blocked_ns: the most that waited to be written, and how long the program waited for room.
+    """
+
+    api_dump_schema: int
+    plan: dict[str, Any] = msgspec.field(default_factory=dict)
+    calls: int = 0
+    values: int = 0
+    value_references: int = 0
+    steps: list[int] = msgspec.field(default_factory=list)
+    stopped: str | None = None
+    queue_peak_bytes: int = 0
+    blocked_ns: int = 0
+
+
+def step_folder(step: int) -> str:
+    """`step3`, below the folder of the rank."""
+    return f"{STEP_PREFIX}{step}"
+
+
+def rank_folder(rank: int) -> str:
+    """`rank0`, below the folder of the dump."""
+    return f"{RANK_PREFIX}{rank}"
+
+
+def shard_file(number: int) -> str:
+    """`values/000003.safetensors`, below the folder of the rank."""
+    return f"{VALUES}/{number:06d}.safetensors"

@@ -1,0 +1,138 @@
+"""What a comparison needs of a dump, whoever wrote it: calls in program order, their slots, values on request.
+
+Readers of each format (graphprobe's own, and those of other tools) give these; nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from graphprobe.records import TensorMeta, TensorStats
+
+CallKind = Literal["api", "module", "optimizer", "node", "kernel", "value"]
+"""`value` is a line of a format that tells no kind."""
+CallDirection = Literal["forward", "backward"]
+SlotRole = Literal["input", "output", "parameter", "buffer", "grad_input", "grad_output", "grad_parameter"]
+"""`grad_output`: with respect to an output, so an input of a backward; `grad_input`: with respect to an input."""
+
+
+class Scalar(msgspec.Struct, frozen=True):
+    """An argument that is no tensor: the name of its type, and its `repr`, in which a number is exact."""
+
+    type: str
+    text: str
+
+
+class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One argument or result of a call.
+
+    Attributes:
+        name: `input.0`, `input.2.1` (second of the list in third place), `kwarg.bias`, `output.0`, `parameter.weight`,
+            `grad_input.0`, `grad_kwarg.bias`, `grad_output.0`, `grad_parameter.weight`. `grad_input.node.0` is what
+            leaves the last autograd node of the call, which is a gradient of an argument only where there is one node.
+        role: what it is to the call.
+        meta: dtype, shape, strides, device; None for an argument that is no tensor.
+        stats: as far as the dump has them; of a format without counts of NaN and Inf those are 0 and `known` lacks
+            them.
+        known: names of the fields of `stats` that the dump really has.
+        digest: equal digests are equal bits, within one dump and between dumps of equal `digest_kind`; empty if none.
+        digest_kind: how it was computed: `graphprobe`, `crc32`, `md5`; empty if there is none.
+        scalar: for an argument that is no tensor.
+        value: an opaque handle for `CallDump.values`; empty when the dump has no values of it.
+        sampled: whether the values are a sample of the elements, so that they cannot be laid out in `meta.shape`.
+        missing: why there are no values where there should be some.
+        requires_grad: of the tensor; None where the dump does not tell.
+    """
+
+    name: str
+    role: SlotRole
+    meta: TensorMeta | None = None
+    stats: TensorStats | None = None
+    known: tuple[str, ...] = ()
+    digest: str = ""
+    digest_kind: str = ""
+    scalar: Scalar | None = None
+    value: str = ""
+    sampled: bool = False
+    missing: str = ""
+    requires_grad: bool | None = None
+
+
+class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One call of an API, one run of a module, one step of an optimizer, or one op of a compiled graph.
+
+    Attributes:
+        position: in its dump and rank, from 0, in the order of execution.
+        kind: what was called.
+        api: what was called, independent of the run: `torch.nn.functional.linear`, `torch.Tensor.add_`, the class
+            name of a module, the operator of a graph's node.
+        label: its name in the dump, unique within rank and step: `linear.3.forward`, `1478_Tensor_permute_forward`.
+        direction: a backward belongs to the forward call of the same `api` and `index`.
+        index: how many calls of the same kind and `api` came before in its step; -1 where the dump does not tell.
+        step: training step, 0 where nobody counts.
+        rank: of the process.
+        module: path of the innermost module that was running, e.g. `layers.3.attention`; of a module its own path.
+        source: `file.py:12`, the line of the program; empty if the dump has no stacks.
+        stack: outermost frame last: `file.py:12 in forward: x = self.fc(x)`.
+        slots: in the order of the signature.
+        notes: what a reader should know.
+    """
+
+    position: int
+    kind: CallKind
+    api: str
+    label: str
+    direction: CallDirection = "forward"
+    index: int = -1
+    step: int = 0
+    rank: int = 0
+    module: str = ""
+    source: str = ""
+    stack: tuple[str, ...] = ()
+    slots: tuple[CallSlot, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class CallDump(Protocol):
+    """One dump of one or more ranks, read as a stream.
+
+    Attributes:
+        title: how messages call it: the path that was asked for.
+        format: `graphprobe-api`, `graphprobe-graph`, `ptdbg`, `msprobe`.
+        facts: what it says about its run, for the head of a report: torch, device, dtype, task.
+    """
+
+    title: str
+    format: str
+    facts: dict[str, str]
+
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks it has, ascending."""
+        ...
+
+    def steps(self, rank: int) -> tuple[int, ...]:
+        """The steps of a rank, ascending."""
+        ...
+
+    def calls(self, rank: int, step: int) -> Iterator[Call]:
+        """The calls of one step in the order of execution, read as they are asked for."""
+        ...
+
+    def values(self, call: Call, slot: CallSlot) -> npt.NDArray[np.generic]:
+        """Values of a slot that has a `value`: of the tensor's shape unless `sampled`, row-major, possibly mapped.
+
+        A dtype that numpy lacks comes as unsigned integers of its item size; `slot.meta.dtype` says which it is.
+
+        Raises:
+            ArtifactNotFoundError: the values are gone or cut off.
+        """
+        ...
+
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read so far, and what the dump itself says is missing, in words."""
+        ...

@@ -1,0 +1,313 @@
+"""Reader of msprobe's dumps (`mindstudio-probe`): `dump.json`, `stack.json`, `construct.json`, `dump_tensor_data/`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
+from graphprobe.store.calls import Call, CallDirection, CallKind, CallSlot
+from graphprobe.store.foreign.msprobe_slots import NameOf, slots_of_group
+from graphprobe.store.foreign.names import Counter, MsprobeName, api_from_foreign, msprobe_name, source_of
+from graphprobe.store.foreign.narrow import bits_from_values
+from graphprobe.store.foreign.pt_file import read_tensor
+
+Array = np.ndarray[Any, Any]
+
+DUMP, STACK, CONSTRUCT, TENSORS = "dump.json", "stack.json", "construct.json", "dump_tensor_data"
+_STEP = re.compile(r"step(\d+)")
+_RANK = re.compile(r"rank(\d*)")
+_PROC = re.compile(r"proc(\d+)")
+_FRAME = re.compile(r"File (?P<file>.*), line (?P<line>\d+), in (?P<function>[^,]*), *\n *(?P<code>.*)", re.DOTALL)
+_ODD_NUMBER = re.compile(rb"(?m)^(\s*(?:\"[^\"\\\n]*\":\s*)?)(NaN|-?Infinity)(?=,?\s*$)")
+
+EDGE_NOTE = (
+    "msprobe has the gradients that leave the last autograd node of an API, in the node's order: they are those of the"
+    " arguments only where the API is one node",
+)
+"""`linear` on 3-D input ends in a view, so that only the view's gradient is there."""
+
+
+class _Head(msgspec.Struct):
+    """`dump.json`, with each record left as text until it is asked for."""
+
+    data: dict[str, msgspec.Raw]
+    task: str | None = None
+    level: str | None = None
+    framework: str | None = None
+    dump_data_dir: str | None = None
+
+
+class _Place(NamedTuple):
+    rank: int
+    step: int
+    folder: Path
+
+
+class MsprobeDump:
+    """An msprobe dump as `CallDump`.
+
+    A module's `parameters_grad` are slots of its backward. An operator such as `__add__` has the name of the method
+    that torch runs for it. Statistics are as msprobe wrote them: of all elements, in the tensor's own dtype, so `max`
+    may be NaN or infinite.
+    """
+
+    format = "msprobe"
+
+    def __init__(self, path: Path) -> None:
+        """Open a dump.
+
+        Args:
+            path: `dump_path` of the run, a folder `stepN` or `rankN` of it, or a `dump.json`.
+
+        Raises:
+            UsageError: there is no `dump.json`.
+        """
+        self.title = str(path)
+        self._problems: dict[str, None] = {}
+        self._places = {(place.rank, place.step): place.folder for place in self._found(path)}
+        if not self._places:
+            raise UsageError(
+                f"no msprobe dump at {path}: no {DUMP} in it, in step*/, in rank*/ or in step*/rank*/",
+                hint="pass the dump_path of its config, or a folder that has dump.json",
+            )
+        self.facts: dict[str, str] = {"statistics": "computed in the dtype of the tensor"}
+        self._index: dict[Path, dict[str, Path]] = {}
+        head = self._head(next(iter(self._places.values())))
+        for name in ("task", "level", "framework"):
+            if value := getattr(head, name):
+                self.facts[name] = value
+
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, ascending; 0 for a folder without a number."""
+        return tuple(sorted({rank for rank, _ in self._places}))
+
+    def steps(self, rank: int) -> tuple[int, ...]:
+        """The steps of a rank, ascending; 0 for a dump without folders of steps."""
+        return tuple(sorted(step for other, step in self._places if other == rank))
+
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read so far."""
+        return tuple(self._problems)
+
+    def calls(self, rank: int, step: int) -> Iterator[Call]:
+        """The calls in the order of `dump.json`, which is that in which they ended."""
+        folder = self._places.get((rank, step))
+        if folder is None:
+            return
+        data = self._head(folder).data
+        parents, stacks = self._parents(folder), self._stacks(folder)
+        used: set[str] = set()
+        counter, position = Counter(), 0
+        for label, raw in data.items():
+            name = msprobe_name(label)
+            if name is None:
+                self._problem(f"{folder.name}/{DUMP}: {label} is no name of a call")
+                continue
+            if label in used:
+                continue
+            record = self._record(label, raw)
+            grads = {}
+            if name.part == "backward" and name.kind == "Module":
+                grads = {g: data[g] for g in _grads_of(name) if g in data}
+            elif name.part == "parameters_grad":
+                if _backward_of(name) in data:  # then it belongs to that record, before or after this one
+                    continue
+                grads, record = {label: raw}, {}
+            used |= grads.keys()
+            extra = {key: self._record(key, value) for key, value in grads.items()}
+            yield self._call(label, name, record, extra, position, (rank, step), counter, parents, stacks)
+            position += 1
+
+    def values(self, call: Call, slot: CallSlot) -> Array:
+        """See `CallDump.values`."""
+        folder = self._places.get((call.rank, call.step))
+        if folder is None or not slot.value or slot.meta is None:
+            raise ArtifactNotFoundError(f"{call.label} {slot.name} has no values in {self.title}")
+        path = folder / TENSORS / slot.value
+        if path.suffix == ".npy":
+            try:
+                array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise ArtifactNotFoundError(f"cannot read {path}: {error}") from error
+            return bits_from_values(array, slot.meta.dtype)
+        bits, dtype = read_tensor(path)
+        if dtype != slot.meta.dtype or bits.shape != slot.meta.shape:
+            raise ArtifactNotFoundError(
+                f"{path} holds {dtype}{list(bits.shape)}, dump.json says {slot.meta.dtype}{list(slot.meta.shape)}"
+            )
+        return bits
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def _found(self, path: Path) -> Iterator[_Place]:
+        if path.is_file():
+            path = path.parent
+        steps = [(int(m[1]), p) for p in _folders(path) if (m := _STEP.fullmatch(p.name))]
+        own = _STEP.fullmatch(path.name) or _STEP.fullmatch(path.parent.name)
+        for step, folder in sorted(steps) or [(int(own[1]) if own else 0, path)]:
+            yield from (_Place(rank, step, place) for rank, place in self._ranks_below(folder))
+
+    def _ranks_below(self, folder: Path) -> Iterator[tuple[int, Path]]:
+        if (folder / DUMP).is_file():
+            own = _RANK.fullmatch(folder.name)
+            yield int(own[1] or 0) if own else 0, folder
+            return
+        found = [p for p in _folders(folder) if (p / DUMP).is_file()]
+        yield from sorted((int(m[1] or 0), p) for p in found if (m := _RANK.fullmatch(p.name)))
+        processes = sorted((int(m[1]), p) for p in found if (m := _PROC.fullmatch(p.name)))
+        if len(processes) > 1:
+            self._problem(f"{folder.name} has folders of {len(processes)} processes without rank, numbered by their id")
+        yield from ((number, p) for number, (_, p) in enumerate(processes))
+
+    def _head(self, folder: Path) -> _Head:
+        path = folder / DUMP
+        data = path.read_bytes()
+        if not data.strip():
+            raise SchemaError(f"{path} is empty", hint="msprobe was ended before it wrote its records; run it again")
+        try:
+            return msgspec.json.decode(data, type=_Head)
+        except msgspec.DecodeError:
+            pass
+        # Python writes NaN and Infinity, which JSON has not; as texts they are read like the numbers beside them.
+        try:
+            return msgspec.json.decode(_ODD_NUMBER.sub(rb'\1"\2"', data), type=_Head)
+        except msgspec.DecodeError:
+            pass
+        try:
+            whole = json.loads(data)
+            return _Head(
+                {key: msgspec.Raw(json.dumps(value).encode()) for key, value in whole["data"].items()},
+                *(whole.get(name) for name in ("task", "level", "framework", "dump_data_dir")),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SchemaError(f"{path} is no dump of msprobe: {error}", hint="it may be cut off; dump again") from error
+
+    def _record(self, label: str, raw: msgspec.Raw) -> dict[str, Any]:
+        data = bytes(raw)
+        try:
+            found = msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            found = json.loads(data)
+        if isinstance(found, dict):
+            return found
+        self._problem(f"{DUMP}: {label} has no record")
+        return {}
+
+    def _parents(self, folder: Path) -> dict[str, str]:
+        """Path of the module around each call."""
+        found = self._json(folder / CONSTRUCT)
+        result = {}
+        for name, parent in found.items() if isinstance(found, dict) else ():
+            parent = parent[0] if isinstance(parent, list) and parent else parent
+            module = msprobe_name(parent) if isinstance(parent, str) else None
+            if module is not None and module.kind == "Module":
+                result[name] = module.module
+        return result
+
+    def _stacks(self, folder: Path) -> dict[str, tuple[str, ...]]:
+        found = self._json(folder / STACK)
+        result = {}
+        for key, entry in found.items() if isinstance(found, dict) else ():
+            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], list):
+                stack = tuple(map(_frame, entry[1]))
+                result.update(dict.fromkeys(entry[0], stack))
+            elif isinstance(entry, list):  # before release 2.0: the call's name, and its frames
+                result[key] = tuple(map(_frame, entry))
+        return result
+
+    def _json(self, path: Path) -> Any:
+        try:
+            data = path.read_bytes()
+            return msgspec.json.decode(data) if data.strip() else {}
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError) as error:
+            self._problem(f"{path.name} cannot be read: {error}")
+            return {}
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        label: str,
+        name: MsprobeName,
+        record: dict[str, Any],
+        grads: dict[str, dict[str, Any]],
+        position: int,
+        place: tuple[int, int],
+        counter: Counter,
+        parents: dict[str, str],
+        stacks: dict[str, tuple[str, ...]],
+    ) -> Call:
+        is_module = name.kind == "Module"
+        direction: CallDirection = "forward" if name.part == "forward" else "backward"
+        api = api_from_foreign(name.kind, name.name)
+        slots: list[CallSlot] = []
+        there = self._files(self._places[place])
+        for group, value in record.items():
+            slots += slots_of_group(group, value, direction, there, of_node=not is_module)
+        for values in grads.values():
+            slots += slots_of_group("parameters_grad", values, direction, there)
+        forward = label.replace(f".{name.part}", ".forward")
+        stack = stacks.get(label) or stacks.get(forward, ())
+        kind: CallKind = "module" if is_module else "api"
+        return Call(
+            position=position,
+            kind=kind,
+            api=api,
+            label=label,
+            direction=direction,
+            index=counter.number(kind, api, name.pair, direction),
+            step=place[1],
+            rank=place[0],
+            module=name.module if is_module else parents.get(label, ""),
+            source=source_of(stack),
+            stack=stack,
+            slots=tuple(slots),
+            notes=EDGE_NOTE if direction == "backward" and not is_module else (),
+        )
+
+    def _files(self, folder: Path) -> NameOf:
+        """Tells why a file is missing, or an empty text when it is there."""
+        if folder not in self._index:
+            tensors = folder / TENSORS
+            self._index = {folder: {p.name: p for p in tensors.iterdir()} if tensors.is_dir() else {}}
+        return functools.partial(_missing, self._index[folder])
+
+    def _problem(self, text: str) -> None:
+        self._problems[text] = None
+
+
+def _missing(names: dict[str, Path], file: str) -> str:
+    return "" if file in names else f"{file} is not in {TENSORS}"
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return [p for p in path.iterdir() if p.is_dir()]
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error}", hint="pass the folder of an msprobe dump") from error
+
+
+def _grads_of(name: MsprobeName) -> tuple[str, ...]:
+    core = f"Module.{name.module}.{name.name}.parameters_grad"
+    return (f"{core}.{name.number}", core) if name.number == 0 else (f"{core}.{name.number}",)
+
+
+def _backward_of(name: MsprobeName) -> str:
+    return f"Module.{name.module}.{name.name}.backward.{name.number}"
+
+
+def _frame(frame: Any) -> str:
+    found = _FRAME.fullmatch(str(frame).strip())
+    if found is None:
+        return " ".join(str(frame).split())
+    return f"{found['file']}:{found['line']} in {found['function']}: {found['code'].strip()}"

@@ -1,0 +1,290 @@
+"""Reader of ptdbg_ascend's dumps: a text of one JSON list a line, and a folder of `.npy` files beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from graphprobe.errors import ArtifactNotFoundError, UsageError
+from graphprobe.records import TensorMeta
+from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
+from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
+from graphprobe.store.foreign.narrow import bits_from_values
+from graphprobe.store.foreign.summary import stats_from_known
+
+Array = np.ndarray[Any, Any]
+
+EDGE = 256
+"""Elements at either end that a sample always has."""
+
+BACKWARD_NOTE = (
+    "read as: the inputs of a backward are the gradients of the outputs. The first releases of ptdbg_ascend, which"
+    " wrote the number in front, had it the other way round in some versions.",
+)
+_RANK = re.compile(r"rank(\d+)")
+_FIELDS = ("max", "min", "mean", "l2")
+
+
+def sample_count(count: int, step: int) -> int:
+    """How many elements a sample of `count` elements has: both ends whole, every `step`-th in between."""
+    return count if count <= 2 * EDGE else 2 * EDGE + math.ceil((count - 2 * EDGE) / step)
+
+
+def refuse_binary(path: Path) -> None:
+    """Raise UsageError unless the file begins as a text of JSON lists; an empty file is fine."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(64).lstrip()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error}", hint="pass the .pkl file of a ptdbg dump") from error
+    if head and head[:1] != b"[":
+        kind = "a pickle" if head[:1] == b"\x80" else "not a text of JSON lists"
+        raise UsageError(
+            f"{path} is {kind}: it begins with {head[:8]!r}",
+            hint="a ptdbg dump is text in spite of its name; graphprobe never loads pickles, which can run code",
+            slug="foreign-dump",
+        )
+
+
+class PtdbgDump:
+    """A ptdbg dump as `CallDump`. `values` can be asked for in any order; `calls` reads the text as a stream."""
+
+    format = "ptdbg"
+
+    def __init__(self, path: Path, *, data_dir: Path | None = None) -> None:
+        """Open a dump.
+
+        Args:
+            path: the `.pkl`, or a folder with one, or with a folder `rankN` for each rank that has one.
+            data_dir: the folder of its `.npy` files; None: the newest `<name>_<digits>` beside the `.pkl`.
+
+        Raises:
+            UsageError: there is no such file, or it is no text of JSON lists.
+        """
+        self.title = str(path)
+        self.facts: dict[str, str] = {}
+        self._problems: dict[str, None] = {}
+        self._files = _files(path)
+        self._folders: dict[int, Path | None] = {}
+        if data_dir is not None and (len(self._files) > 1 or not data_dir.is_dir()):
+            expected = "leave it out for a dump of several ranks" if len(self._files) > 1 else "pass an existing folder"
+            raise UsageError(f"data_dir is {data_dir}", hint=expected)
+        for rank, file in self._files.items():
+            refuse_binary(file)
+            self._folders[rank] = data_dir or self._folder_of(file)
+
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, ascending; `(0,)` for a single file."""
+        return tuple(self._files)
+
+    def steps(self, rank: int) -> tuple[int, ...]:
+        """Always `(0,)`: the format has no steps."""
+        return (0,)
+
+    def problems(self) -> tuple[str, ...]:
+        """Lines that could not be read so far, and folders of values that are not there."""
+        return tuple(self._problems)
+
+    def calls(self, rank: int, step: int) -> Iterator[Call]:
+        """The calls in the order of their lines."""
+        if step != 0 or rank not in self._files:
+            return
+        counter, folder = Counter(), self._folders[rank]
+        partial = self._is_partial(self._files[rank])
+        position = 0
+        seen: set[str] = set()
+        for name, lines in _grouped(self._lines(self._files[rank])):
+            if name.call in seen:
+                self._problem(f"{self._files[rank].name}: lines of {name.call} lie apart; only the first are read")
+                continue
+            seen.add(name.call)
+            yield self._call(name, lines, position, rank, counter, folder, partial=partial)
+            position += 1
+
+    def values(self, call: Call, slot: CallSlot) -> Array:
+        """See `CallDump.values`."""
+        folder = self._folders.get(call.rank)
+        path = None if folder is None else folder / slot.value
+        if path is None or not slot.value or slot.meta is None:
+            raise ArtifactNotFoundError(f"{call.label} {slot.name} has no values in {self.title}")
+        try:
+            found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise ArtifactNotFoundError(f"cannot read {path}: {error}") from error
+        bits = bits_from_values(found, slot.meta.dtype)
+        if slot.sampled:
+            return bits.reshape(-1)
+        if bits.size != math.prod(slot.meta.shape):
+            raise ArtifactNotFoundError(f"{path} has {bits.size} elements, expected the shape {slot.meta.shape}")
+        return bits.reshape(slot.meta.shape)
+
+    def _folder_of(self, file: Path) -> Path | None:
+        pattern = re.compile(re.escape(file.stem) + r"(_[\d_]+)?")
+        found = sorted(p for p in file.parent.iterdir() if p.is_dir() and pattern.fullmatch(p.name))
+        if not found:
+            self._problem(f"{file.name} has no folder {file.stem}_<timestamp> beside it, so no values")
+            return None
+        if len(found) > 1:
+            self._problem(f"{file.name} has several folders of values beside it; taken: {found[-1].name}")
+        return found[-1]
+
+    def _problem(self, text: str) -> None:
+        self._problems[text] = None
+
+    def _lines(self, file: Path) -> Iterator[tuple[PtdbgName, list[Any]]]:
+        with open(file, "rb") as source:
+            for number, line in enumerate(source, start=1):
+                if not line.strip():
+                    continue
+                row = _decoded(line)
+                name = ptdbg_name(row[0]) if isinstance(row, list) and row and isinstance(row[0], str) else None
+                if row is None or name is None or len(row) < 2:
+                    self._problem(f"{file.name}:{number}: not a line of a ptdbg dump")
+                    continue
+                yield name, row
+
+    def _is_partial(self, file: Path) -> bool:
+        """Whether only part of the program was dumped: such a dump has stacks."""
+        return any(name.is_stack for name, _ in _first(self._lines(file), 64))
+
+    def _call(
+        self,
+        name: PtdbgName,
+        lines: list[tuple[PtdbgName, list[Any]]],
+        position: int,
+        rank: int,
+        counter: Counter,
+        folder: Path | None,
+        *,
+        partial: bool,
+    ) -> Call:
+        api = api_from_foreign(name.kind, name.name)
+        stack: tuple[str, ...] = ()
+        slots = []
+        for part, row in lines:
+            if part.is_stack:
+                stack = tuple(map(_frame, row[1])) if isinstance(row[1], list) else ()
+                continue
+            slot = self._slot(part, row, folder)
+            if slot is not None:
+                slots.append(slot)
+        index = counter.number("api", api, name.pair, name.direction)
+        if partial:  # then the calls before it are not all there
+            index = name.number if name.counted else -1
+        return Call(
+            position=position,
+            kind="module" if name.kind == "Module" else "api",
+            api=api,
+            label=name.call,
+            direction=name.direction,
+            index=index,
+            rank=rank,
+            source=source_of(stack),
+            stack=stack,
+            slots=tuple(slots),
+            notes=BACKWARD_NOTE if name.direction == "backward" and not name.counted else (),
+        )
+
+    def _slot(self, name: PtdbgName, row: list[Any], folder: Path | None) -> CallSlot | None:
+        role, slot = _role_and_slot(name)
+        rest = row[3:] if len(row) > 2 and isinstance(row[2], list) else row[2:]
+        if len(rest) < 2 or not isinstance(rest[0], str):
+            self._problem(f"{row[0]}: expected [name, dump_step, [], dtype, shape, statistics], found {len(row)} items")
+            return None
+        summary = rest[2] if len(rest) > 2 and isinstance(rest[2], list) else []
+        if rest[0].startswith("<class"):
+            kind = rest[0].removeprefix("<class '").removesuffix("'>")
+            return CallSlot(name=slot, role=role, scalar=Scalar(kind, repr(summary[0]) if summary else ""))
+        shape = tuple(rest[1]) if isinstance(rest[1], list) else ()
+        meta = TensorMeta(rest[0].removeprefix("torch."), shape)
+        known = {f: float(v) for f, v in zip(_FIELDS, summary, strict=False) if isinstance(v, (int, float))}
+        count = math.prod(shape)
+        step = row[1] if isinstance(row[1], int) and row[1] > 0 else 1
+        file = f"{row[0]}.npy"
+        there = folder is not None and (folder / file).exists()
+        digest = rest[3] if len(rest) > 3 and isinstance(rest[3], str) else ""
+        return CallSlot(
+            name=slot,
+            role=role,
+            meta=meta,
+            stats=stats_from_known(count, known),
+            known=tuple(known),
+            digest=digest,
+            digest_kind="md5" if len(digest) == 32 else "crc32" if digest else "",
+            value=file if there else "",
+            sampled=step > 1 and count > 2 * EDGE,
+            missing="" if there or folder is None else f"{file} is not in {folder.name}",
+        )
+
+
+def _files(path: Path) -> dict[int, Path]:
+    if path.is_file():
+        return {0: path}
+    if path.is_dir():
+        found = {}
+        for folder in path.iterdir():
+            rank = _RANK.fullmatch(folder.name)
+            if rank and folder.is_dir() and (files := sorted(folder.glob("*.pkl"))):
+                found[int(rank[1])] = files[-1]
+        files = sorted(path.glob("*.pkl"))
+        if found or len(files) == 1:
+            return dict(sorted(found.items())) or {0: files[0]}
+        if files:
+            names = ", ".join(file.name for file in files[:4])
+            raise UsageError(f"{path} has {len(files)} .pkl files: {names}", hint="pass the one you mean")
+    raise UsageError(f"no ptdbg dump at {path}", hint="pass its .pkl file, or the folder that has it")
+
+
+def _role_and_slot(name: PtdbgName) -> tuple[SlotRole, str]:
+    path = name.path or "0"
+    if name.direction == "forward":
+        if name.side == "input":
+            return "input", f"input.{path}" if path[0].isdigit() else f"kwarg.{path}"
+        return "output", f"output.{path}"
+    if name.side == "input":
+        return "grad_output", f"grad_output.{path}"
+    return "grad_input", f"grad_input.{path}" if path[0].isdigit() else f"grad_kwarg.{path}"
+
+
+def _decoded(line: bytes) -> Any:
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        try:
+            return json.loads(line)  # NaN and Infinity, which JSON has not and Python writes
+        except ValueError:
+            return None
+
+
+def _frame(frame: Any) -> str:
+    """`[path, "12", "forward", "x = self.fc(x)"]` as `path:12 in forward: x = self.fc(x)`."""
+    if isinstance(frame, list) and len(frame) >= 3:
+        code = f": {frame[3]}" if len(frame) > 3 and frame[3] else ""
+        return f"{frame[0]}:{frame[1]} in {frame[2]}{code}"
+    return str(frame)
+
+
+def _first(lines: Iterable[tuple[PtdbgName, list[Any]]], most: int) -> Iterator[tuple[PtdbgName, list[Any]]]:
+    for _, line in zip(range(most), lines, strict=False):
+        yield line
+
+
+def _grouped(
+    lines: Iterable[tuple[PtdbgName, list[Any]]],
+) -> Iterator[tuple[PtdbgName, list[tuple[PtdbgName, list[Any]]]]]:
+    """The lines of each call, which follow one another."""
+    group: list[tuple[PtdbgName, list[Any]]] = []
+    for line in lines:
+        if group and group[0][0].call != line[0].call:
+            yield group[0][0], group
+            group = []
+        group.append(line)
+    if group:
+        yield group[0][0], group

@@ -1,0 +1,102 @@
+"""Distances in units of noise: by values and by statistics, and arguments that are no tensors."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from compare.made import KNOWN
+from graphprobe.compare.measures import HUGE, measure_statistics, measure_values
+from graphprobe.compare.scalars import scalar_difference
+from graphprobe.numerics.stats import stats_from_array
+from graphprobe.store.calls import Scalar
+
+VALUES = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
+SINGLE, NARROW = ("float32", "float32"), ("bfloat16", "float32")
+
+
+def bits(values: np.ndarray) -> np.ndarray:
+    """Rounded to bfloat16, to nearest even."""
+    raw = values.view(np.uint32)
+    return ((raw + 0x7FFF + ((raw >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def test_equal_values_are_no_distance() -> None:
+    found = measure_values(VALUES, VALUES, SINGLE)
+    assert (found.level, found.unequal, found.rounding, found.accuracy) == (0.0, 0, True, "Yes")
+
+
+def test_rounding_once_is_recognized_and_more_is_not() -> None:
+    rounded = measure_values(bits(VALUES), VALUES, NARROW)
+    assert rounded.rounding and 0.2 < rounded.level < 1
+    noisy = VALUES * (1 + 1e-3 * np.random.default_rng(1).standard_normal(4096).astype(np.float32))
+    assert not measure_values(bits(noisy), VALUES, NARROW).rounding
+
+
+def test_bfloat16_that_a_format_widened_is_judged_as_bfloat16() -> None:
+    widened = (bits(VALUES).astype(np.uint32) << 16).view(np.float32)
+    a, b = measure_values(widened, VALUES, NARROW), measure_values(bits(VALUES), VALUES, NARROW)
+    assert (a.level, a.ulp, a.rounding) == (b.level, b.ulp, True)
+
+
+def test_a_flipped_element_is_the_worst() -> None:
+    other = VALUES.copy()
+    other[1234] *= -1
+    found = measure_values(other, VALUES, SINGLE)
+    assert found.worst == 1234 and found.level > 1e4 and found.cosine is not None and found.cosine > 0.99
+
+
+def test_classes_are_counted() -> None:
+    other = VALUES.copy()
+    other[[3, 5]] = np.nan, np.inf
+    found = measure_values(other, VALUES, SINGLE)
+    assert (found.mismatched, found.worst, found.candidate_worse) == (2, 3, True)
+    assert not measure_values(VALUES, other, SINGLE).candidate_worse
+
+
+def test_a_mean_near_zero_does_not_explode() -> None:
+    centred = (VALUES - VALUES.mean()).astype(np.float32)
+    shaken = centred * (1 + 2.0**-9 * np.random.default_rng(2).choice([-1, 1], 4096))
+    a, b = stats_from_array(shaken.astype(np.float32)), stats_from_array(centred)
+    assert a.mean is not None and b.mean is not None and abs(a.mean - b.mean) > 20 * abs(b.mean)
+    assert measure_statistics(a, b, frozenset(KNOWN), NARROW).level < 4
+
+
+@pytest.mark.parametrize("change", [lambda v: v * 1.02, lambda v: v + 0.05, lambda v: np.where(v > 3, 5 * v, v)])
+def test_statistics_show_what_they_can(change) -> None:  # type: ignore[no-untyped-def]
+    a, b = stats_from_array(change(VALUES).astype(np.float32)), stats_from_array(VALUES)
+    assert measure_statistics(a, b, frozenset(KNOWN), NARROW).level > 8
+    assert measure_statistics(a, b, frozenset(KNOWN), SINGLE).level > 1000
+
+
+def test_statistics_of_another_class() -> None:
+    a = msgspec.structs.replace(stats_from_array(VALUES), nan=3)
+    found = measure_statistics(a, stats_from_array(VALUES), frozenset(KNOWN), SINGLE)
+    assert found.mismatched == 3 and found.candidate_worse
+    blind = frozenset(KNOWN) - {"nan"}
+    assert measure_statistics(a, stats_from_array(VALUES), blind, SINGLE).mismatched == 0
+    infinite = msgspec.structs.replace(stats_from_array(VALUES), l2=float("inf"))
+    assert measure_statistics(infinite, stats_from_array(VALUES), frozenset(KNOWN), SINGLE).level == HUGE
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "differs"),
+    [
+        ("1e-05", "1e-06", True),
+        ("'tanh'", "'none'", True),
+        ("0.1", "0.101", True),
+        ("True", "False", True),
+        ("1", "1.0", False),
+        ("nan", "nan", False),
+        ("(1, 2)", "[1, 2]", False),
+        ("(1, 2)", "(1, 3)", True),
+        ("torch.float32", "torch.bfloat16", False),
+        ("device(type='cuda', index=0)", "device(type='cpu')", False),
+        ("0.12345678901", "0.12345678999", False),
+        ("0.12345678901", "0.22345678999", True),
+        ("<object object at 0x7f01>", "<object object at 0x7f02>", False),
+    ],
+)
+def test_scalars(mine: str, theirs: str, differs: bool) -> None:
+    assert bool(scalar_difference(Scalar("x", mine), Scalar("x", theirs), roundoff=2.0**-9)) is differs

@@ -1,0 +1,194 @@
+"""Several threads, a Dask cluster, several ranks, and what can be opened."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import graphprobe
+from compare.made import call, chain, tensor
+from compare.recording import MemoryDump
+from graphprobe.compare.extras import extra_module
+from graphprobe.compare.open import MERGED, open_dump
+from graphprobe.compare.options import Options
+from graphprobe.compare.ranks import MergedDump, shared_values
+from graphprobe.compare.remote import is_remote
+from graphprobe.compare.run import Comparison, compare_dumps
+from graphprobe.errors import RunNotFoundError, UsageError
+
+APIS = ["torch.relu", "torch.exp", "torch.relu"] * 60
+
+
+def rows_of(comparison: Comparison) -> list[bytes]:
+    with comparison:
+        return [msgspec.json.encode(row) for row in comparison.rows()]
+
+
+def test_threads_give_the_rows_of_one_in_order() -> None:
+    a, b = MemoryDump(chain(APIS, scale={100: 1.001})), MemoryDump(chain(APIS))
+    alone = rows_of(compare_dumps(a, b, Options(jobs=1)))
+    assert rows_of(compare_dumps(a, b, Options(jobs=3))) == alone
+    assert len(alone) == len(APIS) and b"candidate_worse" in alone[100] and b"candidate_worse" not in alone[99]
+
+
+def test_equal_digests_are_never_read() -> None:
+    values: dict[str, Any] = {}
+    array = np.arange(64, dtype=np.float32)
+    calls = [call(0, "torch.relu", tensor("output.0", "output", array, values=values))]
+    a, b = MemoryDump(calls, values), MemoryDump(calls, values)
+    with compare_dumps(a, b) as comparison:
+        assert comparison.summary.counts.by_basis == {"digest": 1}
+    assert (a.read, b.read) == (0, 0)
+
+
+def test_a_value_that_is_used_twice_is_read_once() -> None:
+    def dump(shift: float) -> MemoryDump:
+        values: dict[str, Any] = {}
+        array = np.arange(64, dtype=np.float32) + np.float32(shift)
+        made = tensor("output.0", "output", array, values=values)
+        taken = msgspec.structs.replace(made, name="input.0", role="input")
+        return MemoryDump([call(0, "torch.exp", made), call(1, "torch.relu", taken)], values)
+
+    a, b = dump(1e-3), dump(0)
+    compare_dumps(a, b).close()
+    assert (a.read, b.read) == (1, 1)
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
+    with pytest.raises(UsageError, match="surely_not_there") as error:
+        extra_module("surely_not_there", extra="dask", purpose="--scheduler")
+    assert "graphprobe[dask]" in error.value.hint
+
+
+def test_local_paths_are_not_remote_and_urls_are() -> None:
+    assert [is_remote(p) for p in ("dump", "./a/b", "C:\\dump", "/tmp/x:y")] == [False] * 4
+    assert [is_remote(p) for p in ("s3://bucket/run", "memory://run", "simplecache::s3://x")] == [True] * 3
+
+
+def test_wrong_options() -> None:
+    with pytest.raises(UsageError, match="jobs is 0"):
+        Options(jobs=0)
+
+
+def test_what_is_no_dump_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFoundError, match="there is no dump"):
+        open_dump(tmp_path / "nowhere")
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04K\x01.")
+    with pytest.raises(UsageError, match="is a pickle"):
+        open_dump(tmp_path / "x.pkl")
+    (tmp_path / "x.txt").write_text("hello")
+    with pytest.raises(UsageError) as error:
+        open_dump(tmp_path / "x.txt")
+    assert "msprobe" in error.value.hint
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="no dump that can be read"):
+        open_dump(tmp_path / "empty")
+    (tmp_path / MERGED).write_text("{}")
+    with pytest.raises(UsageError, match="index of ranks"):
+        open_dump(tmp_path)
+
+
+def test_a_ptdbg_text_and_an_msprobe_folder_are_told_apart(tmp_path: Path) -> None:
+    line = ["0_Torch_relu_forward_output.0", 1, [], "torch.float32", [2], [1.0, 0.0, 0.5]]
+    (tmp_path / "npu_dump.pkl").write_text(json.dumps(line) + "\n")
+    assert open_dump(tmp_path / "npu_dump.pkl").format == "ptdbg"
+    folder = tmp_path / "step0" / "rank0"
+    folder.mkdir(parents=True)
+    (folder / "dump.json").write_text(
+        json.dumps({"task": "statistics", "level": "L1", "framework": "pytorch", "data": {}})
+    )
+    assert open_dump(tmp_path / "step0").format == "msprobe"
+
+
+def weights(rank: int, *, scale: float = 1.0, columns: int = 4) -> MemoryDump:
+    array = np.arange(8 * columns, dtype=np.float32).reshape(8, columns) * np.float32(scale)
+    slot = tensor("parameter.weight", "parameter", array)
+    return MemoryDump([call(0, "Linear", slot, kind="module", module="fc", rank=rank)])
+
+
+def test_parameters_across_ranks() -> None:
+    def relations(*dumps: MemoryDump) -> list[tuple[str, str]]:
+        return [(v.what, v.relation) for v in shared_values(MergedDump("all", dict(enumerate(dumps))))]
+
+    assert relations(weights(0), weights(1)) == [("fc.parameter.weight", "replicated")]
+    assert relations(weights(0), weights(1, scale=1.001)) == [("fc.parameter.weight", "differs")]
+    assert relations(weights(0), weights(1, columns=2)) == [("fc.parameter.weight", "sharded")]
+    with pytest.raises(UsageError, match="1 rank"):
+        shared_values(weights(0))
+
+
+def test_another_number_of_ranks_is_told() -> None:
+    both = MergedDump("all", {0: weights(0), 1: weights(1)})
+    with compare_dumps(both, weights(0)) as comparison:
+        assert comparison.summary.outcome == "same"
+        assert comparison.summary.counts.pairs == 1
+        assert "ranks 1 of the candidate have no counterpart" in comparison.summary.notes[0]
+
+
+def test_folders_that_all_call_themselves_rank_0() -> None:
+    merged = MergedDump("all", {0: weights(0), 1: weights(0, scale=2)})
+    assert [c.rank for c in merged.calls(1, 0)] == [1]
+
+
+DUMPS = """
+import sys, torch, graphprobe
+for name, factor in (("a", 1.01), ("b", 1.0)):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(40)])
+    with graphprobe.dump(f"{sys.argv[1]}/{name}", model=model, data="tensor"):
+        x = torch.randn(4, 8)
+        for i, layer in enumerate(model):
+            x = layer(x) * (factor if i == 20 else 1.0)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kill", [False, True], ids=["whole", "a worker killed"])
+def test_dask_gives_what_one_process_gives(tmp_path: Path, run_python: Any, kill: bool) -> None:
+    distributed = pytest.importorskip("distributed")
+    done = run_python("-c", DUMPS, str(tmp_path))
+    assert done.code == 0, done.err
+    a, b = open_dump(tmp_path / "a"), open_dump(tmp_path / "b")
+    alone = rows_of(compare_dumps(a, b))
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    try:
+        if kill:
+            with distributed.Client(cluster) as client:
+                pid = next(iter(client.run(lambda: __import__("os").getpid()).values()))
+                client.submit(lambda p: __import__("os").kill(p, 9), pid, pure=False, retries=0)
+                found = rows_of(compare_dumps(a, b, Options(scheduler=cluster.scheduler_address)))
+        else:
+            found = rows_of(compare_dumps(a, b, Options(scheduler=cluster.scheduler_address)))
+    finally:
+        cluster.close()
+    assert found == alone
+
+
+def test_neither_dask_nor_fsspec_nor_torch_is_imported(run_python: Any) -> None:
+    code = "import sys, graphprobe.compare.run, graphprobe.compare.open; print({m.split('.')[0] for m in sys.modules})"
+    names = run_python("-c", code).out
+    assert "msgspec" in names
+    assert not any(f"'{name}'" in names for name in ("dask", "distributed", "fsspec", "torch"))
+    assert graphprobe.__version__ and sys.version_info >= (3, 11)
+
+
+def test_a_dump_is_read_and_a_text_written_through_a_url(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    from graphprobe.compare.remote import write_text
+
+    line = ["0_Torch_relu_forward_output.0", 1, [], "torch.float32", [2], [1.0, 0.0, 0.5]]
+    url = (tmp_path / "run" / "npu_dump.pkl").as_uri()
+    write_text(url, json.dumps(line) + "\n")
+    dump = open_dump(url)
+    assert (dump.format, dump.title) == ("ptdbg", url)
+    assert [call.api for call in dump.calls(0, 0)] == ["torch.relu"]
+    with pytest.raises(RunNotFoundError, match="nothing at"):
+        open_dump((tmp_path / "nowhere").as_uri())
+    with pytest.raises(UsageError, match="cannot be opened"):
+        open_dump("nosuchscheme://x/y")

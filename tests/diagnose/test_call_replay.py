@@ -1,0 +1,172 @@
+"""Recorded calls run again in float64: right ones pass, wrong ones do not, and nothing else is ever called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from compare.recording import MemoryDump, Recorder
+from graphprobe.compare.result import LocalTruth
+from graphprobe.diagnose.call_arguments import NotReplayableError, arguments_from, function_of, value_of
+from graphprobe.diagnose.call_replay import TorchReplayer, rounding_truth
+from graphprobe.store.calls import Call, Scalar
+
+
+def recorded(program: Callable[..., Any], *args: Any, **planted: Any) -> MemoryDump:
+    with Recorder(**planted) as recorder:
+        result = program(*args)
+        if isinstance(result, torch.Tensor) and result.requires_grad:
+            result.backward(torch.ones_like(result))
+    return recorder.dump
+
+
+def truth(dump: MemoryDump, label: str, *, arguments: Call | None = None) -> LocalTruth:
+    by_label = {call.label: call for call in dump.list}
+    call = by_label[label]
+    forward = by_label.get(label.replace("backward", "forward")) if "backward" in label else None
+    return TorchReplayer().truth(dump, call, forward, arguments or forward or call)
+
+
+X = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
+W = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("linear", lambda x, w: F.linear(x, w)),
+        ("layer_norm", lambda x, w: F.layer_norm(x, (32,), w[0])),
+        ("cat", lambda x, w: torch.cat([x, w])),
+        ("__getitem__", lambda x, w: x[..., 1:5]),
+        ("softmax", lambda x, w: x.softmax(dim=-1)),
+        ("add_", lambda x, w: (x.detach() * 1).add_(w[0].detach())),
+        ("max", lambda x, w: torch.max(x, 1)[0]),
+    ],
+)
+def test_right_results_pass_and_wrong_ones_do_not(name: str, program: Any, dtype: torch.dtype) -> None:
+    x, w = X.to(dtype).requires_grad_(), W.to(dtype).requires_grad_()
+    dump = recorded(program, x, w)
+    label = next(c.label for c in dump.list if c.label.startswith(f"{name}.0") and c.direction == "forward")
+    assert truth(dump, label).answer == "ok", truth(dump, label)
+    back = f"{name}.0.backward"
+    if name != "add_":
+        assert truth(dump, back).answer in ("ok", "skipped"), truth(dump, back)
+
+    def wrong(result: Any, *_: Any) -> Any:
+        first = result if isinstance(result, torch.Tensor) else result[0]
+        changed = first * 1.1
+        return changed if isinstance(result, torch.Tensor) else (changed, *result[1:])
+
+    dump = recorded(program, x, w, plant={f"{name}.0": wrong})
+    assert truth(dump, label).answer == "worse"
+
+
+def test_weight_and_input_gradients_are_both_judged() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, w)
+
+    for place in (0, 1):
+        x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+        name = f"linear.0.backward.grad_input.{place}"
+        found = truth(recorded(program, x, w, plant_gradient={name: lambda g: 1.01 * g}), "linear.0.backward")
+        assert (found.answer, found.slots) == ("worse", (f"grad_input.{place}",))
+        assert truth(recorded(program, x, w), "linear.0.backward").answer == "ok"
+
+
+def test_the_arguments_of_the_other_side_are_used() -> None:
+    tanh = recorded(lambda x: F.gelu(x, approximate="tanh"), X)
+    exact = recorded(lambda x: F.gelu(x), X)
+    assert truth(tanh, "gelu.0.forward").answer == "ok"
+    other = next(c for c in exact.list if c.label == "gelu.0.forward")
+    assert truth(tanh, "gelu.0.forward", arguments=other).answer == "worse"
+
+
+def test_another_formula_shows_in_the_rounding_of_a_narrow_dtype() -> None:
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(2)).bfloat16()
+
+    def run(value: torch.Tensor) -> list[torch.Tensor]:
+        return [F.gelu(value)]
+
+    found = rounding_truth("torch.nn.functional.gelu", run, [x], {}, [F.gelu(x, approximate="tanh")], "output.0")
+    assert found is not None and found.answer == "worse" and "another formula" in found.reason
+    assert rounding_truth("torch.nn.functional.gelu", run, [x], {}, [F.gelu(x)], "output.0") is None
+    nearly = F.gelu(x.double() * (1 + 2.0**-22)).bfloat16()  # float32 arithmetic of another library
+    assert rounding_truth("torch.nn.functional.gelu", run, [x], {}, [nearly], "output.0") is None
+
+
+def test_inputs_that_a_call_changed_are_judged() -> None:
+    mean, var = torch.zeros(32), torch.ones(32)
+    dump = recorded(lambda x: F.batch_norm(x, mean, var, training=True), X)
+    after = {"mean": mean.clone(), "wrong": mean + 1}
+    call = next(c for c in dump.list if c.label == "batch_norm.0.forward")
+    for name, answer in (("mean", "ok"), ("wrong", "worse")):
+        maker = Recorder()
+        maker.dump = MemoryDump(dump.list, dict(dump.arrays))
+        more = maker.slot("output.input.1", "output", after[name])
+        changed = msgspec.structs.replace(call, slots=(*call.slots, more))
+        # What the recorder calls input.1 is the mean before the call.
+        first = maker.slot("input.1", "input", torch.zeros(32))
+        slots = tuple(first if s.name == "input.1" else s for s in changed.slots)
+        changed = msgspec.structs.replace(changed, slots=slots)
+        assert TorchReplayer().truth(maker.dump, changed, None, changed).answer == answer
+
+
+@pytest.mark.parametrize(
+    "api",
+    [
+        "torch.load",
+        "torch.save",
+        "torch.hub.load",
+        "os.system",
+        "torch.Tensor.backward",
+        "torch.ops.x.y",
+        "torch.no_such",
+    ],
+)
+def test_what_is_no_operation_on_tensors_is_never_called(api: str) -> None:
+    with pytest.raises(NotReplayableError):
+        function_of(api)
+    call = Call(position=0, kind="api", api=api, label="x")
+    assert TorchReplayer().truth(MemoryDump([call]), call, None, call).answer == "skipped"
+
+
+def test_random_and_missing_are_skipped_with_the_reason() -> None:
+    dump = recorded(lambda x: F.dropout(x, 0.5), X)
+    assert "random" in truth(dump, "dropout.0.forward").reason
+    dump = recorded(lambda x: x.relu(), X).without_values()
+    found = truth(dump, "relu.0.forward")
+    assert found.answer == "skipped" and "only some of its values" in found.reason
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1,
+        2.5,
+        True,
+        None,
+        "tanh",
+        (1, 2),
+        [3, 4],
+        torch.float16,
+        slice(1, None, 2),
+        (slice(None), ..., 0),
+        torch.Size([2, 3]),
+    ],
+)
+def test_values_come_back_from_their_repr(value: object) -> None:
+    assert value_of(Scalar(type(value).__name__, repr(value))) == value
+
+
+def test_values_without_a_repr_and_gaps_are_refused() -> None:
+    with pytest.raises(NotReplayableError, match="known as"):
+        value_of(Scalar("Generator", "<torch._C.Generator object at 0x7f00>"))
+    with pytest.raises(NotReplayableError, match=r"only \[0, 2\]"):
+        arguments_from({"input.0": 1, "input.2": 3})
+    assert arguments_from({"input.0.0": 1, "input.0.1": 2, "kwarg.dim": 3}) == ([[1, 2]], {"dim": 3})

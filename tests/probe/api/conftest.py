@@ -1,0 +1,55 @@
+"""A dump of a piece of program, read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphprobe
+from graphprobe.store.api_reader import open_api_dump
+from graphprobe.store.calls import Call, CallDump, CallSlot
+
+
+class Read:
+    """What a dump has, by label."""
+
+    def __init__(self, dump: CallDump) -> None:
+        self.dump = dump
+        self.by_step = {step: list(dump.calls(0, step)) for step in dump.steps(0)}
+
+    @property
+    def calls(self) -> list[Call]:
+        return [call for calls in self.by_step.values() for call in calls]
+
+    @property
+    def labels(self) -> list[str]:
+        return [call.label for call in self.calls]
+
+    def __getitem__(self, label: str) -> Call:
+        (found,) = [call for call in self.calls if call.label == label]
+        return found
+
+    def slots(self, label: str) -> dict[str, CallSlot]:
+        return {slot.name: slot for slot in self[label].slots}
+
+    def value(self, label: str, slot: str) -> Any:
+        return self.dump.values(self[label], self.slots(label)[slot])
+
+
+@pytest.fixture
+def dumped(tmp_path: Path) -> Callable[..., Read]:
+    """Runs a function under `graphprobe.dump` and reads what it left."""
+
+    def run(program: Callable[..., Any], *, data: str = "tensor", clean: bool = True, **options: Any) -> Read:
+        folder = tmp_path / f"dump{len(list(tmp_path.iterdir()))}"
+        with graphprobe.dump(folder, data=data, **options):
+            program()
+        read = Read(open_api_dump(folder))
+        if clean:
+            assert read.dump.problems() == ()
+        return read
+
+    return run

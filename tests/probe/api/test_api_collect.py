@@ -1,0 +1,348 @@
+"""Which calls are seen, what is kept of them, and where they stand."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import add as early_add
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from graphprobe.store.calls import CallSlot
+
+
+def test_functions_methods_operators_and_early_imports(dumped: Callable[..., Any]) -> None:
+    def program() -> None:
+        x = torch.ones(2, 3)
+        y = early_add(x, 1.5, alpha=2)
+        z = (y * x)[0].sum()
+        torch.fft.fft(y)
+        torch.ops.aten.sin(z)
+        _ = y.T
+        F.gelu(y, approximate="tanh")
+
+    read = dumped(program)
+    assert [c.api for c in read.calls] == [
+        "torch.ones",
+        "torch.add",
+        "torch.Tensor.mul",
+        "torch.Tensor.__getitem__",
+        "torch.Tensor.sum",
+        "torch.fft.fft",
+        "torch.ops.aten.sin",
+        "torch.Tensor.T",
+        "torch.nn.functional.gelu",
+    ]
+    assert [c.position for c in read.calls] == list(range(9))
+    slots = read.slots("add.0.forward")
+    assert list(slots) == ["input.0", "input.1", "kwarg.alpha", "output.0"]
+    assert (slots["input.1"].scalar.type, slots["input.1"].scalar.text) == ("float", "1.5")
+    np.testing.assert_array_equal(read.value("add.0.forward", "output.0"), np.full((2, 3), 4.0, np.float32))
+    assert read.slots("nn.functional.gelu.0.forward")["kwarg.approximate"].scalar.text == "'tanh'"
+    own = Path(__file__).name
+    assert all(Path(c.source.rpartition(":")[0]).name == own for c in read.calls)
+    line = int(read["add.0.forward"].source.rpartition(":")[2])
+    assert "early_add(x" in Path(__file__).read_text().splitlines()[line - 1]
+
+
+def test_questions_about_a_tensor_are_no_calls(dumped: Callable[..., Any]) -> None:
+    x = torch.ones(2, 3)
+
+    def program() -> None:
+        _ = (x.shape, x.dtype, x.device, x.dim(), x.size(0), x.stride(), x.numel(), x.is_contiguous(), len(x))
+        _ = (x.requires_grad, x.is_floating_point(), torch.is_tensor(x), x.data_ptr(), repr(x.shape), x.grad)
+        torch.relu(x)
+
+    assert dumped(program).labels == ["relu.0.forward"]
+
+
+def test_reads_are_calls(dumped: Callable[..., Any]) -> None:
+    x = torch.tensor([2.5])
+    read = dumped(lambda: (x.item(), bool(x > 1), torch.equal(x, x)))
+    assert read.labels == [
+        "Tensor.item.0.forward",
+        "Tensor.gt.0.forward",
+        "Tensor.__bool__.0.forward",
+        "equal.0.forward",
+    ]
+    assert read.slots("Tensor.item.0.forward")["output.0"].scalar.text == "2.5"
+
+
+def test_index_counts_by_api_and_module_is_the_innermost(dumped: Callable[..., Any]) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
+    read = dumped(lambda: model(torch.ones(1, 3)), level="mix")
+    assert [(c.label, c.module) for c in read.calls if c.direction == "forward"] == [
+        ("ones.0.forward", ""),
+        ("nn.functional.linear.0.forward", "0"),
+        ("Module.0.Linear.0.forward", "0"),
+        ("nn.functional.relu.0.forward", "1.0"),
+        ("Module.1.0.ReLU.0.forward", "1.0"),
+        ("nn.functional.linear.1.forward", "1.1"),
+        ("Module.1.1.Linear.1.forward", "1.1"),
+        ("Module.1.Sequential.1.forward", "1"),
+        ("Module.Sequential.0.forward", ""),
+    ]
+    slots = read.slots("Module.0.Linear.0.forward")
+    assert [(s.name, s.role) for s in slots.values()] == [
+        ("input.0", "input"),
+        ("parameter.weight", "parameter"),
+        ("parameter.bias", "parameter"),
+        ("output.0", "output"),
+    ]
+    by_module = dumped(lambda: model(torch.ones(1, 3)), level="module")
+    assert {c.kind for c in by_module.calls} == {"module"}
+
+
+def test_buffers_and_keyword_arguments_of_modules(dumped: Callable[..., Any]) -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("factor", torch.tensor([3.0]))
+
+        def forward(self, x: torch.Tensor, *, bias: torch.Tensor, name: str = "n") -> dict[str, Any]:
+            return {"out": x * self.factor + bias, "more": [x]}
+
+    model = Scale()
+    read = dumped(lambda: model(torch.ones(2), bias=torch.zeros(2), name="m"), level="module")
+    slots = read.slots("Module.Scale.0.forward")
+    assert list(slots) == ["input.0", "kwarg.bias", "kwarg.name", "buffer.factor", "output.0.out", "output.0.more.0"]
+    assert slots["kwarg.name"].scalar.text == "'m'"
+
+
+def test_an_in_place_call_shows_its_input_as_before(dumped: Callable[..., Any]) -> None:
+    def program() -> None:
+        x = torch.full((3,), -2.0)
+        y = x.clone()
+        x.relu_()
+        x += 5
+        x[0] = 1.0
+        torch.add(y, 1, out=y)
+
+    read = dumped(program)
+    assert read.value("Tensor.relu_.0.forward", "input.0").tolist() == [-2.0] * 3
+    assert read.value("Tensor.relu_.0.forward", "output.0").tolist() == [0.0] * 3
+    assert read.value("Tensor.add_.0.forward", "input.0").tolist() == [0.0] * 3
+    assert read.value("Tensor.add_.0.forward", "output.0").tolist() == [5.0] * 3
+    assert read.value("Tensor.__setitem__.0.forward", "input.0").tolist() == [5.0] * 3
+    assert read.value("Tensor.__setitem__.0.forward", "output.input.0").tolist() == [1.0, 5.0, 5.0]
+    assert read.value("add.0.forward", "input.0").tolist() == [-2.0] * 3
+    assert read.value("add.0.forward", "kwarg.out").tolist() == [-2.0] * 3
+    assert read.value("add.0.forward", "output.0").tolist() == [-1.0] * 3
+    assert not any(c.notes for c in read.calls)
+
+
+def test_a_change_that_the_name_does_not_tell_is_shown_and_noted(dumped: Callable[..., Any]) -> None:
+    mean, var = torch.zeros(2), torch.ones(2)
+    x = torch.arange(8.0).reshape(4, 2)
+    read = dumped(lambda: F.batch_norm(x, mean, var, training=True))
+    call = read["nn.functional.batch_norm.0.forward"]
+    assert call.notes == ("input.1 was changed by the call", "input.2 was changed by the call")
+    assert read.value(call.label, "input.1").tolist() == [0.0, 0.0]
+    np.testing.assert_array_equal(read.value(call.label, "output.input.1"), mean.numpy())
+
+
+def test_memory_that_the_program_got_at_is_looked_at_again(dumped: Callable[..., Any]) -> None:
+    x = torch.zeros(4)
+    weight = nn.Parameter(torch.zeros(4))
+
+    def program() -> None:
+        x.sin()
+        weight.cos()
+        x.numpy()[:] = 7.0  # no version counter sees it
+        weight.data.add_(3.0)
+        x.sin()
+        weight.cos()
+        x.numpy()[:] = 8.0
+        x.sin()
+
+    read = dumped(program)
+    assert read.value("Tensor.sin.0.forward", "input.0").tolist() == [0.0] * 4
+    assert read.value("Tensor.sin.1.forward", "input.0").tolist() == [7.0] * 4
+    assert read.value("Tensor.sin.2.forward", "input.0").tolist() == [8.0] * 4
+    assert read.value("Tensor.cos.1.forward", "input.0").tolist() == [3.0] * 4
+
+
+def test_memory_that_is_used_again_is_not_taken_for_the_same(dumped: Callable[..., Any]) -> None:
+    def program() -> None:
+        for number in range(50):
+            torch.full((1000,), float(number)).sum()
+
+    read = dumped(program)
+    for number in range(50):
+        slot: CallSlot = read.slots(f"Tensor.sum.{number}.forward")["input.0"]
+        assert slot.stats.max == number
+
+
+def test_statistics_are_exact_in_half_precision_and_count_nan_and_inf(dumped: Callable[..., Any]) -> None:
+    x = torch.full((8,), 60000.0, dtype=torch.float16)
+    y = torch.tensor([float("nan"), float("inf"), -float("inf"), 1.0])
+    read = dumped(lambda: (x.neg(), y.neg()), data="stats")
+    stats = read.slots("Tensor.neg.0.forward")["input.0"].stats
+    assert math.isclose(stats.l2, 60000.0 * 8**0.5)
+    stats = read.slots("Tensor.neg.1.forward")["input.0"].stats
+    assert (stats.nan, stats.positive_inf, stats.negative_inf, stats.count, stats.max) == (1, 1, 1, 4, 1.0)
+    assert read.slots("Tensor.neg.0.forward")["input.0"].value == ""
+
+
+def test_a_value_is_stored_once(dumped: Callable[..., Any]) -> None:
+    x = torch.randn(64, 64)
+    model = nn.Linear(64, 64)
+
+    def program() -> None:
+        for _ in range(3):
+            model(x).reshape(-1).view(64, 64).flatten()
+
+    read = dumped(program, level="mix")
+    rank = read.dump.by_rank[0]
+    # x, weight, bias, and one result, whatever its shape
+    assert rank.manifest.values == 4
+    assert rank.manifest.value_references > 30
+
+
+def test_custom_function_is_a_call_with_its_inner_calls(dumped: Callable[..., Any]) -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.mul(x, 2)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad.mul(2)
+
+    x = torch.ones(2, requires_grad=True)
+    early = Double.apply  # bound before the dump begins
+    read = dumped(lambda: early(x).sum().backward())
+    name = f"{Double.__module__}.{Double.__qualname__}"
+    assert read.labels == [
+        "mul.0.forward",
+        "Double.0.forward",
+        "Tensor.sum.0.forward",
+        "Tensor.sum.0.backward",
+        "Tensor.mul.0.forward",
+        "Double.0.backward",
+    ]
+    assert read["Double.0.forward"].api == name
+    assert read.value("Double.0.backward", "grad_input.0").tolist() == [2.0, 2.0]
+
+
+def test_inside_vmap_and_func(dumped: Callable[..., Any]) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    read = dumped(lambda: (torch.vmap(torch.sin)(x), torch.func.grad(lambda v: v.pow(2).sum())(x[0])))
+    call = read["sin.0.forward"]
+    assert "torch.vmap" in call.notes[0]
+    np.testing.assert_array_equal(read.value("sin.0.forward", "input.0"), x.numpy())
+    np.testing.assert_array_equal(read.value("Tensor.pow.0.forward", "input.0"), x[0].numpy())
+
+
+def test_a_call_that_raises_is_told_and_raises(dumped: Callable[..., Any]) -> None:
+    def program() -> None:
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+        torch.relu(torch.ones(1))
+
+    read = dumped(program)
+    assert read["mm.0.forward"].notes == ("raised RuntimeError",)
+    assert "relu.0.forward" in read.labels
+
+
+def test_a_module_that_raises_leaves_the_path_right(dumped: Callable[..., Any]) -> None:
+    class Bad(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no")
+
+    model = nn.ModuleDict({"bad": Bad(), "good": nn.ReLU()})
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                self.inner["bad"](x)
+            except ValueError:
+                pass
+            return self.inner["good"](x.neg())
+
+    root = Root()
+    read = dumped(lambda: root(torch.ones(1)), level="mix")
+    assert read["Module.inner.bad.Bad.0.forward"].notes == ("raised ValueError",)
+    assert read["Tensor.neg.0.forward"].module == ""
+    assert read["nn.functional.relu.0.forward"].module == "inner.good"
+
+
+def test_other_tensors(dumped: Callable[..., Any]) -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    def program() -> None:
+        Tagged([1.0, 2.0]).mul(2)
+        torch.eye(3).to_sparse().mul(2)
+        torch.ones(2, dtype=torch.complex64).conj().mul(1)
+        torch.empty(0).neg()
+        torch.ones((), dtype=torch.bool).logical_not()
+        with torch.inference_mode():
+            x = torch.ones(2)
+            x.add_(1)
+        torch.empty(2, device="meta").neg()
+
+    read = dumped(program, clean=False)
+    assert read.value("Tensor.mul.0.forward", "output.0").tolist() == [2.0, 4.0]
+    assert "sparse" in read.slots("Tensor.mul.1.forward")["input.0"].missing
+    assert read.value("Tensor.add_.0.forward", "input.0").tolist() == [1.0, 1.0]
+    assert read.value("Tensor.add_.0.forward", "output.0").tolist() == [2.0, 2.0]
+    assert "no values" in read.slots("Tensor.neg.1.forward")["input.0"].missing
+    assert read.slots("Tensor.neg.0.forward")["input.0"].stats.count == 0
+
+
+def test_samples(dumped: Callable[..., Any]) -> None:
+    x = torch.arange(2000.0)
+    read = dumped(lambda: (x.neg(), x[:100].neg()), sample=10)
+    slot = read.slots("Tensor.neg.0.forward")["input.0"]
+    assert slot.sampled and slot.stats.count == 2000 and slot.stats.max == 1999
+    expected = np.concatenate([np.arange(256), np.arange(256, 1744, 10), np.arange(1744, 2000)])
+    np.testing.assert_array_equal(read.value("Tensor.neg.0.forward", "input.0"), expected.astype(np.float32))
+    assert not read.slots("Tensor.neg.1.forward")["input.0"].sampled
+
+
+def test_stacks(dumped: Callable[..., Any]) -> None:
+    def inner() -> None:
+        torch.ones(1).neg()
+
+    read = dumped(inner, stack=True)
+    stack = read["Tensor.neg.0.forward"].stack
+    assert stack[0].endswith("in inner: torch.ones(1).neg()")
+    assert "test_stacks" in "".join(stack)
+    assert not any("/torch/" in line for line in stack)
+
+
+def test_torch_itself_is_not_changed() -> None:
+    """Off means that nothing is installed, and a dump that has ended leaves nothing."""
+    code = """
+import torch, tempfile, graphprobe
+def state():
+    m = torch.nn.modules.module
+    import torch.optim.optimizer as o
+    return (torch._C._len_torch_function_stack(), dict(m._global_forward_hooks), dict(m._global_forward_pre_hooks),
+            torch.autograd.Function.apply.__func__, torch.autograd.Function.apply.__func__.__code__,
+            dict(vars(torch.autograd.function)), torch.autograd._engine_run_backward, m._has_any_global_hook,
+            torch.distributed.all_reduce, dict(o._global_optimizer_pre_hooks), dict(o._global_optimizer_post_hooks),
+            dict(m._global_forward_hooks_always_called))
+before = state()
+graphprobe.dump
+assert state() == before
+with graphprobe.dump(tempfile.mkdtemp() + "/d", level="mix"):
+    assert state() != before
+    torch.ones(2).add(1)
+assert state() == before
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,338 @@
+"""Modes, steps, filters, optimizers, compiled code, and arguments that cannot be."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graphprobe
+from graphprobe.errors import GraphprobeError, SettingError, UsageError
+from graphprobe.probe.api.plan import FIELDS, plan_from_arguments
+
+
+def train(steps: int, *, model: nn.Module | None = None, kind: type[Any] = torch.optim.AdamW, **options: Any) -> None:
+    model = model or nn.Linear(3, 1)
+    optimizer = kind(model.parameters(), lr=0.1, **options)
+    for _ in range(steps):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def program() -> None:
+    x = torch.ones(2, requires_grad=True)
+    x.mul(2).add(1).mul(3).add(2).sum().backward()
+
+
+def test_list(dumped: Callable[..., Any]) -> None:
+    read = dumped(program, mode="list", scope=["Tensor.mul.1", "Tensor.add.0.forward"])
+    assert read.labels == [
+        "Tensor.add.0.forward",
+        "Tensor.mul.1.forward",
+        "Tensor.mul.1.backward",
+        "Tensor.add.0.backward",
+    ]
+    read = dumped(program, mode="list", scope=["torch.Tensor.sum", "Tensor.nothing.3"])
+    assert read.labels == ["Tensor.sum.0.forward", "Tensor.sum.0.backward"]
+    assert "no call was Tensor.nothing.3" in read.dump.by_rank[0].manifest.notes
+
+
+def test_range(dumped: Callable[..., Any]) -> None:
+    read = dumped(program, mode="range", scope=["Tensor.add.0", "Tensor.add.1.forward"], stack=True)
+    assert [label for label in read.labels if "forward" in label] == [
+        "Tensor.add.0.forward",
+        "Tensor.mul.1.forward",
+        "Tensor.add.1.forward",
+    ]
+    assert read.calls[0].stack
+    read = dumped(program, mode="range", scope=["Tensor.add.7", "Tensor.add.1"])
+    notes = read.dump.by_rank[0].manifest.notes
+    assert "the first call of the range, Tensor.add.7, never came" in notes
+
+
+def test_stack_only(dumped: Callable[..., Any]) -> None:
+    read = dumped(program, data=None, mode="stack")
+    assert all(c.stack and not c.slots for c in read.calls)
+    assert all(c.direction == "forward" for c in read.calls)
+
+
+def test_apis_by_name_and_glob(dumped: Callable[..., Any]) -> None:
+    assert {c.api for c in dumped(program, apis=["add", "torch.Tensor.s*"]).calls} == {
+        "torch.Tensor.add",
+        "torch.Tensor.sum",
+    }
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    read = dumped(lambda: model(torch.ones(1, 2)), level="module", apis="Linear")
+    assert {c.api for c in read.calls} == {"Linear"}
+
+
+def test_steps_at_optimizers(dumped: Callable[..., Any]) -> None:
+    read = dumped(lambda: train(4), steps="0|2-3")
+    assert read.dump.steps(0) == (0, 2, 3)
+    labels = {step: [c.label for c in calls] for step, calls in read.by_step.items()}
+    assert labels[2] == labels[3]
+    assert "nn.functional.linear.0.forward" in labels[2]
+
+
+def test_steps_by_hand(tmp_path: Path) -> None:
+    from graphprobe.store.api_reader import open_api_dump
+
+    with graphprobe.dump(tmp_path / "d", steps=1) as d:
+        for number in range(3):
+            train(1)
+            assert d.steps == number
+            d.step()
+    assert open_api_dump(tmp_path / "d").steps(0) == (1,)
+    with graphprobe.dump(tmp_path / "e", step_at="hand"):
+        train(3)
+    assert open_api_dump(tmp_path / "e").steps(0) == (0,)
+
+
+def test_one_record_a_step_of_an_optimizer(dumped: Callable[..., Any]) -> None:
+    model = nn.Linear(3, 1)
+    before = model.weight.detach().clone()
+    read = dumped(lambda: train(1, model=model))
+    (call,) = [c for c in read.calls if c.kind == "optimizer"]
+    assert call.label == "Optimizer.AdamW.0.forward"
+    assert [s.name for s in call.slots] == [
+        "parameter.weight",
+        "grad_parameter.weight",
+        "parameter.bias",
+        "grad_parameter.bias",
+        "output.weight",
+        "output.bias",
+    ]
+    np.testing.assert_array_equal(read.value(call.label, "parameter.weight"), before.numpy())
+    np.testing.assert_array_equal(read.value(call.label, "output.weight"), model.weight.detach().numpy())
+    assert read.value(call.label, "grad_parameter.weight").tolist() == [[2.0] * 3]
+    assert not any("lerp" in label or "addcdiv" in label for label in read.labels)
+    state = dumped(lambda: train(1), optimizer="state")
+    assert "output.state.weight.exp_avg" in state.slots("Optimizer.AdamW.0.forward")
+    calls = dumped(lambda: train(1, foreach=True), optimizer="calls")
+    assert any("_foreach_" in label for label in calls.labels)
+    off = dumped(lambda: train(1), optimizer="off")
+    assert not any(c.kind == "optimizer" for c in off.calls)
+
+
+def test_a_step_that_raises_does_not_end_the_dump(dumped: Callable[..., Any]) -> None:
+    model = nn.Linear(3, 1)
+
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise ArithmeticError("no step")
+
+    optimizer = Failing(model.parameters(), lr=0.1)
+
+    def program() -> None:
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+            with pytest.raises(ArithmeticError):
+                optimizer.step()
+        torch.ones(1).add(1)
+
+    read = dumped(program)
+    assert "nn.functional.linear.1.backward" in read.labels
+    assert read["Optimizer.Failing.0.forward"].notes == ("raised",)
+
+
+def test_a_closure_is_watched(dumped: Callable[..., Any]) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3)).pow(2).sum()
+        loss.backward()
+        return loss
+
+    read = dumped(lambda: optimizer.step(closure))
+    assert "nn.functional.linear.0.backward" in read.labels
+    assert "Optimizer.LBFGS.0.forward" in read.labels
+
+
+def test_compiled_code_is_one_record_and_is_not_compiled_again(dumped: Callable[..., Any]) -> None:
+    compiles = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiles.append(graph)
+        return graph.forward
+
+    model = torch.compile(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), backend=backend)
+    function = torch.compile(lambda x: x.sin().cos(), backend=backend)
+    x = torch.ones(2, 3)
+
+    def program() -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Using `torch.compile")
+            function(model(x).neg()).sum().backward()
+
+    program()
+    assert len(compiles) == 2
+    read = dumped(program, level="mix")
+    program()
+    assert len(compiles) == 2
+    forward = [c.label for c in read.calls if c.direction == "forward"]
+    assert forward[0] == "Module.Sequential.0.forward"
+    assert forward[1] == "Tensor.neg.0.forward" and forward[3] == "Tensor.sum.0.forward"
+    assert forward[2].startswith("compiled.") and len(forward) == 4
+    assert read["Module.Sequential.0.forward"].notes[0].startswith("compiled")
+    slots = read.slots("Module.Sequential.0.backward")
+    assert {"grad_output.0", "grad_parameter.0.weight", "grad_parameter.0.bias"} <= set(slots)
+    assert any("compiled" in c.label and c.direction == "backward" for c in read.calls)
+
+
+def test_compiled_code_with_everything_that_is_watched(dumped: Callable[..., Any]) -> None:
+    """A custom function and an optimizer inside: Dynamo finds torch as it is without a dump."""
+    compiles = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiles.append(graph)
+        return graph.forward
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 2
+
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    function = torch.compile(lambda x: Double.apply(x).sin(), backend=backend, fullgraph=True)
+    step = torch.compile(optimizer.step, backend=backend)
+
+    def program() -> None:
+        function(model(torch.ones(2, 3))).sum().backward()
+        step()
+        torch.ones(1).add(1)
+
+    program()
+    program()
+    count = len(compiles)
+    read = dumped(program)
+    program()
+    assert len(compiles) == count
+    assert "Tensor.add.0.forward" in [c.label for c in read.calls]
+    assert not any("Double" in label for label in read.labels)
+
+
+def test_compiling_while_a_dump_is_open(dumped: Callable[..., Any]) -> None:
+    compiles = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiles.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    function = torch.compile(lambda x: torch.sin(x).add(1), backend=backend, fullgraph=True)
+    x = torch.ones(2)
+    dumped(lambda: (function(x), function(x)))
+    function(x)
+    assert len(compiles) == 1
+
+
+def test_a_failing_observer_is_detached_and_told(
+    dumped: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from graphprobe.probe.api import values
+
+    def fails(*args: Any) -> None:
+        raise LookupError("planted")
+
+    results = []
+
+    def program() -> None:
+        results.append(torch.ones(2).add(1).tolist())
+        monkeypatch.setattr(values.Values, "slot", fails)
+        results.append(torch.ones(2).add(1).tolist())
+        results.append(torch.ones(2).add(1).tolist())
+
+    read = dumped(program, clean=False)
+    assert results == [[2.0, 2.0]] * 3
+    assert "Tensor.add.0.forward" in read.labels and "Tensor.add.1.forward" not in read.labels
+    assert "planted" in read.dump.problems()[0] and "detached" in read.dump.problems()[0]
+    assert "planted" in caplog.text
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"data": "everything"}, "'everything'"),
+    ({"level": "L1"}, "'L1'"),
+    ({"mode": 3}, "3"),
+    ({"mode": "list"}, "scope"),
+    ({"mode": "range", "scope": ["a"]}, "two labels"),
+    ({"scope": ["a"]}, "mode='all'"),
+    ({"mode": "stack", "data": "tensor"}, "stack"),
+    ({"mode": "list", "scope": [3]}, "[3]"),
+    ({"sample": 4}, "keeps no values"),
+    ({"data": "tensor", "sample": 0}, "sample=0"),
+    ({"data": "tensor", "sample": True}, "sample=True"),
+    ({"steps": "3-1"}, "3-1"),
+    ({"steps": 1.5}, "1.5"),
+    ({"steps": ""}, ""),
+    ({"apis": [""]}, "apis"),
+    ({"stack": "yes"}, "'yes'"),
+    ({"optimizer": "all"}, "'all'"),
+    ({"step_at": "never"}, "'never'"),
+    ({"budget_bytes": "much"}, "'much'"),
+    ({"budget_bytes": 0}, "0"),
+    ({"model": 3}, "int"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), BAD, ids=[str(options) for options, _ in BAD])
+def test_bad_arguments_are_refused_before_anything_is_made(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((UsageError, SettingError)) as raised:
+        graphprobe.dump(tmp_path / "d", **options)
+    assert said in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_places_and_a_second_dump(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="path is missing"):
+        graphprobe.dump()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError):
+        graphprobe.dump(tmp_path / "file" / "d").start()
+    with graphprobe.dump(tmp_path / "d"):
+        with pytest.raises(UsageError, match="is running"):
+            graphprobe.dump(tmp_path / "e").start()
+    assert not (tmp_path / "e").exists()
+    with pytest.raises(UsageError, match="exists already"):
+        graphprobe.dump(tmp_path / "d").start()
+    with pytest.raises(UsageError, match="has not begun"):
+        graphprobe.dump(tmp_path / "f").step()
+
+
+def test_json_file(tmp_path: Path) -> None:
+    file = tmp_path / "dump.json"
+    file.write_text(json.dumps({"api_dump": {"path": str(tmp_path / "d"), "level": "module", "steps": "1"}}))
+    assert graphprobe.dump(config=file).plan.level == "module"
+    assert graphprobe.dump(config=file, level="mix").plan.level == "mix"
+    for text, said in {
+        "{": "no JSON",
+        "[]": "api_dump",
+        '{"api_dump": {"pth": 1}}': "'pth'",
+        '{"api_dump": {"path": 3}}': "path=3",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(GraphprobeError, match=said):
+            graphprobe.dump(config=file)
+    with pytest.raises(UsageError, match="cannot be read"):
+        graphprobe.dump(config=tmp_path / "none")
+
+
+def test_every_argument_is_in_the_plan() -> None:
+    import inspect
+
+    arguments = set(inspect.signature(graphprobe.dump).parameters)
+    assert arguments == {*FIELDS, "model", "config"}
+    assert plan_from_arguments({"path": "x"}).data == "stats"

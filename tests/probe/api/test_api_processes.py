@@ -1,0 +1,143 @@
+"""Collectives, threads, forked children, and what is left when everything ends at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import graphprobe
+from conftest import ROOT
+from graphprobe.store.api_reader import open_api_dump
+
+COLLECTIVES = """
+import sys, torch, torch.distributed as dist
+import graphprobe
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=rank, world_size=2)
+before = dist.all_reduce
+with graphprobe.dump(folder + "/d", data="tensor"):
+    x = torch.full((3,), float(rank + 1))
+    x.sin()
+    dist.all_reduce(x)
+    x.cos()
+    parts = [torch.zeros(3), torch.zeros(3)]
+    dist.all_gather(parts, x + rank)
+    work = dist.broadcast(x, src=0, async_op=True)
+    work.wait()
+    x.tan()
+assert dist.all_reduce is before
+dist.destroy_process_group()
+"""
+
+
+def test_collectives_of_two_ranks(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen([sys.executable, "-c", COLLECTIVES, str(rank), str(tmp_path)], env=env) for rank in (0, 1)
+    ]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
+    dump = open_api_dump(tmp_path / "d")
+    assert dump.ranks() == (0, 1) and dump.problems() == ()
+    for rank in (0, 1):
+        calls = {call.label: call for call in dump.calls(rank, 0)}
+
+        def value(label: str, name: str, calls: Any = calls) -> list[float]:
+            slot = next(slot for slot in calls[label].slots if slot.name == name)
+            found: list[float] = dump.values(calls[label], slot).tolist()
+            return found
+
+        label = "distributed.all_reduce.0.forward"
+        assert calls[label].api == "torch.distributed.all_reduce"
+        assert value(label, "input.0") == [rank + 1.0] * 3
+        assert value(label, "output.input.0") == [3.0] * 3
+        assert value("Tensor.cos.0.forward", "input.0") == [3.0] * 3
+        assert value("distributed.all_gather.0.forward", "output.input.0.1") == [4.0] * 3
+        assert "asynchronous" in calls["distributed.broadcast.0.forward"].notes[0]
+        assert value("Tensor.tan.0.forward", "input.0") == [3.0] * 3
+
+
+def test_other_threads_keep_their_own_modules(tmp_path: Path) -> None:
+    """Modes belong to a thread; modules of other threads are records of theirs."""
+    models = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(4)]
+
+    def work(model: nn.Module) -> None:
+        for _ in range(20):
+            model(torch.ones(2, 4)).sum().backward()
+
+    with graphprobe.dump(tmp_path / "d", level="mix", model={str(n): m for n, m in enumerate(models)}):
+        threads = [threading.Thread(target=work, args=(m,), name=f"w{n}") for n, m in enumerate(models)]
+        for thread in threads:
+            thread.start()
+        work(models[0])
+        for thread in threads:
+            thread.join()
+    dump = open_api_dump(tmp_path / "d")
+    assert dump.problems() == ()
+    calls = list(dump.calls(0, 0))
+    assert [call.position for call in calls] == list(range(len(calls)))
+    assert len({call.label for call in calls}) == len(calls)
+    linear = [call for call in calls if call.api == "Linear" and call.direction == "forward"]
+    assert len(linear) == 100
+    assert {call.module for call in linear} == {"0.0", "1.0", "2.0", "3.0"}
+
+
+def test_a_forked_child_leaves_the_dump_alone(dumped: Callable[..., Any]) -> None:
+    def program() -> None:
+        torch.ones(2).add(1)
+        child = os.fork()
+        if not child:
+            torch.ones(2).mul(3)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        torch.ones(2).sub(1)
+
+    labels = dumped(program).labels
+    assert "Tensor.sub.0.forward" in labels and "Tensor.mul.0.forward" not in labels
+
+
+KILLED = """
+import sys, torch, graphprobe
+model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+optimizer = torch.optim.AdamW(model.parameters())
+dump = graphprobe.dump(sys.argv[1], data="tensor", level="mix")
+dump.start()
+for number in range(10**6):
+    model(torch.randn(4, 16)).sum().backward()
+    optimizer.step()
+    if number % 10 == 9:
+        dump.flush()
+        print(number, flush=True)
+"""
+
+
+def test_kill_9_loses_only_the_queue(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "d")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    rest = process.stdout.read()
+    process.wait()
+    flushed = int(rest.rpartition("\n")[0].rpartition("\n")[2] or 9)
+    dump = open_api_dump(tmp_path / "d")
+    steps = dump.steps(0)
+    assert steps[: flushed + 1] == tuple(range(flushed + 1))
+    for step in steps:
+        calls = list(dump.calls(0, step))
+        if step <= flushed:
+            assert calls[-1].kind == "optimizer"
+        for call in calls[:5]:
+            for slot in call.slots:
+                assert not slot.value or dump.values(call, slot).shape == slot.meta.shape  # type: ignore[union-attr]

@@ -1,0 +1,119 @@
+"""What is said of a comparison: on the terminal, as CSV, JSON and HTML."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+
+from compare.made import call, chain, tensor
+from compare.recording import MemoryDump
+from graphprobe.compare.run import Comparison, compare_dumps
+from graphprobe.report.comparison import bars_from, document_from, print_call, print_comparison
+from graphprobe.report.comparison_csv import OUR_COLUMNS, SOURCE_COLUMNS, write_csv
+from graphprobe.report.comparison_html import html_from
+
+APIS = ["torch.relu", "torch.exp", "torch.relu", "torch.tanh"]
+
+
+def different() -> Comparison:
+    longer = chain([*APIS, "torch.sin"], scale={1: 1.01})
+    return compare_dumps(MemoryDump(longer, title="new"), MemoryDump(chain(APIS), title="old"))
+
+
+def text_of(comparison: Comparison) -> str:
+    out = io.StringIO()
+    print_comparison(comparison.summary, [r for r in comparison.rows() if r.rule is None], file=out)
+    return out.getvalue()
+
+
+def test_the_terminal_names_call_slot_and_reason() -> None:
+    with different() as comparison:
+        text = text_of(comparison)
+    assert text.startswith("DIFFERENT 1 cause found")
+    assert "First divergence: exp.0.forward (forward)" in text
+    assert "output.0; the candidate is the worse side" in text
+    assert "candidate sin.0.forward: the reference has no such operation with these shapes" in text
+    assert "by statistics only" in text
+
+
+def test_the_terminal_is_short_when_nothing_differs() -> None:
+    with compare_dumps(MemoryDump(chain(APIS)), MemoryDump(chain(APIS))) as comparison:
+        text = text_of(comparison)
+    assert text.startswith("SAME no difference") and "divergence" not in text and "partner" not in text
+
+
+def test_the_csv_has_the_columns_of_the_source_first() -> None:
+    out = io.StringIO()
+    with different() as comparison:
+        count = write_csv(comparison.rows(), out, stack=True)
+    lines = list(csv.reader(io.StringIO(out.getvalue())))
+    assert lines[0] == [*SOURCE_COLUMNS, "NPU_Stack_Info", *OUR_COLUMNS]
+    assert len(lines) == count + 1 == 10 and all(len(line) == len(lines[0]) for line in lines)
+    table = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+    wrong = next(row for row in table if row["NPU Name"] == "exp.0.forward.output.0")
+    assert (wrong["Verdict"], wrong["Blame"], wrong["Rule"]) == ("candidate_worse", "local", "exact")
+    assert wrong["Bench Name"] == wrong["NPU Name"] and wrong["NPU Tensor Shape"] == "[64]"
+    assert float(wrong["NPU max"]) > float(wrong["Bench max"])
+    lone = table[-1]
+    assert (lone["NPU Name"], lone["Bench Name"], lone["Rule"]) == ("sin.0.forward", "N/A", "none")
+    assert lone["Err_message"].startswith("no partner:")
+
+
+def test_the_rule_of_the_source_is_shown_and_not_trusted() -> None:
+    values: dict[str, np.ndarray] = {}
+    array = np.linspace(1, 2, 64, dtype=np.float32) * 1e-5
+    other = array.copy()
+    other[3] *= -1
+    a = MemoryDump([call(0, "torch.relu", tensor("output.0", "output", other, values=values))], values)
+    b = MemoryDump([call(0, "torch.relu", tensor("output.0", "output", array, values=values))], values)
+    out = io.StringIO()
+    with compare_dumps(a, b) as comparison:
+        write_csv(comparison.rows(), out)
+    row = next(csv.DictReader(io.StringIO(out.getvalue())))
+    assert (row["Accuracy Reached or Not"], row["Verdict"], row["Worst Element"]) == (
+        "No",
+        "candidate_worse",
+        "[3]",
+    ) or (row["Accuracy Reached or Not"] == "Yes" and row["Verdict"] == "candidate_worse")
+
+
+def test_the_document_is_json() -> None:
+    with different() as comparison:
+        document = document_from(comparison.summary, [r for r in comparison.rows() if r.rule is None])
+    again = json.loads(json.dumps(document))
+    assert again["outcome"] == "different" and again["first"]["candidate"]["label"] == "exp.0.forward"
+    assert [entry["call"]["label"] for entry in again["unpaired"]] == ["sin.0.forward"]
+
+
+def test_the_html_needs_nothing_and_escapes() -> None:
+    calls = [
+        call(0, "torch.relu", tensor("output.0", "output", np.ones(4, np.float32)), label="<script>alert(1)</script>")
+    ]
+    with compare_dumps(MemoryDump(calls), MemoryDump(calls)) as comparison:
+        text = "".join(html_from(comparison.summary, comparison.rows()))
+    assert "<script>" not in text and "&lt;script&gt;" in text
+    assert "http" not in text and "src=" not in text
+    with different() as comparison:
+        text = "".join(html_from(comparison.summary, comparison.rows()))
+    assert "First divergence" in text and "exp.0.forward" in text and "<polyline" in text
+
+
+def test_bars_are_logarithmic() -> None:
+    assert bars_from([0.0, 1.0, 1e3, 1e9]) == "▁▁▄█"
+
+
+def test_a_call_is_printed_with_stack_statistics_and_values() -> None:
+    one = call(3, "torch.relu", tensor("output.0", "output", np.ones(4, np.float32)), stack=("a.py:1 in f: relu(x)",))
+    out = io.StringIO()
+    print_call(one, values={"output.0": "[1. 1. 1. 1.]"}, file=out)
+    text = out.getvalue()
+    for part in (
+        "relu.0.forward torch.relu (api, forward)",
+        "a.py:1 in f: relu(x)",
+        "float32 [4], max 1",
+        "[1. 1. 1. 1.]",
+    ):
+        assert part in text

@@ -1,0 +1,282 @@
+"""The files of an API dump: whole, bounded, each value once, and readable whatever happened."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from conftest import ROOT
+from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError, UsageError
+from graphprobe.records import Manifest, TensorMeta, TensorStats
+from graphprobe.store import api_sink
+from graphprobe.store.api_jobs import Handed, RawCall, RawSlot, RawValue
+from graphprobe.store.api_reader import is_api_dump, open_api_dump
+from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
+from graphprobe.store.calls import Scalar
+
+
+def manifest(rank: int = 0) -> Any:
+    run = Manifest(
+        graphprobe="0",
+        python="3",
+        platform="p",
+        argv=[],
+        cwd="",
+        pid=os.getpid(),
+        parent_pid=1,
+        started_ns=1,
+        rank=rank,
+    )
+    return api_manifest_from_run(run, plan={"data": "tensor"})
+
+
+def new_writer(path: Path, rank: int = 0, **options: Any) -> ApiWriter:
+    return ApiWriter.create(path, manifest=manifest(rank), **options)
+
+
+def hand_in(writer: ApiWriter, array: np.ndarray[Any, Any], *, name: str | None = None) -> Handed:
+    name = name or f"v{array.flat[0]}.float32.{array.size}"
+    handed = Handed(name)
+    if name not in writer.known:
+        writer.known.add(name)
+        data = array.reshape(-1).view(np.uint8).copy()
+        writer.submit(RawValue(handed, None, "float32", array.size, data, None, data.nbytes))
+    return handed
+
+
+def call(number: int, slots: list[RawSlot], *, step: int = 0, stack: tuple[str, ...] = ()) -> RawCall:
+    label = f"add.{number}.forward"
+    return RawCall(step, "api", "torch.add", label, "forward", number, "m", "f.py:1", stack, "", slots, (), 500)
+
+
+def slot(array: np.ndarray[Any, Any], handed: Handed | None) -> RawSlot:
+    stats = TensorStats(array.size, max=float(array.max()), digest="d")
+    return RawSlot("input.0", "input", TensorMeta("float32", array.shape), stats, None, handed)
+
+
+def submit(writer: ApiWriter, number: int, array: np.ndarray[Any, Any], **options: Any) -> None:
+    writer.submit(call(number, [slot(array, hand_in(writer, array))], **options))
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path / "d")
+    a, b = np.full((2, 3), 1, np.float32), np.full((4,), 2, np.float32)
+    submit(writer, 0, a, stack=("f.py:1 in g: x",))
+    submit(writer, 1, b, step=3, stack=("f.py:1 in g: x",))
+    scalar = RawSlot("kwarg.alpha", "input", scalar=Scalar("float", "1.5"))
+    writer.submit(call(2, [slot(a, hand_in(writer, a)), scalar], step=3))
+    writer.close()
+    dump = open_api_dump(tmp_path / "d")
+    assert (dump.format, dump.ranks(), dump.steps(0)) == ("graphprobe-api", (0,), (0, 3))
+    (first,) = dump.calls(0, 0)
+    assert (first.label, first.index, first.source, first.stack) == ("add.0.forward", 0, "f.py:1", ("f.py:1 in g: x",))
+    np.testing.assert_array_equal(dump.values(first, first.slots[0]), a)
+    second, third = dump.calls(0, 3)
+    assert [second.position, third.position] == [0, 1]
+    np.testing.assert_array_equal(dump.values(third, third.slots[0]), a)
+    assert third.slots[1].scalar == Scalar("float", "1.5")
+    assert third.slots[0].digest_kind == "graphprobe" and "l2" in third.slots[0].known
+    with pytest.raises(ArtifactNotFoundError, match=r"no values of kwarg\.alpha"):
+        dump.values(third, third.slots[1])
+    assert dump.problems() == ()
+    shards = list((tmp_path / "d").rglob("*.safetensors"))
+    assert sorted(name for shard in shards for name in load_file(shard)) == ["v1.0.float32.6", "v2.0.float32.4"]
+    assert is_api_dump(tmp_path / "d") and not is_api_dump(tmp_path)
+
+
+def test_places_that_can_be_opened(tmp_path: Path) -> None:
+    for rank in (1, 0):
+        writer = new_writer(tmp_path / "d", rank)
+        submit(writer, 0, np.full(3, rank, np.float32), step=2)
+        submit(writer, 1, np.full(3, rank, np.float32), step=5)
+        writer.close()
+    assert open_api_dump(tmp_path / "d").ranks() == (0, 1)
+    one = open_api_dump(tmp_path / "d" / "rank1")
+    assert one.ranks() == (1,) and one.steps(1) == (2, 5)
+    assert open_api_dump(tmp_path / "d" / "rank1" / "step5").steps(1) == (5,)
+    for wrong in (tmp_path, tmp_path / "none", tmp_path / "d" / "rank1" / "values"):
+        with pytest.raises(RunNotFoundError):
+            open_api_dump(wrong)
+    with pytest.raises(UsageError, match="exists already"):
+        new_writer(tmp_path / "d", 1)
+    path = tmp_path / "d" / "rank1" / "manifest.json"
+    path.write_text(path.read_text().replace('"api_dump_schema": 1', '"api_dump_schema": 99'))
+    with pytest.raises(SchemaError, match="99"):
+        open_api_dump(tmp_path / "d")
+
+
+def test_torn_and_foreign_lines_and_lost_shards(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path / "d")
+    for number in range(3):
+        submit(writer, number, np.full(3, number, np.float32))
+    writer.close()
+    path = tmp_path / "d" / "rank0" / "step0" / "calls.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b'{"foreign": 1}\n' + lines[1] + lines[2][:-20])
+    dump = open_api_dump(tmp_path / "d")
+    assert [one.label for one in dump.calls(0, 0)] == ["add.0.forward", "add.1.forward"]
+    assert any("cut off" in text for text in dump.problems()) and any("no record" in text for text in dump.problems())
+    (shard,) = (tmp_path / "d").rglob("*.safetensors")
+    data = shard.read_bytes()
+    for broken in (data[:-20], data[:5], b""):
+        shard.write_bytes(broken)
+        dump = open_api_dump(tmp_path / "d")
+        first = list(dump.calls(0, 0))[1]
+        lost = 0
+        for one in dump.calls(0, 0):
+            try:
+                dump.values(one, one.slots[0])
+            except ArtifactNotFoundError:
+                lost += 1
+        assert lost >= 1
+    shard.unlink()
+    dump = open_api_dump(tmp_path / "d")
+    with pytest.raises(ArtifactNotFoundError):
+        dump.values(first, first.slots[0])
+
+
+def test_a_budget_ends_the_dump_and_is_kept(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path / "d", max_bytes=400_000)
+    for number in range(50):
+        submit(writer, number, np.full(10_000, number, np.float32))
+        writer.flush()
+    assert not writer.accepts
+    writer.close()
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 400_000
+    dump = open_api_dump(tmp_path / "d")
+    found = list(dump.calls(0, 0))
+    assert 3 <= len(found) < 12
+    assert [one.index for one in found] == list(range(len(found)))
+    assert any("budget_bytes" in text for text in dump.problems())
+    for one in found[:-1]:
+        assert float(dump.values(one, one.slots[0])[0]) == one.index
+
+
+def test_a_full_disk_leaves_gaps_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_sink, "RETRY_SECONDS", 0.0)
+    writer = new_writer(tmp_path / "d")
+    real = api_sink.write_shard
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    submit(writer, 0, np.full(5, 0, np.float32))
+    writer.flush()
+    monkeypatch.setattr(api_sink, "write_shard", full)
+    submit(writer, 1, np.full(5, 1, np.float32))
+    submit(writer, 2, np.full(5, 0, np.float32))
+    writer.flush()
+    monkeypatch.setattr(api_sink, "write_shard", real)
+    for number in (3, 4):
+        submit(writer, number, np.full(5, 1, np.float32))
+        writer.flush()
+    writer.close()
+    dump = open_api_dump(tmp_path / "d")
+    found = {one.index: one for one in dump.calls(0, 0)}
+    assert "No space left" in found[1].slots[0].missing and found[1].slots[0].stats is not None
+    np.testing.assert_array_equal(dump.values(found[2], found[2].slots[0]), np.zeros(5, np.float32))
+    np.testing.assert_array_equal(dump.values(found[4], found[4].slots[0]), np.ones(5, np.float32))
+    assert any("No space left" in text for text in dump.problems())
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path / "d")
+    submit(writer, 0, np.zeros(3, np.float32))
+    writer.flush()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    child = os.fork()
+    if not child:
+        writer.submit(call(9, []))
+        writer.note("from the child")
+        writer.missing("from the child")
+        writer.flush()
+        writer.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    writer.close()
+
+
+def test_the_queue_is_bounded(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path / "d", queue_bytes=100_000)
+    for number in range(200):
+        submit(writer, number, np.full(5_000, number, np.float32))
+    writer.close()
+    assert writer.manifest.queue_peak_bytes <= 100_000 + 25_000
+    assert len(list(open_api_dump(tmp_path / "d").calls(0, 0))) == 200
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import numpy as np
+sys.path[:0] = sys.argv[2:]
+from store.test_api_store import new_writer, submit
+writer = new_writer(Path(sys.argv[1]))
+for number in range(10**9):
+    submit(writer, number, np.full(1 + number % 7 * 500, number, np.float32), step=number // 1000)
+    if number % 500 == 499:
+        writer.flush()
+        print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.4])
+def test_a_killed_process_leaves_all_but_the_queue(tmp_path: Path, seconds: float) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "d"), str(ROOT / "src"), str(ROOT / "tests")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "499\n"
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    rest = process.stdout.read()
+    process.wait()
+    known = int(rest.rpartition("\n")[0].rpartition("\n")[2] or 499)
+    dump = open_api_dump(tmp_path / "d")
+    assert dump.facts["state"] == "running"
+    found = [one for step in dump.steps(0) for one in dump.calls(0, step)]
+    assert [one.index for one in found] == list(range(len(found)))
+    assert len(found) > known
+    for one in found:
+        assert (dump.values(one, one.slots[0]) == one.index).all()
+
+
+def test_a_long_dump_is_read_in_little_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "d" / "rank0"
+    writer = new_writer(tmp_path / "d")
+    submit(writer, 0, np.zeros(3, np.float32))
+    writer.close()
+    path = folder / "step0" / "calls.jsonl"
+    path.write_bytes(path.read_bytes() * 100_000)
+    dump = open_api_dump(tmp_path / "d")
+    tracemalloc.start()
+    count = sum(1 for _ in dump.calls(0, 0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 100_000 and peak < 5e6
+
+
+def test_bad_bounds(tmp_path: Path) -> None:
+    for options in ({"max_bytes": 0}, {"queue_bytes": 0}):
+        with pytest.raises(UsageError, match="=0"):
+            new_writer(tmp_path / "d", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_manifest_names_its_schema(tmp_path: Path) -> None:
+    new_writer(tmp_path / "d").close()
+    document = json.loads((tmp_path / "d" / "rank0" / "manifest.json").read_bytes())
+    assert document["api_dump_schema"] == 1 and document["state"] == "finished"
+    assert document["notes"] == ["nothing was dumped: no call was handed in"]
