@@ -1,10 +1,12 @@
-// From a tensor to chunks: strides, segments, threads, and the choice of the instruction set.
+// From a tensor to chunks: segments, threads, and the choice of the instruction set.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "gather.h"
 #include "pair.h"
 #include "pool.h"
 #include "stats.h"
@@ -19,6 +21,7 @@ struct Choice {
     const char* name;
     ChunkFunction chunk;
     PairFunction pair;
+    BlockFunction copy;
 };
 
 bool available(const char* name) {
@@ -37,11 +40,11 @@ bool available(const char* name) {
 
 constexpr Choice choices[] = {
 #if GRAPHPROBE_X86
-    {"avx512_vnni", avx512_vnni::chunk, avx512::pair},
-    {"avx512", avx512::chunk, avx512::pair},
-    {"avx2", avx2::chunk, avx2::pair},
+    {"avx512_vnni", avx512_vnni::chunk, avx512::pair, avx512::copy_block},
+    {"avx512", avx512::chunk, avx512::pair, avx512::copy_block},
+    {"avx2", avx2::chunk, avx2::pair, avx2::copy_block},
 #endif
-    {"baseline", baseline::chunk, baseline::pair},
+    {"baseline", baseline::chunk, baseline::pair, baseline::copy_block},
 };
 
 const Choice* best() {
@@ -52,104 +55,6 @@ const Choice* best() {
 
 const Choice* chosen = best();
 
-// ---- strides --------------------------------------------------------------------------------------------------------
-
-// A tensor without dimensions of one item, neighbours merged where the memory allows it.
-struct Layout {
-    std::vector<int64_t> sizes, strides;  // strides in bytes
-    int64_t count = 1;
-
-    Layout(int dims, const int64_t* size, const int64_t* stride, int64_t item) {
-        for (int d = 0; d < dims; ++d) {
-            count *= size[d];
-            if (size[d] == 1) continue;
-            const int64_t bytes = stride[d] * item;
-            if (!sizes.empty() && strides.back() == bytes * size[d]) {
-                sizes.back() *= size[d];
-                strides.back() = bytes;
-            } else {
-                sizes.push_back(size[d]);
-                strides.push_back(bytes);
-            }
-        }
-    }
-
-    bool contiguous(int64_t item) const { return sizes.empty() || (sizes.size() == 1 && strides[0] == item); }
-};
-
-template <size_t item>
-void copy_run(char* to, const char* from, int64_t n, int64_t stride) {
-    if (stride == static_cast<int64_t>(item)) {
-        memcpy(to, from, static_cast<size_t>(n) * item);
-        return;
-    }
-    for (int64_t i = 0; i < n; ++i) memcpy(to + static_cast<size_t>(i) * item, from + i * stride, item);
-}
-
-// Rows whose neighbours lie closer in memory than the items of a row: read in tiles of as many rows as a cache line
-// holds, so that it is fetched once, by 8 items, because more lines at a distance of 4 KiB would evict each other.
-template <size_t item>
-void copy_rows(char* to, const char* from, int64_t rows, int64_t row_stride, int64_t n, int64_t stride) {
-    constexpr int64_t tile_rows = 64 / item, tile_items = 8;
-    for (int64_t first = 0; first < rows; first += tile_rows) {
-        const int64_t last = first + tile_rows < rows ? first + tile_rows : rows;
-        for (int64_t begin = 0; begin < n; begin += tile_items) {
-            const int64_t end = begin + tile_items < n ? begin + tile_items : n;
-            for (int64_t row = first; row < last; ++row) {
-                const char* in = from + row * row_stride + begin * stride;
-                char* out = to + static_cast<size_t>(row * n + begin) * item;
-                for (int64_t i = begin; i < end; ++i, in += stride, out += item) memcpy(out, in, item);
-            }
-        }
-    }
-}
-
-// Copies items first..first+n-1, counted in logical (row-major) order, to `to`.
-template <size_t item>
-void gather(const Layout& layout, const char* base, int64_t first, int64_t n, char* to) {
-    const size_t dims = layout.sizes.size(), last = dims - 1;
-    std::vector<int64_t> index(dims);
-    const char* at = base;
-    for (size_t d = dims; d-- > 0; first /= layout.sizes[d]) {
-        index[d] = first % layout.sizes[d];
-        at += index[d] * layout.strides[d];
-    }
-    while (n > 0) {
-        const int64_t width = layout.sizes[last], room = width - index[last], run = n < room ? n : room;
-        if (last > 0 && run == width && n >= 2 * width && layout.strides[last] > layout.strides[last - 1]) {
-            const int64_t left = layout.sizes[last - 1] - index[last - 1], rows = n / width < left ? n / width : left;
-            copy_rows<item>(to, at, rows, layout.strides[last - 1], width, layout.strides[last]);
-            to += static_cast<size_t>(rows * width) * item;
-            n -= rows * width;
-            // To the end of the last of these rows, where the loop below goes on.
-            at += (rows - 1) * layout.strides[last - 1] + width * layout.strides[last];
-            index[last - 1] += rows - 1;
-            index[last] = width;
-        } else {
-            copy_run<item>(to, at, run, layout.strides[last]);
-            to += static_cast<size_t>(run) * item;
-            n -= run;
-            at += run * layout.strides[last];
-            index[last] += run;
-        }
-        for (size_t d = last; index[d] == layout.sizes[d] && d > 0; --d) {
-            at += layout.strides[d - 1] - index[d] * layout.strides[d];
-            index[d] = 0;
-            ++index[d - 1];
-        }
-    }
-}
-
-void gather(const Layout& layout, const char* base, int64_t item, int64_t first, int64_t n, char* to) {
-    switch (item) {
-        case 1: return gather<1>(layout, base, first, n, to);
-        case 2: return gather<2>(layout, base, first, n, to);
-        case 4: return gather<4>(layout, base, first, n, to);
-        case 8: return gather<8>(layout, base, first, n, to);
-        default: return gather<16>(layout, base, first, n, to);
-    }
-}
-
 // ---- segments -------------------------------------------------------------------------------------------------------
 
 struct Work {
@@ -157,36 +62,42 @@ struct Work {
     const char* base;
     const Layout* layout;  // null: contiguous
     uint64_t bytes;
+    uint64_t span;  // bytes that a thread takes at a time: whole segments
     int64_t item;
     ChunkFunction chunk;
+    BlockFunction copy;
     bool with_digest;
     std::vector<Partial> parts;
     Digest digest;
     std::mutex mutex;
 };
 
-void do_segment(Work& work, uint64_t segment, Partial& part, Digest* digest) {
+// Calls each(number of the segment, its statistics) in the order of the segments.
+template <class Each>
+void do_span(const Work& work, uint64_t span, Digest* digest, Each each) {
     const WithSubnormals mode;
-    const uint64_t begin = segment * segment_bytes;
-    const uint64_t end = begin + segment_bytes < work.bytes ? begin + segment_bytes : work.bytes;
-    const char* data = work.base + begin;
-    if (work.layout) {
-        // Kept by its thread: to allocate so much each time would cost page faults.
-        thread_local const std::unique_ptr<char[]> buffer(new char[segment_bytes]);
-        gather(*work.layout, work.base, work.item, static_cast<int64_t>(begin) / work.item,
-               static_cast<int64_t>(end - begin) / work.item, buffer.get());
-        data = buffer.get();
-    }
-    for (uint64_t at = begin; at < end; at += chunk_bytes) {
-        const size_t here = end - at < chunk_bytes ? static_cast<size_t>(end - at) : chunk_bytes;
-        work.chunk(work.task, data + (at - begin), here, at / block_bytes, part, digest);
+    const uint64_t begin = span * work.span, end = std::min(begin + work.span, work.bytes);
+    std::optional<Reader> reader;
+    if (work.layout) reader.emplace(*work.layout, work.copy, work.base, begin, end);
+    for (uint64_t at = begin; at < end;) {
+        Partial part;
+        const uint64_t segment = at / segment_bytes, stop = std::min(at + segment_bytes, end);
+        while (at < stop) {
+            const size_t here = std::min(chunk_bytes, static_cast<size_t>(stop - at));
+            const char* data = reader ? reader->take(here) : work.base + at;
+            work.chunk(work.task, data, here, at / block_bytes, part, digest);
+            at += here;
+        }
+        each(segment, part);
     }
 }
+static_assert(chunk_bytes <= Reader::most_bytes, "a chunk is what a reader gives at a time");
 
-void threaded_segment(void* context, size_t segment) {
+void threaded_span(void* context, size_t span) {
     Work& work = *static_cast<Work*>(context);
     Digest digest;
-    do_segment(work, segment, work.parts[segment], work.with_digest ? &digest : nullptr);
+    do_span(work, span, work.with_digest ? &digest : nullptr,
+            [&](uint64_t segment, const Partial& part) { work.parts[segment] = part; });
     if (!work.with_digest) return;
     std::lock_guard<std::mutex> lock(work.mutex);
     for (int lane = 0; lane < lanes; ++lane) work.digest.lane[lane] += digest.lane[lane];
@@ -195,18 +106,24 @@ void threaded_segment(void* context, size_t segment) {
 // Segments are merged in their order whatever the number of threads, so that it changes no bit of the result.
 Partial run(Work& work, int threads) {
     const uint64_t segments = (work.bytes + segment_bytes - 1) / segment_bytes;
+    const uint64_t share = (segments + static_cast<uint64_t>(threads) - 1) / static_cast<uint64_t>(threads);
+    uint64_t some = 1;
+    if (work.layout) {
+        const uint64_t stretch = static_cast<uint64_t>(work.layout->stretch() * work.item);
+        some = threads == 1 ? segments : std::max<uint64_t>(1, std::min(share, stretch / segment_bytes));
+    }
+    work.span = some * segment_bytes;
+    const uint64_t spans = (work.bytes + work.span - 1) / work.span;
     Partial total;
-    if (threads > 1 && segments > 1) {
+    if (threads > 1 && spans > 1) {
         work.parts.assign(segments, Partial());
-        parallel(segments, threads, threaded_segment, &work);
+        parallel(spans, threads, threaded_span, &work);
         for (const Partial& part : work.parts) merge(total, part);
         return total;
     }
-    for (uint64_t segment = 0; segment < segments; ++segment) {
-        Partial part;
-        do_segment(work, segment, part, work.with_digest ? &work.digest : nullptr);
-        merge(total, part);
-    }
+    for (uint64_t span = 0; span < spans; ++span)
+        do_span(work, span, work.with_digest ? &work.digest : nullptr,
+                [&](uint64_t, const Partial& part) { merge(total, part); });
     return total;
 }
 
@@ -222,6 +139,7 @@ Result stats(const void* address, Kind kind, const double* table, int dims, cons
     work.base = static_cast<const char*>(address);
     work.item = item;
     work.chunk = chosen->chunk;
+    work.copy = chosen->copy;
     work.with_digest = true;
     int64_t items = 1;
     for (int d = 0; d < dims; ++d) items *= sizes[d];
@@ -230,7 +148,7 @@ Result stats(const void* address, Kind kind, const double* table, int dims, cons
     std::vector<Layout> layout;
     if (strides && items > 0) {
         layout.emplace_back(dims, sizes, strides, item);
-        if (!layout[0].contiguous(item)) work.layout = &layout[0];
+        if (!layout[0].contiguous()) work.layout = &layout[0];
     }
     result.partial = run(work, threads);
     result.digest = finish_digest(work.digest, work.bytes);

@@ -232,6 +232,50 @@ def test_a_large_transposed_matrix(implementation: str) -> None:
     assert turned == stats_by(implementation, np.ascontiguousarray(x.T), "float32")
 
 
+@needs_native
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64", "complex128"])
+def test_layouts_are_read_in_logical_order(name: str, dtype: str) -> None:
+    """Whole and broken tiles, panels and their borders, few rows, long rows, runs; the memory ends with the tensor."""
+    item = np.dtype((np.void, KINDS[dtype].size))
+    rng = np.random.default_rng(4)
+    layouts: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
+        *(((m, n), (1, 0), (1, 1)) for m, n in ((64, 64), (67, 33), (5, 700), (700, 5), (3, 3), (301, 211))),
+        *(((m, n), (1, 0), steps) for m, n in ((131, 90), (40, 9)) for steps in ((1, 2), (2, 1), (3, 3))),
+        ((40_000, 3), (1, 0), (1, 1)),  # rows longer than a chunk, few of them
+        ((2, 65, 3, 17), (0, 2, 1, 3), (1, 1, 1, 1)),  # heads and positions exchanged
+        ((2, 65, 3, 17), (0, 2, 3, 1), (1, 1, 1, 1)),
+        ((2, 6, 7, 20), (0, 3, 1, 2), (1, 1, 1, 1)),  # channels last
+        ((30, 3, 3, 20), (0, 3, 1, 2), (1, 1, 1, 1)),
+        ((9, 11, 13), (2, 1, 0), (1, 1, 1)),
+        ((70, 130), (0, 1), (1, 2)),
+        ((70, 130), (0, 1), (3, 1)),
+        ((70, 133), (0, 1), (1, 3)),
+    ]
+    with instruction_set(name):
+        for shape, order, steps in layouts:
+            reach = tuple((n - 1) * step + 1 for n, step in zip(shape, steps, strict=True))
+            values = rng.normal(size=math.prod(reach) * KINDS[dtype].size).astype(np.float32)
+            memory = np.frombuffer(values.tobytes()[: math.prod(reach) * item.itemsize], dtype=item).reshape(reach)
+            view = memory[tuple(slice(None, None, step) for step in steps)].transpose(order)
+            strides = tuple(s // item.itemsize for s in view.strides)
+            expected = stats_by("native", np.ascontiguousarray(view), dtype, shape=view.shape)
+            for threads in (1, 2):
+                found = stats_by("native", memory, dtype, shape=view.shape, strides=strides, threads=threads)
+                assert repr(found) == repr(expected), (shape, order, steps, threads)
+
+
+@needs_native
+@pytest.mark.parametrize("shape", [(2100, 300), (300, 2100), (60, 70_000), (4, 280_000)])
+def test_panels_of_a_large_transposed_matrix(shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(5).normal(size=shape).astype(np.float32)
+    expected = stats_from_array(np.ascontiguousarray(x.T))
+    assert [stats_from_array(x.T, threads=threads) for threads in (1, 2, 3)] == [expected] * 3
+    swapped = x.copy()
+    swapped[1, 2], swapped[2, 1] = x[2, 1], x[1, 2]
+    assert stats_from_array(swapped.T).digest != expected.digest
+
+
 def test_public_entry() -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     expected = stats_from_array(x)
