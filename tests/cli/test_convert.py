@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from conftest import Finished
+from conftest import ROOT, Finished
 from dump_helpers import OP, PLACE, new_writer, value, written
 from graphprobe.cli.main import main
+from graphprobe.compare.open import open_dump as open_calls
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import layout
 from graphprobe.store.dump_reader import open_dump
@@ -226,3 +227,49 @@ def test_converting_imports_no_torch(op_file: Path, run_python: Callable[..., Fi
     done = run_python("-c", code, str(op_file))
     assert done.code == 0, done.err
     assert done.out.endswith("False True\n")
+
+
+MSPROBE = ROOT / "tests" / "data" / "msprobe"
+
+
+def test_a_dump_of_calls_in_the_layout_of_msprobe(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = invoke(MSPROBE / "tensor", "--to", "msprobe", "--out", out)
+    assert result.exit_code == 0 and f"Wrote {out}" in result.output
+    copy, source = open_calls(out), open_calls(MSPROBE / "tensor")
+    assert [c.label for c in copy.calls(0, 0)] == [c.label for c in source.calls(0, 0)]
+    again = invoke(MSPROBE / "tensor", "--to", "msprobe", "--out", out)
+    assert again.exit_code == 2 and "is not empty" in again.output
+    forced = invoke(MSPROBE / "tensor", "--to", "msprobe", "--out", out, "--force", "--json")
+    assert json.loads(forced.stdout) == {"written": str(out), "format": "msprobe", "left_out": []}
+
+
+def test_a_dump_of_calls_in_the_layout_of_ptdbg(tmp_path: Path) -> None:
+    pkl = tmp_path / "dump.pkl"
+    result = invoke(MSPROBE / "statistics", "--to", "ptdbg", "--out", pkl)
+    assert result.exit_code == 0, result.output
+    assert "Left out: calls of kind module: 8" in result.output and "step 1: a text holds one step" in result.output
+    apis = [c.api for c in open_calls(MSPROBE / "statistics").calls(0, 0) if c.kind == "api"]
+    assert [c.api for c in open_calls(pkl).calls(0, 0)] == apis
+    again = invoke(MSPROBE / "statistics", "--to", "ptdbg", "--out", pkl)
+    assert again.exit_code == 2 and "exists already" in again.output
+    assert invoke(MSPROBE / "statistics", "--to", "ptdbg", "--out", pkl, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "msprobe"], "needs --out"),
+        (["--to", "ptdbg", "--out", "{tmp}/a.txt"], "ends with .pkl"),
+        (["--to", "ptdbg", "--out", "{tmp}/no/a.pkl"], "there is no folder"),
+        (["--to", "msprobe", "--out", "{tmp}/file"], "is a file"),
+        (["--to", "msprobe", "--out", "{dump}/step0/x"], "lie one in the other"),
+        (["{tmp}", "--to", "msprobe", "--out", "{tmp}/x"], "takes one dump, 2 are given"),
+    ],
+)
+def test_wrong_use_of_an_export(arguments: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    dump = MSPROBE / "tensor"
+    result = invoke(dump, *[text.format(tmp=tmp_path, dump=dump) for text in arguments])
+    assert result.exit_code == 2 and message in result.output, result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from compare.made import call, chain, tensor
+from compare.made import call, chain, scalar, tensor
 from graphprobe.compare.align import align
 from graphprobe.compare.naming import canonical
 from graphprobe.compare.outline import outline_from_calls
 from graphprobe.compare.slots import pair_slots
-from graphprobe.store.calls import Call
+from graphprobe.store.calls import Call, CallSlot
 
 ADD, RELU, MUL = "torch.Tensor.add", "torch.nn.functional.relu", "torch.mul"
 
@@ -93,3 +93,23 @@ def test_slots_pair_by_name_then_by_place() -> None:
     other = tensor("input.1", "input", np.arange(9, dtype=np.float32))
     names = [(x and x.name, y and y.name) for x, y in pair_slots(mine[:2], [theirs[0], other])]
     assert names == [("input.0", "input.0"), ("kwarg.weight", None), (None, "input.1")]
+
+
+def names_of_pairs(mine: list[CallSlot], theirs: list[CallSlot]) -> list[tuple[str | None, str | None]]:
+    return [(x and x.name, y and y.name) for x, y in pair_slots(mine, theirs)]
+
+
+def test_what_leaves_a_node_is_no_gradient_of_an_argument() -> None:
+    a = np.arange(8, dtype=np.float32)
+    node, argument = (tensor(f"grad_input.{name}", "grad_input", a) for name in ("node.0", "0"))
+    keyword = tensor("grad_kwarg.weight", "grad_input", a)
+    assert names_of_pairs([node], [argument]) == [("grad_input.node.0", None), (None, "grad_input.0")]
+    assert names_of_pairs([argument], [node]) == [("grad_input.0", None), (None, "grad_input.node.0")]
+    assert names_of_pairs([argument], [keyword]) == [("grad_input.0", "grad_kwarg.weight")]
+
+
+def test_two_keywords_are_two_arguments() -> None:
+    dim, axis, eps = (scalar(f"kwarg.{name}", 1) for name in ("dim", "axis", "eps"))
+    assert names_of_pairs([dim], [eps]) == [("kwarg.dim", None), (None, "kwarg.eps")]
+    assert names_of_pairs([dim], [axis]) == [("kwarg.dim", "kwarg.axis")]
+    assert names_of_pairs([dim], [scalar("input.1", 1)]) == [("kwarg.dim", "input.1")]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from compare.made import KNOWN
 from graphprobe.compare.measures import HUGE, measure_statistics, measure_values
 from graphprobe.compare.scalars import scalar_difference
 from graphprobe.numerics.stats import stats_from_array
+from graphprobe.records import TensorStats
 from graphprobe.store.calls import Scalar
 
 VALUES = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
@@ -100,3 +102,51 @@ def test_statistics_of_another_class() -> None:
 )
 def test_scalars(mine: str, theirs: str, differs: bool) -> None:
     assert bool(scalar_difference(Scalar("x", mine), Scalar("x", theirs), roundoff=2.0**-9)) is differs
+
+
+OWN = frozenset(("max", "min", "mean", "l2"))
+"""What tools have that reduce in the tensor's own dtype."""
+
+
+def reduced(values: np.ndarray, dtype: torch.dtype) -> tuple[TensorStats, TensorStats]:
+    """Statistics of `values` in `dtype` as torch reduces them, and ours."""
+    t = torch.from_numpy(values).to(dtype)
+    own = TensorStats(t.numel(), t.min().item(), t.max().item(), t.mean().item(), l2=torch.norm(t).item())
+    return own, stats_from_array(t.float().numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+@pytest.mark.parametrize("count", [3, 4096, 1 << 20])
+def test_a_reduction_in_the_own_dtype_is_no_difference(dtype: torch.dtype, shift: float, count: int) -> None:
+    values = np.random.default_rng(count).standard_normal(count).astype(np.float32) + np.float32(shift)
+    own, exact = reduced(values, dtype)
+    name = str(dtype).removeprefix("torch.")
+    u = max(torch.finfo(dtype).eps / 2, 2.0**-24)
+    assert own.l2 != exact.l2
+    for pair in ((own, exact), (exact, own)):
+        found = measure_statistics(*pair, OWN, (name, name), reduction=u)
+        assert found.unequal == 0 and found.rounding and found.level <= 1
+        wrong = msgspec.structs.replace(pair[0], l2=(pair[0].l2 or 0) * 1.1)
+        assert measure_statistics(wrong, pair[1], OWN, (name, name), reduction=u).unequal == 1
+        wrong = msgspec.structs.replace(pair[0], max=(pair[0].max or 0) * 1.01)
+        assert measure_statistics(wrong, pair[1], OWN, (name, name), reduction=u).unequal == 1
+
+
+def test_a_norm_that_overflowed_says_nothing() -> None:
+    own, exact = reduced(np.full(8, 60000, dtype=np.float32), torch.float16)
+    assert own.l2 == np.inf and exact.l2 is not None and np.isfinite(exact.l2)
+    assert measure_statistics(own, exact, OWN, ("float16", "float16"), reduction=2.0**-11).level == 0
+    assert measure_statistics(own, exact, OWN, ("float16", "float16")).level == HUGE
+    infinite = msgspec.structs.replace(own, max=np.inf)
+    assert measure_statistics(infinite, exact, OWN, ("float16", "float16"), reduction=2.0**-11).level == HUGE
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_a_tool_without_counts_tells_nan_and_inf_in_its_statistics(odd: float) -> None:
+    values = np.array([1.0, odd, -2.0], dtype=np.float32)
+    own, exact = reduced(values, torch.float32)
+    found = measure_statistics(own, exact, OWN, SINGLE, reduction=2.0**-24)
+    assert (found.level, found.unequal) == (0.0, 0)
+    healthy = stats_from_array(np.array([1.0, 1.0, -2.0], dtype=np.float32))
+    assert measure_statistics(own, healthy, OWN, SINGLE, reduction=2.0**-24).level == HUGE

@@ -1,4 +1,4 @@
-"""`graphprobe convert`: dumped values as `.npy` or text."""
+"""`graphprobe convert`: dumped values as `.npy` or text, and dumps of calls as other tools have them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
+from graphprobe.cli.convert_calls import LAYOUTS, export
 from graphprobe.errors import EXIT_UNDECIDED, ArtifactNotFoundError, SchemaError, UsageError
 
 if TYPE_CHECKING:
@@ -19,22 +20,29 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS = 1.0
 
 
-@click.command(name="convert", short_help="Turn dumped values into .npy or text.")
+@click.command(name="convert", short_help="Turn dumped values into .npy or text, a dump into that of another tool.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
-@click.option("--to", type=click.Choice(["npy", "txt", "csv"]), default="npy", show_default=True, help="What to make.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to.")
+@click.option(
+    "--to",
+    type=click.Choice(["npy", "txt", "csv", *LAYOUTS]),
+    default="npy",
+    show_default=True,
+    help="What to make.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write to; of --to ptdbg the .pkl file.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @click.pass_context
-def command(
-    ctx: click.Context, paths: tuple[Path, ...], to: Format, out: Path | None, force: bool, as_json: bool
-) -> None:
+def command(ctx: click.Context, paths: tuple[Path, ...], to: str, out: Path | None, force: bool, as_json: bool) -> None:
     """Turn dumped values into .npy files, or into text.
 
     PATH is the file of one op, a stats.csv, a .npy file, or a folder of a dump at any level. The file of an op becomes
     FILE.SLOT.npy for each tensor in it, such as FILE.input.0.npy, next to it or in the same tree below --out. txt is
     numpy's text with the dtype and the shape in front, csv has one element a row; both keep every digit. bfloat16 and
     8-bit floats become float32, which changes no value. A stats.csv becomes a structured array.
+
+    With --to msprobe or ptdbg, PATH is one dump of calls in any format that graphprobe compare reads, and --out the new
+    folder, or the new .pkl file of ptdbg.
 
     Exits with 125 when something could not be read; the rest is written.
 
@@ -43,15 +51,22 @@ def command(
       graphprobe convert dump/worldsize1_global_rank0 --out values
       graphprobe convert values/*/0/model/0/0/*.output.0.npy --to txt
       graphprobe convert dump --to txt --out text
+      graphprobe convert dump --to msprobe --out for_msprobe
     """
     from graphprobe.store.dump_convert import convert, plan_conversion
 
-    plan = plan_conversion(paths, to=to, out=out, force=force)
+    if to in LAYOUTS:
+        _export(paths, to, out, force, as_json)
+        return
+    if out is not None and out.is_file():
+        raise click.BadParameter(f"Directory '{out}' is a file.", ctx, param_hint="--out")
+    form = cast("Format", to)
+    plan = plan_conversion(paths, to=form, out=out, force=force)
     gaps: list[Gap] = list(plan.gaps)
     written: list[Converted] = []
     for target in _watched(plan.targets):
         try:
-            written.append(convert(target, to=to, force=force))
+            written.append(convert(target, to=form, force=force))
         except (SchemaError, ArtifactNotFoundError) as error:
             gaps.append(_gap(target, error))
         except UsageError as error:
@@ -60,6 +75,18 @@ def command(
     _report(written, gaps, as_json)
     if any(not gap.expected for gap in gaps):
         ctx.exit(EXIT_UNDECIDED)
+
+
+def _export(paths: tuple[Path, ...], to: str, out: Path | None, force: bool, as_json: bool) -> None:
+    if len(paths) != 1:
+        raise UsageError(f"--to {to} takes one dump, {len(paths)} are given", hint="convert them one by one")
+    written, left_out = export(paths[0], to, out, force=force)
+    if as_json:
+        click.echo(json.dumps({"written": str(written), "format": to, "left_out": left_out}, indent=2))
+        return
+    click.echo(f"Wrote {written}")
+    for text in left_out:
+        click.echo(f"Left out: {text}", err=True)
 
 
 def _gap(target: Target, error: Exception) -> Gap:

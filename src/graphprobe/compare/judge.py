@@ -19,7 +19,7 @@ from graphprobe.compare.measures import (
 from graphprobe.compare.outline import OUTPUT_ROLES, role_of
 from graphprobe.compare.result import CallName, CallResult, FindingKind, LocalTruth, Rule, SlotResult, Verdict
 from graphprobe.compare.scalars import is_default, scalar_difference
-from graphprobe.compare.slots import pair_slots, side_of
+from graphprobe.compare.slots import of_node, pair_slots, side_of
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.records import TensorMeta
@@ -27,6 +27,9 @@ from graphprobe.store.calls import Call, CallDump, CallSlot
 
 CACHED = 4096
 """Measured pairs of values that are remembered: an output is measured again as the next call's input."""
+
+OWN_DTYPE = "in the dtype of the tensor"
+"""What `facts["statistics"]` of a dump says where the reductions ran in each tensor's own dtype."""
 
 
 class Replayer(Protocol):
@@ -78,7 +81,8 @@ class Judge:
     ) -> None:
         self._candidate, self._reference = candidate, reference
         self._replayer, self._threads = replayer, threads
-        self._same_format = candidate.format == reference.format
+        writers = [dump.facts.get("writer") for dump in (candidate, reference)]
+        self._same_format = candidate.format == reference.format and writers[0] == writers[1]
         self._cache: dict[object, Measures] = {}
         self.problems: dict[str, int] = {}
 
@@ -172,9 +176,18 @@ class Judge:
                 trouble = "samples of different size"
         known = frozenset(mine.known) & frozenset(theirs.known)
         if mine.stats is not None and theirs.stats is not None and known:
-            found = measure_statistics(mine.stats, theirs.stats, known, dtypes)
+            found = measure_statistics(mine.stats, theirs.stats, known, dtypes, reduction=self._reduction(dtypes))
             return msgspec.structs.replace(found, reason=found.reason or trouble)
         return Measures(basis="none", reason=trouble or mine.missing or theirs.missing or "no values, no statistics")
+
+    def _reduction(self, dtypes: tuple[str, str]) -> float:
+        """See `measure_statistics`: u of the dtype that a side computed its statistics in, at least of float32."""
+        own = [
+            DTYPES[dtype].unit_roundoff
+            for dump, dtype in zip((self._candidate, self._reference), dtypes, strict=True)
+            if OWN_DTYPE in dump.facts.get("statistics", "") and dtype in DTYPES
+        ]
+        return max(*own, 2.0**-24, 0.0) if own or not self._same_format else 0.0
 
 
 def name_of(call: Call) -> CallName:
@@ -207,7 +220,11 @@ def _roundoff_of(task: Task) -> float:
 def _one_sided(
     result: SlotResult, mine: CallSlot | None, theirs: CallSlot | None, task: Task, *, told: bool
 ) -> SlotResult:
-    """`told`: both formats name every argument alike, so that one that is missing was not given."""
+    """`told`: both formats name every argument alike, so that one that is missing was not given.
+
+    Of two formats, one may tell arguments as the program gave them, and another those that torch passes on, defaults
+    included: then one that is missing says nothing.
+    """
     slot = mine if mine is not None else theirs
     assert slot is not None
     side = "candidate" if mine is not None else "reference"
@@ -215,10 +232,14 @@ def _one_sided(
     fault: FindingKind | None = None
     inputs = slot.role not in OUTPUT_ROLES and task.candidate.direction == "forward"
     if told and inputs and task.candidate.kind == task.reference.kind == "api" and task.rule != "renamed":
-        if slot.scalar is not None and not is_default(slot.scalar):
+        if slot.scalar is not None and not is_default(slot.scalar, slot.name):
             fault, reason = "scalar", f"{slot.scalar.text} is given to the {side} only"
         elif slot.meta is not None:
             fault, reason = "shape", f"a tensor of shape {list(slot.meta.shape)} is given to the {side} only"
+    elif not told and inputs and slot.scalar is not None and not is_default(slot.scalar, slot.name):
+        reason += ", and may be a default that the other format does not tell: not compared"
+    elif of_node(slot.name):
+        reason += ": what leaves an autograd node, which need not be the gradient of an argument"
     return msgspec.structs.replace(result, reason=reason, fault=fault)
 
 

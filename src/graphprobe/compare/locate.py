@@ -63,6 +63,7 @@ class Located:
 
     decisions: dict[int, Decision] = field(default_factory=dict)
     random: list[int] = field(default_factory=list)
+    undefined: int = 0
     unsure: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -155,7 +156,7 @@ def _inherited(mark: Mark, forwards: dict[tuple[int, int, int], _Forward]) -> _F
 def _amplifications(marks: Sequence[Mark], inherited: dict[int, _Forward]) -> dict[int, list[float]]:
     groups: dict[int, list[float]] = {}
     for m in marks:
-        if not m.side and not m.random:
+        if not m.side and not m.random and not m.undefined:
             ratio = max(0.0, m.level - m.own) / max(inherited[m.number].inherited, FLAT * m.unit) if m.unit else 0.0
             groups.setdefault(m.group, []).append(ratio)
     return groups
@@ -243,10 +244,15 @@ def _form(mark: Mark, odd: tuple[int, str] | None) -> Decision | None:
 
 def _numbers(mark: Mark, got: _Forward, peers: list[float] | None, result: Located) -> Decision | None:
     differs = mark.level > mark.own or mark.exact_out or mark.class_out
+    if mark.undefined:
+        if not (differs or mark.exact_out or mark.class_out):
+            return None
+        result.undefined += 1
+        return Decision("inconclusive", "random", None, "it gives memory that nobody has written to yet")
     if mark.random:
         if (differs and mark.level > mark.own + LEAST * got.inherited) or mark.exact_out or mark.class_out:
             result.random.append(mark.number)
-            return Decision("inconclusive", "random", None, "it draws random numbers, or gives undefined ones")
+            return Decision("inconclusive", "random", None, "it draws random numbers")
         return None
     mine, theirs = mark.truths
     kind: FindingKind = "wrong_gradient" if mark.backward else "wrong_value"

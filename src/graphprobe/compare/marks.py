@@ -11,7 +11,7 @@ from graphprobe.compare.judge import Task
 from graphprobe.compare.measures import noise_unit
 from graphprobe.compare.naming import canonical
 from graphprobe.compare.outline import OUTPUT_ROLES, role_of
-from graphprobe.compare.randomness import draws
+from graphprobe.compare.randomness import draws, is_undefined
 from graphprobe.compare.result import CallResult
 from graphprobe.numerics.dtypes import DTYPES, FLOAT32, accumulation_roundoff
 from graphprobe.store.calls import Call
@@ -39,7 +39,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         class_in, class_out: classes differ; of what it gave +1 the candidate is worse, −1 the reference.
         state: hash of the state that differs, 0 if none does.
         loose: hash-free number of state slots that were compared, and of those that differ.
-        scalar, shape, random, values: flags.
+        scalar, shape, random, undefined, values: flags.
         kept: it gives back what it got.
         truths: answers of the replay for candidate and reference.
         dtypes: pairs of dtypes of floating-point slots, `reference>candidate`.
@@ -75,6 +75,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     scalar: bool = False
     shape: bool = False
     random: bool = False
+    undefined: bool = False
     values: bool = False
     nothing: bool = False
     moved: bool = False
@@ -110,6 +111,7 @@ def mark_of(task: Task, result: CallResult) -> Mark:
         me=hash((call.kind, call.api, call.index, call.module)),
         modules=modules_of(call),
         random=draws(call) or draws(task.reference),
+        undefined=is_undefined(call) or is_undefined(task.reference),
         moved=task.rule == "moved",
         partner=task.reference.position,
         truths=(

@@ -21,7 +21,7 @@ EXPECTED = (
 MERGED = "graphprobe-ranks.json"
 """Name of the index that `graphprobe merge` writes."""
 
-_STEP_OR_RANK = re.compile(r"(step|rank)\d*$")
+_STEP_OR_RANK = re.compile(r"(step|rank|proc)\d*$")
 
 
 def open_dump(path: str | Path, *, data_dir: str | Path | None = None) -> CallDump:
@@ -87,7 +87,7 @@ def _merged(place: Path) -> CallDump:
 
 
 def _msprobe_below(folder: Path) -> bool:
-    """Whether `dump.json` lies here or below folders called `step…` and `rank…`."""
+    """Whether `dump.json` lies here or below folders called `step…`, and `rank…` or, without a rank, `proc…`."""
     if (folder / "dump.json").is_file():
         return True
     for child in sorted(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Operations that draw random numbers: two runs of them need not agree."""
+"""Operations whose results need not agree in two runs: those that draw random numbers, or give memory as it was."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ DRAWING = frozenset(
 )
 MODULES = frozenset("Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout RReLU DropPath".split())
 UNDEFINED = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
-"""What they return holds nothing."""
+"""What they return holds nothing that anybody wrote."""
 
 
 def draws(call: Call) -> bool:
-    """Whether what the call gives depends on a random generator, or on nothing at all."""
+    """Whether what the call gives depends on a random generator."""
     if call.kind == "module":
         return call.api.rpartition(".")[2] in MODULES
     name = canonical(call.api)
     if "dropout" in name and name in DRAWING:
         return not _switched_off(call)
-    if name in DRAWING or name in UNDEFINED:
+    if name in DRAWING:
         return True
     if name == "scaled_dot_product_attention":
         for slot in call.slots:
             if slot.scalar is not None and slot.name in ("kwarg.dropout_p", "input.4"):
                 return slot.scalar.text not in ("0.0", "0", "None")
     return False
+
+
+def is_undefined(call: Call) -> bool:
+    """Whether what the call gives is memory that nobody has written to yet."""
+    return call.kind != "module" and canonical(call.api) in UNDEFINED
 
 
 def _switched_off(call: Call) -> bool:

@@ -206,6 +206,8 @@ class _Work:
             notes.append(
                 f"{len(located.random)} calls draw random numbers that differ; what follows from them is not judged"
             )
+        if located.undefined:
+            notes.append(f"{located.undefined} calls give memory that nobody has written to yet; it is not compared")
         if located.unsure:
             notes.append(f"{len(located.unsure)} calls differ from their float64 run on both sides, and are not judged")
         for reason, times in self._nothing.most_common(5):
@@ -325,7 +327,7 @@ def _worst_slot(row: CallResult, kind: str) -> SlotResult | None:
 
 def _growth(marks: list[Mark]) -> list[float]:
     """Largest error of each part, in units of the commonest u."""
-    paired = [m for m in marks if not m.side]
+    paired = [m for m in marks if not m.side and not m.undefined]
     units = Counter(m.unit for m in paired if m.unit)
     if not units:
         return []

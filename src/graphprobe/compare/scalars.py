@@ -13,6 +13,15 @@ DEVICE = re.compile(r"(device\(type=)?['\"]?(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|m
 EMPTY = frozenset(("None", "False", "'none'", "", "()", "[]"))
 """Values that most arguments have when nobody gives them."""
 
+DEFAULTS = {
+    "kwarg.reduction": "'mean'",
+    "kwarg.ignore_index": "-100",
+    "kwarg.label_smoothing": "0.0",
+    "kwarg.groups": "1",
+    "kwarg.dilation": "1",
+}
+"""Keywords that have one default in all of torch's functions that take them."""
+
 LITERAL_DIGITS = 6
 """Significant digits up to which a float counts as written by a person, so that it must agree exactly."""
 
@@ -53,9 +62,12 @@ def scalar_difference(mine: Scalar, theirs: Scalar, *, roundoff: float, same_for
     return f"{mine.text} for {theirs.text}"
 
 
-def is_default(scalar: Scalar) -> bool:
-    """Whether a value may as well not have been given."""
-    return scalar.text in EMPTY
+def is_default(scalar: Scalar, name: str = "") -> bool:
+    """Whether a value may as well not have been given to the argument `name`, such as `kwarg.reduction`."""
+    if scalar.text in EMPTY:
+        return True
+    usual = DEFAULTS.get(name)
+    return usual is not None and not scalar_difference(scalar, Scalar(scalar.type, usual), roundoff=0.0)
 
 
 def _is_dtype(text: str) -> bool:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from graphprobe.compare.result import SlotSide
 from graphprobe.store.calls import CallSlot
 
+ALIASES = (frozenset(("dim", "axis")), frozenset(("keepdim", "keepdims")), frozenset(("input", "x")))
+"""Keywords of which torch takes either, the second as numpy has it."""
+
 SlotPair = tuple[CallSlot | None, CallSlot | None]
 
 
@@ -31,8 +34,22 @@ def pair_slots(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> list[Slo
     return pairs
 
 
+def of_node(name: str) -> bool:
+    """Whether a slot is what leaves the last autograd node of its call, which need not be an argument's gradient."""
+    return ".node." in name
+
+
 def _alike(mine: CallSlot, theirs: CallSlot) -> bool:
-    """Whether two slots of different names can hold the same thing: both tensors of one shape, or both none."""
+    """Whether two slots of different names can hold the same thing: both tensors of one shape, or both none.
+
+    What leaves an autograd node is no gradient of an argument, and two keywords are one argument only as `ALIASES`.
+    """
+    if of_node(mine.name) != of_node(theirs.name):
+        return False
+    if mine.name.startswith("kwarg.") and theirs.name.startswith("kwarg."):
+        keywords = {name.removeprefix("kwarg.") for name in (mine.name, theirs.name)}
+        if not any(keywords == alias for alias in ALIASES):
+            return False
     if mine.meta is None or theirs.meta is None:
         return mine.meta is theirs.meta
     return mine.meta.shape == theirs.meta.shape

@@ -232,6 +232,7 @@ def _slot(slot: ApiSlot) -> CallSlot:
         value=slot.value,
         sampled=slot.sampled,
         missing=slot.missing,
+        requires_grad=None if slot.meta is None else slot.requires_grad,
     )
 
 

@@ -123,6 +123,23 @@ def test_a_folder_with_a_dump_is_left_alone(tmp_path: Path) -> None:
         write_msprobe(example(), tmp_path)
 
 
+def test_an_old_dump_is_overwritten_on_request_only_by_the_same_steps(tmp_path: Path) -> None:
+    two = MsprobeDump(DATA / "statistics")
+    write_msprobe(two, tmp_path / "a", values=False)
+    write_msprobe(two, tmp_path / "a", values=False, overwrite=True)
+    assert_same(two, MsprobeDump(tmp_path / "a"), values=False)
+    with pytest.raises(UsageError, match="step1/rank0 has a dump already"):
+        write_msprobe(example(), tmp_path / "a", overwrite=True)
+
+
+def test_who_wrote_it(tmp_path: Path) -> None:
+    """A copy of msprobe's own dump stays msprobe's."""
+    write_msprobe(example(), tmp_path / "ours")
+    write_msprobe(MsprobeDump(DATA / "tensor"), tmp_path / "copy")
+    assert MsprobeDump(tmp_path / "ours").facts["writer"] == "graphprobe"
+    assert "writer" not in MsprobeDump(tmp_path / "copy").facts
+
+
 @pytest.mark.heavy
 @pytest.mark.skipif(find_spec("msprobe") is None, reason="mindstudio-probe is not installed")
 @pytest.mark.parametrize("kind", ["statistics", "tensor"])

@@ -43,6 +43,7 @@ class _Head(msgspec.Struct):
     level: str | None = None
     framework: str | None = None
     dump_data_dir: str | None = None
+    writer: str | None = None
 
 
 class _Place(NamedTuple):
@@ -81,7 +82,7 @@ class MsprobeDump:
         self.facts: dict[str, str] = {"statistics": "computed in the dtype of the tensor"}
         self._index: dict[Path, dict[str, Path]] = {}
         head = self._head(next(iter(self._places.values())))
-        for name in ("task", "level", "framework"):
+        for name in ("task", "level", "framework", "writer"):
             if value := getattr(head, name):
                 self.facts[name] = value
 
@@ -185,7 +186,7 @@ class MsprobeDump:
             whole = json.loads(data)
             return _Head(
                 {key: msgspec.Raw(json.dumps(value).encode()) for key, value in whole["data"].items()},
-                *(whole.get(name) for name in ("task", "level", "framework", "dump_data_dir")),
+                *(whole.get(name) for name in ("task", "level", "framework", "dump_data_dir", "writer")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SchemaError(f"{path} is no dump of msprobe: {error}", hint="it may be cut off; dump again") from error

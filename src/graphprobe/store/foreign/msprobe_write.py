@@ -35,32 +35,38 @@ _FILES = {
     "grad_input": "output",
     "grad_kwarg": "output",
 }
+WRITER = "graphprobe"
+"""A key of ours in `dump.json`: arguments and gradients are told as our own dumps tell them."""
+
 _DEVICE = re.compile(r"device\(type='([^']*)'(?:, index=(\d+))?\)")
 _TORCH_TYPES = ("dtype", "device", "Size", "memory_format")
 
 
-def write_msprobe(dump: CallDump, folder: Path, *, values: bool = True) -> tuple[str, ...]:
+def write_msprobe(dump: CallDump, folder: Path, *, values: bool = True, overwrite: bool = False) -> tuple[str, ...]:
     """Write a dump in the layout of `mindstudio-probe` 26.
 
     Args:
         dump: any dump. Optimizer steps and nodes of compiled graphs have no place in this layout and are left out.
-        folder: made if need be; must not hold a dump yet.
+        folder: made if need be; must not hold a dump yet, unless `overwrite`.
         values: whether to write tensors (`task` is `tensor` then), and not statistics alone.
+        overwrite: write over a dump of the same ranks and steps; files that are not replaced stay.
 
     Returns:
         What was left out, in words, each kind of it once.
 
     Raises:
-        UsageError: the folder has a dump already.
+        UsageError: the folder has a dump already, or to overwrite one of other ranks or steps.
         OSError: as the operating system gives it.
     """
     notes: dict[str, int] = defaultdict(int)
     levels = _levels(dump)
+    places = {folder / f"step{step}" / f"rank{rank}" for rank in dump.ranks() for step in dump.steps(rank)}
+    for found in sorted(folder.glob(f"step*/*/{DUMP}")):
+        if not overwrite or found.parent not in places:
+            raise UsageError(f"{found.parent} has a dump already", hint="pass a folder that is new or empty")
     for rank in dump.ranks():
         for step in dump.steps(rank):
             target = folder / f"step{step}" / f"rank{rank}"
-            if (target / DUMP).exists():
-                raise UsageError(f"{target} has a dump already", hint="pass a folder that is new or empty")
             target.mkdir(parents=True, exist_ok=True)
             _StepWriter(dump, target, notes, level=levels, values=values).write(rank, step)
     return tuple(f"{text}: {count}" for text, count in notes.items())
@@ -98,6 +104,7 @@ class _StepWriter:
             "task": "tensor" if self._values else "statistics",
             "level": self._level,
             "framework": "pytorch",
+            "writer": self._dump.facts.get("writer") if self._dump.format == "msprobe" else WRITER,
             "dump_data_dir": str(tensors.absolute()) if self._values else None,
         }
         with open(self._folder / DUMP, "w", encoding="utf-8") as file:

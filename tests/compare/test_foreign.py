@@ -1,0 +1,178 @@
+"""Our own dumps against those that msprobe wrote of the same programs, and what the two tell differently."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import graphprobe
+from compare.made import call, scalar, tensor
+from compare.recording import MemoryDump
+from conftest import ROOT
+from graphprobe.compare.open import open_dump
+from graphprobe.compare.run import Comparison, compare_dumps
+from graphprobe.store.calls import CallDump
+from graphprobe.store.foreign.msprobe_write import write_msprobe
+
+DATA = ROOT / "tests" / "data" / "msprobe"
+KINDS = ["statistics", "tensor", "md5", "modules"]
+Change = Callable[[nn.Module], None]
+
+
+def programs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("made_msprobe", DATA / "make.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ours(kind: str, path: Path, change: Change | None = None) -> CallDump:
+    """Our dump of the program that `make.py` ran for `kind`."""
+    made = programs()
+    torch.manual_seed(0)
+    tokens, labels = torch.randint(0, 7, (2, 3)), torch.randint(0, 7, (2, 3))
+    image, classes = torch.randn(2, 1, 4, 4), torch.tensor([0, 2])
+    language = kind in ("statistics", "md5")
+    model = made.Attention() if language else made.Convolutions()
+    if kind == "statistics":
+        model = model.bfloat16()
+    if change is not None:
+        change(model)
+    batch, target = (tokens, labels) if language else (image, classes)
+    level = {"statistics": "mix", "modules": "module"}.get(kind, "api")
+    data = "stats" if kind == "statistics" else "tensor"
+    with graphprobe.dump(str(path), data=data, level=level, model=model) as dump:
+        for _ in range(2 if kind == "statistics" else 1):
+            out = model(batch)
+            F.cross_entropy(out.float().flatten(0, out.dim() - 2), target.flatten()).backward()
+            dump.step()
+            model.zero_grad()
+    return open_dump(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_program_is_the_same(tmp_path: Path, kind: str) -> None:
+    mine, theirs = ours(kind, tmp_path / "ours"), open_dump(DATA / kind)
+    for pair in ((mine, theirs), (theirs, mine)):
+        with compare_dumps(*pair) as found:
+            assert found.summary.outcome == "same", found.summary.findings
+            assert found.summary.counts.pairs >= 6
+
+
+def scaled(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.get_submodule("head" if hasattr(model, "head") else "fc").weight.mul_(1.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_that_differs_is_found(tmp_path: Path, kind: str) -> None:
+    with compare_dumps(ours(kind, tmp_path / "ours", scaled), open_dump(DATA / kind)) as found:
+        first = found.summary.first
+        assert first is not None and first.kind == "state", found.summary.findings
+        assert first.candidate is not None and ("linear" in first.candidate.api or first.candidate.api == "Linear")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_required_where_msprobe_says_so(tmp_path: Path, kind: str) -> None:
+    """And the same after our dump was written in msprobe's layout."""
+    mine, theirs = ours(kind, tmp_path / "ours"), open_dump(DATA / kind)
+    write_msprobe(mine, tmp_path / "written", values=False)
+    written = open_dump(tmp_path / "written")
+    asked = {(c.label, s.name): s.requires_grad for c in theirs.calls(0, 0) for s in c.slots if s.meta is not None}
+    told = {(c.label, s.name): s.requires_grad for c in written.calls(0, 0) for s in c.slots if s.meta is not None}
+    shared = asked.keys() & told.keys()
+    assert len(shared) >= 15 and {asked[key] for key in shared} == {True, False}
+    assert {key: told[key] for key in shared} == {key: asked[key] for key in shared}
+
+
+def test_an_export_is_not_held_to_tell_arguments_as_msprobe_does(tmp_path: Path) -> None:
+    """Ours tell the defaults that torch passes on; msprobe tells what the program gave."""
+    mine = ours("md5", tmp_path / "ours")
+    write_msprobe(mine, tmp_path / "written", values=False)
+    with compare_dumps(open_dump(tmp_path / "written"), open_dump(DATA / "md5")) as found:
+        assert [f.kind for f in found.summary.findings if f.kind == "scalar"] == []
+
+
+@contextmanager
+def losses(given: dict[str, object], *, other_format: bool) -> Iterator[Comparison]:
+    """Two programs that differ in what is given to a loss, compared."""
+    x = np.arange(6, dtype=np.float32)
+    slots = [tensor("input.0", "input", x), tensor("output.0", "output", x)]
+    more = [scalar(f"kwarg.{name}", value) for name, value in given.items()]
+    mine, theirs = (
+        MemoryDump([call(0, "torch.nn.functional.cross_entropy", slots[0], *extra, slots[1])]) for extra in (more, [])
+    )
+    if other_format:
+        theirs.format = "msprobe"
+    with compare_dumps(mine, theirs) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("given", "between_formats", "within"),
+    [
+        ({"reduction": "mean", "ignore_index": -100, "label_smoothing": 0.0, "weight": None}, "same", "same"),
+        ({"reduction": "sum"}, "same", "different"),
+        ({"ignore_index": 0}, "same", "different"),
+    ],
+)
+def test_an_argument_of_one_side(given: dict[str, object], between_formats: str, within: str) -> None:
+    with losses(given, other_format=True) as found:
+        assert found.summary.outcome == between_formats
+        row = next(iter(found.rows()))
+        odd = [s for s in row.slots if "not compared" in s.reason]
+        assert len(odd) == (0 if within == "same" else 1)
+    with losses(given, other_format=False) as found:
+        assert found.summary.outcome == within
+
+
+@pytest.mark.parametrize("below", ["", "step0", "step0/proc1000"])
+def test_processes_without_a_rank_are_opened(below: str) -> None:
+    assert open_dump(DATA / "modules" / below).format == "msprobe"
+    assert open_dump(DATA / "tensor").format == "msprobe"
+
+
+def test_a_folder_of_another_name_is_no_dump_of_msprobe(tmp_path: Path) -> None:
+    (tmp_path / "step0" / "processes").mkdir(parents=True)
+    (tmp_path / "step0" / "processes" / "dump.json").write_text("{}")
+    with pytest.raises(graphprobe.errors.UsageError, match="no dump that can be read"):
+        open_dump(tmp_path)
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(importlib.util.find_spec("msprobe") is None, reason="mindstudio-probe is not installed")
+@pytest.mark.parametrize("wrong", [False, True])
+def test_msprobe_finds_gradients_required_alike(tmp_path: Path, wrong: bool) -> None:
+    """Its own comparison of our dump with its own, by the column that says so."""
+    write_msprobe(ours("statistics", tmp_path / "dump"), tmp_path / "ours", values=False)
+    if wrong:
+        path = tmp_path / "ours" / "step0" / "rank0" / "dump.json"
+        path.write_text(path.read_text().replace('"requires_grad": true', '"requires_grad": false'))
+    shutil.copytree(DATA / "statistics", tmp_path / "theirs")
+    (tmp_path / "out").mkdir()
+    for path in (tmp_path, *tmp_path.rglob("*")):  # it refuses files that others may write
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    subprocess.run(
+        [sys.executable, "-m", "msprobe.msprobe", "compare", "-tp", str(tmp_path / "ours" / "step0"), "-gp",
+         str(tmp_path / "theirs" / "step0"), "-o", str(tmp_path / "out")],
+        check=True, capture_output=True, timeout=200,
+    )  # fmt: skip
+    (result,) = (tmp_path / "out").glob("*.csv")
+    with open(result, newline="") as file:
+        rows = [row for row in csv.DictReader(file) if "N/A" not in (row["NPU Name"], row["Bench Name"])]
+    assert len(rows) > 40
+    assert any(row["Requires_grad Consistent"] == "False" for row in rows) == wrong
