@@ -9,14 +9,11 @@ import pytest
 import score
 
 QUICK = {
-    "decomp_silu",
     "dynamo_float_guard",
     "joint_constants_folded",
     "lowering_sum_dtype",
     "codegen_sin",
-    "postgrad_sub_swapped",
     "pregrad_dropped_clamp",
-    "addmm_not_broadcast",
     "sinh_overflow",
     "topk_ties",
     "masked_attention",

@@ -32,10 +32,10 @@ def check(place: Path, *, without: str = "") -> None:
 @pytest.mark.parametrize(
     ("name", "without"),
     [
-        ("attention_dropout", "optimized"),
+        pytest.param("attention_dropout", "optimized", marks=pytest.mark.heavy),
         ("mutation_and_alias", "original"),
         ("cond_constants", "original"),
-        ("conv_batch_norm", "original"),
+        pytest.param("conv_batch_norm", "original", marks=pytest.mark.heavy),
         pytest.param("transformer_dropout", "", marks=pytest.mark.heavy),
     ],
 )

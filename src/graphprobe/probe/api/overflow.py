@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -268,6 +269,8 @@ class OverflowWatch:
             _flatten(f"input.{index}", value, live)
         for name, value in op.kwargs.items():
             _flatten(f"kwarg.{name}", value, live)
+        if any(isinstance(value, float) and math.isnan(value) for _, value in live):
+            return  # asked for, as by `fill_(nan)`
         inputs = [(slot, before.get(slot, value)) for slot, value in live]
         own = dict(live)
         read = [
