@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,6 +27,9 @@ from graphprobe.compat.ptdbg_arguments import (
 )
 from graphprobe.compat.ptdbg_collect import Collecting
 from graphprobe.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphprobe.compare.result import CallName
 
 __all__ = [
     "acc_cmp_dump",
@@ -194,7 +197,7 @@ def compare(input_param: Any, output_path: Any, stack_mode: bool = False) -> Pat
         raise UsageError(f"stack_mode={stack_mode!r}: expected True or False", hint="True adds a column with stacks")
     from graphprobe.compare.open import open_dump
     from graphprobe.compare.run import compare_dumps
-    from graphprobe.compat.ptdbg_csv import write_csv
+    from graphprobe.report.comparison_csv import write_csv
 
     candidate = open_dump(paths["npu_pkl_path"], data_dir=paths["npu_dump_data_dir"])
     reference = open_dump(paths["bench_pkl_path"], data_dir=paths["bench_dump_data_dir"])
@@ -204,7 +207,8 @@ def compare(input_param: Any, output_path: Any, stack_mode: bool = False) -> Pat
         path = folder / f"compare_result_{datetime.now():%Y%m%d%H%M%S}_{number}.csv"
         number += 1
     with compare_dumps(candidate, reference) as found:
-        write_csv(path, found.rows(), stack_mode=stack_mode)
+        with open(path, "x", newline="", encoding="utf-8") as file:
+            write_csv(found.rows(), file, stack=stack_mode, label=_slot_label)
         for text in found.summary.notes:
             logger.info("ptdbg: %s", text)
     click.echo(f"Wrote {path}")
@@ -225,3 +229,13 @@ def parse(pkl: str | os.PathLike[str], module_name: str) -> None:
 
     for line in lines_of_call(pkl, module_name):
         click.echo(line)
+
+
+def _slot_label(call: CallName, slot: str, direction: str) -> str:
+    """`21_Torch_norm_forward_input.0`; `linear.3.forward input.0` for a call of another format."""
+    from graphprobe.store.foreign.names import ptdbg_name
+    from graphprobe.store.foreign.ptdbg_write import slot_name
+
+    if ptdbg_name(call.label) is None:
+        return f"{call.label} {slot}"
+    return f"{call.label}_{slot_name(slot, 'backward' if direction == 'backward' else 'forward') or slot}"

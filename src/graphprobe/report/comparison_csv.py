@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 from graphprobe.compare.result import CallName, CallResult, SlotResult, SlotSide
@@ -49,25 +49,37 @@ OUR_COLUMNS = (
 NOT_THERE = "N/A"
 
 
-def write_csv(rows: Iterable[CallResult], file: IO[str], *, stack: bool = False) -> int:
+def slot_label(call: CallName, slot: str, direction: str) -> str:
+    """`linear.3.forward.input.0`; `21_Torch_norm_forward_input.0` for labels without a dot."""
+    return f"{call.label}.{slot}" if "." in call.label else f"{call.label}_{slot}"
+
+
+def write_csv(
+    rows: Iterable[CallResult],
+    file: IO[str],
+    *,
+    stack: bool = False,
+    label: Callable[[CallName, str, str], str] = slot_label,
+) -> int:
     """Writes one line a slot, and one a call without a partner; returns how many.
 
     Args:
         rows: of `Comparison.rows()`.
         file: opened with `newline=""`.
         stack: adds the source's column with the program's frames.
+        label: the name of a slot, of its call, its own name and the call's direction.
     """
     writer = csv.writer(file)
     writer.writerow([*SOURCE_COLUMNS, *([STACK_COLUMN] if stack else []), *OUR_COLUMNS])
     count = 0
     for row in rows:
-        for line in _lines(row, stack):
+        for line in _lines(row, stack, label):
             writer.writerow(line)
             count += 1
     return count
 
 
-def _lines(row: CallResult, stack: bool) -> Iterator[list[object]]:
+def _lines(row: CallResult, stack: bool, label: Callable[[CallName, str, str], str]) -> Iterator[list[object]]:
     name = row.candidate or row.reference
     assert name is not None
     trace = ["\n".join(name.stack)] if stack else []
@@ -81,14 +93,17 @@ def _lines(row: CallResult, stack: bool) -> Iterator[list[object]]:
         yield [*head, *blank, f"no partner: {row.reason}", *trace, *ours]
         return
     for slot in row.slots:
-        yield [*_source(row, slot), *trace, *_ours(row, slot, name)]
+        yield [*_source(row, slot, label), *trace, *_ours(row, slot, name)]
 
 
-def _source(row: CallResult, slot: SlotResult) -> list[object]:
+def _source(row: CallResult, slot: SlotResult, label: Callable[[CallName, str, str], str]) -> list[object]:
     a, b = slot.candidate, slot.reference
+    mine, other = row.candidate, row.reference
     return [
-        _name(row.candidate, slot.name) if a is not None else NOT_THERE,
-        _name(row.reference, slot.reference_name or slot.name) if b is not None else NOT_THERE,
+        label(mine, slot.name, row.direction) if a is not None and mine is not None else NOT_THERE,
+        label(other, slot.reference_name or slot.name, row.direction)
+        if b is not None and other is not None
+        else NOT_THERE,
         _dtype(a),
         _dtype(b),
         _shape(a),
@@ -121,12 +136,6 @@ def _ours(row: CallResult, slot: SlotResult, name: CallName) -> list[object]:
         row.step,
         row.rank,
     ]
-
-
-def _name(call: CallName | None, slot: str) -> str:
-    if call is None:
-        return NOT_THERE
-    return f"{call.label}.{slot}" if "." in call.label else f"{call.label}_{slot}"
 
 
 def _dtype(side: SlotSide | None) -> str:
