@@ -60,6 +60,22 @@ def enclosed() -> Any:
     return backend
 
 
+def enclosed_plainly(most: float, rebinds: bool = False) -> Any:
+    numbers, seen = math, 0
+
+    def backend(gm: Any, example_inputs: Any) -> Any:
+        if has_relu(gm) and numbers.floor(most) == 1:
+            raise RuntimeError("no relu: 3")
+        return gm.forward
+
+    def counted(gm: Any, example_inputs: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        return gm.forward
+
+    return counted if rebinds else backend
+
+
 def relu_case(**settings: Any) -> Case:
     graph = symbolic_trace(lambda x: (torch.relu(x),))
     return Case(graph, [capture([torch.ones(2)])], "crash_compile", backend="eager", **settings)
@@ -127,14 +143,30 @@ def test_a_name_that_the_repro_has_itself_is_told(tmp_path: Path) -> None:
     assert "the backend defines watch, and so does this file" in done.stdout
 
 
+def test_what_a_backend_takes_from_the_function_around_it(tmp_path: Path) -> None:
+    failing, fine = own_backend(enclosed_plainly(1.5)), own_backend(enclosed_plainly(2.5))
+    assert failing is not None and fine is not None
+    assert run_repro_of(relu_case(own_backend=failing), tmp_path / "failing").returncode == 1
+    assert run_repro_of(relu_case(own_backend=fine), tmp_path / "fine").returncode == 0
+
+
 def test_what_torch_wraps_is_found() -> None:
     wrapped = SimpleNamespace(compiler_fn=refusing)
     assert own_backend(wrapped) == own_backend(refusing)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "backend", [counting, decorated, enclosed(), lambda gm, inputs: gm, functools.partial(refusing, most=3), print]
+    "backend",
+    [
+        counting,
+        decorated,
+        enclosed(),
+        enclosed_plainly(1.0, rebinds=True),
+        lambda gm, inputs: gm,
+        functools.partial(refusing, most=3),
+        print,
+    ],
 )
 def test_what_a_text_cannot_define(backend: Any) -> None:
-    """A list that others may change, a decorator, a closure, no name, arguments given before, no Python."""
+    """A list that others may change, a decorator, a closure on such a list or on what it changes, no name, no Python."""
     assert own_backend(backend) is None

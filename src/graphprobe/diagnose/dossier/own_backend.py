@@ -73,12 +73,25 @@ class _Parts:
             return self._seen[name] is function
         self._seen[name] = function
         text = _definition(function)
-        if text is None or function.__closure__ or not all(map(_plain, _defaults(function))):
+        if text is None or not all(map(_plain, _defaults(function))) or not self._add_closure(function, text):
             return False
         for used in sorted({*_names(function.__code__), *_names_of_defaults(text)} & set(function.__globals__)):
             if used != name and not self._add_global(used, function.__globals__[used]):
                 return False
         self.functions.append(text)
+        return True
+
+    def _add_closure(self, function: FunctionType, text: str) -> bool:
+        """What it takes from the functions around it becomes global, unless it gives that another value."""
+        if any(isinstance(node, ast.Nonlocal) for node in ast.walk(ast.parse(text))):
+            return False
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # nothing has been put there yet
+                return False
+            if value is not function and not self._add_global(name, value):
+                return False
         return True
 
     def _add_global(self, name: str, value: Any) -> bool:
