@@ -168,5 +168,5 @@ def test_what_torch_wraps_is_found() -> None:
     ],
 )
 def test_what_a_text_cannot_define(backend: Any) -> None:
-    """A list that others may change, a decorator, a closure on such a list or on what it changes, no name, no Python."""
+    """A shared list, a decorator, a closure on such a list or on what it changes, a lambda, no Python."""
     assert own_backend(backend) is None
