@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from conftest import ROOT
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError, UsageError
 from graphprobe.records import Manifest, TensorMeta, TensorStats
-from graphprobe.store import api_sink
+from graphprobe.store import api_sink, shortage
 from graphprobe.store.api_jobs import Handed, RawCall, RawSlot, RawValue
 from graphprobe.store.api_reader import is_api_dump, open_api_dump
 from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
@@ -165,7 +165,7 @@ def test_a_budget_ends_the_dump_and_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_gaps_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_sink, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(shortage, "RETRY_SECONDS", 0.0)
     writer = new_writer(tmp_path / "d")
     real = api_sink.write_shard
 

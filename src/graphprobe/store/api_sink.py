@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +29,10 @@ from graphprobe.store.api_records import (
 from graphprobe.store.api_shards import Value, encode_shard, write_shard
 from graphprobe.store.dump_append import AppendFile
 from graphprobe.store.dump_pool import Array, CopyPool
-from graphprobe.store.files import Budget, is_no_space
 from graphprobe.store.manifest import ManifestFile
 from graphprobe.store.schema import _json_from_value as json_from_value
-from graphprobe.store.writer import RETRY_SECONDS, SAVE_SECONDS
+from graphprobe.store.shortage import CountsShortage
+from graphprobe.store.writer import SAVE_SECONDS
 
 SHARD_BYTES = 32 * 1024 * 1024
 """A shard is written when it has become so large; a single larger value makes one alone."""
@@ -42,21 +40,20 @@ _OPEN_STEPS = 4
 _MOST_RECORDS = 4096
 
 
-class ApiSink:
+class ApiSink(CountsShortage):
     """Writes calls below `folder`. `stopped` is set once nothing more will be written."""
+
+    noun = "call"
 
     def __init__(
         self, folder: Path, file: ManifestFile, manifest: ApiManifest, max_bytes: int | None, pool: CopyPool
     ) -> None:
+        super().__init__(file, max_bytes)
         self.folder = folder
         self.manifest = manifest
-        self.lock = threading.RLock()
-        self.stopped: str | None = None
         self.known: set[str] = set()
         """Names of values that are written or about to be; whoever hands in calls looks here, and adds."""
-        self._file = file
         self._pool = pool
-        self._budget = Budget(max_bytes, overhead_bytes=file.overhead_bytes)
         self._files: dict[int, AppendFile] = {}
         self._stack_file: AppendFile | None = None
         self._stacks: dict[tuple[str, ...], int] = {}
@@ -69,8 +66,6 @@ class ApiSink:
         self._where: dict[str, int] = {}
         self._used: list[Array] = []
         self._references = 0
-        self._retry_at: float | None = None
-        self._full_reason = ""
 
     @property
     def waiting(self) -> bool:
@@ -79,7 +74,7 @@ class ApiSink:
 
     def add(self, call: RawCall) -> None:
         """Take one call; it is on disk after the next `flush`."""
-        if self._refuses(call.label):
+        if self.refuses(call.label):
             return
         try:
             self._records.append((call.step, self._record(call)))
@@ -119,23 +114,8 @@ class ApiSink:
             records = self._flush_values(records)
             self._flush_lines(records)
         except Exception as error:
-            self._count_error(error, records[0][1].label if records else "", len(records))
+            self._count_error(error, records[0][1].label if records else "", times=len(records))
         self.save(unless_newer_than_s=SAVE_SECONDS)
-
-    def count(self, reason: str, name: str, *, noun: str = "call") -> None:
-        """Count one more thing that is missing; see `ManifestFile.count_missing`."""
-        with self.lock:
-            new = self._file.count_missing(reason, noun=noun, first=name)
-            self.save(unless_newer_than_s=0.0 if new else SAVE_SECONDS)
-
-    def save(self, *, unless_newer_than_s: float = 0.0) -> None:
-        """Rewrite the manifest, if that was not done lately."""
-        with self.lock:
-            if self._file.save(unless_newer_than_s=unless_newer_than_s):
-                self._budget.overhead_bytes = self._file.overhead_bytes
-            if self._file.full_reason is not None:
-                self._full_reason, self._file.full_reason = self._file.full_reason, None
-                self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def close(self) -> None:
         """Write the rest and the manifest, and close every file."""
@@ -227,8 +207,8 @@ class ApiSink:
             self.manifest.collected_files += 1
             self.manifest.collected_bytes += size_bytes
         except Exception as error:
-            reason = _reason(error)
-            self._count_error(error, values[0].name, len(values), noun="value")
+            reason = self._reason(error)
+            self._count_error(error, values[0].name, times=len(values), noun="value")
             for value in values:
                 self._where.pop(value.name, None)
                 self.known.discard(value.name)
@@ -293,40 +273,12 @@ class ApiSink:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.folder / name)
 
-    def _refuses(self, name: str) -> bool:
-        if self.stopped is not None:
-            self.count(self.stopped, name)
-            return True
-        with self.lock:
-            if self._retry_at is None:
-                return False
-            if time.monotonic() >= self._retry_at:
-                if self._file.restore_reserve():
-                    self._retry_at = None
-                    return False
-                self._retry_at = time.monotonic() + RETRY_SECONDS
-            self.count(self._full_reason, name)
-            return True
-
-    def _count_error(self, error: Exception, name: str, count: int, *, noun: str = "call") -> None:
-        reason = _reason(error)
-        with self.lock:
-            if is_no_space(error):
-                self._retry_at = time.monotonic() + RETRY_SECONDS
-                self._full_reason = reason
-                self._file.drop_reserve()
-            for _ in range(count):
-                self.count(reason, name, noun=noun)
+    def _reason(self, error: Exception) -> str:
+        return str(error) if isinstance(error, _Stopped) else super()._reason(error)
 
 
 class _Stopped(Exception):
     """The budget was reached."""
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, _Stopped):
-        return str(error)
-    return (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
 
 
 def _without(record: ApiRecord, prefix: str, reason: str) -> ApiRecord:

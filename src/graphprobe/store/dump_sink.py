@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -23,10 +21,10 @@ from graphprobe.store.dump_format import encode_op, write_pieces
 from graphprobe.store.dump_pool import Array
 from graphprobe.store.dump_records import Data, DumpManifest, DumpRecord, Place, Slot, view_from_buffer
 from graphprobe.store.dump_stats import HEADER, RowNumbers
-from graphprobe.store.files import Budget, is_no_space
 from graphprobe.store.manifest import ManifestFile
 from graphprobe.store.schema import _json_from_value as json_from_value
-from graphprobe.store.writer import RETRY_SECONDS, SAVE_SECONDS
+from graphprobe.store.shortage import CountsShortage
+from graphprobe.store.writer import SAVE_SECONDS
 
 _OPEN_STATS = 16
 """How many `stats.csv` are kept open; each call of a graph has its own."""
@@ -76,27 +74,24 @@ class _Together:
         self.rows: list[bytes] = []
 
 
-class DumpSink:
+class DumpSink(CountsShortage):
     """Writes jobs into a time folder. `write` is for one thread at a time; the rest may be called from any.
 
     `stopped` is set once nothing more will be written, e.g. because the budget was reached.
     """
 
+    noun = "op"
+
     def __init__(
         self, time_dir: Path, manifest_file: ManifestFile, manifest: DumpManifest, max_bytes: int | None
     ) -> None:
+        super().__init__(manifest_file, max_bytes)
         self.time_dir = time_dir
         self.manifest = manifest
-        self.lock = threading.RLock()
-        self.stopped: str | None = None
-        self._file = manifest_file
-        self._budget = Budget(max_bytes, overhead_bytes=manifest_file.overhead_bytes)
         self._index = AppendFile(time_dir / dump_layout.INDEX)
         self._stats: dict[str, AppendFile] = {}
         self._folders: dict[Place, str] = {}
         self._last: tuple[Place, tuple[AppendFile, bytes]] | None = None
-        self._retry_at: float | None = None
-        self._full_reason = ""
         self._temporary = (f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{number}" for number in itertools.count())
         self._numbers = RowNumbers(frozenset(manifest.statistics))  # type: ignore[arg-type]
 
@@ -132,37 +127,6 @@ class DumpSink:
             except BaseException as error:
                 self.count(f"{type(error).__name__}: {error}", job.name)
         self._append_all(together)
-
-    def refuses(self, name: str) -> bool:
-        """Whether nothing can be written now, which is then counted for the op `name`."""
-        if self.stopped is not None:
-            self.count(self.stopped, name)
-            return True
-        with self.lock:
-            if self._retry_at is None:
-                return False
-            if time.monotonic() >= self._retry_at:
-                if self._file.restore_reserve():
-                    self._retry_at = None
-                    return False
-                self._retry_at = time.monotonic() + RETRY_SECONDS
-            self.count(self._full_reason, name)
-            return True
-
-    def count(self, reason: str, name: str, *, noun: str = "op") -> None:
-        """Count one more thing that is missing; see `ManifestFile.count_missing`."""
-        with self.lock:
-            new = self._file.count_missing(reason, noun=noun, first=name)
-            self.save(unless_newer_than_s=0.0 if new else SAVE_SECONDS)
-
-    def save(self, *, unless_newer_than_s: float = 0.0) -> None:
-        """Rewrite the manifest, if that was not done lately."""
-        with self.lock:
-            if self._file.save(unless_newer_than_s=unless_newer_than_s):
-                self._budget.overhead_bytes = self._file.overhead_bytes
-            if self._file.full_reason is not None:
-                self._full_reason, self._file.full_reason = self._file.full_reason, None
-                self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def close(self, *, busy: bool = False) -> None:
         """Write the manifest for the last time and close every file, but if another thread is `busy` writing them."""
@@ -335,16 +299,11 @@ class DumpSink:
         self._stats[folder] = file
         return file
 
-    def _count_error(self, error: Exception, name: str) -> None:
-        reason = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
+    def _count_error(self, error: Exception, name: str, *, times: int = 1, noun: str | None = None) -> None:
         with self.lock:
             self._folders.clear()
             self._last = None
-            if is_no_space(error):
-                self._retry_at = time.monotonic() + RETRY_SECONDS
-                self._full_reason = reason
-                self._file.drop_reserve()
-            self.count(reason, name)
+            super()._count_error(error, name, times=times, noun=noun)
 
 
 def _stored(slot: Slot, data: Data | None) -> tuple[Slot, memoryview | None]:

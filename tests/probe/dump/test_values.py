@@ -182,6 +182,24 @@ def test_statistics_are_of_the_moment(backend: str, dumping: Any) -> None:
     assert stats_of(before).digest not in product
 
 
+def test_statistics_after_an_op_that_writes_into_a_list(dumping: Any) -> None:
+    @torch.library.custom_op("graphprobe_test::double_all", mutates_args=["xs"])
+    def double_all(xs: list[torch.Tensor]) -> None:
+        for x in xs:
+            x.mul_(2)
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x * y  # reads both before they are overwritten
+        double_all([x, y])
+        return z + x.cos()
+
+    x, y = torch.randn(4), torch.randn(4)
+    before = x.clone()
+    dumping.compile(program, "eager", dump_data="stats", dump_path=str(dumping.path))(x, y)
+    read = {row.digest for row in dumping.end().folder.stats() if row.op_name.startswith("cos") and row.side == "input"}
+    assert read == {stats_of(x).digest} != {stats_of(before).digest}
+
+
 def test_statistics_are_computed_once_until_the_memory_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     known, made = StatsMemo(), []
 
