@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <new>
+#include <string>
 
 #include "pair.h"
 #include "stats.h"
@@ -187,6 +188,35 @@ PyObject* py_pair(PyObject*, PyObject* const* args, Py_ssize_t given) {
     return pair_tuple(found);
 }
 
+// Writes the shortest text that reads back as `value`, as Python's repr has it; false with an exception set.
+bool put_float(double value, std::string& out) {
+    char* text = PyOS_double_to_string(value, 'r', 0, Py_DTSF_ADD_DOT_0, nullptr);
+    if (!text) return false;
+    out += text;
+    PyMem_Free(text);
+    return true;
+}
+
+// numbers_text((float | int | None, ...)) -> what Python's repr makes of each, commas between them; None is empty.
+PyObject* py_numbers_text(PyObject*, PyObject* numbers) {
+    if (!PyTuple_Check(numbers)) return PyErr_Format(PyExc_TypeError, "numbers_text takes a tuple");
+    std::string out;
+    const Py_ssize_t count = PyTuple_Size(numbers);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        PyObject* item = PyTuple_GetItem(numbers, i);
+        if (i) out += ',';
+        if (item == Py_None) continue;
+        if (PyFloat_CheckExact(item)) {
+            if (!put_float(PyFloat_AsDouble(item), out)) return nullptr;
+            continue;
+        }
+        const long long whole = PyLong_AsLongLong(item);
+        if (whole == -1 && PyErr_Occurred()) return nullptr;
+        out += std::to_string(whole);
+    }
+    return PyUnicode_FromStringAndSize(out.data(), static_cast<Py_ssize_t>(out.size()));
+}
+
 PyObject* py_instruction_set(PyObject*, PyObject*) { return PyUnicode_FromString(instruction_set()); }
 
 PyObject* py_set_instruction_set(PyObject*, PyObject* name) {
@@ -202,6 +232,7 @@ PyMethodDef methods[] = {
      "stats(result_type, address, kind, shape, strides, threads, table_address)"},
     {"pair", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_pair)), METH_FASTCALL,
      "pair(address, kind, table, address, kind, table, count, threads, smallest_normal, unit_roundoff, floor, limit, scale, scale)"},
+    {"numbers_text", py_numbers_text, METH_O, "numbers_text(numbers): the repr of each, with commas between them; None is empty."},
     {"instruction_set", py_instruction_set, METH_NOARGS, "Name of the loops in use."},
     {"set_instruction_set", py_set_instruction_set, METH_O, "Choose other loops; False if this processor lacks them."},
     {nullptr, nullptr, 0, nullptr},

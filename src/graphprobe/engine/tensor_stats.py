@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from graphprobe.errors import UsageError
+from graphprobe.internals.plain_tensors import PLAIN_TYPES, is_plain
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.numerics import stats
 from graphprobe.numerics.item_kinds import KINDS, kind_of, table_address
@@ -13,13 +14,14 @@ from graphprobe.records import TensorStats
 THREADED_BYTES = 512 * 1024
 """Smaller tensors are done before a second thread has woken up."""
 
-_BY_DTYPE: dict[torch.dtype, tuple[int, int, int]] = {
+_BY_DTYPE: dict[torch.dtype, Kind] = {
     getattr(torch, name): (kind.number, table_address(kind), kind.size)
     for name, kind in KINDS.items()
     if hasattr(torch, name)  # older releases lack the newest 8-bit and 4-bit formats
 }
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+Kind = tuple[int, int, int]
+"""Of a dtype: the number of its `ItemKind`, the address of its table of values or 0, bytes an item."""
 
 
 def stats_of(tensor: torch.Tensor, *, threads: int | None = None) -> TensorStats:
@@ -34,15 +36,8 @@ def stats_of(tensor: torch.Tensor, *, threads: int | None = None) -> TensorStats
         UsageError: the tensor has no memory on the CPU that could be read (sparse, meta, fake, on an accelerator, a
             subclass without storage of its own), or statistics know no such dtype (quantised).
     """
-    found = _BY_DTYPE.get(tensor.dtype)
-    if (
-        found is None
-        or type(tensor) not in _PLAIN
-        or not tensor.is_cpu
-        or tensor.layout is not torch.strided
-        or tensor.is_conj()
-        or tensor.is_neg()
-    ):
+    found = plain_kind(tensor)
+    if found is None:
         tensor = readable(tensor)
         found = _BY_DTYPE[tensor.dtype]
         if not tensor.is_cpu:
@@ -50,30 +45,25 @@ def stats_of(tensor: torch.Tensor, *, threads: int | None = None) -> TensorStats
                 f"the tensor is on {tensor.device}, not on the CPU",
                 hint="use stats_async, which does not wait for the device, or pass tensor.cpu()",
             )
-    return _computed(tensor, found, threads)
-
-
-def stats_of_plain(tensor: torch.Tensor) -> TensorStats:
-    """`stats_of` for a tensor that is known to be plain: none of a subclass, strided, on the CPU, not a lazy view.
-
-    Raises:
-        UsageError: statistics know no such dtype (quantised), or its memory cannot be read now.
-    """
-    found = _BY_DTYPE.get(tensor.dtype)
-    return stats_of(tensor) if found is None else _computed(tensor, found, None)
-
-
-def _computed(tensor: torch.Tensor, kind: tuple[int, int, int], threads: int | None) -> TensorStats:
-    number, table, size = kind
-    count = tensor.numel()
-    if count * size < THREADED_BYTES:
-        threads = 1
-    elif threads is None:
-        threads = torch.get_num_threads()
     try:
         address = tensor.data_ptr()
     except RuntimeError as error:  # inside a functorch transform
         raise _unreadable(tensor, str(error).splitlines()[0]) from error
+    return stats_at(tensor, found, address, tensor.numel(), threads)
+
+
+def plain_kind(tensor: torch.Tensor) -> Kind | None:
+    """How to read the items of a tensor where they lie; None where there is more to it, see `stats_of`."""
+    return _BY_DTYPE.get(tensor.dtype) if is_plain(tensor) else None
+
+
+def stats_at(tensor: torch.Tensor, kind: Kind, address: int, count: int, threads: int | None = None) -> TensorStats:
+    """`stats_of` for a tensor of which these are known: its `plain_kind`, its address, and how many items it has."""
+    number, table, size = kind
+    if count * size < THREADED_BYTES:
+        threads = 1
+    elif threads is None:
+        threads = torch.get_num_threads()
     if tensor.is_contiguous():
         return stats.compute(TensorStats, address, number, count, None, threads, table)
     return stats.compute(TensorStats, address, number, tuple(tensor.shape), tensor.stride(), threads, table)
@@ -95,7 +85,7 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
         kind_of(str(tensor.dtype).removeprefix("torch."))
         raise UsageError(f"this torch has no {tensor.dtype}", hint="update torch")
     with quiet():
-        if type(tensor) not in _PLAIN:
+        if type(tensor) not in PLAIN_TYPES:
             tensor = tensor.as_subclass(torch.Tensor)
         try:
             if tensor.numel() and not tensor.data_ptr():

@@ -121,6 +121,11 @@ class ByteQueue(Generic[T]):
             self._used_items -= items
             self._room.notify_all()
 
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for room, or for the queue to get empty."""
+        return self._waiting > 0 or self._closed
+
     def wait_until_empty(self, timeout_s: float | None) -> bool:
         """Wait until everything is dealt with; False when that took longer."""
         with self._room:

@@ -30,6 +30,14 @@ _OPEN_STATS = 16
 """How many `stats.csv` are kept open; each call of a graph has its own."""
 
 
+_JOBS_AT_A_STRETCH = 4
+"""Jobs that are encoded before the program gets a chance to run on: a tenth of a millisecond or so."""
+
+
+def _no_pause() -> None:
+    pass
+
+
 Stats: TypeAlias = TensorStats | Callable[[], TensorStats] | None
 
 
@@ -106,13 +114,15 @@ class DumpSink(CountsShortage):
             self._count_error(error, name)
             return False
 
-    def write_all(self, jobs: Sequence[Job]) -> None:
+    def write_all(self, jobs: Sequence[Job], *, pause: Callable[[], None] = _no_pause) -> None:
         """Put jobs on disk in their order; rows and lines of those that follow each other go out together.
 
-        For the writing thread: a job costs itself at most, whatever it raises.
+        For the writing thread: a job costs itself at most, whatever it raises. `pause` is called after every few jobs.
         """
         together = _Together()
-        for job in jobs:
+        for number, job in enumerate(jobs, start=1):
+            if number % _JOBS_AT_A_STRETCH == 0:
+                pause()
             if together.jobs and together.jobs[0].place is not job.place:
                 self._append_all(together)
                 together = _Together()

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
+from graphprobe.numerics.number_text import numbers_text
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.dump_records import STAT_FIELDS, DumpRecord, OpInfo, Slot, StatName
 
@@ -60,19 +61,22 @@ class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
 class RowNumbers:
     """The columns of statistics that are wanted, as text."""
 
-    __slots__ = ("_get", "_one", "_template")
+    __slots__ = ("_all", "_get", "_one", "_template")
 
     def __init__(self, wanted: Collection[StatName]) -> None:
         fields = [field for name, field in STAT_FIELDS.items() if name in wanted]
         self._template = ",".join("%s" if name in wanted else "" for name in STAT_FIELDS)
         self._get = operator.attrgetter(*fields) if fields else None
         self._one = len(fields) == 1
+        self._all = len(fields) == len(STAT_FIELDS)
 
     def text(self, stats: TensorStats) -> str:
         """The columns, with commas between them; a float in as many digits as it takes to get it back."""
         if self._get is None:
             return self._template
         found = self._get(stats)
+        if self._all:
+            return numbers_text(found)
         values = (found,) if self._one else found
         return self._template % tuple(["" if value is None else repr(value) for value in values])
 

@@ -42,6 +42,9 @@ QUEUE_OPS = 1024
 LINGER_S = 0.002
 """How long the writing thread waits for more small ops to write together, in seconds."""
 
+PAUSE_S = 50e-6
+"""How long it stands back every few ops while nobody waits for it, in seconds."""
+
 _VALUE_OVERHEAD_BYTES = 512
 """What a value without data, or one of unknown size, is taken for in the queue."""
 
@@ -340,7 +343,7 @@ class DumpWriter:
             jobs = [job for job, _ in batch]
             size_bytes = sum(size for _, size in batch)
             try:
-                self._sink.write_all(jobs)
+                self._sink.write_all(jobs, pause=self._pause)
                 for job in jobs:
                     if job.copies:
                         self._pool.give_back(job.copies)
@@ -351,6 +354,11 @@ class DumpWriter:
                 job = None  # type: ignore[assignment]
                 del batch, jobs
                 queue.give_back(size_bytes, items)
+
+    def _pause(self) -> None:
+        """Let the program have the interpreter's lock, of which a thread that asks gets hold after 5 ms only."""
+        if self._queue is not None and not self._queue.awaited:
+            time.sleep(PAUSE_S)
 
     def _save(self) -> None:
         with self._sink.lock:

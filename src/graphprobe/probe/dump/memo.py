@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from graphprobe.engine.tensor_stats import stats_of_plain
+from graphprobe.engine.tensor_stats import plain_kind, stats_at
+from graphprobe.internals.plain_tensors import PLAIN_TYPES, is_plain
 from graphprobe.probe.dump.tensors import live_stats
 from graphprobe.records import TensorMeta, TensorStats
 
 Stats = TensorStats | Callable[[], TensorStats]
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class StatsMemo:
@@ -25,7 +24,7 @@ class StatsMemo:
 
     def __init__(self) -> None:
         # By storage; then by address, dtype and number of items of what lies there without gaps, else by address and
-        # meta, which is held so that no other one gets its id.
+        # meta, which is held so that no other one gets its id. A kind stands for its dtype.
         self._known: dict[int, dict[tuple[Any, ...], tuple[Stats, TensorMeta]]] = {}
 
     def written(self, values: Iterable[Any]) -> None:
@@ -38,25 +37,37 @@ class StatsMemo:
 
     def stats(self, tensor: torch.Tensor, meta: TensorMeta) -> Stats:
         """The statistics of a tensor that `meta` is of. Raises as `live_stats` does."""
-        memory = _memory(tensor)
-        if memory is None or tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
-            return live_stats(tensor)
+        kind = plain_kind(tensor)
+        if kind is None:
+            return self._elsewhere(tensor, meta)
+        address, count = tensor.data_ptr(), tensor.numel()
+        memory = address - int(tensor.storage_offset()) * kind[2]
         known = self._known.get(memory)
         if known is None:
             known = self._known[memory] = {}
-        address = tensor.data_ptr()
         # Statistics and digests see the items in row-major order: the shape of contiguous ones makes no difference.
-        dense = tensor.is_contiguous()
-        key = (address, tensor.dtype, tensor.numel()) if dense else (address, id(meta))
+        key = (address, kind, count) if tensor.is_contiguous() else (address, id(meta))
         found = known.get(key)
         if found is None:
-            stats = stats_of_plain(tensor) if tensor.is_cpu else live_stats(tensor)
-            found = known[key] = (stats, meta)
+            found = known[key] = (stats_at(tensor, kind, address, count), meta)
         return found[0]
+
+    def _elsewhere(self, tensor: torch.Tensor, meta: TensorMeta) -> Stats:
+        """Of what is no plain tensor on the CPU; lazy views, which show other values than lie there, anew each time."""
+        memory = _memory(tensor)
+        if memory is None or tensor.is_neg() or tensor.is_conj():
+            return live_stats(tensor)
+        known = self._known.setdefault(memory, {})
+        key = (tensor.data_ptr(), id(meta))
+        if key not in known:
+            known[key] = (live_stats(tensor), meta)
+        return known[key][0]
 
 
 def _memory(value: Any) -> int | None:
     """Address of the storage; None of what has none, or is empty."""
-    if type(value) not in _PLAIN or value.layout is not torch.strided or value.is_meta:
+    if is_plain(value):
+        return int(value.data_ptr() - value.storage_offset() * value.itemsize)
+    if type(value) not in PLAIN_TYPES or value.layout is not torch.strided or value.is_meta:
         return None
     return int(value.untyped_storage().data_ptr()) or None

@@ -26,7 +26,7 @@ _WHOLE = Chosen(matches=(), blacklists=((),))
 class _Kept:
     """What is kept of one execution: the tensors, and the arguments that are none."""
 
-    __slots__ = ("arguments", "data", "slots", "stats")
+    __slots__ = ("arguments", "data", "has_data", "slots", "stats")
 
     def __init__(self) -> None:
         self.slots: list[str | TensorMeta] = []
@@ -34,11 +34,13 @@ class _Kept:
         self.data: list[Data | None] = []
         self.stats: list[Stats | None] = []
         self.arguments: list[Argument] = []
+        self.has_data = False
 
     def add(self, name: str, side: Side, meta: TensorMeta, data: Data | None, stats: Stats | None) -> None:
         self.slots += (name, side, meta)
         self.data.append(data)
         self.stats.append(stats)
+        self.has_data = self.has_data or data is not None
 
 
 class _Selection:
@@ -46,6 +48,8 @@ class _Selection:
 
     def __init__(self, chosen: list[Chosen | None]) -> None:
         self.chosen = chosen
+        self.narrowed = [found if found is not None and any(found.blacklists) else None for found in chosen]
+        """Of each op what it is chosen by, where that leaves out some of its inputs or outputs."""
         self._last: list[tuple[_Kept, OpForm] | None] = [None] * len(chosen)
 
     def form(self, op: GraphOp, kept: _Kept) -> OpForm:
@@ -119,7 +123,7 @@ class Recorder:
         self._writer().submit_form(
             call.selection.form(op, kept),
             call.place,
-            data=tuple(kept.data),
+            data=tuple(kept.data) if kept.has_data else (),
             stats=tuple(kept.stats),
             stream_id=self._stream(execution),
         )
@@ -168,11 +172,10 @@ class Recorder:
 
     def _keep(self, call: _Call, kept: _Kept, execution: OpExecution, side: Side, slots: Values) -> None:
         """Add the tensors and the other arguments of one side, without what the plan leaves out."""
-        chosen = call.selection.chosen[execution.op.index] or _WHOLE
-        narrowed = any(chosen.blacklists)
+        narrowed = call.selection.narrowed[execution.op.index]
         memo = call.memo
         for name, value in slots:
-            if narrowed and not chosen.keeps(side, _position(name)):
+            if narrowed is not None and not narrowed.keeps(side, _position(name)):
                 continue
             if not is_tensor(value):
                 kept.arguments.append(argument_from_value(name, value))

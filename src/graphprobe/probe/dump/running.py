@@ -42,7 +42,9 @@ class GraphCall:
         self.result: Any = None
         self.state: dict[OpObserver, Any] = {}
         self.wanted: frozenset[int] = frozenset().union(*(wanted for _, wanted in observers))
-        self._observers = list(observers)
+        self._observers = tuple(observers)
+        self._alike = all(wanted == self.wanted for _, wanted in observers)
+        """Whether each observer wants whatever any of them wants."""
 
     @property
     def step(self) -> int:
@@ -88,19 +90,19 @@ class GraphCall:
 
     def end(self, error: BaseException | None = None) -> None:
         """The graph has returned, or raised."""
-        for item in tuple(self._observers):
+        for item in self._observers:
             try:
                 item[0].call_ends(self, error)
             except Exception as own:
                 self._detach(item, own, None)
 
-    def _observers_of(self, index: int) -> list[tuple[OpObserver, frozenset[int]]]:
-        return [item for item in self._observers if index in item[1]]
+    def _observers_of(self, index: int) -> Sequence[tuple[OpObserver, frozenset[int]]]:
+        """Those that want an op which somebody wants. Not changed when one is detached meanwhile."""
+        return self._observers if self._alike else [item for item in self._observers if index in item[1]]
 
     def _detach(self, item: tuple[OpObserver, frozenset[int]], error: Exception, index: int | None) -> None:
         """The program must not see our faults."""
-        if item in self._observers:
-            self._observers.remove(item)
+        self._observers = tuple(other for other in self._observers if other is not item)
         where = self.graph.ops[index].info.op_name if index is not None else repr(self.graph)
         self.session.detach(item[0], error, where)
 

@@ -1,0 +1,43 @@
+"""The text of numbers: the core and Python write the same, and it reads back as the same."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphprobe.numerics import native
+from graphprobe.numerics.number_text import Numbers, numbers_text, numbers_text_in_python
+
+NUMBERS = st.lists(st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats()).map(tuple)
+WRITERS = [numbers_text_in_python, *([] if native.core is None else [native.core.numbers_text])]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@given(NUMBERS)
+def test_reads_back_as_the_same(write: object, numbers: Numbers) -> None:
+    assert callable(write)
+    text = write(numbers)
+    assert text == numbers_text_in_python(numbers)
+    fields = text.split(",") if numbers else []
+    for value, field in zip(numbers, fields, strict=True):
+        if value is None:
+            assert field == ""
+        elif isinstance(value, float) and math.isnan(value):
+            assert field == "nan"
+        else:
+            assert type(value)(field) == value
+
+
+def test_the_core_is_used_where_it_is_there() -> None:
+    assert (numbers_text is numbers_text_in_python) == (native.core is None)
+
+
+@pytest.mark.skipif(native.core is None, reason="the core is not built")
+@pytest.mark.parametrize("wrong", [[1.0], (2**64,), ("1",)])
+def test_what_is_no_number_is_refused(wrong: object) -> None:
+    assert native.core is not None
+    with pytest.raises((TypeError, OverflowError)):
+        native.core.numbers_text(wrong)
