@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,31 @@ def test_the_same_program_is_the_same(tmp_path: Path, kind: str) -> None:
         with compare_dumps(*pair) as found:
             assert found.summary.outcome == "same", found.summary.findings
             assert found.summary.counts.pairs >= 6
+
+
+def counterpart(name: str) -> tuple[str, str, str]:
+    """Of a record of msprobe: how our label begins, its direction, and the slot that a record of its own is with us."""
+    parts = name.split(".")
+    if parts[0] == "Module":
+        direction = parts[-2]
+        if direction == "parameters_grad":
+            return ".".join(parts[:-2]), "backward", "grad_parameter."
+        return ".".join(parts[:-2]), direction, ""
+    prefix = {"Functional": "nn.functional", "Tensor": "Tensor"}[parts[0]]
+    return f"{prefix}.{parts[1].removeprefix('__').removesuffix('__')}.{parts[2]}", parts[3], ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_msprobe_records_is_in_our_dump(tmp_path: Path, kind: str) -> None:
+    calls = list(ours(kind, tmp_path / "ours").calls(0, 0))
+    file = next((DATA / kind / "step0").rglob("dump.json"))
+    names = list(json.loads(file.read_bytes())["data"])
+    assert len(names) >= 8
+    for name in names:
+        label, direction, slot = counterpart(name)
+        found = [c for c in calls if c.label.startswith(f"{label}.") and c.direction == direction]
+        assert found, name
+        assert not slot or any(s.name.startswith(slot) and s.stats is not None for s in found[0].slots), name
 
 
 def scaled(model: nn.Module) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from graphprobe.compare.ranks import MergedDump, shared_values
 from graphprobe.compare.remote import is_remote
 from graphprobe.compare.run import Comparison, compare_dumps
 from graphprobe.errors import RunNotFoundError, UsageError
+from graphprobe.store.calls import CallDump
 
 APIS = ["torch.relu", "torch.exp", "torch.relu"] * 60
 
@@ -127,8 +130,14 @@ def test_another_number_of_ranks_is_told() -> None:
     both = MergedDump("all", {0: weights(0), 1: weights(1)})
     with compare_dumps(both, weights(0)) as comparison:
         assert comparison.summary.outcome == "same"
-        assert comparison.summary.counts.pairs == 1
-        assert "ranks 1 of the candidate have no counterpart" in comparison.summary.notes[0]
+        assert comparison.summary.counts.pairs == 2
+        assert "ranks 0, 1 of the candidate are held against rank 0 of the reference" in comparison.summary.notes
+    with compare_dumps(weights(0), both) as comparison:
+        assert (comparison.summary.outcome, comparison.summary.counts.pairs) == ("same", 1)
+        assert "ranks 1 of the reference have no counterpart" in comparison.summary.notes[0]
+    wrong = MergedDump("all", {0: weights(0), 1: weights(1, scale=1.001)})
+    with compare_dumps(wrong, weights(0)) as comparison:
+        assert comparison.summary.first is not None and comparison.summary.first.rank == 1
 
 
 def test_folders_that_all_call_themselves_rank_0() -> None:
@@ -148,26 +157,69 @@ for name, factor in (("a", 1.01), ("b", 1.0)):
 """
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("kill", [False, True], ids=["whole", "a worker killed"])
-def test_dask_gives_what_one_process_gives(tmp_path: Path, run_python: Any, kill: bool) -> None:
-    distributed = pytest.importorskip("distributed")
-    done = run_python("-c", DUMPS, str(tmp_path))
-    assert done.code == 0, done.err
-    a, b = open_dump(tmp_path / "a"), open_dump(tmp_path / "b")
-    alone = rows_of(compare_dumps(a, b))
-    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
-    try:
-        if kill:
-            with distributed.Client(cluster) as client:
-                pid = next(iter(client.run(lambda: __import__("os").getpid()).values()))
-                client.submit(lambda p: __import__("os").kill(p, 9), pid, pure=False, retries=0)
-                found = rows_of(compare_dumps(a, b, Options(scheduler=cluster.scheduler_address)))
+DIES = """
+import os, signal
+from graphprobe.compare.judge import Judge
+
+judge, calls = Judge.judge, []
+
+def dies(self, task):
+    calls.append(task.number)
+    if len(calls) == 5:  # of a block of 32
+        try:
+            marker = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:  # one death is enough
+            pass
         else:
-            found = rows_of(compare_dumps(a, b, Options(scheduler=cluster.scheduler_address)))
-    finally:
-        cluster.close()
-    assert found == alone
+            os.write(marker, f"{os.getpid()} {calls}".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+    return judge(self, task)
+
+Judge.judge = dies
+"""
+
+
+@pytest.fixture(scope="module")
+def forty_layers(run_python: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[CallDump, CallDump, list[bytes]]:
+    """Two dumps, and what one process says of them."""
+    folder = tmp_path_factory.mktemp("dumps")
+    done = run_python("-c", DUMPS, str(folder))
+    assert done.code == 0, done.err
+    a, b = open_dump(folder / "a"), open_dump(folder / "b")
+    return a, b, rows_of(compare_dumps(a, b))
+
+
+@pytest.fixture
+def client() -> Iterator[Any]:
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.mark.heavy
+def test_dask_gives_what_one_process_gives(forty_layers: tuple[CallDump, CallDump, list[bytes]], client: Any) -> None:
+    a, b, alone = forty_layers
+    assert rows_of(compare_dumps(a, b, Options(scheduler=client.scheduler.address))) == alone
+
+
+@pytest.mark.heavy
+def test_a_worker_that_dies_inside_a_block_changes_nothing(
+    forty_layers: tuple[CallDump, CallDump, list[bytes]], client: Any, tmp_path: Path
+) -> None:
+    a, b, alone = forty_layers
+    before = set(client.run(os.getpid).values())
+    marker = tmp_path / "died"
+    client.run(exec, DIES, {"path": str(marker)})
+    assert rows_of(compare_dumps(a, b, Options(scheduler=client.scheduler.address))) == alone
+    died, _, judged = marker.read_text().partition(" ")
+    assert int(died) in before
+    assert len(json.loads(judged)) == 5  # four tasks of its block were judged and lost
+    client.wait_for_workers(2, timeout=60)
+    after = set(client.run(os.getpid).values())
+    assert len(after) == 2 and len(after - before) == 1 and int(died) not in after
 
 
 def test_neither_dask_nor_fsspec_nor_torch_is_imported(run_python: Any) -> None:

@@ -20,13 +20,13 @@ ENV = {"OMP_NUM_THREADS": "1", "CI": "true", "PYTHONWARNINGS": "error::graphprob
 Run = Callable[..., Finished]
 
 
-def run_scenario(name: str, folder: Path, run_python: Run) -> Finished:
+def run_scenario(name: str, folder: Path, run_python: Run, helper: str = "network", *arguments: str) -> Finished:
     text = (SCENARIOS / f"{name}.py").read_text()
     changed = text.replace("from ptdbg_ascend import *", "from graphprobe.compat.ptdbg import *")
     assert sum(a != b for a, b in zip(text.splitlines(), changed.splitlines(), strict=True)) == 1
     (folder / "run.py").write_text(changed)
-    (folder / "network.py").write_text((SCENARIOS / "network.py").read_text())
-    return run_python("run.py", cwd=folder, env=ENV)
+    (folder / f"{helper}.py").write_text((SCENARIOS / f"{helper}.py").read_text())
+    return run_python("run.py", *arguments, cwd=folder, env=ENV)
 
 
 def rows_of(pkl: Path) -> list[list[Any]]:
@@ -79,9 +79,7 @@ def test_in_place_the_input_is_that_before_the_call(accuracy: Path) -> None:
 
 
 def test_the_comparison_names_the_line_that_was_planted(accuracy: Path) -> None:
-    (result,) = (accuracy / "output").iterdir()
-    with open(result, newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = rows_of_result(accuracy / "output")
     assert list(lines[0])[:8] == [
         "NPU Name", "Bench Name", "NPU Tensor Dtype", "Bench Tensor Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
         "Cosine", "MaxAbsErr",
@@ -140,3 +138,35 @@ def test_overflow(tmp_path: Path, run_python: Run) -> None:
         folder = pkl.with_suffix("")
         assert np.isinf(np.load(folder / f"{output}.npy")).any()
         assert np.isfinite(np.load(folder / f"{output.replace('output', 'input')}.npy")).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "api", "culprit"), [("gpt2", "Torch_tanh", "torch.pow"), ("convnet", "Functional_conv2d", "conv2d")]
+)
+def test_gpt2_and_a_convnet(name: str, api: str, culprit: str, tmp_path: Path, run_python: Run) -> None:
+    """All three scenarios: the second run of an operator is 3 % off; the stack of a call; a weight that overflows."""
+    done = run_scenario("real_models", tmp_path, run_python, "models", name)
+    wrong, again = (rows_of_result(tmp_path / folder) for folder in ("npu", "again"))
+    assert len(wrong) == len(again) > 150
+    assert {line["Verdict"] for line in again} == {"ok"}
+    found = [line for line in wrong if line["Verdict"] != "ok"]
+    forwards = [label for label in names_of(tmp_path / "npu.pkl") if label.endswith(f"{api}_forward")]
+    assert found[0]["NPU Name"] == found[0]["Bench Name"] == f"{forwards[1]}_output.0"
+    assert (found[0]["Verdict"], found[0]["Blame"]) == ("candidate_worse", "local")
+    assert {line["Blame"] for line in found[1:]} <= {"inherited", "random"}
+
+    told = done.out.splitlines()
+    calls = [label.partition("_forward")[0] for label in forwards]
+    head = told.index(f"{calls[0]}_forward")
+    assert "stack, innermost first" in told[head + 1] and ".py:" in told[head + 2]
+    assert f"{calls[0]}_backward" in told
+
+    assert done.code != 0 and told[-2:] == ["step 0 done", "step 1 done"]
+    assert "overflow 2 of 2: " in done.err and culprit in done.err.splitlines()[-1]
+    assert len(list(tmp_path.glob("Overflow_info_*.pkl"))) == 2
+
+
+def rows_of_result(folder: Path) -> list[dict[str, str]]:
+    (result,) = folder.iterdir()
+    with open(result, newline="") as file:
+        return list(csv.DictReader(file))

@@ -114,7 +114,9 @@ def exit_code(summary: Summary, fail_on: str) -> int:
         return EXIT_OK
     if summary.outcome == "undecided":
         return EXIT_FOUND if fail_on == "undecided" else EXIT_UNDECIDED
-    if fail_on == "candidate_worse" and all(f.verdict == "candidate_better" for f in summary.findings):
+    if fail_on == "candidate_worse" and all(
+        f.verdict in ("candidate_better", "inconclusive") for f in summary.findings
+    ):
         return EXIT_OK
     return EXIT_FOUND
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -17,9 +17,10 @@ from graphprobe.compare.measures import (
     noise_unit,
 )
 from graphprobe.compare.outline import OUTPUT_ROLES, role_of
-from graphprobe.compare.result import CallName, CallResult, FindingKind, LocalTruth, Rule, SlotResult, Verdict
+from graphprobe.compare.parts import UNEVEN, parts_between, with_parts
+from graphprobe.compare.result import CallName, CallResult, FindingKind, LocalTruth, Origin, Rule, SlotResult, Verdict
 from graphprobe.compare.scalars import is_default, scalar_difference
-from graphprobe.compare.slots import of_node, pair_slots, side_of
+from graphprobe.compare.slots import is_weight_by_name, of_node, pair_slots, same_names, side_of
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.records import TensorMeta
@@ -82,6 +83,7 @@ class Judge:
         self._candidate, self._reference = candidate, reference
         self._replayer, self._threads = replayer, threads
         writers = [dump.facts.get("writer") for dump in (candidate, reference)]
+        self._parts = parts_between(candidate, reference)
         self._same_format = candidate.format == reference.format and writers[0] == writers[1]
         self._cache: dict[object, Measures] = {}
         self.problems: dict[str, int] = {}
@@ -89,12 +91,19 @@ class Judge:
     def judge(self, task: Task) -> CallResult:
         """The measured pair; verdicts and blame are still those of an innocent."""
         mine, theirs = task.candidate, task.reference
-        given = dict(zip((s.name for s in mine.slots), task.producers[0], strict=True))
-        other = dict(zip((s.name for s in theirs.slots), task.producers[1], strict=True))
-        slots = []
-        for a, b in pair_slots(mine.slots, theirs.slots):
-            made = (given.get(a.name) if a else None, other.get(b.name) if b else None)
-            slots.append(self._slot(task, a, b, made))
+        slots: list[SlotResult] = []
+        if same_names(mine.slots, theirs.slots):
+            for a, b, *made in zip(mine.slots, theirs.slots, *task.producers, strict=True):
+                slots.append(_equal(task, a, b, made) or self._slot(task, a, b, (made[0], made[1])))
+        else:
+            given = dict(zip((s.name for s in mine.slots), task.producers[0], strict=True))
+            other = dict(zip((s.name for s in theirs.slots), task.producers[1], strict=True))
+            for x, y in pair_slots(mine.slots, theirs.slots):
+                from_call = (given.get(x.name) if x else None, other.get(y.name) if y else None)
+                slots.append(self._slot(task, x, y, from_call))
+        parts = self._parts if self._parts > 1 or mine.rank == theirs.rank else UNEVEN
+        if parts != 1:
+            slots = with_parts(slots, parts)
         level = max((s.level for s in slots if s.role in OUTPUT_ROLES), default=0.0)
         inherited = max((s.level for s in slots if s.role not in OUTPUT_ROLES), default=0.0)
         result = CallResult(
@@ -145,7 +154,7 @@ class Judge:
             return msgspec.structs.replace(result, fault="shape", reason=text)
         empty = 0 in mine.meta.shape
         measured = EQUAL if empty else self._measure(task, mine, theirs, (mine.meta.dtype, theirs.meta.dtype))
-        origin = _origin(result.role, made)
+        origin = _origin(result.role, made, task.candidate.api, mine, theirs)
         return _filled(result, measured, origin, mine.meta, strict=task.strict_state)
 
     def _measure(self, task: Task, mine: CallSlot, theirs: CallSlot, dtypes: tuple[str, str]) -> Measures:
@@ -188,6 +197,36 @@ class Judge:
             if OWN_DTYPE in dump.facts.get("statistics", "") and dtype in DTYPES
         ]
         return max(*own, 2.0**-24, 0.0) if own or not self._same_format else 0.0
+
+
+def _equal(task: Task, mine: CallSlot, theirs: CallSlot, made: Sequence[bool]) -> SlotResult | None:
+    """What `Judge` says of two slots of one name with the same bits, without looking further; None for others."""
+    if mine.scalar is not None and mine.scalar == theirs.scalar and mine.meta is theirs.meta is None:
+        side = side_of(mine)
+        role = role_of(task.candidate, mine)
+        return SlotResult(name=mine.name, role=role, candidate=side, reference=side, basis="scalar")
+    if not mine.digest or mine.digest != theirs.digest or mine.digest_kind != theirs.digest_kind:
+        return None
+    if mine.meta is None or theirs.meta is None:
+        return None
+    if mine.meta.dtype != theirs.meta.dtype or mine.meta.shape != theirs.meta.shape:
+        return None
+    role = role_of(task.candidate, mine)
+    side = side_of(mine)
+    return SlotResult(
+        name=mine.name,
+        role=role,
+        candidate=side,
+        reference=side if mine.known == theirs.known and theirs.stats is not None else side_of(theirs),
+        basis="digest",
+        cosine=1.0,
+        max_abs=0.0,
+        max_relative=0.0,
+        within_1_1000=1.0,
+        within_5_1000=1.0,
+        accuracy=EQUAL.accuracy,
+        origin=_origin(role, (made[0], made[1]), task.candidate.api, mine, theirs),
+    )
 
 
 def name_of(call: Call) -> CallName:
@@ -260,19 +299,24 @@ def _scalars(result: SlotResult, mine: CallSlot, theirs: CallSlot, roundoff: flo
     return msgspec.structs.replace(result, basis="scalar", reason=difference, fault="scalar" if difference else None)
 
 
-def _origin(role: str, made: tuple[bool | None, bool | None]) -> Literal["", "computed", "state"]:
+def _origin(role: str, made: tuple[bool | None, bool | None], api: str, mine: CallSlot, theirs: CallSlot) -> Origin:
+    """Where an input is from. A dump that does not tell what holds tensors leaves that to the names of arguments."""
     if role in ("parameter", "buffer"):
         return "state"
     if role in OUTPUT_ROLES or role == "grad_output":
         return "computed"
     if made[0] is None or made[1] is None:
         return ""
-    return "computed" if made[0] or made[1] else "state"
+    if made[0] or made[1]:
+        return "computed"
+    if mine.held or theirs.held:
+        return "state"
+    if mine.held is None and theirs.held is None and is_weight_by_name(api, mine.name):
+        return "state"
+    return "unrecorded"
 
 
-def _filled(
-    result: SlotResult, m: Measures, origin: Literal["", "computed", "state"], meta: TensorMeta, *, strict: bool
-) -> SlotResult:
+def _filled(result: SlotResult, m: Measures, origin: Origin, meta: TensorMeta, *, strict: bool) -> SlotResult:
     assert result.candidate is not None and result.reference is not None
     dtypes = result.candidate.dtype, result.reference.dtype
     exact = noise_unit(*dtypes) == 0.0
@@ -287,12 +331,14 @@ def _filled(
         fault, reason = "wrong_value", reason or f"{m.unequal} elements differ by up to {m.max_abs or 0:g}"
     elif m.level and not reason:
         reason = f"largest error {m.max_abs or 0:.3g}, rms {m.level:.3g} and at most {m.z:.3g} units of noise"
-    if origin == "state" and strict and m.basis != "none":
-        same = dtypes[0] == dtypes[1]
-        if m.unequal if same else not m.rounding:
-            fault = "state"
-            what = "differs though nothing has computed it" if same else "is not the other side's, rounded"
-            reason = f"{what}: {reason or 'statistics differ'}"
+    same = dtypes[0] == dtypes[1]
+    if strict and m.basis != "none" and (m.unequal if same else not m.rounding):
+        what = "differs though nothing has computed it" if same else "is not the other side's, rounded"
+        if origin == "state":
+            fault, reason = "state", f"{what}: {reason or 'statistics differ'}"
+        elif origin == "unrecorded":
+            fault, verdict = "unrecorded_origin", "ok"
+            reason = f"no recorded call gave it, and no module holds it: {reason or 'statistics differ'}"
     worst = None
     if m.worst is not None and m.basis == "values":
         size = math.prod(meta.shape)

@@ -16,7 +16,7 @@ import msgspec
 
 from graphprobe.compare.marks import Mark
 from graphprobe.compare.precision import out_of_line
-from graphprobe.compare.result import Blame, FindingKind, Verdict
+from graphprobe.compare.result import UNDECIDED_KINDS, Blame, FindingKind, Verdict
 
 FEW = 3
 """Calls of a group from which its own amplification is learnt."""
@@ -91,7 +91,7 @@ def locate(marks: Sequence[Mark], *, connected: bool = True) -> Located:
     odd = out_of_line([m for m in marks if not m.side])
     places = _Places(marks)
     seen_states: set[int] = set()
-    begun: set[int] = set()
+    seen_unrecorded: set[int] = set()
     formal: set[tuple[int, int, int]] = set()
     highest = 0.0
     here = (-1, -1)
@@ -101,10 +101,7 @@ def locate(marks: Sequence[Mark], *, connected: bool = True) -> Located:
         if mark.side:
             _unpaired(mark, places, result)
             continue
-        told = len(result.decisions)
         decision = _structure(mark, places, highest, result)
-        if len(result.decisions) > told:
-            begun.add(mark.rank)
         decision = decision or _state(mark, seen_states, connected)
         decision = decision or _form(mark, odd.get(mark.number))
         got = inherited[mark.number]
@@ -112,12 +109,12 @@ def locate(marks: Sequence[Mark], *, connected: bool = True) -> Located:
             # Statistics hide much of an error: what comes later may have got more than they show.
             got = _Forward(max(got.inherited, highest), max(got.z, highest), got.exact, got.classes)
         decision = decision or _numbers(mark, got, factors.get(mark.group), result)
+        if decision is None or decision.kind is None:
+            decision = _unrecorded(mark, seen_unrecorded, connected, highest) or decision
         if decision is not None and mark.backward and (mark.rank, mark.step, mark.me) in formal:
             decision = Decision(decision.verdict, "inherited", None, "its forward call differs in form, as told above")
         if decision is not None:
             result.decisions[mark.number] = decision
-            if decision.kind is not None:
-                begun.add(mark.rank)
             if decision.kind in ("scalar", "shape", "dtype"):
                 formal.add((mark.rank, mark.step, mark.me))
         highest = max(highest, mark.level)
@@ -232,6 +229,17 @@ def _state(mark: Mark, seen: set[int], connected: bool) -> Decision | None:
     )
 
 
+def _unrecorded(mark: Mark, seen: set[int], connected: bool, highest: float) -> Decision | None:
+    """An input that nobody gave and nothing holds; one that is no further off than the program already is, is its."""
+    if not mark.unrecorded or not connected or mark.unrecorded_level <= REWIRED * highest:
+        return None
+    if mark.unrecorded in seen:
+        return Decision("inconclusive", "inherited", None, "it gets what is told above, of unrecorded origin")
+    seen.add(mark.unrecorded)
+    text = "it gets another input, and no record tells from where: data, or the result of something that was not seen"
+    return Decision("inconclusive", "unrecorded", "unrecorded_origin", text)
+
+
 def _form(mark: Mark, odd: tuple[int, str] | None) -> Decision | None:
     if mark.shape:
         return Decision("candidate_worse", "local", "shape", "a shape differs")
@@ -324,21 +332,21 @@ def _drop_containers(marks: Sequence[Mark], result: Located) -> None:
         if m.kind != "module" or decision is None or decision.kind is None or not m.modules:
             continue
         key = (m.rank, m.step, m.backward, m.modules[-1])
-        numeric = decision.kind in ("wrong_value", "wrong_gradient", "nonfinite", "state")
+        numeric = decision.kind in ("wrong_value", "wrong_gradient", "nonfinite", "state", "unrecorded_origin")
         if key in guilty or (numeric and key in inside):
             result.decisions[m.number] = Decision("ok", "inherited", None, "what is wrong lies inside")
 
 
 def _pass_on(marks: Sequence[Mark], result: Located) -> None:
     """After the first cause of a rank, what differs by more than its own noise is inherited from it."""
-    begun: set[int] = set()
+    begun: dict[int, Verdict] = {}
     for m in marks:
         decision = result.decisions.get(m.number)
         if decision is not None:
-            if decision.kind is not None:
-                begun.add(m.rank)
+            if decision.kind is not None and begun.get(m.rank) != "candidate_worse":
+                begun[m.rank] = "inconclusive" if decision.kind in UNDECIDED_KINDS else "candidate_worse"
             elif decision.verdict == "ok" and m.rank in begun:
-                result.decisions[m.number] = Decision("candidate_worse", "inherited", None, decision.reason)
+                result.decisions[m.number] = Decision(begun[m.rank], "inherited", None, decision.reason)
             continue
         if m.rank in begun and not m.side and (m.level > m.own or m.exact_out or m.class_out):
-            result.decisions[m.number] = Decision("candidate_worse", "inherited", None, "what it got differs already")
+            result.decisions[m.number] = Decision(begun[m.rank], "inherited", None, "what it got differs already")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import msgspec
@@ -12,7 +13,7 @@ from graphprobe.compare.measures import noise_unit
 from graphprobe.compare.naming import canonical
 from graphprobe.compare.outline import OUTPUT_ROLES, role_of
 from graphprobe.compare.randomness import draws, is_undefined
-from graphprobe.compare.result import CallResult
+from graphprobe.compare.result import CallResult, SlotResult
 from graphprobe.numerics.dtypes import DTYPES, FLOAT32, accumulation_roundoff
 from graphprobe.store.calls import Call
 
@@ -38,7 +39,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         exact_in, exact_out: integers or booleans differ in what it got and gave.
         class_in, class_out: classes differ; of what it gave +1 the candidate is worse, −1 the reference.
         state: hash of the state that differs, 0 if none does.
-        loose: hash-free number of state slots that were compared, and of those that differ.
+        unrecorded: hash of an input of unrecorded origin that differs, 0 if none does; `unrecorded_level`: by how much.
         scalar, shape, random, undefined, values: flags.
         kept: it gives back what it got.
         truths: answers of the replay for candidate and reference.
@@ -69,8 +70,8 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     class_in: int = 0
     class_out: int = 0
     state: int = 0
-    state_seen: int = 0
-    state_differs: int = 0
+    unrecorded: int = 0
+    unrecorded_level: float = 0.0
     parameter: bool = False
     scalar: bool = False
     shape: bool = False
@@ -126,7 +127,12 @@ def mark_of(task: Task, result: CallResult) -> Mark:
 
 def modules_of(call: Call) -> tuple[int, ...]:
     """Hashes of the paths of the modules that a call lies in, the outermost first; a module's own path is the last."""
-    parts = call.module.split(".") if call.module else []
+    return _path_hashes(call.module)
+
+
+@functools.lru_cache(maxsize=4096)
+def _path_hashes(module: str) -> tuple[int, ...]:
+    parts = module.split(".") if module else []
     return tuple(hash(".".join(parts[: i + 1])) for i in range(len(parts)))
 
 
@@ -140,21 +146,38 @@ def _own(task: Task) -> float:
     longest, got, gave, roundoff, accumulator = 1, 1, 0, 0.0, FLOAT32.unit_roundoff
     for call in (task.candidate, task.reference):
         for slot in call.slots:
-            if slot.meta is None or slot.meta.dtype not in DTYPES:
+            if slot.meta is None:
                 continue
-            facts = DTYPES[slot.meta.dtype]
-            size = math.prod(slot.meta.shape)
-            longest = max(longest, *slot.meta.shape) if slot.meta.shape else longest
+            facts = _tensor_facts(slot.meta.dtype, slot.meta.shape)
+            if facts is None:
+                continue
+            size, length, own_roundoff, own_accumulator = facts
+            if length > longest:
+                longest = length
             if role_of(call, slot) in OUTPUT_ROLES:
                 gave = min(gave or size, size)
-            else:
-                got = max(got, size)
-            if facts.unit_roundoff > roundoff:
-                roundoff, accumulator = facts.unit_roundoff, accumulation_roundoff(facts)
+            elif size > got:
+                got = size
+            if own_roundoff > roundoff:
+                roundoff, accumulator = own_roundoff, own_accumulator
     if not roundoff:
         return OWN
     terms = max(longest, got // max(1, gave))
     return OWN + SUM * math.sqrt(terms) * accumulator / roundoff
+
+
+@functools.lru_cache(maxsize=4096)
+def _tensor_facts(dtype: str, shape: tuple[int, ...]) -> tuple[int, int, float, float] | None:
+    """Elements, longest dimension, u, and u of the sums; None of a dtype that the criterion has no facts about."""
+    facts = DTYPES.get(dtype)
+    if facts is None:
+        return None
+    return math.prod(shape), max(shape, default=1), facts.unit_roundoff, accumulation_roundoff(facts)
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_pair(reference: str, candidate: str) -> str:
+    return f"{reference}>{candidate}"
 
 
 def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
@@ -163,20 +186,29 @@ def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
     for slot in result.slots:
         a, b = slot.candidate, slot.reference
         output = slot.role in OUTPUT_ROLES
+        if slot.basis == "digest" and a is not None and b is not None and not slot.fault:
+            compared = True
+            if _float(b.dtype):
+                pairs.append(_dtype_pair(b.dtype, a.dtype))
+            if output:
+                mark.unit = max(mark.unit, noise_unit(a.dtype, b.dtype))
+            continue
         compared = compared or slot.basis not in ("none", "scalar")
         if a is not None and b is not None and a.dtype and b.dtype and slot.basis != "none" and _float(b.dtype):
-            pairs.append(f"{b.dtype}>{a.dtype}")
+            pairs.append(_dtype_pair(b.dtype, a.dtype))
         mark.values = mark.values or slot.basis in ("values", "sample")
         mark.scalar = mark.scalar or slot.fault == "scalar"
         mark.shape = mark.shape or slot.fault == "shape"
         differs = slot.fault == "wrong_value"
         unit = noise_unit(a.dtype, b.dtype) if a is not None and b is not None and a.dtype and b.dtype else 0.0
-        if slot.origin == "state" and slot.basis not in ("none", "scalar"):
-            mark.state_seen += 1
-            if slot.fault == "state":
-                mark.state_differs += 1
-                mark.state = hash((slot.reference, slot.candidate))
-                mark.parameter = mark.parameter or slot.role in ("parameter", "buffer")
+        if slot.fault == "state":
+            mark.state = hash((slot.reference, slot.candidate))
+            held = any(s.held for s in call.slots if s.name == slot.name)
+            mark.parameter = mark.parameter or held or slot.role in ("parameter", "buffer")
+        if slot.fault == "unrecorded_origin":
+            exact = not _float(b.dtype if b else "")
+            mark.unrecorded = hash((slot.reference, slot.candidate))
+            mark.unrecorded_level = math.inf if exact else max(mark.unrecorded_level, unit * slot.level)
         if output:
             mark.unit = max(mark.unit, unit)
             if slot.level:
@@ -188,10 +220,16 @@ def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
         else:
             mark.inherited = max(mark.inherited, unit * slot.level)
             mark.inherited_z = max(mark.inherited_z, unit * slot.z)
-            mark.exact_in = mark.exact_in or differs or (slot.fault == "state" and not _float(b.dtype if b else ""))
-            mark.class_in = mark.class_in or int(slot.fault == "nonfinite")
+            given = slot.fault in ("state", "unrecorded_origin")
+            mark.exact_in = mark.exact_in or differs or (given and not _float(b.dtype if b else ""))
+            mark.class_in = mark.class_in or int(slot.fault == "nonfinite" or (given and _classes_differ(slot)))
     mark.dtypes = tuple(pairs)
     mark.nothing = not compared and any(s.candidate is not None and s.candidate.dtype for s in result.slots)
+
+
+def _classes_differ(slot: SlotResult) -> bool:
+    a, b = slot.candidate, slot.reference
+    return a is not None and b is not None and (a.nan, a.inf) != (b.nan, b.inf)
 
 
 def _float(dtype: str) -> bool:

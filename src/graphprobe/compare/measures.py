@@ -214,39 +214,40 @@ def measure_statistics(
     n = max(1, reference.count)
     rms = max(_rms(candidate, known), _rms(reference, known))
     share = 1 / math.sqrt(n) + C0
-    smallest = max((facts.smallest_normal for name in dtypes if (facts := facts_of(name)) is not None), default=0.0)
+    smallest = _smallest_normal(*dtypes)
     top, worst_name, unequal = 0.0, "", 0
     rounded = True
     u_or_exact = u if u else 2.0**-24
-    for name in ("max", "min", "mean", "l2", "std"):
-        if name not in known:
-            continue
+    for name in STATISTICS:
         a, b = getattr(candidate, name), getattr(reference, name)
-        if a is None or b is None or a == b or (math.isnan(a) and math.isnan(b)):
+        if a == b or a is None or b is None or name not in known or (a != a and b != b):
             continue
         if reduction and name in ("mean", "l2", "std") and _overflowed(a, b, candidate, reference, known):
             continue
-        if not (math.isfinite(a) and math.isfinite(b)):
+        error = abs(a - b)
+        if not error < math.inf:
             unequal += 1
             top, worst_name, rounded = HUGE, name, False
             continue
+        size = abs(a) if abs(a) > abs(b) else abs(b)
         if name in ("max", "min"):
-            unit = u_or_exact * max(abs(a), abs(b), smallest) + C0 * u * rms
-            rounded = rounded and abs(a - b) <= 1.0001 * u * max(abs(a), abs(b), smallest)
+            limit = size if size > smallest else smallest
+            unit = u_or_exact * limit + C0 * u * rms
+            rounded = rounded and error <= 1.0001 * u * limit
         elif name == "mean":
-            unit = u_or_exact * max(rms, smallest) * share if u else u_or_exact * max(abs(a), abs(b))
+            unit = u_or_exact * max(rms, smallest) * share if u else u_or_exact * size
         else:
-            unit = u_or_exact * max(abs(a), abs(b), smallest) * (share if u else 1.0)
+            unit = u_or_exact * max(size, smallest) * (share if u else 1.0)
             unit = max(unit, u_or_exact * rms * share) if name == "std" else unit
         # What another tool wrote as float32 has that rounding on top.
-        unit += 2.0**-23 * max(abs(a), abs(b))
-        allowed = 2.0**-23 * max(abs(a), abs(b)) if reduction else 0.0
+        unit += 2.0**-23 * size
+        allowed = 2.0**-23 * size if reduction else 0.0
         if reduction and name not in ("max", "min"):
-            summed = 2.0**-23 * rms if name == "mean" else 2.0**-24 * max(abs(a), abs(b)) * n / 1024
-            own = reduction * max(abs(a), abs(b)) + summed
+            summed = 2.0**-23 * rms if name == "mean" else 2.0**-24 * size * n / 1024
+            own = reduction * size + summed
             unit, allowed = unit + own, ROUNDED * own
-        unequal += abs(a - b) > allowed
-        z = min(abs(a - b) / unit, HUGE) if unit else HUGE
+        unequal += error > allowed
+        z = min(error / unit, HUGE) if unit else HUGE
         if z > top:
             top, worst_name = z, name
         rounded = rounded and z <= ROUNDED
@@ -268,6 +269,15 @@ def measure_statistics(
         rounding=rounded and not wrong,
         reason=reason,
     )
+
+
+STATISTICS = ("max", "min", "mean", "l2", "std")
+
+
+@functools.cache
+def _smallest_normal(candidate: str, reference: str) -> float:
+    facts = (facts_of(name) for name in (candidate, reference))
+    return max((one.smallest_normal for one in facts if one is not None), default=0.0)
 
 
 ROUNDED = 4.0

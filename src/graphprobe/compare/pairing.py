@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from graphprobe.compare.align import Alignment
@@ -29,6 +29,35 @@ class Lone:
     producers: tuple[int, ...] = ()
 
 
+KEPT = 16384
+"""Calls of one step that are kept from their first reading to the second: some 50 MB a side."""
+
+
+class StepCalls:
+    """The calls of one step of a dump, which a comparison walks through twice; few are parsed only once."""
+
+    def __init__(self, dump: CallDump, rank: int, step: int) -> None:
+        self._dump, self._rank, self._step = dump, rank, step
+        self._kept: list[Call] | None = None
+
+    def first(self) -> Iterator[Call]:
+        """The first time, to the end."""
+        kept: list[Call] = []
+        number = 0
+        for number, call in enumerate(self._dump.calls(self._rank, self._step), start=1):
+            if number <= KEPT:
+                kept.append(call)
+            elif kept:
+                kept = []
+            yield call
+        self._kept = kept if number <= KEPT else None
+
+    def again(self) -> Iterator[Call]:
+        """The second time; nothing is kept any more."""
+        kept, self._kept = self._kept, None
+        return self._dump.calls(self._rank, self._step) if kept is None else iter(kept)
+
+
 @dataclass(slots=True)
 class Plan:
     """How the calls of one rank and step pair up."""
@@ -45,16 +74,16 @@ class Plan:
     _paths: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
     _forward: tuple[dict[object, Call], dict[object, Call]] = field(default_factory=lambda: ({}, {}))
 
-    def entries(self, candidate: CallDump, reference: CallDump) -> Iterator[Task | Lone]:
+    def entries(self, candidate: Iterable[Call], reference: Iterable[Call]) -> Iterator[Task | Lone]:
         """In the candidate's order of execution; a call that only the reference has comes where its gap is.
 
         Calls of the reference that are needed later (`moved`) are held in memory until then, and no others.
         """
         held: dict[int, Call] = {}
-        others = enumerate(reference.calls(self.rank, self.step))
+        others = enumerate(reference)
         at = -1
         back = self.alignment.back
-        for i, mine in enumerate(candidate.calls(self.rank, self.step)):
+        for i, mine in enumerate(candidate):
             j = self.alignment.partner[i]
             if j < 0:
                 yield self._lone(1, i, mine)

@@ -77,9 +77,9 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 def shared_values(dump: CallDump) -> list[Shared]:
     """Compares parameters and buffers across the ranks of one dump, at the first step that all have.
 
-    A value is found by module, operation, index and slot. Dumps of API calls alone have no parameters by name: there
-    the inputs count that no earlier call gave and that all ranks have in one shape at least twice as tensors of two
-    dimensions or more, which are weights as a rule.
+    A value is found by module, operation, index and slot. Of API calls, those inputs count that the dump says a module
+    or the program holds; where it does not say, those of two dimensions or more that no earlier call gave, which are
+    weights as a rule.
 
     Raises:
         UsageError: the dump has one rank only.
@@ -106,6 +106,10 @@ def _states(dump: CallDump, rank: int, step: int) -> Iterator[tuple[str, tuple[o
                 continue
             mark = fingerprint(slot)
             named = slot.role in ("parameter", "buffer")
+            if slot.role == "input" and slot.held is not None:
+                if slot.held:
+                    yield f"{call.label}.{slot.name}", (mark, slot.meta.shape)
+                continue
             weight = slot.role == "input" and len(slot.meta.shape) >= 2 and mark is not None and mark not in given
             weight = weight and slot.name not in ("input.0", "kwarg.input") and call.direction == "forward"
             if named or weight:

@@ -10,8 +10,9 @@ SCHEMA = 1
 """Of the JSON document and of its rows."""
 
 Verdict = Literal["ok", "candidate_worse", "candidate_better", "inconclusive"]
-Blame = Literal["", "local", "inherited", "state", "structure", "random"]
-Basis = Literal["digest", "values", "sample", "statistics", "scalar", "none"]
+Blame = Literal["", "local", "inherited", "state", "structure", "random", "unrecorded"]
+Basis = Literal["digest", "values", "sample", "statistics", "scalar", "part", "none"]
+Origin = Literal["", "computed", "state", "unrecorded"]
 Rule = Literal["exact", "sequence", "renamed", "module", "moved"]
 FindingKind = Literal[
     "wrong_value",
@@ -25,7 +26,10 @@ FindingKind = Literal[
     "extra_call",
     "missing_call",
     "moved_call",
+    "unrecorded_origin",
 ]
+UNDECIDED_KINDS: frozenset[str] = frozenset({"unrecorded_origin"})
+"""Kinds of findings that accuse nobody: they name what the dumps cannot decide."""
 Outcome = Literal["same", "different", "undecided"]
 
 
@@ -52,7 +56,9 @@ class SlotResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     Attributes:
         name: of the candidate's slot; `reference_name` where the other is called otherwise.
-        basis: what was compared. `digest`: equal digests, nothing was read. `sample`: some of the elements.
+        basis: what was compared. `digest`: equal digests, nothing was read. `sample`: some of the elements. `part`:
+            nothing, since between runs of different numbers of ranks one side has a part of the other's, or what was
+            computed from it.
         level: rms of z, or with statistics the largest z of one; the error in units of noise.
         z: the largest z of an element or statistic.
         ulp: the largest error in units of the last place of the coarser dtype.
@@ -60,7 +66,8 @@ class SlotResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             shares from 0 to 1.
         accuracy: the source's own rule: `Yes`, or `No` where cosine < 0.99 or max_abs > 0.001. Empty without values.
         worst: index of the element with the largest z, or of the first whose class is wrong.
-        origin: `computed` by an earlier call of the dump, `state` (a parameter, a buffer, data), or unknown.
+        origin: `computed` by an earlier call of the dump; `state`: a parameter, a buffer, or a leaf that requires a
+            gradient; `unrecorded`: neither, so it is data or the result of something unseen; or unknown.
         verdict, blame: filled in when the whole program has been seen.
         reason: one sentence.
     """
@@ -81,7 +88,7 @@ class SlotResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     within_5_1000: float | None = None
     accuracy: str = ""
     worst: tuple[int, ...] | None = None
-    origin: Literal["", "computed", "state"] = ""
+    origin: Origin = ""
     fault: FindingKind | None = None
     verdict: Verdict = "ok"
     blame: Blame = ""
@@ -146,7 +153,8 @@ class CallResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One cause: a call that is wrong by itself, and not because of what it got.
+    """One cause: a call that is wrong by itself, and not because of what it got; or a call that got something else
+    and nobody can tell from where (`unrecorded_origin`, whose verdict is `inconclusive`).
 
     Attributes:
         row: number of the `CallResult`.
@@ -197,9 +205,11 @@ class Summary(msgspec.Struct, kw_only=True):
     """The whole.
 
     Attributes:
-        outcome: `same`: no difference beyond noise. `different`: there are findings. `undecided`: neither can be said.
+        outcome: `same`: no difference beyond noise. `different`: there are findings that accuse. `undecided`: neither
+            can be said.
         basis: `values`, `statistics`, or `mixed`: what the verdict stands on.
-        first: the first divergence: the finding that comes first in the candidate's order of execution.
+        first: the first divergence: the finding that comes first in the candidate's order of execution, of those that
+            accuse; of the others where none does.
         notes: what a reader should know: what could not be compared, and why.
         precision: how dtypes of the reference became those of the candidate, with counts: `float32 -> bfloat16`.
         growth: largest level of outputs in each of up to 64 equal parts of the program, in order.

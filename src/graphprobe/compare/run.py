@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import IO
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,9 +17,10 @@ from graphprobe.compare.marks import Mark, mark_of, modules_of
 from graphprobe.compare.measures import HUGE, noise_unit
 from graphprobe.compare.options import Options
 from graphprobe.compare.outline import OUTPUT_ROLES, outline_from_calls
-from graphprobe.compare.pairing import Lone, Plan
+from graphprobe.compare.pairing import Lone, Plan, StepCalls
 from graphprobe.compare.precision import precision_of
-from graphprobe.compare.result import CallResult, Counts, Finding, Side, SlotResult, Summary
+from graphprobe.compare.result import UNDECIDED_KINDS, CallResult, Counts, Finding, Side, SlotResult, Summary
+from graphprobe.compare.spool import Spool
 from graphprobe.compare.workers import judged
 from graphprobe.store.calls import CallDump
 
@@ -33,21 +33,25 @@ PARTS = 64
 LISTED = 100
 """Findings in the summary; rows have all."""
 
+UNDECIDED_LISTED = 20
+"""Of those, findings that accuse nobody."""
+
 
 class Comparison:
     """A finished comparison: `summary`, and `rows()` read from a temporary file that goes with `close()`."""
 
-    def __init__(self, summary: Summary, spool: IO[bytes], decisions: dict[int, Decision]) -> None:
+    def __init__(self, summary: Summary, spool: Spool, decisions: dict[int, Decision]) -> None:
         self.summary = summary
         self._spool, self._decisions = spool, decisions
 
     def rows(self) -> Iterator[CallResult]:
         """Every pair and every call without one, in the candidate's order of execution."""
-        self._spool.seek(0)
-        decoder = msgspec.json.Decoder(CallResult)
-        for line in self._spool:
-            row = decoder.decode(line)
+        for row in self._spool.rows():
             yield decided(row, self._decisions.get(row.number))
+
+    def row(self, number: int) -> CallResult:
+        """The row of that number."""
+        return decided(self._spool.row(number), self._decisions.get(number))
 
     def close(self) -> None:
         """Drop the rows."""
@@ -73,10 +77,10 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
     chosen = options or Options()
     judge = Judge(candidate, reference, replayer=chosen.replayer)
     work = _Work(candidate, reference, chosen, judge)
-    spool: IO[bytes] = tempfile.TemporaryFile(prefix="graphprobe-compare-")  # noqa: SIM115 (it lives on in the result)
+    spool = Spool()
     try:
-        for rank, step, strict in work.places():
-            work.step(rank, step, strict, spool)
+        for place in work.places():
+            work.step(place, spool)
         located = locate(work.marks, connected=work.connected)
         comparison = Comparison(work.summary(located), spool, located.decisions)
         work.finish(comparison, located)
@@ -85,6 +89,15 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
         raise
     comparison.summary.seconds = time.monotonic() - started
     return comparison
+
+
+class Place(NamedTuple):
+    """A rank of the candidate, one of the reference, a step of both; `strict`: state must agree there."""
+
+    rank: int
+    other: int
+    step: int
+    strict: bool
 
 
 class _Work:
@@ -104,48 +117,58 @@ class _Work:
         """See `locate`."""
         return self._fed >= CONNECTED * self._asked
 
-    def places(self) -> Iterator[tuple[int, int, bool]]:
-        """Ranks and steps that both have; the last says whether state must agree there."""
-        mine, theirs = self.candidate.ranks(), self.reference.ranks()
-        shared = [r for r in mine if r in theirs and _wanted(r, self.options.ranks)]
-        for ranks, name in ((mine, "candidate"), (theirs, "reference")):
-            alone = [r for r in ranks if r not in shared and _wanted(r, self.options.ranks)]
-            if alone:
-                self.notes.append(f"ranks {_listed(alone)} of the {name} have no counterpart and were not compared")
-        for rank in shared:
-            a, b = self.candidate.steps(rank), self.reference.steps(rank)
+    def places(self) -> Iterator[Place]:
+        """Ranks and steps that both have."""
+        pairs = self._ranks()
+        for rank, other in pairs:
+            a, b = self.candidate.steps(rank), self.reference.steps(other)
             steps = [s for s in a if s in b and _wanted(s, self.options.steps)]
             for mine_or_theirs, name in ((a, "candidate"), (b, "reference")):
                 alone = [s for s in mine_or_theirs if s not in steps and _wanted(s, self.options.steps)]
                 if alone:
                     self.notes.append(f"steps {_listed(alone)} of rank {rank} are in the {name} only")
-            for place, step in enumerate(steps):
-                yield rank, step, place == 0
+            for number, step in enumerate(steps):
+                yield Place(rank, other, step, number == 0)
 
-    def step(self, rank: int, step: int, strict: bool, spool: IO[bytes]) -> None:
+    def _ranks(self) -> list[tuple[int, int]]:
+        """Which rank is held against which: the same, or each against the only one that the reference has."""
+        mine = [r for r in self.candidate.ranks() if _wanted(r, self.options.ranks)]
+        theirs = self.reference.ranks()
+        if len(theirs) == 1 and mine and (len(mine) > 1 or mine != list(theirs)):
+            self.notes.append(
+                f"ranks {_listed(mine)} of the candidate are held against rank {theirs[0]} of the reference"
+            )
+            return [(rank, theirs[0]) for rank in mine]
+        pairs = [(rank, rank) for rank in mine if rank in theirs]
+        for ranks, name in ((mine, "candidate"), (theirs, "reference")):
+            shared = [rank for rank, _ in pairs]
+            alone = [r for r in ranks if r not in shared and _wanted(r, self.options.ranks)]
+            if alone:
+                self.notes.append(f"ranks {_listed(alone)} of the {name} have no counterpart and were not compared")
+        return pairs
+
+    def step(self, place: Place, spool: Spool) -> None:
         """Judges one step of one rank, row by row to `spool`."""
-        outlines = (
-            outline_from_calls(self.candidate.calls(rank, step)),
-            outline_from_calls(self.reference.calls(rank, step)),
-        )
+        mine = StepCalls(self.candidate, place.rank, place.step)
+        theirs = StepCalls(self.reference, place.other, place.step)
+        outlines = outline_from_calls(mine.first()), outline_from_calls(theirs.first())
         for outline in outlines:
             self._asked += len(outline)
             self._fed += sum(1 for n in range(len(outline)) if any(p >= 0 for p in outline.producers_of(n)))
         plan = Plan(
-            rank,
-            step,
+            place.rank,
+            place.step,
             outlines,
             align(*outlines),
-            strict,
+            place.strict,
             number=self._number,
             keep_forward=self.options.replayer is not None or self.options.replay_remotely,
         )
         titles = self.candidate.title, self.reference.title
-        for entry in judged(plan.entries(self.candidate, self.reference), self.judge, self.options, titles):
+        for entry in judged(plan.entries(mine.again(), theirs.again()), self.judge, self.options, titles):
             row, mark = self._lone(entry) if isinstance(entry, Lone) else self._pair(entry, plan)
             self.marks.append(mark)
-            spool.write(msgspec.json.encode(row))
-            spool.write(b"\n")
+            spool.append(row)
         self._number = plan.number
 
     def _pair(self, entry: tuple[Task, CallResult], plan: Plan) -> tuple[CallResult, Mark]:
@@ -159,7 +182,9 @@ class _Work:
         self.counts.slots += len(row.slots)
         self.counts.replayed += int(row.truth is not None and row.truth.answer != "skipped")
         self._by_rule[task.rule] += 1
-        self._by_basis.update(slot.basis for slot in row.slots if slot.candidate and slot.candidate.dtype)
+        for slot in row.slots:
+            if slot.candidate is not None and slot.candidate.dtype:
+                self._by_basis[slot.basis] += 1
         if mark.nothing:
             self._nothing[next((s.reason for s in row.slots if s.basis == "none" and s.reason), "no data")] += 1
         return row, mark
@@ -198,7 +223,7 @@ class _Work:
     def summary(self, located: Located) -> Summary:
         """Without findings, which need the rows."""
         self.counts.by_rule, self.counts.by_basis = dict(self._by_rule), dict(self._by_basis)
-        bases = {name for name in self._by_basis if name not in ("scalar", "none", "digest")}
+        bases = {name for name in self._by_basis if name not in ("scalar", "none", "digest", "part")}
         notes = self.notes + located.notes
         if bases == {"statistics"}:
             notes.append("compared by statistics only: a fault that leaves them as they are stays unseen")
@@ -210,6 +235,11 @@ class _Work:
             notes.append(f"{located.undefined} calls give memory that nobody has written to yet; it is not compared")
         if located.unsure:
             notes.append(f"{len(located.unsure)} calls differ from their float64 run on both sides, and are not judged")
+        if self._by_basis["part"]:
+            notes.append(
+                f"{self._by_basis['part']} values are parts of something that the other side has otherwise, "
+                "or were made from such; they are not compared"
+            )
         for reason, times in self._nothing.most_common(5):
             notes.append(f"{times} calls could not be compared: {reason}")
         notes.extend(f"{text} ({times} times)" for text, times in self.judge.problems.items())
@@ -230,23 +260,25 @@ class _Work:
         """Findings, counts of verdicts and the outcome, from the rows."""
         summary = comparison.summary
         verdicts: Counter[str] = Counter()
-        causes = {n for n, d in located.decisions.items() if d.kind is not None}
-        total = len(causes)
-        for row in comparison.rows():
-            if row.rule is not None:
-                verdicts[row.verdict] += 1
-            if row.number in causes and len(summary.findings) < LISTED:
-                kind = located.decisions[row.number].kind
-                assert kind is not None
-                summary.findings.append(finding_of(row, kind))
-        if total > LISTED:
-            summary.notes.append(f"{total - LISTED} more findings are in the rows")
+        causes = {n: d.kind for n, d in located.decisions.items() if d.kind is not None}
+        room = {False: LISTED - UNDECIDED_LISTED, True: UNDECIDED_LISTED}
+        for mark in self.marks:
+            if not mark.side:
+                decision = located.decisions.get(mark.number)
+                verdicts["ok" if decision is None else decision.verdict] += 1
+        for number, kind in sorted(causes.items()):
+            if room[kind in UNDECIDED_KINDS]:
+                room[kind in UNDECIDED_KINDS] -= 1
+                summary.findings.append(finding_of(comparison.row(number), kind))
+        if len(causes) > len(summary.findings):
+            summary.notes.append(f"{len(causes) - len(summary.findings)} more findings are in the rows")
         summary.findings.sort(key=lambda f: (f.step, f.row))
         summary.counts.by_verdict = dict(verdicts)
-        summary.first = summary.findings[0] if summary.findings else None
-        if summary.findings:
+        accused = [finding for finding in summary.findings if finding.kind not in UNDECIDED_KINDS]
+        summary.first = next(iter(accused or summary.findings), None)
+        if accused:
             summary.outcome = "different"
-        elif located.random or located.unsure or not self._compared():
+        elif causes or located.random or located.unsure or not self._compared():
             summary.outcome = "undecided"
 
     def _compared(self) -> bool:
@@ -255,6 +287,8 @@ class _Work:
 
 def _wires(plan: Plan, row: CallResult, i: int, j: int) -> tuple[tuple[float, int, int], ...]:
     """Inputs that differ and whose producers are not each other's partners."""
+    if not row.inherited and not any(slot.fault for slot in row.slots):
+        return ()
     mine, theirs = plan.outlines[0].producers_of(i), plan.outlines[1].producers_of(j)
     if len(mine) != len(theirs):
         return ()
@@ -281,6 +315,8 @@ def decided(row: CallResult, decision: Decision | None) -> CallResult:
     for slot in row.slots:
         if slot.role in OUTPUT_ROLES and (slot.level > 0 or slot.fault) and decision.blame != "structure":
             slot = msgspec.structs.replace(slot, verdict=decision.verdict, blame=decision.blame)
+        elif slot.fault in UNDECIDED_KINDS and decision.kind != slot.fault:
+            slot = msgspec.structs.replace(slot, verdict="inconclusive", blame="unrecorded")
         elif slot.fault is not None:
             slot = msgspec.structs.replace(slot, verdict=decision.verdict, blame=decision.blame)
         slots.append(slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphprobe.compare.naming import canonical
 from graphprobe.compare.result import SlotSide
 from graphprobe.store.calls import CallSlot
 
@@ -13,9 +14,14 @@ ALIASES = (frozenset(("dim", "axis")), frozenset(("keepdim", "keepdims")), froze
 SlotPair = tuple[CallSlot | None, CallSlot | None]
 
 
+def same_names(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> bool:
+    """Whether both sides have the same slots in the same order, as most pairs of calls do."""
+    return len(mine) == len(theirs) and all(a.name == b.name for a, b in zip(mine, theirs, strict=True))
+
+
 def pair_slots(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> list[SlotPair]:
     """All slots of both sides, in the candidate's order; a slot without a partner comes with None."""
-    if len(mine) == len(theirs) and all(a.name == b.name for a, b in zip(mine, theirs, strict=True)):
+    if same_names(mine, theirs):
         return list(zip(mine, theirs, strict=True))
     by_name = {slot.name: slot for slot in theirs}
     taken = {slot.name for slot in mine if slot.name in by_name}
@@ -32,6 +38,36 @@ def pair_slots(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> list[Slo
         pairs.append((slot, rest.pop(0) if rest and _alike(slot, rest[0]) else None))
     pairs.extend((None, slot) for rest in left.values() for slot in rest)
     return pairs
+
+
+WEIGHTS = frozenset("weight bias running_mean running_var in_proj_weight in_proj_bias".split())
+"""Keywords that weights and buffers are given by."""
+
+WEIGHTS_BY_PLACE: dict[str, tuple[int, ...]] = {
+    "linear": (1, 2),
+    "conv": (1, 2),
+    "conv_transpose1d": (1, 2),
+    "conv_transpose2d": (1, 2),
+    "conv_transpose3d": (1, 2),
+    "bilinear": (2, 3),
+    "embedding": (1,),
+    "embedding_bag": (1,),
+    "prelu": (1,),
+    "layer_norm": (2, 3),
+    "group_norm": (2, 3),
+    "rms_norm": (2,),
+    "batch_norm": (1, 2, 3, 4),
+    "instance_norm": (1, 2, 3, 4),
+}
+"""By `naming.canonical`, the places of arguments that are weights and buffers."""
+
+
+def is_weight_by_name(api: str, slot: str) -> bool:
+    """Whether an input is a weight or buffer by its keyword, or by its place in a function that is known."""
+    kind, _, rest = slot.partition(".")
+    if kind == "kwarg":
+        return rest in WEIGHTS
+    return rest.isdecimal() and int(rest) in WEIGHTS_BY_PLACE.get(canonical(api), ())
 
 
 def of_node(name: str) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from graphprobe.compare.result import CallName, CallResult, Finding, Summary
+from graphprobe.compare.result import UNDECIDED_KINDS, CallName, CallResult, Finding, Summary
 from graphprobe.report.terminal import console_for
 
 OUTCOMES = {
@@ -31,6 +31,7 @@ KINDS = {
     "extra_call": "is called by the candidate only, and changes what follows",
     "missing_call": "is called by the reference only, and changes what follows",
     "moved_call": "is called in another order, and gets another input",
+    "unrecorded_origin": "gets another input, and no record tells from where",
 }
 
 WORSE = {
@@ -71,7 +72,7 @@ def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, f
     console = console_for(file)
     word, colour, meaning = OUTCOMES[summary.outcome]
     basis = {"values": "by values", "statistics": "by statistics only", "digest": "equal bit for bit"}
-    console.print(Text(word, f"bold {colour}"), Text(meaning or causes(len(summary.findings))))
+    console.print(Text(word, f"bold {colour}"), Text(meaning or causes(accusing(summary))))
     console.print(Text(f"  candidate  {summary.candidate.title} ({summary.candidate.format})"))
     console.print(Text(f"  reference  {summary.reference.title} ({summary.reference.format})"))
     console.print(
@@ -82,15 +83,31 @@ def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, f
         console.print(Text(f"  precision  {told}"))
     if any(summary.growth):
         console.print(Text(f"  growth     {bars_from(summary.growth)}  up to {max(summary.growth):.3g} units of noise"))
-    for number, finding in enumerate(summary.findings[:LISTED]):
-        _print_finding(console, finding, "First divergence" if number == 0 else f"Cause {number + 1}")
+    for title, finding in titled(summary.findings[:LISTED]):
+        _print_finding(console, finding, title)
     if len(summary.findings) > LISTED:
-        console.print(Text(f"\n{len(summary.findings) - LISTED} more causes; --json has them", "dim"))
+        console.print(Text(f"\n{len(summary.findings) - LISTED} more findings; --json has them", "dim"))
     _print_unpaired(console, summary, unpaired)
     if summary.notes or summary.candidate.problems or summary.reference.problems:
         console.print()
     for note in (*summary.notes, *summary.candidate.problems, *summary.reference.problems):
         console.print(Text(f"note: {note}", "dim"))
+
+
+def accusing(summary: Summary) -> int:
+    """How many findings name a cause."""
+    return sum(finding.kind not in UNDECIDED_KINDS for finding in summary.findings)
+
+
+def titled(findings: Iterable[Finding]) -> Iterator[tuple[str, Finding]]:
+    """Each finding with a heading: the first that accuses is the first divergence; others are not decided."""
+    number = 0
+    for finding in findings:
+        if finding.kind in UNDECIDED_KINDS:
+            yield "Not decided", finding
+        else:
+            number += 1
+            yield "First divergence" if number == 1 else f"Cause {number}", finding
 
 
 def causes(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
@@ -73,9 +74,9 @@ def write_csv(
     writer.writerow([*SOURCE_COLUMNS, *([STACK_COLUMN] if stack else []), *OUR_COLUMNS])
     count = 0
     for row in rows:
-        for line in _lines(row, stack, label):
-            writer.writerow(line)
-            count += 1
+        lines = list(_lines(row, stack, label))
+        writer.writerows(lines)
+        count += len(lines)
     return count
 
 
@@ -99,36 +100,32 @@ def _lines(row: CallResult, stack: bool, label: Callable[[CallName, str, str], s
 def _source(row: CallResult, slot: SlotResult, label: Callable[[CallName, str, str], str]) -> list[object]:
     a, b = slot.candidate, slot.reference
     mine, other = row.candidate, row.reference
+    name = slot.reference_name or slot.name
+    measured: list[object] = [
+        slot.cosine, slot.max_abs, slot.max_relative, slot.within_1_1000, slot.within_5_1000,
+        *_statistics(a), *_statistics(b),
+    ]  # fmt: skip
     return [
         label(mine, slot.name, row.direction) if a is not None and mine is not None else NOT_THERE,
-        label(other, slot.reference_name or slot.name, row.direction)
-        if b is not None and other is not None
-        else NOT_THERE,
+        label(other, name, row.direction) if b is not None and other is not None else NOT_THERE,
         _dtype(a),
         _dtype(b),
         _shape(a),
         _shape(b),
-        _number(slot.cosine),
-        _number(slot.max_abs),
-        _number(slot.max_relative),
-        _number(slot.within_1_1000),
-        _number(slot.within_5_1000),
-        *_statistics(a),
-        *_statistics(b),
+        *(measured if None not in measured else [NOT_THERE if value is None else value for value in measured]),
         slot.accuracy or NOT_THERE,
         slot.reason,
     ]
 
 
 def _ours(row: CallResult, slot: SlotResult, name: CallName) -> list[object]:
-    worst = "" if slot.worst is None else str(list(slot.worst))
     return [
         slot.verdict,
         slot.blame,
-        _number(slot.level),
-        _number(slot.z),
-        _number(slot.ulp),
-        worst,
+        slot.level,
+        slot.z,
+        NOT_THERE if slot.ulp is None else slot.ulp,
+        "" if slot.worst is None else str(list(slot.worst)),
         slot.basis,
         row.rule,
         name.module,
@@ -143,14 +140,13 @@ def _dtype(side: SlotSide | None) -> str:
 
 
 def _shape(side: SlotSide | None) -> str:
-    return str(list(side.shape)) if side is not None and side.shape is not None else NOT_THERE
+    return _shape_text(side.shape) if side is not None and side.shape is not None else NOT_THERE
 
 
-def _statistics(side: SlotSide | None) -> list[object]:
-    if side is None:
-        return [NOT_THERE] * 4
-    return [_number(side.max), _number(side.min), _number(side.mean), _number(side.l2)]
+@functools.lru_cache(maxsize=4096)
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return str(list(shape))
 
 
-def _number(value: float | None) -> object:
-    return NOT_THERE if value is None else value
+def _statistics(side: SlotSide | None) -> tuple[object, ...]:
+    return (None, None, None, None) if side is None else (side.max, side.min, side.mean, side.l2)

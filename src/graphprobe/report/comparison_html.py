@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from jinja2 import Environment
 
 from graphprobe.compare.result import CallResult, Summary
-from graphprobe.report.comparison import KINDS, OUTCOMES, WORSE, causes
+from graphprobe.report.comparison import KINDS, OUTCOMES, WORSE, accusing, causes, titled
 
 ROWS = 20_000
 """Calls that the table shows, from the first; the files beside it have all."""
@@ -32,8 +32,8 @@ td.n { text-align: right; font-variant-numeric: tabular-nums; } code { font-size
 have no partner.</p>
 {% if s.precision %}<p>Precision:
 {% for pair, n in s.precision.items() %}{{ pair }} ({{ n }}){{ "" if loop.last else ", " }}{% endfor %}.</p>{% endif %}
-{% for f in s.findings %}{% set call = f.candidate or f.reference %}
-<div class="finding"><h2>{{ "First divergence" if loop.first else "Cause " ~ loop.index }}:
+{% for title, f in findings %}{% set call = f.candidate or f.reference %}
+<div class="finding"><h2>{{ title }}:
 <code>{{ call.label }}</code></h2>
 <p>{{ call.api }} {{ kinds[f.kind] }} ({{ f.direction }}).
 {% if call.module %} Module <code>{{ call.module }}</code>.{% endif %}
@@ -71,7 +71,8 @@ def html_from(summary: Summary, rows: Iterable[CallResult]) -> Iterator[str]:
     word, _, meaning = OUTCOMES[summary.outcome]
     yield from environment.from_string(TEMPLATE).generate(
         s=summary,
-        outcome=f"{word.capitalize()}: {meaning or causes(len(summary.findings))}",
+        outcome=f"{word.capitalize()}: {meaning or causes(accusing(summary))}",
+        findings=list(titled(summary.findings)),
         kinds=KINDS,
         worse=WORSE,
         points=_points(summary.growth),

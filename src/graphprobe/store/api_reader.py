@@ -145,7 +145,7 @@ class ApiDump:
             module=record.module,
             source=record.source,
             stack=one.stack(record.stack, self._problems),
-            slots=tuple([_slot(slot) for slot in record.slots]),
+            slots=tuple([_slot(slot, one.manifest.holders) for slot in record.slots]),
             notes=record.notes,
         )
 
@@ -217,7 +217,7 @@ def is_api_dump(path: str | Path) -> bool:
     return True
 
 
-def _slot(slot: ApiSlot) -> CallSlot:
+def _slot(slot: ApiSlot, holders: bool) -> CallSlot:
     stats = slot.stats
     digest = "" if stats is None else stats.digest
     return CallSlot(
@@ -233,6 +233,7 @@ def _slot(slot: ApiSlot) -> CallSlot:
         sampled=slot.sampled,
         missing=slot.missing,
         requires_grad=None if slot.meta is None else slot.requires_grad,
+        held=slot.held if holders and slot.meta is not None and slot.role == "input" else None,
     )
 
 
@@ -256,6 +257,7 @@ def _facts(ranks: dict[int, ApiRank]) -> dict[str, str]:
         "graphprobe": first.graphprobe,
         "host": first.host,
         "ranks": str(len(ranks)),
+        "world_size": str(first.world_size or ""),
         "state": first.state,
     }
     return {name: value for name, value in facts.items() if value}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from graphprobe.records import Manifest, TensorMeta, TensorStats
-from graphprobe.store.calls import CallDirection, CallKind, Scalar, SlotRole
+from graphprobe.store.calls import CallDirection, CallKind, Holder, Scalar, SlotRole
 
 API_SCHEMA = 1
 """Version of the files of an API dump; `docs/formats/api_dump.md` describes it."""
@@ -30,6 +30,7 @@ class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         name, role, meta, stats, scalar, sampled, missing: as in `CallSlot`.
         value: `<shard>:<name in it>`; empty when no values are kept.
         requires_grad: of the tensor, for readers that want to run the call again.
+        held: of an input: `parameter`, `buffer`, or `leaf` (it requires a gradient, and no operation gave it).
     """
 
     name: str
@@ -41,6 +42,7 @@ class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     sampled: bool = False
     missing: str = ""
     requires_grad: bool = False
+    held: Holder = ""
 
 
 class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -84,6 +86,7 @@ class ApiManifest(Manifest, kw_only=True):
         steps: steps that have records.
         stopped: why dumping ended before the program did.
         queue_peak_bytes, blocked_ns: the most that waited to be written, and how long the program waited for room.
+        holders: whether the slots of inputs tell what keeps their tensors.
     """
 
     api_dump_schema: int
@@ -95,6 +98,7 @@ class ApiManifest(Manifest, kw_only=True):
     stopped: str | None = None
     queue_peak_bytes: int = 0
     blocked_ns: int = 0
+    holders: bool = False
 
 
 def step_folder(step: int) -> str:

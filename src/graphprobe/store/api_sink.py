@@ -175,6 +175,7 @@ class ApiSink(CountsShortage):
             sampled=raw.sampled and bool(value),
             missing=missing,
             requires_grad=raw.requires_grad,
+            held=raw.held,
         )
 
     def _stack(self, frames: tuple[str, ...]) -> int:

@@ -27,6 +27,17 @@ BATCH_BYTES = 8 * 1024 * 1024
 INTERVAL_S = 0.2
 """What waits is written after this long at the latest, however little it is."""
 
+_forks = 0
+"""How often this process has become another one by a fork: cheaper to look at than its number."""
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
 
 class ApiWriter:
     """Writes the dump of one process. Get one from `create`, hand calls to `submit`, and `close` it.
@@ -41,6 +52,7 @@ class ApiWriter:
         self.known = sink.known
         self._sink = sink
         self._pid = os.getpid()
+        self._forks = _forks
         self._closed = False
         self._queue_bytes = queue_bytes
         self._batch_bytes = min(BATCH_BYTES, queue_bytes)
@@ -124,7 +136,7 @@ class ApiWriter:
 
     def submit(self, call: RawCall | RawValue) -> None:
         """Hand in one call, or values that calls handed in later have; nothing in it may change any more."""
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or _forks != self._forks:
             return
         self._calls.append(call)
         self._handed_bytes += call.size_bytes
@@ -217,5 +229,5 @@ class ApiWriter:
 
 def api_manifest_from_run(manifest: Manifest, *, plan: dict[str, Any]) -> ApiManifest:
     """The manifest of a dump by the process that `manifest` describes; `plan` must be JSON as it stands."""
-    document = msgspec.to_builtins(manifest) | {"api_dump_schema": API_SCHEMA, "plan": plan}
+    document = msgspec.to_builtins(manifest) | {"api_dump_schema": API_SCHEMA, "plan": plan, "holders": True}
     return msgspec.convert(document, ApiManifest)

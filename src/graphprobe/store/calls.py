@@ -20,6 +20,9 @@ CallDirection = Literal["forward", "backward"]
 SlotRole = Literal["input", "output", "parameter", "buffer", "grad_input", "grad_output", "grad_parameter"]
 """`grad_output`: with respect to an output, so an input of a backward; `grad_input`: with respect to an input."""
 
+Holder = Literal["", "parameter", "buffer", "leaf"]
+"""What keeps a tensor between calls: a module as a parameter or buffer, or the program as a leaf with a gradient."""
+
 
 class Scalar(msgspec.Struct, frozen=True):
     """An argument that is no tensor: the name of its type, and its `repr`, in which a number is exact."""
@@ -47,6 +50,8 @@ class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         sampled: whether the values are a sample of the elements, so that they cannot be laid out in `meta.shape`.
         missing: why there are no values where there should be some.
         requires_grad: of the tensor; None where the dump does not tell.
+        held: of an input, what keeps it between calls; empty: nothing that is known, so it is data, or the result of
+            something that was not recorded; None where the dump does not tell.
     """
 
     name: str
@@ -61,6 +66,7 @@ class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     sampled: bool = False
     missing: str = ""
     requires_grad: bool | None = None
+    held: Holder | None = None
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,23 @@ def test_apis_by_name_and_glob(dumped: Callable[..., Any]) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     read = dumped(lambda: model(torch.ones(1, 2)), level="module", apis="Linear")
     assert {c.api for c in read.calls} == {"Linear"}
+
+
+def test_every_call_inside_a_step_on_request(dumped: Callable[..., Any]) -> None:
+    """What a tool that patches names records of AdamW: seven operations of arithmetic a parameter."""
+
+    def program() -> None:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+
+    read = dumped(program, optimizer="calls")
+    count = Counter(call.api.rpartition(".")[2] for call in read.calls if call.direction == "forward")
+    inside = {"mul_": 4, "lerp_": 2, "addcmul_": 2, "sqrt": 2, "add_": 4, "addcdiv_": 2, "div": 2}
+    assert {api: count[api] for api in inside} == inside, count
+    outside = Counter(call.api.rpartition(".")[2] for call in dumped(program).calls)
+    assert outside["AdamW"] == 1 and not any(outside[api] for api in inside)
 
 
 def test_steps_at_optimizers(dumped: Callable[..., Any]) -> None:

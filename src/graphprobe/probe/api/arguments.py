@@ -25,11 +25,7 @@ _TOLD = (
 _MAX_DEPTH = 8
 
 _cache: dict[tuple[type, Any], Scalar] = {}
-
-
-def input_name(number: int) -> str:
-    """`input.3`."""
-    return INPUTS[number] if number < len(INPUTS) else f"input.{number}"
+_slots: dict[tuple[str, type, Any], RawSlot] = {}
 
 
 def output_name(number: int) -> str:
@@ -43,7 +39,7 @@ def take(name: str, role: SlotRole, value: Any, slots: list[RawSlot], on_tensor:
     if kind in PLAIN:
         on_tensor(name, role, value)
     elif kind in _PLAIN_SCALARS:
-        slots.append(RawSlot(name, role, None, None, scalar_of(value)))
+        slots.append(scalar_slot(name, role, value))
     elif isinstance(value, torch.Tensor):
         on_tensor(name, role, value)
     elif depth < _MAX_DEPTH and isinstance(value, list | tuple) and has_tensor(value):
@@ -54,6 +50,19 @@ def take(name: str, role: SlotRole, value: Any, slots: list[RawSlot], on_tensor:
             take(f"{name}.{key}", role, item, slots, on_tensor, depth + 1)
     else:
         slots.append(RawSlot(name, role, None, None, scalar_of(value)))
+
+
+def scalar_slot(name: str, role: SlotRole, value: Any) -> RawSlot:
+    """The slot of a number, a text or None; programs pass the same ones again and again."""
+    if value == 0 or role != "input":  # the sign of zero is in the text and not in the key
+        return RawSlot(name, role, None, None, scalar_of(value))
+    key = (name, type(value), value)
+    found = _slots.get(key)
+    if found is None:
+        found = RawSlot(name, role, None, None, scalar_of(value))
+        if len(_slots) < 4096:
+            _slots[key] = found
+    return found
 
 
 def has_tensor(value: Any, depth: int = 0) -> bool:

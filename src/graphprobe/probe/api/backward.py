@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from graphprobe.internals.autograd_edges import Edge, NodePlan, graph_task, plans_between, unseen
@@ -23,7 +24,7 @@ Wanted = list[tuple[int, int]]
 _ROLES: dict[str, SlotRole] = {"parameter": "grad_parameter", "output": "grad_output"}
 
 
-class Head(NamedTuple):
+class Head(msgspec.Struct, gc=False):
     """What a backward has in common with its forward."""
 
     step: int
@@ -62,8 +63,12 @@ def watch_backward(
         return False
     names = [gradient_name(name) for name, _ in inputs] + [gradient_name(name) for name, _ in outputs]
     call = BackwardCall(session, head, names, len(inputs), plans, notes)
+    # Not the plan itself: it holds the node, and a node that holds itself is never freed.
+    if len(plans) == 1 and not plans[0].late and len(plans[0].inputs) <= 1:
+        only = plans[0]
+        only.node.register_hook(partial(call.fire_alone, only.outputs, only.inputs))
+        return True
     for plan in plans:
-        # Not the plan itself: it holds the node, and a node that holds itself is never freed.
         plan.node.register_hook(partial(call.fire, plan.outputs, plan.late, plan.inputs))
     return True
 
@@ -128,6 +133,35 @@ class BackwardCall:
         except Exception as error:
             session.fail("backward", error)
 
+    def fire_alone(
+        self,
+        outputs: Wanted,
+        inputs: Wanted,
+        grad_inputs: Sequence[torch.Tensor | None],
+        grad_outputs: Sequence[torch.Tensor | None],
+    ) -> None:
+        """The only node of the call has run, as of most calls: there is nothing to wait for and nothing to add up."""
+        session = self._session
+        if not session.on:
+            return
+        try:
+            with unseen():
+                self._passes += 1
+                names, slot_of, slots = self._names, session.values.slot, []
+                for place, slot in outputs:
+                    grad = grad_outputs[place]
+                    if grad is not None:
+                        slots.append(slot_of(*names[slot], grad))
+                for place, slot in inputs:
+                    grad = grad_inputs[place]
+                    if grad is not None:
+                        slots.append(slot_of(*names[slot], grad))
+                if slots:
+                    notes = self._notes if self._passes == 1 else (*self._notes, _again(self._passes))
+                    session.submit(self._head, "backward", slots, notes)
+        except Exception as error:
+            session.fail("backward", error)
+
     def _fire(
         self,
         outputs: Wanted,
@@ -165,7 +199,7 @@ class BackwardCall:
         self._fired, self._task = 0, -1
         notes, self._said = self._said, []
         if self._passes > 1:
-            notes.append(f"backward number {self._passes} through this call")
+            notes.append(_again(self._passes))
         if not found:
             return
         first = self._inputs
@@ -198,3 +232,7 @@ class BackwardCall:
         if not left and total is not None:
             self._take(slot, total)
             del self._sums[slot]
+
+
+def _again(number: int) -> str:
+    return f"backward number {number} through this call"

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphprobe.internals.autograd_edges import Edge, edge_of, sequence_number, version_or_none
-from graphprobe.probe.api.arguments import input_name, output_name, take
+from graphprobe.internals.autograd_edges import Edge, edge_of, sequence_number
+from graphprobe.probe.api.arguments import INPUTS, output_name, take
 from graphprobe.probe.api.backward import Head, watch_backward
-from graphprobe.probe.api.values import was_changed
+from graphprobe.probe.api.values import PLAIN
 from graphprobe.store.api_jobs import RawSlot
 from graphprobe.store.calls import SlotRole
 
@@ -49,7 +49,11 @@ class OpenCall:
     def take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What it was given, as it is now."""
         for number, value in enumerate(args):
-            take(input_name(number), "input", value, self.slots, self.add_tensor)
+            name = INPUTS[number] if number < len(INPUTS) else f"input.{number}"
+            if type(value) in PLAIN:
+                self.add_tensor(name, "input", value)
+            else:
+                take(name, "input", value, self.slots, self.add_tensor)
         for name, value in kwargs.items():
             take(f"kwarg.{name}", "input", value, self.slots, self.add_tensor)
 
@@ -57,7 +61,11 @@ class OpenCall:
         """A tensor that it was given, and that a gradient may be of."""
         if not self.only_backward:
             self.slots.append(self._session.values.slot(name, role, tensor))
-        self._tensors.append((name, tensor, version_or_none(tensor)))
+        try:
+            version = tensor._version
+        except RuntimeError:  # made in inference mode
+            version = None
+        self._tensors.append((name, tensor, version))
         if self._gradients and tensor.requires_grad:
             self._edges.append((name, edge_of(tensor)))
 
@@ -72,11 +80,14 @@ class OpenCall:
     def take_results(self, result: Any) -> bool:
         """What it returned, and which of its inputs it has changed; whether there was a tensor among that."""
         self._results = []
-        results = result if type(result) in (tuple, list) or isinstance(result, list | tuple) else (result,)
-        for number, value in enumerate(results):
-            take(output_name(number), "output", value, self.slots, self._add_result)
+        if type(result) in PLAIN:
+            self._add_result("output.0", "output", result)
+        else:
+            results = result if isinstance(result, list | tuple) else (result,)
+            for number, value in enumerate(results):
+                take(output_name(number), "output", value, self.slots, self._add_result)
         for name, tensor, version in self._tensors:
-            if was_changed(tensor, version) or (version is None and self.changes and name == "input.0"):
+            if tensor._version != version if version is not None else self.changes and name == "input.0":
                 self._changed(name, tensor)
             elif name in self._doubts and self._differs(name, tensor):
                 self._changed(name, tensor)

@@ -20,7 +20,8 @@ class Frames:
     """Names files as a reader knows them: relative to the working directory where they lie in it."""
 
     def __init__(self) -> None:
-        self._files: dict[CodeType, str] = {}
+        self._files: dict[int, tuple[str, CodeType]] = {}
+        """By identity, since the hash of a code object goes through all of its constants; it is kept for that."""
         self._folder = os.getcwd() + os.sep
 
     def source(self, frame: FrameType | None) -> str:
@@ -28,9 +29,8 @@ class Frames:
         files = self._files
         while frame is not None:
             code = frame.f_code
-            file = files.get(code)
-            if file is None:
-                file = self._learn(code)
+            known = files.get(id(code))
+            file = known[0] if known is not None else self._learn(code)
             if file:
                 return f"{file}:{frame.f_lineno}"
             frame = frame.f_back
@@ -41,9 +41,8 @@ class Frames:
         lines: list[str] = []
         while frame is not None and len(lines) < MAX_FRAMES:
             code = frame.f_code
-            file = self._files.get(code)
-            if file is None:
-                file = self._learn(code)
+            known = self._files.get(id(code))
+            file = known[0] if known is not None else self._learn(code)
             if file:
                 text = linecache.getline(code.co_filename, frame.f_lineno).strip()
                 lines.append(f"{file}:{frame.f_lineno} in {code.co_name}" + (f": {text}" if text else ""))
@@ -56,7 +55,7 @@ class Frames:
             file = ""
         else:
             file = path.removeprefix(self._folder)
-        self._files[code] = file
+        self._files[id(code)] = (file, code)
         return file
 
 

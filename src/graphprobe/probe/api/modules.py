@@ -71,6 +71,7 @@ class ModuleWatch:
     def _begin(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         session = self._session
         modules = session.state.modules
+        session.values.held.learn(module, below=not modules)
         compiled = is_compiled_module(module)  # recorded where it runs, see `compiled`
         named = original_of(module) if compiled else module
         path = session.paths.module(named, modules[-1][1] if modules else None)

@@ -32,6 +32,15 @@ class _Step(NamedTuple):
     frame: FrameType
 
 
+class _Names(NamedTuple):
+    """Of a parameter, and of its slots."""
+
+    name: str
+    before: str
+    grad: str
+    after: str
+
+
 class _Steps(threading.local):
     """Those of one thread, outermost first."""
 
@@ -48,6 +57,7 @@ class OptimizerWatch:
         self._mode = session.plan.optimizer
         self._handles: list[Removable] = []
         self._steps = _Steps()
+        self._names: dict[str, _Names] = {}
 
     def install(self) -> None:
         """Watch every optimizer of the process."""
@@ -133,21 +143,22 @@ class OptimizerWatch:
         call = session.begin("optimizer", api, f"Optimizer.{api}", (api, "optimizer"), sys._getframe(3))
         if call is None:
             return None
-        for name, parameter in self._parameters(optimizer):
-            call.slots.append(session.values.slot(f"parameter.{name}", "parameter", parameter))
-            if parameter.grad is not None:
-                call.slots.append(session.values.slot(f"grad_parameter.{name}", "grad_parameter", parameter.grad))
+        for names, parameter in self._parameters(optimizer):
+            call.slots.append(session.values.slot(names.before, "parameter", parameter))
+            grad = parameter.grad
+            if grad is not None:
+                call.slots.append(session.values.slot(names.grad, "grad_parameter", grad))
         return call
 
     def _end(self, call: OpenCall, optimizer: Optimizer) -> None:
         session = self._session
-        for name, parameter in self._parameters(optimizer):
-            call.slots.append(session.values.slot(f"output.{name}", "output", parameter))
+        for names, parameter in self._parameters(optimizer):
+            call.slots.append(session.values.slot(names.after, "output", parameter))
             if self._mode == "state":
-                self._take_state(call, optimizer, name, parameter)
+                self._take_state(call, optimizer, names.name, parameter)
         session.submit(call.head, "forward", call.slots, tuple(call.notes))
 
-    def _parameters(self, optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    def _parameters(self, optimizer: Optimizer) -> Iterator[tuple[_Names, torch.Tensor]]:
         """With the names that the model gives, else those of the optimizer, else group and place."""
         for number, group in enumerate(optimizer.param_groups):
             own = group.get("param_names") or ()
@@ -155,7 +166,13 @@ class OptimizerWatch:
                 name = self._session.paths.parameter(parameter)
                 if not name and place < len(own):
                     name = str(own[place])
-                yield name or f"group{number}.{place}", parameter
+                name = name or f"group{number}.{place}"
+                names = self._names.get(name)
+                if names is None:
+                    names = self._names[name] = _Names(
+                        name, f"parameter.{name}", f"grad_parameter.{name}", f"output.{name}"
+                    )
+                yield names, parameter
 
     def _take_state(self, call: OpenCall, optimizer: Optimizer, name: str, parameter: torch.Tensor) -> None:
         for key, value in optimizer.state.get(parameter, {}).items():

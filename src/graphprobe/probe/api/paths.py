@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+_WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+
 
 class Paths:
     """Names modules as the program's root does. Keeps none alive.
@@ -52,6 +54,9 @@ class Paths:
         else:
             self._roots.setdefault(name, 1)
         prefix = f"{name}." if name else ""
+        if isinstance(root, _WRAPPERS):  # it stands for what it wraps, so that a run without it has the same paths
+            self._modules[id(root)] = (weakref.ref(root), name)
+            root = root.module
         for path, module in root.named_modules():
             entry = self._modules.get(id(module))
             if entry is None or entry[0]() is not module:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -63,6 +63,9 @@ class ApiSession:
         self.writer = writer
         self.values = Values(keep=plan.data == "tensor" and plan.mode != "stack", sample=plan.sample, writer=writer)
         self.paths = Paths(model)
+        for one in model.values() if isinstance(model, Mapping) else [model]:
+            if one is not None:
+                self.values.held.learn(one, below=True)
         self.frames = Frames()
         self.state = ThreadState(threading.get_ident())
         self.selection = CallSelection(plan)

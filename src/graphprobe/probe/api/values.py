@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from graphprobe.engine.device_stats import finish, stats_async
-from graphprobe.engine.tensor_stats import readable, stats_of, stats_of_plain
-from graphprobe.internals.autograd_edges import version_or_none
+from graphprobe.engine.tensor_stats import plain_kind, readable, stats_at, stats_of
 from graphprobe.internals.functorch_values import is_wrapped, physical, without_transforms
 from graphprobe.internals.quiet import quiet
+from graphprobe.probe.api.held import HeldTensors
 from graphprobe.probe.dump.tensors import _memory, _text, _to_host, is_capturing
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.api_jobs import Handed, RawSlot, RawValue, value_name
 from graphprobe.store.api_writer import ApiWriter
-from graphprobe.store.calls import SlotRole
+from graphprobe.store.calls import Holder, SlotRole
 from graphprobe.store.dump_pool import Array
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -32,7 +33,7 @@ ENDS = 256
 _CROWDED = 8192
 
 
-class Known(NamedTuple):
+class Known(msgspec.Struct, gc=False):
     """What was found of a tensor."""
 
     alive: Callable[[], torch.Tensor | None]
@@ -49,6 +50,7 @@ class Values:
     """Makes slots of tensors. One for a dump; may be used from any thread.
 
     Attributes:
+        held: what keeps tensors between calls.
         notes: what there is to say of the tensors of the call at hand; whoever makes the call takes it.
     """
 
@@ -61,7 +63,10 @@ class Values:
         self._known: dict[int, Known] = {}
         self._memory: dict[tuple[int, int, torch.dtype], Known] = {}
         self._metas: dict[Any, TensorMeta] = {}
+        self._plain_metas: dict[Any, TensorMeta] = {}
+        """The same for plain tensors, which all lie on the CPU."""
         self._unwatched: set[int] = set()
+        self.held = HeldTensors()
         self.notes: list[str] = []
 
     def slot(self, name: str, role: SlotRole, tensor: torch.Tensor) -> RawSlot:
@@ -82,8 +87,20 @@ class Values:
             or known.meta.shape != tensor.shape
         ):
             known = self._found(tensor, address, version)
+        held: Holder = ""
+        if role == "input":
+            held = "parameter" if type(tensor) is torch.nn.Parameter else self.held.holder_of(tensor, address)
         return RawSlot(
-            name, role, known.meta, known.stats, None, known.payload, known.sampled, known.missing, tensor.requires_grad
+            name,
+            role,
+            known.meta,
+            known.stats,
+            None,
+            known.payload,
+            known.sampled,
+            known.missing,
+            tensor.requires_grad,
+            held,
         )
 
     def forget(self, tensor: torch.Tensor) -> None:
@@ -111,16 +128,29 @@ class Values:
             self._memory = {key: known for key, known in self._memory.items() if not begin <= key[0] < end}
 
     def _found(self, tensor: torch.Tensor, address: int, version: int) -> Known:
-        whole = (address, tensor.numel(), tensor.dtype) if tensor.is_contiguous() else None
+        count, dtype = tensor.numel(), tensor.dtype
+        whole = (address, count, dtype) if tensor.is_contiguous() else None
         watched = not self._unwatched or tensor.untyped_storage().data_ptr() not in self._unwatched
+        alive = weakref.ref(tensor)
         if whole is not None and watched:
             same = self._memory.get(whole)
             if same is not None and same.version == version and same.alive() is not None:
-                known = same._replace(alive=weakref.ref(tensor), meta=self._meta(tensor))
+                known = Known(
+                    alive, version, address, self._meta(tensor), same.stats, same.payload, same.sampled, same.missing
+                )
                 self._known[id(tensor)] = known
                 return known
-        stats, payload, sampled, missing = self._look(tensor)
-        known = Known(weakref.ref(tensor), version, address, self._meta(tensor), stats, payload, sampled, missing)
+        kind = None if self._keep else plain_kind(tensor)
+        if kind is not None:  # the usual case, without a detour
+            form = (dtype, tensor.shape, tensor.stride())
+            meta = self._plain_metas.get(form)
+            if meta is None:
+                meta = self._plain_metas[form] = self._meta(tensor)
+            stats = stats_at(tensor, kind, address, count)
+            known = Known(alive, version, address, meta, stats, None, False, "")
+        else:
+            found = self._look(tensor)
+            known = Known(alive, version, address, self._meta(tensor), *found)
         if watched:
             if len(self._known) > _CROWDED:
                 self._tidy()
@@ -131,6 +161,7 @@ class Values:
 
     def _special(self, name: str, role: SlotRole, tensor: torch.Tensor) -> RawSlot:
         requires_grad, meta = tensor.requires_grad, None
+        held: Holder = self._special_holder(tensor) if role == "input" else ""
         try:
             with quiet():
                 if is_wrapped(tensor):
@@ -144,16 +175,23 @@ class Values:
                     meta = self._meta(tensor)
                     found = self._look(readable(tensor))
         except Exception as error:
-            return RawSlot(name, role, meta, missing=_why(error), requires_grad=requires_grad)
-        return RawSlot(name, role, meta, found[0], None, found[1], found[2], found[3], requires_grad)
+            return RawSlot(name, role, meta, missing=_why(error), requires_grad=requires_grad, held=held)
+        return RawSlot(name, role, meta, found[0], None, found[1], found[2], found[3], requires_grad, held)
+
+    def _special_holder(self, tensor: torch.Tensor) -> Holder:
+        """Of a tensor whose memory cannot be asked for as it is; inside a transform, of the one below."""
+        try:
+            below = physical(tensor)[0] if is_wrapped(tensor) else tensor
+            return self.held.holder_of(below, 0)
+        except Exception:  # a tensor of a class of its own may answer nothing
+            return ""
 
     def _look(
         self, tensor: torch.Tensor
     ) -> tuple[TensorStats | Callable[[], TensorStats] | None, Handed | None, bool, str]:
         try:
             if tensor.is_cpu:
-                plain = type(tensor) in PLAIN and not tensor.is_conj() and not tensor.is_neg()
-                stats = stats_of_plain(tensor) if plain else stats_of(tensor)
+                stats = stats_of(tensor)
                 if not self._keep or not stats.count:
                     return stats, None, False, ""
                 payload, sampled = self._payload(tensor, stats.digest)
@@ -223,6 +261,7 @@ class Values:
         self._memory.clear()
         if len(self._metas) > _CROWDED:
             self._metas.clear()
+            self._plain_metas.clear()
 
 
 def sampled_count(count: int, every: int) -> int:
@@ -235,11 +274,6 @@ def sampled_values(flat: torch.Tensor, every: int) -> torch.Tensor:
     if flat.numel() <= 2 * ENDS:
         return flat
     return torch.cat((flat[:ENDS], flat[ENDS:-ENDS:every], flat[-ENDS:]))
-
-
-def was_changed(tensor: torch.Tensor, version: int | None) -> bool:
-    """Whether the version counter has moved on."""
-    return version is not None and version_or_none(tensor) != version
 
 
 def _once(make: Callable[[], TensorStats]) -> Callable[[], TensorStats]:

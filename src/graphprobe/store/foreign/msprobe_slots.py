@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -97,7 +98,7 @@ def _slot(item: dict[str, Any], role: SlotRole, name: str, missing: NameOf) -> C
     if not all(word in item for word in _TENSOR_WORDS):
         return CallSlot(name=name, role=role, scalar=_scalar(item))
     shape = tuple(int(n) for n in item["shape"] or ())
-    meta = TensorMeta(str(item["dtype"]).removeprefix("torch."), shape)
+    meta = _meta(str(item["dtype"]), shape)
     known = {field: number for key, field in _FIELDS.items() if (number := _number(item.get(key))) is not None}
     digest = item.get("md5")
     file = item.get("data_name")
@@ -117,6 +118,11 @@ def _slot(item: dict[str, Any], role: SlotRole, name: str, missing: NameOf) -> C
     )
 
 
+@functools.lru_cache(maxsize=4096)
+def _meta(dtype: str, shape: tuple[int, ...]) -> TensorMeta:
+    return TensorMeta(dtype.removeprefix("torch."), shape)
+
+
 def _kind_of(digest: Any) -> str:
     """msprobe calls any of its checksums `md5`; since release 26 it is a CRC-32, or an exclusive or of words."""
     if digest is None:
@@ -126,6 +132,8 @@ def _kind_of(digest: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
+    if type(value) is float:
+        return value
     if isinstance(value, str):
         return float(value) if value in ("NaN", "Infinity", "-Infinity", "nan", "inf", "-inf") else None
     return float(value) if isinstance(value, (int, float)) else None
