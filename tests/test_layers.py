@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "graphprobe"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "settings", "select", "records", "dump_plan", "compiler_config", "scope"),
     ("store", "numerics"),
-    ("compare", "reduce"),
+    ("compare", "reduce", "analysis"),
     ("report",),
     ("internals",),
     ("engine",),
@@ -51,6 +51,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "numerics": frozenset({"msgspec", "numpy", "safetensors"}),
     "compare": frozenset({"msgspec", "numpy"}),
     "reduce": frozenset({"msgspec", "numpy"}),
+    "analysis": frozenset({"msgspec"}),
     "report": frozenset({"msgspec", "jinja2", "rich"}),
     "internals": frozenset({"msgspec", "numpy", "sympy", "torch"}),
     "engine": frozenset({"msgspec", "numpy", "safetensors", "torch"}),

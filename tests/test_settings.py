@@ -53,6 +53,9 @@ def test_every_layer_overrides_the_next(tmp_path: Path) -> None:
         "max_bytes": SettingValue(1024, f"file:{path}"),
         "save_inputs": SettingValue(True, "env:GRAPHPROBE_SAVE_INPUTS"),
         "capture_ops": SettingValue(True, "default"),
+        "logs": SettingValue(None, "default"),
+        "only_function": SettingValue(None, "default"),
+        "record_frames": SettingValue(False, "default"),
         "config_path": SettingValue(path, "env:GRAPHPROBE_CONFIG"),
     }
 
@@ -197,3 +200,12 @@ def test_environment_names_follow_the_rule() -> None:
     assert {name: row.env for name, row in BY_NAME.items()} == {
         name: short.get(name, f"GRAPHPROBE_{name.upper()}") for name in BY_NAME
     }
+
+
+def test_names_are_one_text_or_a_list() -> None:
+    given = resolve(arguments={"only_function": ["forward", "Block.*"], "logs": "info"}, environ={})
+    assert (given.only_function, given.logs) == ("forward,Block.*", "info")
+    assert resolve(arguments={}, environ={"GRAPHPROBE_ONLY_FUNCTION": "a,b"}).only_function == "a,b"
+    for wrong in ([], [""], [1], "", 3, ["a\0"]):
+        with pytest.raises(SettingError, match="it takes names with commas between, or a list of names"):
+            resolve(arguments={"only_function": wrong}, environ={})

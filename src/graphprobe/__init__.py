@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from graphprobe import ops as ops
     from graphprobe import scope as scope
     from graphprobe.backends.configured import get_backend
+    from graphprobe.backends.explain import explain
+    from graphprobe.backends.recompiles import CompileProfiler
     from graphprobe.backends.wrap import wrap
     from graphprobe.compiler_config import CompilerConfig
     from graphprobe.diagnose.api import diagnose
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
     from graphprobe.probe.active import disable, enable, trace
     from graphprobe.probe.api.dump import dump
     from graphprobe.probe.passes import observe_pass
+    from graphprobe.probe.profile import profile
+    from graphprobe.probe.recompiles import recompiles
     from graphprobe.store.reader import Run
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "CompileProfiler": "graphprobe.backends.recompiles",
     "CompilerConfig": "graphprobe.compiler_config",
     "GraphprobeError": "graphprobe.errors",
     "GraphprobeWarning": "graphprobe.errors",
@@ -35,8 +40,11 @@ _PUBLIC = {
     "disable": "graphprobe.probe.active",
     "dump": "graphprobe.probe.api.dump",
     "enable": "graphprobe.probe.active",
+    "explain": "graphprobe.backends.explain",
     "get_backend": "graphprobe.backends.configured",
     "observe_pass": "graphprobe.probe.passes",
+    "profile": "graphprobe.probe.profile",
+    "recompiles": "graphprobe.probe.recompiles",
     "trace": "graphprobe.probe.active",
     "wrap": "graphprobe.backends.wrap",
 }
@@ -44,6 +52,7 @@ _PUBLIC = {
 _MODULES = ("ops", "scope")
 
 __all__ = [
+    "CompileProfiler",
     "CompilerConfig",
     "GraphprobeError",
     "GraphprobeWarning",
@@ -54,9 +63,12 @@ __all__ = [
     "disable",
     "dump",
     "enable",
+    "explain",
     "get_backend",
     "observe_pass",
     "ops",
+    "profile",
+    "recompiles",
     "scope",
     "trace",
     "wrap",

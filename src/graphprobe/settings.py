@@ -19,7 +19,7 @@ from graphprobe.errors import SettingError
 from graphprobe.records import SettingValue
 
 Scalar = str | int | bool | None
-Type = Literal["path", "choice", "flag", "size"]
+Type = Literal["path", "choice", "flag", "size", "names"]
 
 ENV_PREFIX = "GRAPHPROBE_"
 FILE_SECTION = "graphprobe"
@@ -52,6 +52,8 @@ class Setting(msgspec.Struct, frozen=True):
             return "one of " + ", ".join(self.allowed)
         if self.type == "flag":
             return "one of " + ", ".join((*_TRUE, *_FALSE))
+        if self.type == "names":
+            return "names with commas between, or a list of names"
         return _SIZE_ACCEPTED if self.type == "size" else "a path"
 
 
@@ -74,8 +76,19 @@ TABLE: tuple[Setting, ...] = (
         "what is kept in debug.log and shown",
         ("warning", "info", "debug"),
     ),
+    Setting(
+        "logs", "names", None, "GRAPHPROBE_LOGS", "logs kept in files of their own, by component: see docs/logs.md"
+    ),
+    Setting(
+        "only_function",
+        "names",
+        None,
+        "GRAPHPROBE_ONLY_FUNCTION",
+        "compile only functions that match one of these globs",
+    ),
     Setting("max_bytes", "size", 8 * 1024**3, "GRAPHPROBE_MAX_BYTES", "most that one run may write; 0 writes nothing"),
     Setting("capture_ops", "flag", True, "GRAPHPROBE_CAPTURE_OPS", "list what the compiled code launches, in order"),
+    Setting("record_frames", "flag", False, "GRAPHPROBE_RECORD_FRAMES", "record frames that fail to trace, for replay"),
     Setting("config_path", "path", None, "GRAPHPROBE_CONFIG", "JSON file with settings", in_file=False),
 )
 BY_NAME: dict[str, Setting] = {row.name: row for row in TABLE}
@@ -88,8 +101,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     save_inputs: bool = False
     graph_dump: Literal["txt", "pbtxt", "py"] = "txt"
     log_level: Literal["warning", "info", "debug"] = "info"
+    logs: str | None = None
+    only_function: str | None = None
     max_bytes: int = 8 * 1024**3
     capture_ops: bool = True
+    record_frames: bool = False
     config_path: str | None = None
     sources: dict[str, str] = {}
 
@@ -189,6 +205,10 @@ def _converted(row: Setting, value: object, *, from_text: bool) -> Scalar:
         size = size_from_text(value) if isinstance(value, str) else value
         fits = isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_SIZE_BYTES
         return int(size) if fits and isinstance(size, int) else None
+    if row.type == "names":
+        names = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
+        fits = bool(names) and all(isinstance(name, str) and name.strip() and "\0" not in name for name in names)
+        return ",".join(names) if fits else None
     fits = isinstance(value, str | Path) and str(value) != "" and "\0" not in str(value)
     return str(value) if fits else None
 

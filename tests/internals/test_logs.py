@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from graphprobe.internals.logs import LOGGERS, CompilerLogs
+from graphprobe.internals.logs_plan import plan_from_text
 
 FAMILY = "torch._dynamo"
 
@@ -216,3 +217,132 @@ def test_a_disabled_logger_says_nothing(logs: tuple[CompilerLogs, list[str]]) ->
     finally:
         logger.disabled = False
     assert logs[1] == []
+
+
+Files = dict[str, list[str]]
+
+
+@pytest.fixture
+def kept() -> Iterator[Any]:
+    """Makes `CompilerLogs` for a `--logs` text; the lines come without what stands before the message."""
+    made: list[CompilerLogs] = []
+
+    def listen(text: str, *, level: int = logging.INFO) -> tuple[CompilerLogs, list[str], Files]:
+        main: list[str] = []
+        files: Files = {}
+
+        def to_file(name: str, line: str) -> None:
+            files.setdefault(name, []).append(line.split("] ", 1)[-1])
+
+        logs = CompilerLogs(
+            level, lambda _, line: main.append(line.split("] ")[-1]), plan=plan_from_text(text), file_sink=to_file
+        )
+        made.append(logs)
+        return logs, main, files
+
+    yield listen
+    for logs in made:
+        logs.stop()
+
+
+def test_each_file_holds_the_lines_of_its_component_and_only_these(kept: Any) -> None:
+    logs, main, files = kept("dynamo=debug,inductor=warning,aot=info,+graph_breaks")
+    dynamo, inductor, aot = (logging.getLogger(f"torch.{n}.x") for n in ("_dynamo", "_inductor", "_functorch"))
+    breaks, off = (logging.getLogger(f"torch._dynamo.x.__{n}") for n in ("graph_breaks", "bytecode"))
+    logs.start()
+    dynamo.debug("d %d", 1)
+    inductor.info("too fine")
+    inductor.warning("i")
+    aot.info("a")
+    aot.debug("too fine")
+    breaks.debug("b")
+    off.debug("not asked for")
+    logging.getLogger("torch.nn").error("nobody's")
+    logging.getLogger("torch.fx.passes.x").error("fx was not asked for")
+    assert files == {"dynamo": ["d 1"], "inductor": ["i"], "aot": ["a"], "graph_breaks": ["b"]}
+    assert main == ["too fine", "i", "a"]
+
+
+def test_a_component_at_debug_brings_its_artifacts_each_into_a_file_of_its_own(kept: Any) -> None:
+    logs, main, files = kept("dynamo=debug,inductor=info")
+    logs.start()
+    for name in ("torch._dynamo.x.__graph_code", "torch._dynamo.x.__bytecode", "torch._inductor.x.__post_grad_graphs"):
+        logging.getLogger(name).debug("from %s", name)
+    assert files == {"graph_code": ["from torch._dynamo.x.__graph_code"]}
+    assert main == []
+
+
+def test_one_component_inside_another(kept: Any) -> None:
+    logs, _, files = kept("torch=warning,torch._dynamo.guards=debug,dynamo=info")
+    logs.start()
+    logging.getLogger("torch._dynamo.guards").debug("g")
+    logging.getLogger("torch._dynamo.other").info("d")
+    logging.getLogger("torch.nn.modules").warning("t")
+    assert files == {"torch._dynamo.guards": ["g"], "dynamo": ["d"], "torch": ["t"]}
+
+
+def test_with_files_the_program_sees_and_finds_what_it_did(kept: Any) -> None:
+    import torch._dynamo  # noqa: F401
+
+    seen = Kept()
+    top, artifact = logging.getLogger("torch"), logging.getLogger("torch._dynamo.convert_frame.__bytecode")
+    top.addHandler(seen)
+    artifact.addHandler(seen)
+    before = state()
+    try:
+        logs, _, files = kept("verbose,+bytecode,torch=debug")
+        logs.start()
+        artifact.debug("op by op")
+        logging.getLogger("torch._dynamo.x").debug("fine")
+        logging.getLogger("torch.somewhere").info("fine")
+        logging.getLogger("torch.somewhere").warning("shown")
+        logs.stop()
+        assert state() == {**before, **{n: s for n, s in state().items() if n not in before}}
+    finally:
+        top.removeHandler(seen)
+        artifact.removeHandler(seen)
+    assert seen.lines == ["shown"]
+    assert files["bytecode"] == ["op by op"]
+
+
+def test_an_artifact_logger_that_comes_later_is_heard_too_and_given_back(kept: Any) -> None:
+    from torch._logging import getArtifactLogger
+
+    logs, main, files = kept("+graph_breaks")
+    logs.start()
+    asked = getArtifactLogger("torch._dynamo.only_in_this_test", "graph_breaks")
+    other = getArtifactLogger("torch._dynamo.only_in_this_test", "graph_code")
+    asked.debug("b")
+    other.info("a graph")
+    assert (files, main) == ({"graph_breaks": ["b"]}, [])
+    logs.stop()
+    assert (asked.level, other.level) == (logging.NOTSET, logging.NOTSET)
+
+
+def test_verbose_keeps_the_traceback_that_torch_leaves_out(kept: Any) -> None:
+    breaks = logging.getLogger("torch._dynamo.x.__graph_breaks")
+    for level in ("debug", "verbose"):
+        logs, _, files = kept(f"dynamo={level}")
+        logs.start()
+        try:
+            raise KeyError("inside torch")
+        except KeyError:
+            breaks.debug("broke", exc_info=True)
+        logs.stop()
+        (line,) = files["graph_breaks"]
+        assert ("KeyError: 'inside torch'" in line) is (level == "verbose")
+        assert ("Stack (most recent call last)" in line and __file__ in line) is (level == "verbose")
+
+
+def test_while_compiling_a_line_carries_the_compiles_id(kept: Any) -> None:
+    import torch
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    logs, _, files = kept("dynamo=info")
+    logs.start()
+    torch.compile(f, backend="eager")(torch.ones(2))
+    logs.stop()
+    (line,) = [line for line in files["dynamo"] if "start tracing" in line]
+    assert line.startswith("[") and "/0] Step " in line

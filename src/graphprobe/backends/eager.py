@@ -12,9 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from graphprobe.backends.calling import debug_backend
-from graphprobe.backends.graphs import ModeInterpreter, WatchedInterpreter, target_name, where_in_source
+from graphprobe.backends.graphs import ModeInterpreter, WatchedInterpreter, target_name
 from graphprobe.errors import GraphprobeError, UsageError
 from graphprobe.internals.checking_modes import fake_mode_of, raised_by_schema_check, schema_check_mode
+from graphprobe.internals.compile_facts import place_of
 
 Compiled = Callable[..., Any]
 
@@ -149,5 +150,5 @@ def pre_dispatch_eager(
 def _describe(node: Node | None) -> str:
     if node is None:
         return "its start"
-    where = where_in_source(node)
+    where = place_of(node)
     return f"node {node.name} ({target_name(node)})" + (f", {where}" if where else "")

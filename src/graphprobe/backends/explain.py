@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,15 +11,21 @@ import msgspec
 import torch
 from torch.fx import GraphModule
 
+from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.backends.explanation import Break, ExplainedGraph, Explanation, Guard
-from graphprobe.backends.graphs import target_name, walk, where_in_source
+from graphprobe.backends.graphs import target_name
 from graphprobe.backends.registry import resolve
-from graphprobe.internals.compile_facts import compile_times_s, graph_breaks, guard_reader
+from graphprobe.internals.compile_facts import calls_of, compile_times_s, graph_breaks, guard_reader, place_of
 from graphprobe.internals.dynamo import backend_name, current_compile_id
+from graphprobe.internals.graph_breaks import BREAKS, listen
 
 
 class ExplainWithBackend:
     """A backend that does what the inner one does and notes every graph that comes along.
+
+    Breaks are noted from when it is made until `close`, the end of a `with` block, or until nobody holds it any more;
+    torch holds it as long as code that was compiled with it. Breaks of functions that are compiled with another such
+    backend are left out.
 
     Attributes:
         graphs: Dynamo's graphs, in order of compiling.
@@ -34,6 +41,19 @@ class ExplainWithBackend:
         self._pending: list[tuple[ExplainedGraph, Callable[[], list[dict[str, Any]]]]] = []
         self._times_before = compile_times_s()
         self._breaks_before = graph_breaks()
+        self._heard = Heard(self)
+        self._stop = weakref.finalize(self, listen(self._heard))
+        self._stop.atexit = False
+
+    def close(self) -> None:
+        """Note no further breaks; graphs are still noted. Safe to call twice."""
+        self._stop()
+
+    def __enter__(self) -> ExplainWithBackend:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], **given: Any) -> Any:
         self._settle()
@@ -57,6 +77,9 @@ class ExplainWithBackend:
             graphs=list(self._noted),
             breaks_without_graph=_breaks_without_graph(self._breaks_before, self._noted),
             compile_times_s=_difference(self._times_before, compile_times_s()),
+            break_facts=list(self._heard.breaks),
+            uncompiled_facts=list(self._heard.uncompiled_functions),
+            notes=list(self._heard.notes),
         )
 
     def __repr__(self) -> str:
@@ -69,12 +92,49 @@ class ExplainWithBackend:
             noted.guards = [msgspec.convert(guard, Guard) for guard in read()]
 
 
+class Heard:
+    """What was observed of breaks. `owner`: the backend whose breaks are meant; None for all of them."""
+
+    def __init__(self, owner: ExplainWithBackend | None = None) -> None:
+        self.breaks: list[BreakFact] = []
+        self.uncompiled_functions: list[UncompiledFact] = []
+        self.notes: list[str] = []
+        self._owner = None if owner is None else weakref.ref(owner)
+
+    def graph_break(self, fact: BreakFact, backend: object) -> None:
+        if self._means(backend):
+            self.breaks.append(fact)
+
+    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
+        if self._means(backend):
+            self.uncompiled_functions.append(fact)
+
+    def failed(self, what: str, details: str) -> None:
+        note = f"{what}: {details.strip().splitlines()[-1]}"
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _means(self, backend: object) -> bool:
+        """Not so if it is another one of these. One that is hidden in a function of the program's cannot be seen."""
+        if self._owner is None:
+            return True
+        owner, others = self._owner(), False
+        inner: object | None = backend
+        for _ in range(8):
+            if inner is None or inner is owner:
+                break
+            others = others or isinstance(inner, ExplainWithBackend)
+            inner = getattr(inner, "_torchdynamo_orig_backend", None) or getattr(inner, "compiler_fn", None)
+        return inner is owner or not others
+
+
 def explain(
     fn: Callable[..., Any], *, inner: str | Callable[..., Any] = "eager", **settings: Any
 ) -> Callable[..., Explanation]:
     """`explain(fn)(*args)` compiles and runs `fn` on `args` and says what was compiled.
 
-    `fn` runs for real: what it changes is changed. Its compiled code stays in torch's cache under a backend of its own.
+    `fn` runs for real: what it changes is changed. What it raises goes to the caller, but for the error that a break is
+    under `fullgraph=True`: that is in the result. Its compiled code stays in torch's cache under a backend of its own.
 
     Args:
         fn: a function or module.
@@ -83,19 +143,23 @@ def explain(
     """
 
     def call(*args: Any, **kwargs: Any) -> Explanation:
-        backend = ExplainWithBackend(inner)
-        torch.compile(fn, backend=backend, **settings)(*args, **kwargs)
+        with ExplainWithBackend(inner) as backend:
+            try:
+                torch.compile(fn, backend=backend, **settings)(*args, **kwargs)
+            except Exception as error:
+                if type(error).__name__ not in BREAKS:
+                    raise
         return backend.output()
 
     return call
 
 
 def _explain_graph(gm: GraphModule) -> ExplainedGraph:
-    nodes = list(walk(gm))
+    nodes = list(calls_of(gm))
     return ExplainedGraph(
         compile_id=current_compile_id(),
         ops=[target_name(node) for node in nodes],
-        where=next(filter(None, map(where_in_source, nodes)), None),
+        where=next(filter(None, map(place_of, nodes)), None),
         graph_break=_break_of(gm),
     )
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+
+from graphprobe.analysis.breaks import BreakReport, GraphBreak, GraphSeen, Uncompiled, report_from_facts
+from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 
 
 class Break(msgspec.Struct, frozen=True):
@@ -62,11 +67,42 @@ class Explanation(msgspec.Struct):
         graphs: in order of compiling; a recompile is a graph of its own.
         breaks_without_graph: reason to count, of breaks before which there was nothing to compile.
         compile_times_s: seconds by phase of compiling, in torch's names; phases contain one another.
+        break_facts: every break, also those before which there was no graph, in order.
+        uncompiled_facts: the functions that Dynamo gave up on.
+        notes: what could not be observed.
     """
 
     graphs: list[ExplainedGraph]
     breaks_without_graph: dict[str, int]
     compile_times_s: dict[str, float]
+    break_facts: list[BreakFact] = []
+    uncompiled_facts: list[UncompiledFact] = []
+    notes: list[str] = []
+
+    @property
+    def report(self) -> BreakReport:
+        """Graphs, breaks and functions left uncompiled, judged: what `graphprobe explain` prints."""
+        seen = [
+            GraphSeen(
+                compile_id=graph.compile_id,
+                ops=len(graph.ops),
+                where=graph.where,
+                guards=len(graph.guards),
+                broken=graph.graph_break is not None,
+            )
+            for graph in self.graphs
+        ]
+        return report_from_facts(seen, self.break_facts, self.uncompiled_facts)
+
+    @property
+    def remedies(self) -> list[GraphBreak]:
+        """Each cause of breaks once for each line of the program, with what to write instead."""
+        return self.report.breaks
+
+    @property
+    def uncompiled(self) -> list[Uncompiled]:
+        """The functions that Dynamo gave up on, with the cause."""
+        return self.report.uncompiled
 
     @property
     def graph_count(self) -> int:
@@ -89,15 +125,20 @@ class Explanation(msgspec.Struct):
         return len(self.breaks) + sum(self.breaks_without_graph.values())
 
     def to_json(self) -> str:
-        """The same facts as one JSON object, with the three counts."""
+        """The same facts as one JSON object, with the three counts, `remedies` and `uncompiled`."""
         counts = {name: getattr(self, name) for name in ("graph_count", "graph_break_count", "op_count")}
-        return msgspec.json.encode({**counts, **msgspec.to_builtins(self)}).decode()
+        report: dict[str, Any] = msgspec.to_builtins(self.report)
+        judged = {"remedies": report["breaks"], "uncompiled": report["uncompiled"]}
+        return msgspec.json.encode({**counts, **msgspec.to_builtins(self), **judged}).decode()
 
     def __str__(self) -> str:
         counts = f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, {self.op_count} ops"
         lines = [counts, *(line for index, graph in enumerate(self.graphs) for line in _lines(index, graph))]
         for reason, count in self.breaks_without_graph.items():
             lines.append(f"break before any op ({count}×): {reason.strip().splitlines()[0]}")
+        for row in self.remedies:
+            lines += [f"{row.kind} ({row.count}×) at {row.where}", f"  {row.cause}", f"  instead: {row.remedy}"]
+        lines += [f"not observed: {note}" for note in self.notes]
         if self.compile_times_s:
             lines.append("compile times, in seconds (phases contain one another):")
             slowest_first = sorted(self.compile_times_s.items(), key=lambda item: -item[1])

@@ -14,9 +14,10 @@ from torch.fx import GraphModule, Node
 from graphprobe.backends.aot import EDITABLE, compile_edited
 from graphprobe.backends.calling import debug_backend
 from graphprobe.backends.fault_op import CHANGING, STOPPING, WIDER, PlantedFault, fault_ops
-from graphprobe.backends.graphs import copy_graph_module, names_of, target_name, walk, where_in_source
+from graphprobe.backends.graphs import copy_graph_module, names_of, target_name
 from graphprobe.backends.registry import resolve
 from graphprobe.errors import UsageError
+from graphprobe.internals.compile_facts import calls_of, place_of
 
 KINDS = ("compile", *STOPPING[:1], *CHANGING, *STOPPING[1:])
 IN_A_GRADIENT = ("accuracy", "stride", "nan", *STOPPING)
@@ -102,11 +103,11 @@ class Faulty:
         if direction != self.where:
             return gm
         own = copy_graph_module(gm)
-        matching = (n for n in walk(own) if any(fnmatchcase(name, self.op) for name in names_of(n)))
+        matching = (n for n in calls_of(own) if any(fnmatchcase(name, self.op) for name in names_of(n)))
         calls = [n for n in matching if _value(n) is not None]
         for call, node in enumerate(calls):
             if self.nth in (None, call):
-                self._plant(node, Hit(self.kind, direction, target_name(node), node.name, call, where_in_source(node)))
+                self._plant(node, Hit(self.kind, direction, target_name(node), node.name, call, place_of(node)))
         return own
 
     def _plant(self, node: Node, hit: Hit) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -78,19 +78,6 @@ def has_higher_order(gm: GraphModule) -> bool:
     return any(node.op == "call_function" and is_higher_order(node.target) for node in gm.graph.nodes)
 
 
-def walk(gm: GraphModule) -> Iterator[Node]:
-    """The calls of `gm` in order, those of a nested graph where it is first named."""
-    seen: set[str] = set()
-    for node in gm.graph.nodes:
-        if node.op in CALLS:
-            yield node
-        elif node.op == "get_attr" and node.target not in seen:
-            seen.add(node.target)
-            child = getattr(gm, node.target, None)
-            if isinstance(child, GraphModule):
-                yield from walk(child)
-
-
 def target_name(node: Node) -> str:
     """A readable name of what a node calls: `torch.relu`, `aten.relu.default`, `Tensor.sin`, `operator.add`."""
     target = node.target
@@ -118,12 +105,3 @@ def names_of(node: Node) -> set[str]:
     qualified = f"{operator.namespace}::{operator.name}"
     overload = f".{operator.overload}" if operator.overload else ""
     return {full, operator.name, operator.name + overload, short, qualified, qualified + overload}
-
-
-def where_in_source(node: Node | None) -> str | None:
-    """`file:line in function` of the user's innermost line that made `node`, None when it is not known."""
-    trace = getattr(node, "stack_trace", None)
-    lines = [line.strip() for line in (trace or "").splitlines() if line.strip().startswith("File ")]
-    if not lines:
-        return None
-    return lines[-1].removeprefix("File ").replace('"', "").replace(", line ", ":").replace(", in ", " in ")

@@ -10,9 +10,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.backends.calling import debug_backend
-from graphprobe.backends.graphs import copy_graph_module, walk
+from graphprobe.backends.graphs import copy_graph_module
 from graphprobe.errors import GraphprobeError
 from graphprobe.internals.aot_backends import aot_compile, is_higher_order
+from graphprobe.internals.compile_facts import calls_of
 
 NUMBERS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool), (bool, bool), (int, int))
 
@@ -111,4 +112,4 @@ def ts(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
 
 def _has_empty_list(gm: GraphModule) -> bool:
     """TorchScript takes an empty list for one of tensors, and `torch.tensor([])` then fails when it runs."""
-    return any(value == [] for node in walk(gm) for value in (*node.args, *node.kwargs.values()))
+    return any(value == [] for node in calls_of(gm) for value in (*node.args, *node.kwargs.values()))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphprobe.cli.named_call import call_from_file, callable_of, check_backend
 from graphprobe.cli.new_file import new_file
+from graphprobe.cli.only_function import exit_code, filtered, only_function_option
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class DiagnoseCommand(click.Command):
         end = 0
         while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
             end += 2 if args[end] in takes_value else 1
-        ctx.allow_interspersed_args = end < len(args) and _callable_of(args[end]) is not None
+        ctx.allow_interspersed_args = end < len(args) and callable_of(args[end]) is not None
         return super().parse_args(ctx, args)
 
 
@@ -47,6 +48,7 @@ class DiagnoseCommand(click.Command):
 @click.option(
     "--budget", "budget_s", type=float, metavar="SECONDS", help="Begin no further step after this; for each function."
 )
+@only_function_option
 @click.argument("target", metavar="TARGET", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 @click.pass_context
@@ -58,6 +60,7 @@ def command(
     dynamic: bool | None,
     grad: bool | None,
     budget_s: float | None,
+    only_function: tuple[str, ...],
     target: str | None,
     arguments: tuple[str, ...],
 ) -> None:
@@ -81,22 +84,19 @@ def command(
     if budget_s is not None and not budget_s > 0:
         raise UsageError(f"--budget {budget_s:g}: it takes a number of seconds above 0")
     if backend is not None:
-        _check_backend(backend)
+        check_backend(backend)
     from graphprobe.diagnose.script import Options
 
     options = Options(backend, dynamic, "auto" if grad is None else grad, budget_s, out)
-    name = _callable_of(target)
-    if name is None:
-        ctx.exit(_script(target, arguments, options, result))
-    if arguments:
+    name = callable_of(target)
+    if name is not None and arguments:
         raise UsageError(f"{target} takes no arguments, and got {' '.join(arguments)!r}")
-    ctx.exit(_function(target, name, options, result))
-
-
-def _callable_of(target: str) -> str | None:
-    """`CALLABLE` of `FILE.py:CALLABLE`; None for a script."""
-    file, colon, name = target.rpartition(":")
-    return name if colon and file and not os.path.exists(target) else None
+    with filtered(only_function) as only:
+        if name is None:
+            code = _script(target, arguments, options, result)
+        else:
+            code = _function(target, name, options, result)
+    ctx.exit(exit_code(only, code))
 
 
 def _new_folder(path: str | None) -> Path | None:
@@ -108,14 +108,6 @@ def _new_folder(path: str | None) -> Path | None:
             f"--out {path}: it exists and is not an empty folder", hint="name a folder that is new or empty"
         )
     return folder
-
-
-def _check_backend(name: str) -> None:
-    from graphprobe.internals.compile_calls import backend_names
-
-    known = backend_names()
-    if name not in known:
-        raise UsageError(f"--backend {name}: there is no such backend", hint=f"torch knows {', '.join(known)}")
 
 
 def _script(target: str, arguments: tuple[str, ...], options: Options, result: Path | None) -> int:
@@ -154,7 +146,7 @@ def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def _function(target: str, name: str, options: Options, result: Path | None) -> int:
     base = Path.cwd()
-    fn, args, kwargs = _made_by(target.rpartition(":")[0], name)
+    fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
     from graphprobe.diagnose.api import diagnose
 
     _announce(target)
@@ -171,55 +163,6 @@ def _function(target: str, name: str, options: Options, result: Path | None) -> 
     _show(target, diagnosis, base)
     _write(result, diagnosis.to_json())
     return diagnosis.exit_code
-
-
-def _made_by(file: str, name: str) -> tuple[Any, Any, Any]:
-    """What the callable returns, checked."""
-    module = _imported(file)
-    make = getattr(module, name, None)
-    if make is None:
-        names = ", ".join(
-            n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
-        )
-        raise UsageError(f"{file} has no {name!r}", hint=f"it has {names}" if names else "it defines no function")
-    if not callable(make):
-        raise UsageError(f"{name!r} in {file} is a {type(make).__name__}, not a function")
-    try:
-        made = make()
-    except Exception as error:
-        traceback.print_exception(error)
-        raise UsageError(f"{name}() in {file} raised {type(error).__name__}: {error}") from error
-    shape = isinstance(made, (tuple, list)) and len(made) in (2, 3)
-    fn, args, kwargs = (*made, {})[:3] if shape else (None, None, None)
-    if not callable(fn) or not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
-        text = repr(made)
-        raise UsageError(
-            f"{name}() in {file} returned {text if len(text) <= 80 else text[:79] + '…'}",
-            hint="it must return (fn, args) or (fn, args, kwargs): a callable, a tuple or list, and a dict",
-        )
-    return fn, args, kwargs
-
-
-def _imported(file: str) -> Any:
-    """The file as a module of its own name, with its folder in front of the path."""
-    import importlib.util
-
-    path = Path(file)
-    if not path.is_file():
-        raise UsageError(f"no file at {file!r} (looked in {os.getcwd()})", hint="name it as FILE.py:CALLABLE")
-    name = path.stem if path.stem not in sys.modules else f"_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.absolute())
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Dynamo finds the globals of a function by the name of its module
-    sys.path.insert(0, str(path.absolute().parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        traceback.print_exception(error)
-        raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _announce(name: str) -> None:

@@ -14,15 +14,26 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("graphprobe.cli.ls:command", "List what a run holds, as a tree."),
     "show": ("graphprobe.cli.show:command", "Print one artifact of a run."),
     "diff": ("graphprobe.cli.diff:command", "Show what a pass did to the graph, node by node."),
+    "logs": ("graphprobe.cli.logs:command", "Name the step where a program stopped, and show torch's log."),
+    "explain": (
+        "graphprobe.cli.explain:command",
+        "Show what is compiled, where it breaks, and what to write instead.",
+    ),
     "diagnose": (
         "graphprobe.cli.diagnose:command",
         "Find what goes wrong when a program is compiled, and prove it.",
     ),
     "reduce": ("graphprobe.cli.reduce:command", "Make a failing case as small as it gets."),
+    "replay": ("graphprobe.cli.replay:command", "Trace a recorded frame again that could not be traced."),
     "compare": ("graphprobe.cli.compare:command", "Compare two dumps and name the first call that goes wrong."),
     "merge": ("graphprobe.cli.merge:command", "Make one dump of the dumps of several ranks, and compare the ranks."),
     "parse": ("graphprobe.cli.parse:command", "Print stack, statistics and values of one call of a dump."),
     "convert": ("graphprobe.cli.convert:command", "Turn dumped values into .npy or text."),
+    "profile": ("graphprobe.cli.profile:command", "Tell where compile time goes, by phase and by pass."),
+    "recompiles": (
+        "graphprobe.cli.recompiles:command",
+        "Say what is compiled again and again, why, and what to do.",
+    ),
     "doctor": ("graphprobe.cli.doctor:command", "Check the installation and what can be collected with it."),
 }
 """By name: where the command lies, and its line in the help, which therefore needs no import."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphprobe.cli.new_file import new_file
+from graphprobe.cli.only_function import exit_code, filtered, only_function_option
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class ReduceCommand(click.Command):
 @click.option("--resume", is_flag=True, help="Go on with the reduction in the folder.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of some tries.")
 @click.option("--json", "json_path", metavar="FILE", help="Also write the result to FILE, which must not exist yet.")
+@only_function_option
 @click.argument("case", metavar="CASE")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 @click.pass_context
@@ -94,6 +96,7 @@ def command(
     resume: bool,
     seed: int,
     json_path: str | None,
+    only_function: tuple[str, ...],
     case: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -135,9 +138,11 @@ def command(
         "hints": hints,
     }
     if _is_script(case):
-        ctx.exit(_script(case, arguments, _asked(after, level), out_dir, options, result))
-    if arguments or after or level:
-        what = f"the arguments {' '.join(arguments)!r}" if arguments else "--after and --level"
+        with filtered(only_function) as only:
+            code = _script(case, arguments, _asked(after, level), out_dir, options, result)
+        ctx.exit(exit_code(only, code))
+    if arguments or after or level or only_function:
+        what = f"the arguments {' '.join(arguments)!r}" if arguments else "--after, --level and --only-function"
         raise UsageError(f"{case} is a case, and {what} are for a script")
     ctx.exit(_case(case, out_dir, options, result))
 

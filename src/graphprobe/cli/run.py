@@ -43,8 +43,11 @@ class RunCommand(click.Command):
 @click.option("--save-inputs", is_flag=True, default=None, help="Keep real inputs and outputs of every compiled graph.")
 @click.option("--graph-dump", metavar="txt|pbtxt|py", help="Form of the backend's own graphs. Default: txt.")
 @click.option("--log-level", metavar="warning|info|debug", help="How much of torch's log is kept. Default: info.")
+@click.option("--logs", metavar="SPEC", help="Logs by component, e.g. debug, or dynamo=debug,inductor=info,+guards.")
+@click.option("--only-function", multiple=True, metavar="NAME", help="Compile only functions of this name (a glob).")
 @click.option("--max-bytes", metavar="SIZE", help="Write no more than this, e.g. 500MB; 0: nothing. Default: 8GiB.")
 @click.option("--no-ops", "no_ops", is_flag=True, help="Do not record launches (captured_ops.json).")
+@click.option("--record-frames", is_flag=True, default=None, help="Record frames that fail to trace, for `replay`.")
 @click.option("--config", "config_path", metavar="FILE", help='JSON file with settings: {"graphprobe": {...}}.')
 @dump_api.api_options
 @graph_dumps.dump_options
@@ -57,8 +60,11 @@ def command(
     save_inputs: bool | None,
     graph_dump: str | None,
     log_level: str | None,
+    logs: str | None,
+    only_function: tuple[str, ...],
     max_bytes: str | None,
     no_ops: bool,
+    record_frames: bool | None,
     config_path: str | None,
     quiet: bool,
     module: str | None,
@@ -87,8 +93,11 @@ def command(
         "save_inputs": save_inputs,
         "graph_dump": graph_dump,
         "log_level": log_level,
+        "logs": logs,
+        "only_function": only_function or None,
         "max_bytes": max_bytes,
         "capture_ops": False if no_ops else None,
+        "record_frames": record_frames,
         "config_path": config_path,
     }
     target = _program(module, code, program)

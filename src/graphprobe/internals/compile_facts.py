@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphprobe.internals.require import require
@@ -43,3 +43,25 @@ def graph_breaks() -> dict[str, int]:
     """Graph breaks by now, over the whole process, by reason: also those before which there was no graph."""
     counters = require("torch._dynamo.utils", "counters", purpose=PURPOSE)
     return {str(reason): int(count) for reason, count in counters.get("graph_break", {}).items()}
+
+
+def calls_of(gm: Any) -> Iterator[Any]:
+    """The nodes of an FX graph that call something, those of a nested graph where it is first named."""
+    seen: set[str] = set()
+    for node in gm.graph.nodes:
+        if node.op in ("call_function", "call_method", "call_module"):
+            yield node
+        elif node.op == "get_attr" and node.target not in seen:
+            seen.add(node.target)
+            child = getattr(gm, node.target, None)
+            if hasattr(child, "graph"):
+                yield from calls_of(child)
+
+
+def place_of(node: Any) -> str | None:
+    """`file:line in function` of the program's innermost line that made the node, None when it is not known."""
+    trace = (getattr(node, "stack_trace", None) or "").splitlines()
+    lines = [line.strip() for line in trace if line.strip().startswith("File ")]
+    if not lines:
+        return None
+    return lines[-1].removeprefix("File ").replace('"', "").replace(", line ", ":").replace(", in ", " in ")

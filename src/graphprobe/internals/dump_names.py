@@ -8,6 +8,7 @@ import msgspec
 
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals import eager_ops, lowering, post_grad_tap
+from graphprobe.internals.frame_failures import CONVERT_FRAME
 from graphprobe.internals.require import require
 from graphprobe.internals.stages import COMPILE_FX
 
@@ -79,6 +80,26 @@ NEEDS: tuple[Need, ...] = (
             ("torch._inductor.ir", "FlexibleLayout.allow_indexing"),
         ),
         "no single launch can be replaced, so findings do not name their kernel",
+    ),
+    Need(
+        "only_function",
+        ((CONVERT_FRAME, "ConvertFrameAssert.__call__"), ("torch._dynamo.types", "ConvertFrameReturn")),
+        "--only-function leaves nothing out",
+    ),
+    Need(
+        "component_logs",
+        (("torch._logging._internal", "log_registry"), ("torch._logging._internal", "configure_artifact_log")),
+        "--logs: artifacts of modules that are imported within the first compile are not kept",
+    ),
+    Need(
+        "frame_records",
+        (
+            (CONVERT_FRAME, "_compile"),
+            (CONVERT_FRAME, "unimplemented"),
+            ("torch._dynamo.pgo", "get_code_state"),
+            ("torch._dynamo.pgo", "CodeId.make"),
+        ),
+        "no records of frames that fail to trace, or replays without sizes that had become symbols",
     ),
 )
 

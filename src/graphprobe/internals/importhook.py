@@ -14,12 +14,11 @@ from typing import Any
 Callback = Callable[[ModuleType], None]
 
 
-class _NotifyingLoader(Loader):
-    """Delegates to the module's own loader, hands the module back to it, then calls back."""
+class StandInLoader(Loader):
+    """In the place of a module's own loader, to which it delegates; `load` does something around loading."""
 
-    def __init__(self, inner: Loader, hook: ImportHook) -> None:
+    def __init__(self, inner: Loader) -> None:
         self._inner = inner
-        self._hook = hook
 
     def __getattr__(self, name: str) -> Any:
         # Whoever gets the spec without importing may ask for the source, resources and so on.
@@ -33,7 +32,22 @@ class _NotifyingLoader(Loader):
         module.__loader__ = self._inner
         if module.__spec__ is not None:
             module.__spec__.loader = self._inner
+        self.load(module)
+
+    def load(self, module: ModuleType) -> None:
+        """Run the module."""
         self._inner.exec_module(module)
+
+
+class _NotifyingLoader(StandInLoader):
+    """Loads, then calls back."""
+
+    def __init__(self, inner: Loader, hook: ImportHook) -> None:
+        super().__init__(inner)
+        self._hook = hook
+
+    def load(self, module: ModuleType) -> None:
+        super().load(module)
         self._hook.notify(module)
 
 

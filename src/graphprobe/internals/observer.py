@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
+from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.internals.context import Frame
 
 T = TypeVar("T")
@@ -92,6 +94,15 @@ class CompileObserver(Protocol):
 
     def guards(self, compile_id: str | None, guards: list[dict[str, Any]]) -> None:
         """The guards under which the compiled code may run."""
+
+    def graph_break(self, fact: BreakFact, backend: object) -> None:
+        """Tracing stopped. `backend` is what the function is compiled with, None where that is not known."""
+
+    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
+        """Dynamo leaves a function uncompiled."""
+
+    def recompiled(self, fact: Recompile, backend: object) -> None:
+        """A call fitted none of the compiled versions of its function, which `backend` compiles."""
 
     def failed(self, what: str, details: str) -> None:
         """One of the calls above raised."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any
 
-from graphprobe.internals import aot, dynamo, inductor
+from graphprobe.internals import aot, dynamo, graph_breaks, inductor, recompiles, step_taps
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.observer import CompileObserver
 from graphprobe.internals.patches import Patch, PatchSet, exists
@@ -22,6 +23,10 @@ LOSES = {
     "inductor_result": "no captured_ops.json, and no inputs for output_code.py",
     "metrics": "no timings and no recompile reason in compile.json",
     "guards": "no guards in compile.json",
+    "recompiles": "no recompiles.jsonl: which guards failed is not known",
+    "steps": "`graphprobe logs` knows fewer of the compiler's steps, or none",
+    "graph_breaks": "only those graph breaks that ended a graph, without their whole reason",
+    "uncompiled": "functions that Dynamo leaves uncompiled are not listed",
     "debug_dir": "torch's own debug files go to a folder of their own",
 }
 """What is missing from a run when the installed torch lacks the tap."""
@@ -72,7 +77,16 @@ class Taps:
 
 
 def _all(observer: CompileObserver) -> list[Patch]:
-    return [*dynamo.patches(observer), *aot.patches(observer), *inductor.patches(observer)]
+    # What steps are told to may be a part of the observer.
+    steps: Any = getattr(observer, "step_observer", observer)
+    return [
+        *step_taps.patches(steps),
+        *dynamo.patches(observer),
+        *aot.patches(observer),
+        *inductor.patches(observer),
+        *graph_breaks.patches(observer),
+        *recompiles.patches(observer),
+    ]
 
 
 def probe() -> dict[str, str]:

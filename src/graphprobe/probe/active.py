@@ -17,7 +17,7 @@ from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
 from graphprobe.internals import dynamo
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.repro_hooks import VARIABLES, asked_of_torch
-from graphprobe.probe.session import Session, open_session
+from graphprobe.probe.session import Session, check_watching, open_session
 from graphprobe.settings import Settings, resolve, torch_compile_debug_state
 from graphprobe.store import layout
 
@@ -67,7 +67,9 @@ def enable(out_dir: str | os.PathLike[str] | None = None, **settings: Any) -> Pa
 
 def resolved(arguments: Mapping[str, object]) -> Settings:
     """The settings that `enable` would work with; errors as there."""
-    return resolve(arguments=arguments, environ=os.environ)
+    settings = resolve(arguments=arguments, environ=os.environ)
+    check_watching(settings)
+    return settings
 
 
 def enable_with(settings: Settings, *, companion: Companion | None = None) -> Path:

@@ -13,9 +13,11 @@ from graphprobe.internals.inductor_ir import donated_inputs, ir_graph
 from graphprobe.internals.ir_node_text import Cache
 from graphprobe.internals.ir_records import IRNode
 from graphprobe.internals.launches import LaunchTap
+from graphprobe.probe.first_run import first_run
 from graphprobe.probe.formats.code_py import output_code_source
 from graphprobe.probe.inputs import InputSaver
 from graphprobe.probe.launches import LaunchRecorder
+from graphprobe.probe.steps import StepLog
 from graphprobe.probe.trail import Trail
 from graphprobe.probe.views import ir_file
 from graphprobe.records import Direction, Where
@@ -39,6 +41,7 @@ class Lowering:
         predict: Callable[[int], bool],
         failed: Failed,
         note: Callable[[str], None],
+        steps: StepLog,
     ) -> None:
         assert where.model is not None
         self._writer = writer
@@ -48,6 +51,7 @@ class Lowering:
         self._trail = trail
         self._settings = settings
         self._note = note
+        self._steps = steps
         self._predict = predict
         self._failed = failed
         self._options: dict[str, Any] = {}
@@ -129,7 +133,7 @@ class Lowering:
         self._graph = None
         if not callable(getattr(output, "current_callable", None)):
             return  # a graph without a call to compile
-        plain = output.current_callable
+        plain = self._first_run(output.current_callable, output)
         saver = None
         if self._settings.save_inputs:
             saver = InputSaver(self._writer, self._where, self._predict, self._failed, donated=self._donated)
@@ -150,8 +154,15 @@ class Lowering:
         if saver is not None:
             at_work.add(saver)
             watched = saver.wrap(watched, boxed=True, finished=lambda: finished(saver))
-        if watched is not plain:
-            output.current_callable = watched
+        output.current_callable = watched
+
+    def _first_run(self, compiled: Callable[..., Any], output: Any) -> Callable[..., Any]:
+        """`compiled`, its first call a step, with a step inside for each launch."""
+        module = inductor.generated_module(self._code_path) if self._code_path else None
+        pair = None
+        if self._settings.capture_ops and module is not None and self._code is not None:
+            pair = (module, self._code)
+        return first_run(compiled, output, pair, self._steps, self._where, self._failed)
 
     def _launch_tap(self) -> LaunchTap | None:
         module = inductor.generated_module(self._code_path) if self._code_path else None

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from graphprobe.internals.compile_facts import calls_of, place_of
 from graphprobe.internals.context import Frame
 from graphprobe.internals.observer import FrameFacts
 from graphprobe.probe.formats.fx_text import graph_text
 from graphprobe.probe.inputs import InputSaver
+from graphprobe.probe.steps import StepLog
 from graphprobe.probe.trail import Trail
 from graphprobe.probe.views import fx_file
 from graphprobe.records import Direction, Where
@@ -37,7 +39,10 @@ TIMINGS_US = {
 
 
 class CompileFacts(msgspec.Struct, omit_defaults=False):
-    """`compile.json`. Timings in milliseconds; `reason` says in words why this compile took place."""
+    """`compile.json`. Timings in milliseconds; `reason` says in words why this compile took place.
+
+    `ops` counts the calls of Dynamo's graph, nested graphs included; `begins` is where in the program the first stands.
+    """
 
     schema: int = 1
     compile_id: str | None = None
@@ -54,6 +59,8 @@ class CompileFacts(msgspec.Struct, omit_defaults=False):
     timings_ms: dict[str, float] = {}
     failure: str | None = None
     nodes: int | None = None
+    ops: int | None = None
+    begins: str | None = None
     notes: list[str] = []
 
 
@@ -61,6 +68,7 @@ class Owner(Protocol):
     """What a model needs of its session."""
 
     writer: RunWriter
+    steps: StepLog
 
     def predict(self, size_bytes: int) -> bool: ...
 
@@ -129,6 +137,7 @@ class Model:
                     owner.predict,
                     owner.failed_with,
                     self.note,
+                    owner.steps,
                 )
             return self._lowerings[direction]
 
@@ -136,6 +145,9 @@ class Model:
         """The graph as Dynamo hands it to the backend."""
         self._dynamo = gm
         self.facts.nodes = len(gm.graph.nodes)
+        calls = list(calls_of(gm))
+        self.facts.ops = len(calls)
+        self.facts.begins = next(filter(None, map(place_of, calls)), None)
         file = self.writer.write_text(layout.dynamo_file(self.number), graph_text(gm))
         where = msgspec.structs.replace(self.where, phase="dynamo")
         name = "dynamo_out_graph"

@@ -12,12 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from graphprobe.analysis.breaks_facts import Fact, line_from_fact
+from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.errors import GraphprobeWarning
 from graphprobe.internals.context import Frame
+from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.logs import CompilerLogs
+from graphprobe.internals.logs_plan import plan_from_text
 from graphprobe.internals.observer import FrameFacts
+from graphprobe.internals.only_function import OnlyFunction
 from graphprobe.internals.taps import Taps
 from graphprobe.probe import environment
+from graphprobe.probe.frames.watch import FrameWatch
+from graphprobe.probe.recompile_log import write_recompile
+from graphprobe.probe.steps import StepLog, StepWatch, begin_pass
 from graphprobe.settings import Settings
 from graphprobe.store import layout
 from graphprobe.store.writer import RunWriter
@@ -50,8 +58,15 @@ class Session:
         self._by_compile_id: dict[str, Model] = {}
         self._predicted = 0
         self._torch_debugs = torch_debugs
+        plan = plan_from_text(settings.logs)
+        self.steps = StepLog(writer)
+        self.step_observer = StepWatch(self, self.steps, plan, self._component_line)
         self._taps = Taps(self, follow_run_dir=str(writer.run_dir) if torch_debugs else None)
-        self._logs = CompilerLogs(LEVELS[settings.log_level], self._log_line)
+        self._logs = CompilerLogs(LEVELS[settings.log_level], self._log_line, plan=plan, file_sink=self._component_line)
+        # Only where logs were asked for: else nothing is said before the first compile that would be kept.
+        self._logs_hook = ImportHook({"torch._dynamo": lambda _: self._logs.start()} if settings.logs else {})
+        self._only = OnlyFunction(settings.only_function)
+        self._frames = FrameWatch(settings, writer, self._here, self.failed_with)
         self._failures: dict[str, int] = {}
         self._fork_child: Callable[[], Session | None] | None = None
         self._child: Session | None = None
@@ -63,6 +78,10 @@ class Session:
     def start(self) -> None:
         """Put the taps in place; torch is not imported for it."""
         self._taps.install()
+        self._logs_hook.install()
+        self._only.install()
+        if self.everything:
+            self._frames.install()
         self.writer.update(taps=dict(self._taps.status))
 
     def stop(self, state: Literal["finished", "failed"] = "finished", exception: str | None = None) -> None:
@@ -71,8 +90,11 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-        foreign = self._taps.remove()
+        foreign = self._frames.remove()  # first: it came last, and stands on the same names
+        foreign += self._taps.remove()
+        self._logs_hook.remove()
         self._logs.stop()
+        foreign += self._only.remove()
         if self.writer.forked:
             if self._child is not None:
                 self._child.stop(state, exception)
@@ -81,6 +103,8 @@ class Session:
             self.writer.note(f"{address} was replaced by somebody else after graphprobe; left as it is")
         for tap, loss in self._taps.missing().items():
             self.writer.missing(f"this torch lacks what the tap {tap} stands on: {loss}")
+        for text in self._only.report():
+            self.writer.note(text)
         self.writer.update(taps=dict(self._taps.status), **environment.torch_facts())
         self.writer.close(state, exception)
 
@@ -101,6 +125,10 @@ class Session:
 
     def watching(self) -> bool:
         return not self._closed
+
+    def listen(self) -> None:
+        """Keep torch's logs from now on, if they are not kept already."""
+        self._logs.start()
 
     def wants(self, backend: object) -> bool:
         if self._closed:
@@ -184,10 +212,12 @@ class Session:
         self._trail(frame).phase_ends(frame, gm, error)
 
     def pass_begins(self, frame: Frame, gm: Any, name: str, subsystem: str | None) -> object:
-        return self._trail(frame).pass_begins(frame, gm, name), subsystem
+        begun = self._trail(frame).pass_begins(frame, gm, name)
+        return begun, subsystem, begin_pass(self.steps, frame, name)
 
     def pass_ends(self, frame: Frame, gm: Any, name: str, started: Any, error: BaseException | None) -> None:
-        begun, subsystem = started
+        begun, subsystem, step = started
+        self.steps.end(step, error)
         self._trail(frame).pass_ends(frame, gm, name, begun, error, subsystem)
 
     def lowering(self, frame: Frame, event: str, *args: Any) -> None:
@@ -211,6 +241,18 @@ class Session:
         model = self._by_compile_id.get(compile_id or "")
         if model is not None and not self.writer.forked:
             model.guards(guards)
+
+    def graph_break(self, fact: Fact, backend: object) -> None:
+        here = self._here() if self.wants(backend) else None
+        if here is not None:
+            here.writer.append_text(layout.BREAKS, line_from_fact(fact))
+
+    uncompiled = graph_break
+
+    def recompiled(self, fact: Recompile, backend: object) -> None:
+        here = self._here() if self.wants(backend) else None
+        if here is not None:
+            write_recompile(here.writer, fact)
 
     def failed(self, what: str, details: str) -> None:
         if self.writer.forked:
@@ -255,8 +297,11 @@ class Session:
             if self._child is None and self._fork_child is not None:
                 opener, self._fork_child = self._fork_child, None
                 # The parent's taps would tell the child's session everything a second time.
+                self._frames.remove()
                 self._taps.remove()
+                self._logs_hook.remove()
                 self._logs.stop()
+                self._only.remove()
                 self._child = opener()
         return self._child
 
@@ -272,6 +317,9 @@ class Session:
                 path.mkdir(exist_ok=True)
                 with open(path / "debug.log", "a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write(line + "\n")
+
+    def _component_line(self, name: str, line: str) -> None:
+        self.writer.append_text(layout.log_file(name), line + "\n")
 
     def _own_line(self, text: str) -> None:
         self.writer.append_text(layout.LOG, f"graphprobe: {text}\n")
@@ -291,14 +339,21 @@ def wrapper_of(backend: object) -> Any:
     return None
 
 
+def check_watching(settings: Settings) -> None:
+    """Raises UsageError for `logs` or `only_function` that cannot be meant, before anything is made."""
+    plan_from_text(settings.logs)
+    OnlyFunction(settings.only_function)
+
+
 def open_session(
     settings: Settings, *, everything: bool, adopt_run_dir: Path | None = None, torch_debugs: bool = False
 ) -> Session:
     """A started session with a run folder of its own; arguments as `Session`.
 
     Raises:
-        UsageError: the folder cannot be made or written to.
+        UsageError: the folder cannot be made or written to; `logs` or `only_function` cannot be meant.
     """
+    check_watching(settings)
     root = Path(settings.out_dir) if settings.out_dir is not None else environment.default_root(os.environ)
     writer = RunWriter.create(
         root,

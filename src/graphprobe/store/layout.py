@@ -17,6 +17,11 @@ TOOL = "graphprobe"
 MANIFEST = "manifest.json"
 EVENTS = "events.jsonl"
 LOG = "debug.log"
+RECOMPILES = "recompiles.jsonl"
+BREAKS = "graph_breaks.jsonl"
+"""One graph break, or one function left uncompiled, a line."""
+LOGS = "logs"
+STEPS = "steps.jsonl"
 RESERVE = ".reserve"
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -38,6 +43,11 @@ def run_folder(*, started: datetime, pid: int, rank: int | None) -> str:
     """`run_<time>-pid_<pid>[-rank_<r>]`, with the time as torch writes it (local, microseconds)."""
     suffix = "" if rank is None else f"-rank_{rank}"
     return f"run_{started:%Y_%m_%d_%H_%M_%S_%f}-pid_{pid}{suffix}"
+
+
+def log_file(name: str) -> str:
+    """The log of one component or artifact: `logs/dynamo.log`."""
+    return f"{LOGS}/{file_name_from_pass(name)}.log"
 
 
 def model_folder(model: int) -> str:

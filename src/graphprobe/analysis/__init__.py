@@ -1,0 +1,1 @@
+"""Conclusions from the facts of a compile: graph breaks, recompilations, where time went, what a log says. No torch."""

@@ -1,0 +1,287 @@
+"""Graph breaks of a program, judged: kind, cause, remedy, the user's line; one row for a cause on a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame
+from graphprobe.analysis.breaks_rules import CONSEQUENCES, RULES
+from graphprobe.analysis.breaks_text import Line, Part, parts_of, plain_name
+
+Outcome = Literal["continued", "rest", "function", "raised"]
+OUTCOMES: tuple[Outcome, ...] = ("continued", "rest", "function", "raised")
+"""From the mildest on: compiled on both sides of the break; the rest of the function not; all of it not; an error."""
+
+REST = "cannot resume from"
+"""Of torch's words on how it goes on: it compiles up to the break, and not behind it."""
+
+
+class GraphBreak(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause of graph breaks on one line.
+
+    Attributes:
+        kind: stable name, e.g. `data-dependent-branch`; `unsupported` where no rule knows it.
+        cause: one sentence.
+        remedy: what to write instead.
+        file, line, function, source: the innermost place in the program that is not code of torch or Python's library.
+        count: how often tracing stopped there.
+        outcome: the worst that came of it.
+        consequence: why it came to that, where torch could not go on behind the break; else empty.
+        functions: the functions whose compiling it stopped.
+        stack: `file:line in function` of the first time, outermost first.
+        inside: `torch` or `python` where no frame is the program's: what is called there was compiled by itself.
+        title, gb_id, url, explanation, hints: torch's own words on it.
+    """
+
+    kind: str
+    cause: str
+    remedy: str
+    file: str
+    line: int | None
+    function: str
+    source: str
+    count: int = 1
+    outcome: Outcome = "continued"
+    consequence: str = ""
+    functions: list[str] = []
+    stack: list[str] = []
+    inside: str | None = None
+    title: str = ""
+    gb_id: str | None = None
+    url: str | None = None
+    explanation: str = ""
+    hints: list[str] = []
+
+    @property
+    def where(self) -> str:
+        """`file:line in function`."""
+        return f"{self.file}{'' if self.line is None else f':{self.line}'} in {self.function}"
+
+
+class Uncompiled(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that Dynamo gave up on.
+
+    Attributes:
+        function, file, line: the function, and where it begins.
+        kind, cause, remedy: as of a break; `break` where a graph break is the cause.
+        count: how often it was tried.
+        inside: `torch` or `python` for a function of torch or of Python's library.
+    """
+
+    function: str
+    file: str
+    line: int | None
+    kind: str
+    cause: str
+    remedy: str
+    count: int = 1
+    inside: str | None = None
+
+
+class GraphSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One graph that Dynamo gave to a backend.
+
+    Attributes:
+        compile_id: torch's id.
+        ops: how many calls it has; None where that is not known.
+        where: `file:line in function` of its first op, or of the function.
+        guards: how many conditions its code is used under; None where that is not known.
+        broken: a break ended it.
+    """
+
+    compile_id: str | None
+    ops: int | None
+    where: str | None
+    guards: int | None
+    broken: bool
+
+
+class BreakReport(msgspec.Struct, kw_only=True):
+    """Graphs, breaks and functions left uncompiled, of one call or of a whole run."""
+
+    graphs: list[GraphSeen] = []
+    breaks: list[GraphBreak] = []
+    uncompiled: list[Uncompiled] = []
+
+    @property
+    def break_count(self) -> int:
+        """How often tracing stopped."""
+        return sum(row.count for row in self.breaks)
+
+    @property
+    def own_uncompiled(self) -> list[Uncompiled]:
+        """Those that are neither torch's nor Python's."""
+        return [row for row in self.uncompiled if row.inside is None]
+
+    @property
+    def found(self) -> bool:
+        """Whether there is anything to mend."""
+        return bool(self.breaks or self.own_uncompiled)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values, with its counts."""
+        counts = {
+            "graph_count": len(self.graphs),
+            "op_count": sum(graph.ops or 0 for graph in self.graphs),
+            "break_count": self.break_count,
+        }
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return {"schema": 1, **counts, **fields}
+
+
+def report_from_facts(
+    graphs: Iterable[GraphSeen], breaks: Sequence[BreakFact], uncompiled: Sequence[UncompiledFact]
+) -> BreakReport:
+    """Judge and group what was observed. The program's own lines come first, and of them the worst."""
+    given_up = {_key(fact) for fact in uncompiled if fact.broke}
+    rows: dict[tuple[Any, ...], GraphBreak] = {}
+    for fact in breaks:
+        row = judge(fact, gave_up=_key(fact) in given_up)
+        key = (row.kind, row.cause, row.file, row.line)
+        rows[key] = _merged(rows[key], row) if key in rows else row
+    frames: dict[tuple[Any, ...], Uncompiled] = {}
+    for left in uncompiled:
+        seen = _uncompiled(left)
+        what = (seen.function, seen.file, seen.line, seen.kind, seen.cause)
+        count = frames[what].count + 1 if what in frames else 1
+        frames[what] = msgspec.structs.replace(seen, count=count)
+    ordered = sorted(rows.values(), key=_order)
+    return BreakReport(graphs=list(graphs), breaks=ordered, uncompiled=list(frames.values()))
+
+
+def _order(row: GraphBreak) -> tuple[bool, int, int]:
+    return (row.inside is not None, -OUTCOMES.index(row.outcome), -row.count)
+
+
+def judge(fact: BreakFact, *, gave_up: bool = False) -> GraphBreak:
+    """Kind, cause and remedy of one break. `gave_up`: torch left the whole function uncompiled."""
+    parts = parts_of(fact.reason)
+    place = user_frame(fact.stack) or UserFrame(file=fact.file, line=fact.first_line, function=fact.function)
+    function = plain_name(fact.function or place.function)
+    kind, cause, remedy = _judged(parts[0], place.source, plain_name(place.function))
+    outcome: Outcome = "rest" if REST in fact.handling else "continued"
+    if fact.raised or gave_up:
+        outcome = "raised" if fact.raised else "function"
+    return GraphBreak(
+        kind=kind,
+        cause=cause,
+        remedy=remedy,
+        file=place.file,
+        line=place.line,
+        function=plain_name(place.function),
+        source=place.source,
+        outcome=outcome,
+        consequence=_consequence(parts[1:]),
+        functions=[function],
+        inside=place.inside,
+        stack=[f"{frame.place} in {plain_name(frame.function)}" for frame in fact.stack],
+        title=parts[0].title,
+        gb_id=parts[0].gb_id,
+        url=parts[0].url,
+        explanation=parts[0].explanation,
+        hints=list(parts[0].hints),
+    )
+
+
+def user_frame(stack: Sequence[UserFrame]) -> UserFrame | None:
+    """The innermost frame that is neither torch's nor Python's; of a stack that has none, the innermost."""
+    own = [frame for frame in stack if frame.inside is None]
+    found = own or stack
+    return found[-1] if found else None
+
+
+def _uncompiled(fact: UncompiledFact) -> Uncompiled:
+    function = plain_name(fact.function)
+    place = user_frame(fact.stack)
+    part = parts_of(fact.reason)[0]
+    if fact.broke:
+        at = f" at {place.place}" if place is not None else ""
+        kind, cause, remedy = "break", f"the graph break{at}", "mend that break"
+    else:
+        kind, cause, remedy = _judged(part, place.source if place is not None else "", function)
+    return Uncompiled(
+        function=function,
+        file=fact.file,
+        line=fact.first_line,
+        kind=kind,
+        cause=cause,
+        remedy=remedy,
+        inside=fact.inside,
+    )
+
+
+def _judged(part: Part, source: str, function: str) -> tuple[str, str, str]:
+    line = Line(source)
+    form = line.form
+    text = f"{part.explanation}\n{part.context}"
+    for rule in RULES:
+        groups = rule.match(part.title, text, form, line.source)
+        if groups is not None:
+            names = _names(part, line, function, rule.source, groups)
+            return rule.kind, fill(rule.cause, names), fill(rule.remedy, names)
+    raise AssertionError("the last rule matches everything")
+
+
+def _names(part: Part, line: Line, function: str, pattern: str, groups: Mapping[str, str]) -> dict[str, str]:
+    """What the sentences of a rule may name, with plain words where the line does not have it."""
+    found = re.search(pattern, line.source) if pattern else None
+    on_line = next(filter(None, found.groups()), "") if found is not None else ""
+    name = groups.get("name") or groups.get("other") or on_line
+    call = line.call(name) or line.source or f"{name}()"
+    qualified = f"{groups['module']}.{name}" if "module" in groups and name else name
+    owner = line.owner(name)
+    masked, mask = line.mask()
+    names = {
+        "title": part.title or part.explanation or "torch gives no reason",
+        "hint": part.hints[0] if part.hints else "move the line out of the compiled function",
+        "function": function,
+        "condition": line.condition or "the condition",
+        "name": qualified or "the function",
+        "class": "this object",
+        "line": line.source or "the line",
+        "layer": "on this line",
+        "exception": "that is raised here",
+        "call": call,
+        "method": call.partition("(")[0],
+        "owner": owner or "the tensor",
+        "target": line.target or "an attribute",
+        "owner_of_target": line.target.rpartition(".")[0] or "the tensor",
+        "manager": line.manager or groups.get("class", "the context manager"),
+        "defined": line.defined or "…",
+        "masked": masked or "the tensor",
+        "mask": mask or "the mask",
+    }
+    return names | {key: value for key, value in groups.items() if key not in ("name", "other", "module")}
+
+
+def fill(sentence: str, names: Mapping[str, str]) -> str:
+    """The sentence with each `{name}` replaced; other braces stay."""
+    return re.sub(r"\{(\w+)\}", lambda match: names.get(match.group(1), match.group(0)), sentence)
+
+
+def _consequence(followed: Sequence[Part]) -> str:
+    for part in followed:
+        for title, sentence in CONSEQUENCES:
+            if re.fullmatch(title, part.title):
+                return sentence
+    return followed[-1].title if followed else ""
+
+
+def _merged(first: GraphBreak, other: GraphBreak) -> GraphBreak:
+    worse = max(first, other, key=lambda row: OUTCOMES.index(row.outcome))
+    functions = [*first.functions, *(name for name in other.functions if name not in first.functions)]
+    return msgspec.structs.replace(
+        first,
+        count=first.count + 1,
+        outcome=worse.outcome,
+        consequence=first.consequence or other.consequence,
+        functions=functions,
+    )
+
+
+def _key(fact: BreakFact | UncompiledFact) -> tuple[Any, ...]:
+    return (fact.reason, fact.function, fact.file, fact.first_line)

@@ -1,0 +1,99 @@
+"""What is observed of a graph break, before anything is concluded from it: the lines of `graph_breaks.jsonl`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class UserFrame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One frame of the program at the place where tracing stopped.
+
+    Attributes:
+        file, line, function: as in a traceback.
+        source: the text of the line, as far as it can be read.
+        inside: `torch` or `python` for code of torch or of Python's library; None for anybody else's.
+    """
+
+    file: str
+    line: int | None
+    function: str
+    source: str = ""
+    inside: str | None = None
+
+    @property
+    def place(self) -> str:
+        """`file:line`."""
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+
+class BreakFact(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="fact", tag="break"):
+    """Dynamo came upon something that it cannot put into a graph.
+
+    Attributes:
+        reason: torch's whole text: type, explanation, hints, context, link.
+        gb_type: torch's name of the type of break, where it has one.
+        handling: how torch goes on, in the first line of its own words; empty where it says nothing.
+        raised: the program gets it as an exception (`fullgraph=True`).
+        stack: outermost first; the first frame is that of the function being compiled.
+        compile_id: torch's id of the compile.
+        function, file, first_line: the function being compiled.
+    """
+
+    reason: str
+    gb_type: str | None = None
+    handling: str = ""
+    raised: bool = False
+    stack: list[UserFrame] = []
+    compile_id: str | None = None
+    function: str = ""
+    file: str = ""
+    first_line: int | None = None
+
+
+class UncompiledFact(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="fact", tag="uncompiled"):
+    """Dynamo gave up on a function, which runs uncompiled from then on.
+
+    Attributes:
+        reason: torch's text, or `Type: message` of the error that torch was told to suppress.
+        gb_type: as in BreakFact.
+        broke: the reason is a graph break that was noted as such.
+        stack: where in the function, if that is known.
+        function, file, first_line: the function.
+        inside: as in UserFrame.
+    """
+
+    reason: str
+    gb_type: str | None = None
+    broke: bool = False
+    stack: list[UserFrame] = []
+    function: str = ""
+    file: str = ""
+    first_line: int | None = None
+    inside: str | None = None
+
+
+Fact = BreakFact | UncompiledFact
+
+
+def facts_from_lines(data: bytes) -> tuple[list[BreakFact], list[UncompiledFact], int]:
+    """The facts of a `graph_breaks.jsonl`, and how many lines of it could not be read."""
+    decoder = msgspec.json.Decoder(Fact)
+    breaks: list[BreakFact] = []
+    uncompiled: list[UncompiledFact] = []
+    unread = 0
+    for line in filter(None, data.split(b"\n")):
+        try:
+            fact = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            unread += 1
+            continue
+        if isinstance(fact, BreakFact):
+            breaks.append(fact)
+        else:
+            uncompiled.append(fact)
+    return breaks, uncompiled, unread
+
+
+def line_from_fact(fact: Fact) -> str:
+    """The fact as one line of `graph_breaks.jsonl`, with its newline."""
+    return msgspec.json.encode(fact).decode() + "\n"

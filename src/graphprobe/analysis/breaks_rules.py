@@ -1,0 +1,240 @@
+"""What each kind of graph break is called, why it happens, and what to write instead: one table, read from the top."""
+
+from __future__ import annotations
+
+from graphprobe.analysis.breaks_rule import IDENTITY, Rule
+from graphprobe.analysis.breaks_rules_types import RULES_ON_TYPES
+
+OUTSIDE = "call `{call}` before the compiled function and pass the result in as an argument"
+
+JUMP = r"Data-dependent branching.*|Data-dependent assertion.*"
+SKIPPED = r"Attempted to (call|inline) function marked as skipped.*"
+BUILTIN = r"Failed to trace builtin operator"
+SCALAR = r"Unsupported Tensor\.item\(\) call.*|Data dependent operator"
+SHAPES = r"Dynamic shape operator.*"
+AS_NUMBER = r"\.(?P<name>item)\(|\b(?P<function_>float|int|bool|complex)\("
+IS_COMPILING = "`if not torch.compiler.is_compiling():` in front of it leaves it out of compiled code"
+
+RULES: tuple[Rule, ...] = (
+    # -- the program asks a tensor for its values ---------------------------------------------------------------------
+    Rule(
+        "data-dependent-assert",
+        JUMP + r"|assert with non-string message",
+        "the assertion `{condition}` depends on the values of a tensor, and its message is computed",
+        'make the message a plain string: `assert {condition}, "…"`; or use `torch._assert_async({condition})`',
+        form=("Assert",),
+    ),
+    Rule(
+        "data-dependent-loop",
+        JUMP,
+        "how often the loop runs, `{condition}`, depends on the values of a tensor",
+        "use `torch.while_loop(cond_fn, body_fn, (…,))` with `{condition}` returned by cond_fn; or keep the loop "
+        "outside and compile its body",
+        form=("While", "For"),
+    ),
+    Rule(
+        "data-dependent-branch",
+        JUMP,
+        "which way the program goes, `{condition}`, depends on the values of a tensor",
+        "compute both ways and choose: `torch.where({condition}, a, b)`; or "
+        "`torch.cond({condition}, true_fn, false_fn, (…,))`",
+    ),
+    Rule(
+        "random",
+        SCALAR + "|.*numpy.*random.*|random.Random.*|" + SKIPPED + "|Unsupported method call",
+        "`{call}` draws a random number that is not torch's",
+        "draw it with torch, `torch.rand(())`, which can be part of the graph; or " + OUTSIDE,
+        source=r"\b(?P<name>(?:np|numpy)\.random\.\w+|random\.\w+)\(",
+    ),
+    Rule(
+        "tensor-item",
+        SCALAR,
+        "how often the loop runs depends on a value of a tensor, `{call}`",
+        "pass that number in as an argument that is an int, or keep the loop outside and compile its body",
+        form=("For",),
+        source=AS_NUMBER,
+    ),
+    Rule(
+        "tensor-item",
+        SCALAR,
+        "`{call}` needs the value of a tensor as a number of Python's",
+        "keep it a tensor: use `{owner}` itself in the place of `{call}`; or set "
+        "`torch._dynamo.config.capture_scalar_outputs = True`",
+        source=AS_NUMBER,
+    ),
+    Rule(
+        "tensor-item",
+        SCALAR
+        + r"|Dynamic slicing with Tensor arguments|Indexing .* with non-scalar tensor|unsupported index\(Tensor\)",
+        "the line needs the value of a tensor as a number of Python's",
+        "keep the number a tensor, or work it out before the compiled function; or set "
+        "`torch._dynamo.config.capture_scalar_outputs = True`",
+    ),
+    Rule(
+        "tensor-tolist",
+        r"Tensor\.tolist\(\).*",
+        "`{call}` turns a tensor into numbers of Python's",
+        "index the tensor, `{owner}[i]`, and leave out `.tolist()`; or call it outside the compiled function",
+        text=r"(?P<name>to_?list)",
+    ),
+    Rule(
+        "dynamic-shape-operator",
+        SHAPES + "|.*one_hot.*data-dependent.*",
+        "how large the result of `{masked}[{mask}]` is depends on the values of a tensor",
+        "keep the shape: `torch.where({mask}, {masked}, 0)` in the place of `{masked}[{mask}]`; or set "
+        "`torch._dynamo.config.capture_dynamic_output_shape_ops = True`",
+        text=r"aten\.nonzero",
+        source=r"\w\[[^\]]*[<>=~&|!][^\]]*\]|\[\w*mask\w*\]",
+    ),
+    Rule(
+        "dynamic-shape-operator",
+        SHAPES,
+        "how large the result of `{call}` is depends on the values of a tensor",
+        "give the size: `torch.nonzero_static({owner}, size=N)`; or set "
+        "`torch._dynamo.config.capture_dynamic_output_shape_ops = True`",
+        text=r"aten\.(?P<name>nonzero)",
+        source=r"\bnonzero\(",
+    ),
+    Rule(
+        "dynamic-shape-operator",
+        SHAPES + "|.*data-dependent output shape",
+        "how large the result of `{name}` is depends on the values of a tensor",
+        "set `torch._dynamo.config.capture_dynamic_output_shape_ops = True`; or use an operator whose result has the "
+        "same size for all values",
+        names=r"(?P<name>aten\.\w+|(?<=Operator `)[\w.]+)",
+    ),
+    # -- output -------------------------------------------------------------------------------------------------------
+    Rule(
+        "print",
+        BUILTIN,
+        "`print` writes something in the middle of the compiled code",
+        IS_COMPILING
+        + "; `torch._dynamo.config.reorderable_logging_functions.add(print)` prints it when the graph has run",
+        text=r"builtin (operator `)?(?P<name>print)\b",
+    ),
+    Rule(
+        "logging",
+        r"logging\.Logger method.*|attempted to reorder a debugging function.*",
+        "the logger's method `{call}` writes something in the middle of the compiled code",
+        IS_COMPILING + "; `torch._dynamo.config.ignore_logging_functions.add({method})` leaves out every call of it",
+        names=r"method: <[^>]*>\.(?P<name>\w+)",
+    ),
+    Rule(
+        "warning",
+        SKIPPED,
+        "`{call}` warns in the middle of the compiled code",
+        IS_COMPILING
+        + "; `torch._dynamo.config.reorderable_logging_functions.add(warnings.warn)` warns when the graph has "
+        "run",
+        text=r"Python builtin `_warnings\.(?P<name>warn)`",
+    ),
+    # -- calls that Dynamo does not follow ----------------------------------------------------------------------------
+    Rule(
+        "disabled",
+        r"Skip (calling|inlining) `torch\.compiler\.disable\(\)`d function|Forced graph break on leaf function",
+        "`{name}` is marked with `torch.compiler.disable`",
+        "remove `torch.compiler.disable` from `{name}`, or call `{name}` before or after the compiled function",
+        names=r"<(?:bound method|function) (?P<name>[\w.<>]+)",
+    ),
+    Rule(
+        "explicit-break",
+        r"Call to `torch\._dynamo\.(graph_break|skip_frame|step_unsupported)\(\)`|ComptimeContext graph break",
+        "the program itself asks for a break with `{name}`",
+        "remove the call of `{name}`",
+        names=r"(?P<name>torch\._dynamo\.\w+\(\))",
+    ),
+    Rule(
+        "class-definition",
+        r"Invalid call to __build_class__|LOAD_BUILD_CLASS.*",
+        "`class {defined}` is defined inside the compiled function",
+        "define `class {defined}` at the top of the module",
+    ),
+    Rule(
+        "deepcopy",
+        r"Attempted to copy\.deepcopy a tensor|copy\.deepcopy\(\).*",
+        "`{call}` copies a tensor by way of Python",
+        "write `{owner}.clone()` in the place of `{call}`",
+        text=r"(?P<name>deepcopy)",
+    ),
+    Rule(
+        "frame-inspection",
+        SKIPPED,
+        "`{line}` looks at its own frame, which does not exist in compiled code",
+        "look at it outside the compiled function",
+        text=r"sys\._getframe",
+    ),
+    Rule(
+        "c-function",
+        SKIPPED + r"|can't handle functions not implemented in python.*|vectorcall_maybe on C method.*",
+        "`{name}` is written in C, so Dynamo cannot look into it",
+        OUTSIDE + "; if it computes on tensors, make it an operator with `torch.library.custom_op`",
+        text=r"Python builtin `(?P<name>[^`]+?)\.?`|the builtin `(?:<unknown module>\.)?(?P<other>[^`]+?)\.?`",
+    ),
+    Rule(
+        "skipped-function",
+        SKIPPED + r"|Unsupported function call.*",
+        "`{name}` is on the list of functions that Dynamo does not trace",
+        "call `{call}` before or after the compiled function",
+        names=r"(?s)(?:.*module: (?P<module>[\w.]+), qualname: (?P<name>[\w.]+))|function `(?P<other>[^`]+)`",
+    ),
+    Rule(
+        "unsupported-builtin",
+        BUILTIN + r"|invalid call to builtin op handler|unimplemented builtin op.*",
+        "Dynamo cannot trace Python's `{name}` with these arguments",
+        OUTSIDE,
+        names=r"builtin (?:operator )?`?(?P<name>\w+)`?",
+    ),
+    Rule(
+        "random",
+        r"torch\.Generator method|random\.Random\(\).*|Tensor\.(random_|uniform_) .*",
+        "`{call}` draws random numbers in a way that cannot be part of a graph",
+        "use `torch.rand`, `torch.randn` or `torch.randint` without a generator; or draw outside the compiled function",
+    ),
+    Rule(
+        "unsupported-method",
+        r"Unsupported method call|Unhandled tensor method|Unsupported Tensor\.\w+\(\) call(?<!backward\(\) call)"
+        r"(?<!requires_grad_\(\) call)|Unhandled args for method|constant-like method call.*|Unsupported \w+ method.*",
+        "Dynamo cannot trace the method `{name}` of `{class}`",
+        "move `{line}` out of the compiled function; what it gives can be passed in as an argument",
+        names=r"method `(?P<name>[^`]+)` of class `(?P<class>[^`]+)`|Tensor\.(?P<other>\w+)",
+    ),
+    # -- with, generators, exceptions ---------------------------------------------------------------------------------
+    Rule(
+        "context-manager",
+        r"Unsupported context manager|.*contextlib.*|.*context ?manager.*|.*escaped from compiled.*",
+        "Dynamo does not know the context manager `{manager}`",
+        "put `with {manager}:` around the call of the compiled function",
+        names=r"enter a `(?P<class>[^`]+)`",
+    ),
+    Rule(
+        "generator",
+        r"Attempt to trace generator|.*[Gg]enerator.*",
+        "`{function}` is a generator, which cannot be compiled itself",
+        "compile the function that uses the generator, or return a list: `return [ … ]` in the place of `yield`",
+    ),
+    Rule(
+        "object-identity",
+        r"Observed exception.*",
+        IDENTITY,
+        "compare values instead, or work it out outside the compiled function",
+        source=r"\b(id|hash)\(|\.data_ptr\(",
+    ),
+    Rule(
+        "exception",
+        r"Observed exception.*|Failed to raise exception|.*[Ee]xception (object|constructor|with).*|Caught non-.*",
+        "the exception `{exception}` leaves the compiled function, or Dynamo meets it where Python would not",
+        "check before the compiled function what makes it raise; an exception that is caught inside is no break",
+        names=r"raised exception (?P<exception>\w+\(.*\))",
+    ),
+    *RULES_ON_TYPES,
+)
+"""The first that matches counts."""
+
+CONSEQUENCES: tuple[tuple[str, str], ...] = (
+    (r"graph break in loop", "the break is inside a loop"),
+    (
+        r"Graph break under GenericContextWrappingVariable",
+        "the break is inside a `with` that Dynamo cannot leave and enter again",
+    ),
+)
+"""Why torch could not go on behind the break, by its name of the second break."""

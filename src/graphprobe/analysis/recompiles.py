@@ -1,0 +1,250 @@
+"""Recompilations, grouped by what caused them, with what to do about each group."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from graphprobe.analysis.recompile_cause import Cause, Seen, cause_of
+from graphprobe.analysis.recompile_facts import Place, Recompile
+from graphprobe.analysis.recompile_guards import readable
+from graphprobe.analysis.recompile_remedies import Case, remedies
+
+SCHEMA = 1
+MAX_CALLERS = 5
+"""Calling lines that a group keeps."""
+
+
+class Group(msgspec.Struct, kw_only=True):
+    """Guard failures of one function with one cause.
+
+    Attributes:
+        kind: stable slug, see docs/recompiles.md.
+        function, file, line: what was recompiled, and the line of its `def`.
+        where: the program's line that made the guard necessary; None when unknown.
+        where_from: `torch` or `first use`, see `FailedGuard`.
+        name: what changed, as the program writes it; empty for the state of the process.
+        dim: dimension of the tensor, for sizes and strides.
+        values: those seen, in order.
+        cause: one sentence.
+        remedies: what to do, the best first.
+        count: guard failures.
+        compile_ids: of the compiles that followed.
+        callers: lines that made the calls, the first ones.
+        torch_says: the guard of the first failure, in torch's words.
+    """
+
+    kind: str
+    function: str
+    file: str
+    line: int
+    where: Place | None = None
+    where_from: str | None = None
+    name: str = ""
+    dim: int | None = None
+    values: list[str] = []
+    cause: str = ""
+    remedies: list[str] = []
+    count: int = 0
+    compile_ids: list[str] = []
+    callers: list[Place] = []
+    torch_says: str = ""
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """One function that was recompiled.
+
+    Attributes:
+        recompilations: compiles after its first one.
+        versions: compiled versions at the end.
+        limit: how many torch allows.
+        limit_hit: name of the limit that was reached; None otherwise.
+    """
+
+    function: str
+    file: str
+    line: int
+    recompilations: int = 0
+    versions: int | None = None
+    limit: int | None = None
+    limit_hit: str | None = None
+
+
+class RecompileReport(msgspec.Struct, kw_only=True):
+    """What a run recompiled, and why.
+
+    Attributes:
+        guard_failures: calls that no compiled version fitted.
+        recompilations: those of them that were compiled anew; the others ran into a limit.
+        allowed: recompilations of a function that are as wanted.
+        functions: the most often recompiled first.
+        groups: the largest first; limits that were reached come before all others.
+        complete: False when recompilations may be missing; `notes` say why.
+        notes: what could not be known.
+    """
+
+    schema: int = SCHEMA
+    guard_failures: int = 0
+    recompilations: int = 0
+    allowed: int = 0
+    functions: list[Function] = []
+    groups: list[Group] = []
+    complete: bool = True
+    notes: list[str] = []
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether a function was recompiled more often than allowed, or reached a limit."""
+        return any(f.limit_hit is not None or f.recompilations > self.allowed for f in self.functions)
+
+
+def report_from_facts(
+    facts: Iterable[Recompile], *, allowed: int = 0, complete: bool = True, notes: Sequence[str] = ()
+) -> RecompileReport:
+    """Group the recompilations of a run, given in the order in which they happened.
+
+    Args:
+        allowed: recompilations of a function that are as wanted; they are listed all the same.
+        complete, notes: go into the report as they are.
+    """
+    facts = list(facts)
+    seen: dict[tuple[str, int, str], Seen] = {}
+    causes = []
+    for fact in facts:
+        causes.append(cause_of(fact, seen.setdefault(_function_key(fact), Seen())))
+    grouped: dict[tuple[object, ...], list[tuple[Recompile, Cause]]] = {}
+    for fact, cause in zip(facts, causes, strict=True):
+        key = (*_function_key(fact), cause.kind, cause.check.source, cause.check.dim)
+        grouped.setdefault(key, []).append((fact, cause))
+    groups = sorted((_group(members) for members in grouped.values()), key=lambda group: -group.count)
+    functions = _functions(facts)
+    limits = [_limit_group(fact) for fact in _first_limits(facts)]
+    return RecompileReport(
+        guard_failures=len(facts),
+        recompilations=sum(function.recompilations for function in functions),
+        allowed=allowed,
+        functions=functions,
+        groups=[*limits, *groups],
+        complete=complete,
+        notes=list(notes),
+    )
+
+
+def function_name(function: str) -> str:
+    """The function's name; of the rest behind a graph break, with the line of the break."""
+    found = re.match(r"torch_dynamo_resume_in_(.+)_at_(\d+)$", function)
+    return function if found is None else f"{found[1]} (behind the graph break at line {found[2]})"
+
+
+def _function_key(fact: Recompile) -> tuple[str, int, str]:
+    return fact.file, fact.line, fact.function
+
+
+def _group(members: list[tuple[Recompile, Cause]]) -> Group:
+    fact, first = members[0]
+    checks = [cause.check for _, cause in members]
+    values = _ordered([value for _, cause in members for value in cause.values])
+    name = readable(first.check.source)
+    place = next((cause.guard for _, cause in members if cause.guard is not None and cause.guard.where), None)
+    where = None if place is None else place.where
+    expected = {cause.check.expected for _, cause in members}
+    case = Case(
+        name=name or "it",
+        dim=first.check.dim,
+        values=tuple(values),
+        where="" if where is None else f"line {where.line} of {os.path.basename(where.file)}",
+        function=function_name(fact.function),
+        count=len(members),
+        dynamic=fact.dynamic,
+        automatic_dynamic=fact.automatic_dynamic,
+        specialized=len(expected) > 1 and fact.automatic_dynamic and fact.dynamic is not False,
+        parameter=any(check.parameter for check in checks),
+        static_module_int=any(check.static_module_int for check in checks),
+    )
+    return Group(
+        kind=first.kind,
+        function=fact.function,
+        file=fact.file,
+        line=fact.line,
+        where=where,
+        where_from=None if place is None else place.where_from,
+        name=name,
+        dim=first.check.dim,
+        values=values,
+        cause=first.sentence(name, values),
+        remedies=remedies(first.kind, case),
+        count=len(members),
+        compile_ids=[member.compile_id for member, _ in members if member.compile_id is not None],
+        callers=list(dict.fromkeys(member.caller for member, _ in members if member.caller is not None))[:MAX_CALLERS],
+        torch_says=fact.guards[0].text if first.guard is None and fact.guards else _text(first),
+    )
+
+
+def _text(cause: Cause) -> str:
+    return "" if cause.guard is None else cause.guard.text
+
+
+def _ordered(values: Iterable[str]) -> list[str]:
+    """Without repeats; numbers by size, everything else as it came."""
+    kept = list(dict.fromkeys(values))
+    try:
+        return sorted(kept, key=float)
+    except ValueError:
+        return kept
+
+
+def _functions(facts: Sequence[Recompile]) -> list[Function]:
+    found: dict[tuple[str, int, str], Function] = {}
+    for fact in facts:
+        function = found.setdefault(
+            _function_key(fact), Function(function=fact.function, file=fact.file, line=fact.line)
+        )
+        function.limit = fact.limit
+        if fact.limit_hit is not None:
+            function.limit_hit = fact.limit_hit
+            function.versions = fact.versions
+            continue
+        function.recompilations += 1
+        function.versions = None if fact.versions is None else fact.versions + 1
+    return sorted(found.values(), key=lambda function: -function.recompilations)
+
+
+def _first_limits(facts: Sequence[Recompile]) -> list[Recompile]:
+    firsts: dict[tuple[object, ...], Recompile] = {}
+    for fact in facts:
+        if fact.limit_hit is not None:
+            firsts.setdefault((*_function_key(fact), fact.limit_hit), fact)
+    return list(firsts.values())
+
+
+def _limit_group(fact: Recompile) -> Group:
+    accumulated = fact.limit_hit == "accumulated_recompile_limit"
+    limit = fact.accumulated_limit if accumulated else fact.limit
+    versions = fact.all_versions if accumulated else fact.versions
+    name = function_name(fact.function)
+    case = Case(
+        name=name,
+        function=name,
+        count=versions or 0,
+        dynamic=fact.dynamic,
+        automatic_dynamic=fact.automatic_dynamic,
+        limit=fact.limit_hit,
+    )
+    return Group(
+        kind="limit-reached",
+        function=fact.function,
+        file=fact.file,
+        line=fact.line,
+        where=Place(fact.file, fact.line, fact.function),
+        name=str(fact.limit_hit),
+        values=[] if limit is None else [str(limit)],
+        cause=f"{name} has {versions} compiled versions, and torch._dynamo.config.{fact.limit_hit} is {limit}: "
+        "calls that none of them fits run uncompiled from here on (with fullgraph=True they raise)",
+        remedies=remedies("limit-reached", case),
+        count=1,
+        compile_ids=[] if fact.compile_id is None else [fact.compile_id],
+        callers=[] if fact.caller is None else [fact.caller],
+    )

@@ -1,0 +1,210 @@
+"""`graphprobe explain`: graphs, graph breaks with their remedy, and what was not compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphprobe.cli.named_call import call_from_file, callable_of, check_backend
+from graphprobe.cli.new_file import new_file
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+
+if TYPE_CHECKING:
+    from graphprobe.analysis.breaks import BreakReport
+
+
+class ExplainCommand(click.Command):
+    """What stands behind a script is the script's; behind a run or a callable options may follow."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Finds the target, and gives `--json` its `-` where no file stands behind it."""
+        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
+        given, end = list(args), 0
+        while end < len(given) and given[end].startswith("-") and given[end] not in ("-", "--"):
+            if given[end] == "--json" and not _is_json_file(given[end + 1 : end + 2]):
+                given.insert(end + 1, "-")
+            end += 2 if given[end] in takes_value else 1
+        target = given[end] if end < len(given) else None
+        ctx.allow_interspersed_args = target is not None and not _is_script(target)
+        if ctx.allow_interspersed_args:
+            for index in [i for i, arg in enumerate(given) if arg == "--json" and i > end][::-1]:
+                if not _is_json_file(given[index + 1 : index + 2]):
+                    given.insert(index + 1, "-")
+        return super().parse_args(ctx, given)
+
+
+@click.command(
+    cls=ExplainCommand, name="explain", short_help="Show what is compiled, where it breaks, and what to write instead."
+)
+@click.option(
+    "--json", "json_path", metavar="[FILE]", help="Print JSON; or write it to FILE, whose name ends in .json."
+)
+@click.option("--force", is_flag=True, help="Write over a file that exists.")
+@click.option("--backend", metavar="NAME", help="Compile with this backend. Default: as the script says, or eager.")
+@click.option(
+    "--dynamic/--no-dynamic", default=None, help="As dynamic=… of torch.compile. Default: as the script says."
+)
+@click.argument("target", metavar="TARGET", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    json_path: str | None,
+    force: bool,
+    backend: str | None,
+    dynamic: bool | None,
+    target: str | None,
+    arguments: tuple[str, ...],
+) -> None:
+    """Show which graphs torch.compile makes of a program, what breaks them, and what to write instead.
+
+    TARGET is a script, which runs with its own arguments; a run folder of `graphprobe run`; or FILE.py:CALLABLE, a
+    function without arguments that returns (fn, args) or (fn, args, kwargs). Options stand before a script.
+
+    \b
+    Examples:
+      graphprobe explain train.py --epochs 1
+      graphprobe explain --backend eager train.py
+      graphprobe explain torch_compile_debug --json
+      graphprobe explain model.py:make
+
+    Exit codes: 0 nothing breaks, 1 there are graph breaks or functions not compiled, 2 wrong usage, 125 undecided.
+    """
+    if not target:
+        raise UsageError("nothing to explain", hint="graphprobe explain SCRIPT [ARGS], or RUN, or FILE.py:CALLABLE")
+    out = None if json_path in (None, "-") or (force and Path(str(json_path)).is_file()) else new_file(json_path)
+    if json_path not in (None, "-") and out is None:
+        out = Path(str(json_path)).absolute()
+    if _is_run(target):
+        if backend is not None or dynamic is not None:
+            raise UsageError("--backend and --dynamic: a run has been compiled already")
+        _refuse(target, arguments)
+        ctx.exit(_run(target, out, printed=json_path == "-"))
+    if backend is not None:
+        check_backend(backend)
+    name = callable_of(target)
+    if name is not None:
+        _refuse(target, arguments)
+        ctx.exit(_function(target, name, backend, dynamic, out, printed=json_path == "-"))
+    ctx.exit(_script(target, arguments, backend, dynamic, out, printed=json_path == "-"))
+
+
+def _is_json_file(following: list[str]) -> bool:
+    return bool(following) and (following[0] == "-" or following[0].endswith(".json"))
+
+
+def _is_run(target: str) -> bool:
+    return os.path.isdir(target) and not os.path.isfile(os.path.join(target, "__main__.py"))
+
+
+def _is_script(target: str) -> bool:
+    return not _is_run(target) and callable_of(target) is None
+
+
+def _refuse(target: str, arguments: tuple[str, ...]) -> None:
+    if arguments:
+        raise UsageError(f"{target} takes no arguments, and got {' '.join(arguments)!r}")
+
+
+def _run(target: str, out: Path | None, *, printed: bool) -> int:
+    from graphprobe.analysis.breaks_run import report_from_run
+    from graphprobe.store.reader import Run
+
+    report, notes = report_from_run(Run.open(target))
+    _show(target, report, notes, out, printed=printed)
+    if report.found:
+        return EXIT_FOUND
+    return EXIT_UNDECIDED if notes else EXIT_OK
+
+
+def _function(
+    target: str, name: str, backend: str | None, dynamic: bool | None, out: Path | None, *, printed: bool
+) -> int:
+    base = Path.cwd()
+    fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
+    from graphprobe.backends.explain import explain
+
+    found = explain(fn, inner=backend or "eager", dynamic=dynamic)(*args, **kwargs)
+    _show(target, found.report, found.notes, out, printed=printed, base=base)
+    if found.report.found:
+        return EXIT_FOUND
+    return EXIT_UNDECIDED if found.notes or not found.graphs else EXIT_OK
+
+
+def _script(
+    target: str,
+    arguments: tuple[str, ...],
+    backend: str | None,
+    dynamic: bool | None,
+    out: Path | None,
+    *,
+    printed: bool,
+) -> int:
+    from graphprobe.backends.explain_program import ProgramWatch
+    from graphprobe.internals.compile_overrides import override_compile
+    from graphprobe.probe import script
+
+    if not os.path.exists(target):
+        raise UsageError(
+            f"no script and no run at {target!r} (looked in {os.getcwd()})",
+            hint="name a Python file, a run folder, or FILE.py:CALLABLE",
+        )
+    program = script.Program("script", target, arguments)
+    script.check(program)
+    base = Path.cwd()  # the script may go elsewhere
+    overrides = {k: v for k, v in (("backend", backend), ("dynamic", dynamic)) if v is not None}
+    watch = ProgramWatch()
+    watch.start()
+    stop_overriding = override_compile(overrides) if overrides else lambda: None
+    try:
+        ended = script.run(program)
+    finally:
+        stop_overriding()
+        watch.stop()
+    problem = None
+    if ended.error is not None:
+        problem = f"the script was ended by {ended.error.splitlines()[0]}"
+    elif ended.code != 0:
+        problem = f"the script ended with exit code {ended.code}"
+    report, notes = watch.report()
+    if not (report.graphs or report.breaks or report.uncompiled) and problem is None:
+        raise UsageError(
+            f"{target} compiled nothing: Dynamo was given no function with tensors",
+            hint="does it call what torch.compile returned? is TORCH_COMPILE_DISABLE set?",
+        )
+    _show(target, report, notes, out, printed=printed, base=base, ended=problem)
+    if report.found:
+        return EXIT_FOUND
+    return EXIT_UNDECIDED if problem is not None or notes else EXIT_OK
+
+
+def _show(
+    target: str,
+    report: BreakReport,
+    notes: list[str],
+    out: Path | None,
+    *,
+    printed: bool,
+    base: Path | None = None,
+    ended: str | None = None,
+) -> None:
+    document: dict[str, Any] = {"target": target, "ended": ended, "not_observed": notes, **report.to_json()}
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    if printed:
+        click.echo(text)
+        return
+    from graphprobe.report.explain import print_report
+
+    print_report(report, notes=notes, base=base)
+    if ended is not None:
+        click.echo(f"{target}: {ended}")
+    if out is not None:
+        try:
+            out.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--json {out}: it cannot be written: {error.strerror}") from error
+        click.echo(f"Wrote {out}")

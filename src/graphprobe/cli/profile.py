@@ -1,0 +1,155 @@
+"""`graphprobe profile`: where compile time goes."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from graphprobe.cli.run import RunCommand, _program
+from graphprobe.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphprobe.probe.profile import profile
+    from graphprobe.probe.script import Ended
+
+
+class ProfileCommand(RunCommand):
+    """Behind a script everything is the script's; behind a profile to be read, options may stand as well."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Finds the first word, which decides."""
+        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
+        end = 0
+        while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
+            if args[end][:2] in ("-m", "-c"):
+                break
+            end += 2 if args[end] in takes_value else 1
+        ctx.allow_interspersed_args = end < len(args) and args[end].endswith(".json")
+        if ctx.allow_interspersed_args:
+            return click.Command.parse_args(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=ProfileCommand,
+    name="profile",
+    short_help="Tell where compile time goes.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("-o", "--out", metavar="FILE", help="The profile. Default: profile-PROGRAM.json.")
+@click.option("--trace", "trace_path", metavar="FILE", help="Also write a Chrome trace, for ui.perfetto.dev.")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Length of the tables.")
+@click.option("--force", is_flag=True, help="Overwrite files.")
+@click.option("--json", "as_json", is_flag=True, help="Of profiles that are read: print JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Of a program that is run: print nothing.")
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
+@click.option("-c", "code", metavar="CODE", help="Run a piece of code, as python -c does.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | PROFILE.json [PROFILE.json]")
+def command(
+    out: str | None,
+    trace_path: str | None,
+    top: int,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    module: str | None,
+    code: str | None,
+    words: tuple[str, ...],
+) -> None:
+    """Tell where compile time goes, by phase and by pass, slowest first.
+
+    A SCRIPT is run as `python` would run it, with its own arguments, and ends with its own exit code; its profile is
+    written, and summed up on the standard error. A PROFILE.json is shown; of two, the changes from the first to the
+    second are. Caches are left as they are, and the profile says what they had.
+
+    \b
+    Examples:
+      graphprobe profile train.py --epochs 1
+      graphprobe profile -o before.json --trace before-trace.json -m my_package.train
+      graphprobe profile before.json
+      graphprobe profile before.json after.json
+    """
+    trace = _file("--trace", trace_path, force)
+    if module is None and code is None and words and words[0].endswith(".json"):
+        if out is not None:
+            raise UsageError(f"--out {out}: {words[0]} is a profile that is read, nothing is run")
+        _read(words, trace, top, as_json)
+        return
+    if as_json:
+        raise UsageError("--json goes with profiles that are read", hint="graphprobe profile --json PROFILE.json")
+    if module is None and code is None and not words:
+        raise UsageError("nothing to profile", hint="graphprobe profile SCRIPT, -m MODULE, -c CODE, or PROFILE.json")
+    target = _program(module, code, words)
+    name = "code" if code is not None else Path(target.target).stem
+    file = _file("--out", out or f"profile-{name}.json", force)
+    assert file is not None
+    from graphprobe.probe import script
+    from graphprobe.probe.profile import profile
+
+    script.check(target)
+    running = profile(program=" ".join([target.target if code is None else "-c", *target.arguments]))
+    running.start()
+    ended: list[Ended] = []
+    # Registered first, this comes last: what the program's threads compile until then is part of it.
+    atexit.register(_finish, running, ended, file, trace, top, quiet)
+    ended.append(script.run(target))
+    sys.exit(ended[0].code)
+
+
+def _file(option: str, path: str | None, force: bool) -> Path | None:
+    if path is None:
+        return None
+    file = Path(path).absolute()
+    if not file.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {file.parent}")
+    if file.is_dir() or (file.exists() and not force):
+        raise UsageError(f"{option} {path}: it exists already", hint="name another file, or overwrite it with --force")
+    return file
+
+
+def _finish(running: profile, ended: list[Ended], file: Path, trace: Path | None, top: int, quiet: bool) -> None:
+    if running.forked:
+        return
+    wrote = []
+    try:
+        running.stop(exit_code=ended[0].code if ended else None, error=ended[0].error if ended else None)
+        if not quiet:
+            running.report(top=top, file=sys.stderr)
+        wrote.append(running.save(file, force=True))
+        if trace is not None:
+            wrote.append(running.save_trace(trace, force=True))
+    except Exception as error:  # the program has ended; its exit code must not change now
+        click.echo(f"graphprobe: the profile could not be written: {type(error).__name__}: {error}", err=True)
+    if not quiet and wrote:
+        click.echo(f"graphprobe: wrote {', '.join(str(path) for path in wrote)}", err=True)
+
+
+def _read(words: tuple[str, ...], trace: Path | None, top: int, as_json: bool) -> None:
+    from graphprobe.analysis.timing_diff import compare_profiles
+    from graphprobe.analysis.timing_records import read_profile
+    from graphprobe.analysis.timing_trace import write_trace
+    from graphprobe.report import profile as view
+
+    if len(words) > 2:
+        raise UsageError(f"profile shows one profile or compares two, not {len(words)}: {' '.join(words)}")
+    profiles = [read_profile(word) for word in words]
+    if trace is not None:
+        if len(profiles) != 1:
+            raise UsageError("--trace goes with one profile, not with two")
+        write_trace(profiles[0], trace)
+    if len(profiles) == 1:
+        if as_json:
+            click.echo(json.dumps(view.document_from(profiles[0]), indent=2))
+        else:
+            view.print_profile(profiles[0], top=top)
+    else:
+        diff = compare_profiles(*profiles)
+        if as_json:
+            click.echo(json.dumps(view.diff_document_from(diff), indent=2))
+        else:
+            view.print_diff(diff, *words, top=top)

@@ -1,0 +1,168 @@
+"""`graphprobe recompiles`: what is compiled again and again, why, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from graphprobe.cli.new_file import new_file
+from graphprobe.cli.run import RunCommand
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.store import layout
+
+if TYPE_CHECKING:
+    from graphprobe.analysis.recompiles import RecompileReport
+    from graphprobe.probe.script import Ended, Program
+
+STDOUT = "-"
+
+
+class RecompilesCommand(RunCommand):
+    """`--json` takes its file after a space only where that is plain: a name that ends in .json."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Gives a bare `--json` its value, standard output."""
+        args = list(args)
+        for index, arg in enumerate(args):
+            if arg == "--" or arg[:2] in ("-m", "-c") or not arg.startswith("-"):
+                value = index > 0 and args[index - 1] in ("--allow", "--json")
+                if arg.startswith("-") or not value:
+                    break
+            if arg == "--json" and not (
+                index + 1 < len(args) and (args[index + 1] == STDOUT or args[index + 1].endswith(".json"))
+            ):
+                args[index] = f"--json={STDOUT}"
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=RecompilesCommand,
+    name="recompiles",
+    short_help="Say what is compiled again and again, why, and what to do.",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+)
+@click.option(
+    "--json", "json_path", metavar="[FILE]", help="Print JSON; or write it to FILE, which must be new: *.json."
+)
+@click.option(
+    "--allow",
+    "allowed",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="So many recompilations of each function are as wanted. Default: 0.",
+)
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
+@click.option("-c", "code", metavar="CODE", help="Run a piece of code, as python -c does.")
+@click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]... | RUN]")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    json_path: str | None,
+    allowed: int,
+    module: str | None,
+    code: str | None,
+    target: tuple[str, ...],
+) -> None:
+    """Count the guard failures of a whole program, group them by cause, and name the remedy of each.
+
+    SCRIPT runs as `python` would run it, with its own arguments. RUN is a run that `graphprobe run` recorded, by its
+    folder or the folder of several, of which the newest is taken (default: torch_compile_debug). Options stand first.
+
+    \b
+    Examples:
+      graphprobe recompiles train.py --epochs 1
+      graphprobe recompiles --allow 1 --json out.json train.py
+      graphprobe recompiles torch_compile_debug
+
+    Exit codes: 0 no recompilation (beyond --allow), 1 there are some, 2 wrong usage, 125 could not decide: the program
+    failed, or the run does not hold them.
+    """
+    file = None if json_path in (None, STDOUT) else new_file(json_path)
+    if module is None and code is None and (not target or _is_run(target[0])):
+        if len(target) > 1:
+            raise UsageError(f"{target[0]} is a run, which takes no arguments; got {' '.join(target[1:])!r}")
+        report = _read(target[0] if target else layout.ROOT, allowed)
+        problem = None
+    else:
+        report, problem = _watched(_program(module, code, target), allowed)
+    _show(report, problem, file, as_json=json_path == STDOUT)
+    ctx.exit(_exit_code(report, problem))
+
+
+def _is_run(target: str) -> bool:
+    """A folder is a run or holds runs, unless it is a program, or so it is said."""
+    path = Path(target)
+    return path.is_dir() and not (path / "__main__.py").is_file()
+
+
+def _read(target: str, allowed: int) -> RecompileReport:
+    from graphprobe.analysis.recompile_run import report_from_run
+    from graphprobe.store.reader import Run
+
+    return report_from_run(Run.open(target), allowed=allowed)
+
+
+def _program(module: str | None, code: str | None, program: tuple[str, ...]) -> Program:
+    from graphprobe.probe.script import Program
+
+    if module is not None:
+        return Program("module", module, program)
+    if code is not None:
+        return Program("code", code, program)
+    return Program("script", program[0], program[1:])
+
+
+def _watched(program: Program, allowed: int) -> tuple[RecompileReport, str | None]:
+    """Run the program to its end, threads included; what it failed with, if it failed."""
+    from graphprobe.probe import script
+    from graphprobe.probe.recompiles import Recompiles
+
+    script.check(program)
+    process = os.getpid()
+    watch = Recompiles(allowed=allowed)
+    watch.open()
+    ended = script.run(program)
+    if os.getpid() != process:
+        sys.exit(ended.code)  # a forked child of the program, which has nothing to report
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    watch.close()
+    return watch.result(), _problem(ended)
+
+
+def _problem(ended: Ended) -> str | None:
+    if ended.error is not None:
+        return f"the program raised {ended.error}"
+    return None if ended.code == 0 else f"the program ended with exit code {ended.code}"
+
+
+def _show(report: RecompileReport, problem: str | None, file: Path | None, *, as_json: bool) -> None:
+    import msgspec
+
+    from graphprobe.report.recompiles import recompile_lines
+    from graphprobe.store.files import replace_file
+
+    sys.stdout.flush()
+    document = msgspec.json.format(msgspec.json.encode({**msgspec.to_builtins(report), "problem": problem}), indent=2)
+    if file is not None:
+        replace_file(file, document + b"\n")
+    if as_json:
+        click.echo(document.decode())
+        return
+    for line in recompile_lines(report):
+        click.echo(line)
+    if problem is not None:
+        click.echo(f"{problem}: there may be more")
+
+
+def _exit_code(report: RecompileReport, problem: str | None) -> int:
+    if report.unwanted:
+        return EXIT_FOUND
+    return EXIT_OK if problem is None and report.complete else EXIT_UNDECIDED

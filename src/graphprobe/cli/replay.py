@@ -1,0 +1,90 @@
+"""`graphprobe replay`: a recorded frame, traced again in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED
+from graphprobe.report.replay import replay_lines
+from graphprobe.store.frame_record import REPLAY, find_records, read_record
+
+LEFT_OUT = ("TORCH_COMPILE_DEBUG", "TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL")
+"""Variables that would make the replay write files of its own."""
+EXIT_CODES = {"reproduced": EXIT_FOUND, "gone": EXIT_OK}
+
+
+@click.command()
+@click.argument("record", type=click.Path(path_type=Path))
+@click.option("--backend", metavar="NAME", help="Compile with this backend and run. Default: only trace.")
+@click.option("--device", metavar="DEVICE", help="Put all tensors there, e.g. cpu. Default: where they were.")
+@click.option("--import", "modules", multiple=True, metavar="MODULE", help="Import first, e.g. for its operators.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=300.0, metavar="SECONDS")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    record: Path, backend: str | None, device: str | None, modules: tuple[str, ...], timeout_s: float, as_json: bool
+) -> None:
+    """Trace a frame again that could not be traced, from its record alone.
+
+    RECORD is the folder of a record, or of a run with records. The program itself is not needed.
+
+    \b
+    Examples:
+      graphprobe run --record-frames train.py
+      graphprobe replay torch_compile_debug/run_.../graphprobe/frames/000_forward
+      graphprobe replay torch_compile_debug --json
+
+    Exits 1 when the frame fails as recorded, 0 when it is traced, 125 when neither can be said.
+    """
+    options = [*_option("--backend", backend), *_option("--device", device)]
+    options += [part for module in modules for part in ("--import", module)]
+    found = [(folder, read_record(folder)) for folder in find_records(record)]
+    verdicts, documents = [], []
+    for folder, described in found:
+        result = _replay(folder, options, timeout_s)
+        verdicts.append(EXIT_CODES.get(str(result.get("verdict")), EXIT_UNDECIDED))
+        if as_json:
+            documents.append({"record": str(folder), "function": described.function, **result})
+        else:
+            for line in [*replay_lines(str(folder), described, result), *([""] if folder != found[-1][0] else [])]:
+                click.echo(line)
+    if as_json:
+        click.echo(json.dumps({"replays": documents}, indent=1))
+    sys.exit(EXIT_FOUND if EXIT_FOUND in verdicts else max(verdicts))
+
+
+def _option(name: str, value: str | None) -> list[str]:
+    return [] if value is None else [name, value]
+
+
+def _replay(folder: Path, options: list[str], timeout_s: float) -> dict[str, Any]:
+    """What the record's own script says; why it said nothing, where it did not."""
+    script = (folder / REPLAY).resolve()
+    if not script.is_file():
+        return _undecided(f"{script} is missing")
+    environ = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        answer = Path(temporary) / "result.json"
+        command = [sys.executable, str(script), "--json", str(answer), *options]
+        try:
+            done = subprocess.run(
+                command, env=environ, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return _undecided(f"it did not end within {timeout_s:g} s")
+        try:
+            return dict(json.loads(answer.read_text("utf-8")))
+        except (OSError, ValueError):
+            last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+            return _undecided(f"the replay ended with exit code {done.returncode}: {last}")
+
+
+def _undecided(text: str) -> dict[str, Any]:
+    return {"verdict": "undecided", "text": text, "error": None, "differences": [], "caveats": [], "seconds": None}

@@ -1,0 +1,271 @@
+"""Taps on Dynamo's conversion of a frame: what it was given when it failed, and why it failed.
+
+Nothing happens before a failure. Tracing does not run the program's effects, so the arguments are still what they were
+when the frame began.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, ModuleType
+from typing import Any
+
+from graphprobe.internals.importhook import ImportHook
+from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.unseen import unseen
+
+CONVERT_FRAME = "torch._dynamo.convert_frame"
+NOT_TRACING = ("BackendCompilerFailed", "FailOnRecompileLimitHit", "PackageError")
+"""Errors of a compile that are none of tracing."""
+OURS = re.compile(r"repro_|debug_|log_|replay_|verbose$|cprofile|_|.*cache|recompile_limit|fail_on_recompile")
+"""Settings of Dynamo that do not change what is traced, or that hold only while the frame is compiled."""
+
+_SOURCE = re.compile(r"L\['(\w+)'\]((?:\[(?:\d+|'[^']*')\])*)")
+_STEP = re.compile(r"\[(\d+|'[^']*')\]")
+_FROM_USER = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\n]+)\n?(?: *([^\n]*))?')
+
+
+@dataclass(frozen=True)
+class FailedFrame:
+    """A frame that Dynamo could not trace.
+
+    Attributes:
+        code, globals, locals, closure: of the frame, live; `locals` are the arguments.
+        error: what was raised.
+        fullgraph: whether a graph break was an error.
+        suppressed: whether torch keeps the error to itself and runs the frame uncompiled.
+        stack: the program's lines as (file, line, function, text), outermost first.
+        settings: Dynamo's settings other than the defaults, by name.
+        dynamic: tensors that were traced with symbolic sizes because an earlier call had others, with the dimensions.
+        unresolved: sources of such tensors that were not found again.
+    """
+
+    code: CodeType
+    globals: dict[str, Any]
+    locals: Mapping[str, Any]
+    closure: tuple[Any, ...]
+    error: BaseException
+    fullgraph: bool
+    suppressed: bool
+    stack: list[tuple[str, int, str, str]]
+    settings: dict[str, Any] = field(default_factory=dict)
+    dynamic: list[tuple[Any, list[int]]] = field(default_factory=list)
+    unresolved: list[str] = field(default_factory=list)
+
+    @property
+    def is_continuation(self) -> bool:
+        """Whether Dynamo made the function itself, to go on behind a graph break."""
+        return self.code.co_name.startswith("torch_dynamo_resume_in_")
+
+
+class FrameFailures:
+    """Tells of each frame that fails to trace while it is installed.
+
+    Args:
+        on_failure: gets the frame; what it raises goes to `on_error`, and it is not called again.
+        on_error: gets what the observer raised.
+    """
+
+    def __init__(self, on_failure: Callable[[FailedFrame], None], on_error: Callable[[Exception], None]) -> None:
+        self._on_failure, self._on_error = on_failure, on_error
+        self._patches = PatchSet()
+        self._hook = ImportHook({CONVERT_FRAME: self._on_import})
+        self._told: weakref.ref[BaseException] | None = None
+        self._broken = False
+        self.missing: list[str] = []
+
+    def install(self) -> None:
+        """Put it in place, now or as soon as the program imports Dynamo."""
+        self._hook.install()
+
+    def remove(self) -> list[str]:
+        """Give torch its own back; returns what somebody else has replaced since."""
+        self._hook.remove()
+        return self._patches.undo()
+
+    def _on_import(self, module: ModuleType) -> None:
+        for name, make in (("_compile", self._make_compile), ("unimplemented", self._make_unimplemented)):
+            patch = Patch("frame_failures", CONVERT_FRAME, name, make)
+            if not self._patches.apply(module, patch):
+                self.missing.append(patch.address)
+
+    def _make_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _compile(
+            code: Any, globals: Any, locals: Any, builtins: Any, closure: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            if isinstance(kwargs.get("skip"), int):
+                kwargs["skip"] += 1  # of the stacks that torch logs
+            try:
+                with unseen:
+                    return original(code, globals, locals, builtins, closure, *args, **kwargs)
+            except Exception as error:
+                one_graph = bool(args[1] if len(args) > 1 else kwargs.get("one_graph"))
+                box = getattr(kwargs.get("convert_frame_box"), "error_on_graph_break", None)
+                self._tell(code, globals, locals, closure, error, fullgraph=one_graph or bool(box), one_graph=one_graph)
+                raise
+
+        return _compile
+
+    def _make_unimplemented(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Generators are refused before the frame is converted."""
+
+        @functools.wraps(original)
+        def unimplemented(*args: Any, **kwargs: Any) -> Any:
+            try:
+                with unseen:
+                    return original(*args, **kwargs)
+            except Exception as error:
+                outer = sys._getframe(1).f_locals
+                frame, converter = outer.get("frame"), outer.get("self")
+                if frame is not None and getattr(converter, "_one_graph", False):
+                    self._tell(
+                        frame.f_code,
+                        frame.f_globals,
+                        frame.f_locals,
+                        frame.closure,
+                        error,
+                        fullgraph=True,
+                        one_graph=True,
+                    )
+                raise
+
+        return unimplemented
+
+    def _tell(
+        self, code: Any, globals: Any, locals: Any, closure: Any, error: Exception, *, fullgraph: bool, one_graph: bool
+    ) -> None:
+        told = self._told() if self._told is not None else None
+        if self._broken or told is error or not _is_tracing(error):
+            return
+        try:
+            self._told = weakref.ref(error)
+            dynamic, unresolved = _dynamic(code, locals, closure)
+            frame = FailedFrame(
+                code,
+                globals,
+                dict(locals),
+                tuple(closure or ()),
+                error,
+                fullgraph,
+                not fullgraph and _is_suppressed(error),
+                _user_stack(error),
+                _changed_settings(),
+                dynamic,
+                unresolved,
+            )
+            self._on_failure(frame)
+        except Exception as fault:  # the program must not see our faults
+            self._broken = True
+            self._on_error(fault)
+
+
+def asked_by_torch() -> bool:
+    """Whether `torch._dynamo.config.replay_record_enabled` is on now."""
+    config = sys.modules.get("torch._dynamo.config")
+    return bool(getattr(config, "replay_record_enabled", False))
+
+
+def _is_tracing(error: BaseException) -> bool:
+    if any(kind.__name__ in NOT_TRACING for kind in type(error).__mro__):
+        return False
+    return getattr(error, "gb_type", None) != "Dynamo recompile limit exceeded"
+
+
+def _is_suppressed(error: BaseException) -> bool:
+    exc: Any = sys.modules.get("torch._dynamo.exc")
+    config: Any = sys.modules.get("torch._dynamo.config")
+    kinds = tuple(filter(None, (getattr(exc, name, None) for name in ("Unsupported", "UserError"))))
+    hard = getattr(exc, "UncapturedHigherOrderOpError", ())
+    soft = isinstance(error, kinds) and not isinstance(error, hard)
+    return soft or bool(getattr(config, "suppress_errors", False))
+
+
+def _user_stack(error: BaseException) -> list[tuple[str, int, str, str]]:
+    """From the exception itself, else from its text, where torch has put it."""
+    stack = getattr(error, "real_stack", None)
+    if stack:
+        return [(entry.filename, entry.lineno or 0, entry.name, entry.line or "") for entry in stack]
+    _, _, behind = str(error).partition("from user code:")
+    found = [(m[1], int(m[2]), m[3].strip(), (m[4] or "").strip()) for m in _FROM_USER.finditer(behind)]
+    if found:
+        return found
+    summary = getattr(error, "innermost_user_frame_summary", None)
+    if isinstance(summary, traceback.FrameSummary):
+        return [(summary.filename, summary.lineno or 0, summary.name, summary.line or "")]
+    return []
+
+
+def _changed_settings() -> dict[str, Any]:
+    config: Any = sys.modules.get("torch._dynamo.config")
+    found: dict[str, Any] = {}
+    for name, entry in dict(getattr(config, "_config", {})).items():
+        if OURS.match(name):
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"):  # some are deprecated, and say so when read
+                value = getattr(config, name)
+            # A setting that was changed and changed back does not count as untouched.
+            untouched = hasattr(config, "_is_default") and config._is_default(name)
+            if not (untouched or bool(value == entry.default)):
+                found[name] = value
+        except Exception:  # an alias to another module's setting
+            continue
+    return found
+
+
+def _dynamic(code: CodeType, locals: Mapping[str, Any], closure: Any) -> tuple[list[tuple[Any, list[int]]], list[str]]:
+    """What Dynamo has learnt from earlier calls of the function; it is not in the arguments themselves."""
+    pgo: Any = sys.modules.get("torch._dynamo.pgo")
+    if not all(hasattr(pgo, name) for name in ("get_code_state", "CodeId")):
+        return [], []
+    states, key = pgo.get_code_state(), _code_id(pgo, code, closure)
+    if key not in states:
+        return [], []
+    found, unresolved = [], []
+    for name, entry in dict(states[key].automatic_dynamic).items():
+        sizes = entry.size if isinstance(entry.size, tuple) else ()
+        dims = [i for i in range(len(sizes)) if entry.is_size_dynamic(i)]
+        value = _value_at(name, locals)
+        if not dims:
+            if isinstance(value, int | float) and _is_symbol(pgo, entry.scalar):
+                unresolved.append(f"{name} (a number)")
+            continue
+        if value is None:
+            unresolved.append(f"{name}, dimensions {dims}")
+        else:
+            found.append((value, dims))
+    return found, unresolved
+
+
+def _code_id(pgo: Any, code: CodeType, closure: Any) -> Any:
+    try:
+        return pgo.CodeId.make(code, closure)
+    except TypeError:  # before torch 2.13 it took the code alone
+        return pgo.CodeId.make(code)
+
+
+def _is_symbol(pgo: Any, scalar: Any) -> bool:
+    return scalar is getattr(pgo, "auto_dynamic", object())
+
+
+def _value_at(source: str, locals: Mapping[str, Any]) -> Any:
+    """The tensor at `L['x'][0]`, None where the way there is longer than plain containers."""
+    match = _SOURCE.fullmatch(source)
+    if match is None or match[1] not in locals:
+        return None
+    value = locals[match[1]]
+    for step in _STEP.findall(match[2]):
+        key: Any = step[1:-1] if step.startswith("'") else int(step)
+        try:
+            value = value[key] if type(value) in (list, tuple, dict) else None
+        except LookupError:
+            return None
+    return value

@@ -1,0 +1,269 @@
+"""Taps on recompilation: what torch itself finds out about the guards that failed, passed on and left as it is."""
+
+from __future__ import annotations
+
+import dis
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from graphprobe.analysis.recompile_facts import FailedGuard, Place, Recompile
+from graphprobe.analysis.recompile_guards import check_from_text, root_name, tidy
+from graphprobe.internals.dynamo import current_compile_id
+from graphprobe.internals.importhook import ImportHook
+from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.recompile_values import value_in_frame
+from graphprobe.internals.unseen import unseen
+
+CONVERT_FRAME = "torch._dynamo.convert_frame"
+TAP = "recompiles"
+NAMES = ("compute_cache_size", "get_and_maybe_log_recompilation_reasons", "exceeds_recompile_limit")
+"""Called in this order by Dynamo, on one thread, before it traces anything; the second only when guards have failed."""
+
+T = TypeVar("T")
+
+
+class RecompileObserver(Protocol):
+    """Told of each recompilation. May change nothing."""
+
+    def recompiled(self, fact: Recompile, backend: object) -> None:
+        """A call fitted none of the compiled versions; `backend` is what the function is compiled with."""
+
+    def failed(self, what: str, details: str) -> None:
+        """The call above raised, or the facts could not be collected."""
+
+
+class _Pending(threading.local):
+    """What is known so far of the compile that is about to begin on this thread."""
+
+    fact: Recompile | None = None
+    backend: object = None
+    other_instance: bool = False
+
+
+class _Taps:
+    """The three taps of one observer."""
+
+    def __init__(self, observer: RecompileObserver) -> None:
+        self._observer = observer
+        self._pending = _Pending()
+        # Instances for which a method was compiled. Weak: nothing of the program is kept alive.
+        self._instances: weakref.WeakKeyDictionary[types.CodeType, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def patches(self) -> list[Patch]:
+        makers = (self._tap_cache_size, self._tap_reasons, self._tap_limit)
+        return [Patch(TAP, CONVERT_FRAME, name, make) for name, make in zip(NAMES, makers, strict=True)]
+
+    def _tap_cache_size(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def compute_cache_size(frame: Any, *args: Any, **kwargs: Any) -> Any:
+            self._pending.fact = None
+            self._quietly(lambda: self._note_instance(frame))
+            with unseen:
+                return original(frame, *args, **kwargs)
+
+        return compute_cache_size
+
+    def _tap_reasons(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_and_maybe_log_recompilation_reasons(cache_entries: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1)
+            backend = args[0] if args else kwargs.get("backend")
+            try:
+                with unseen:
+                    reasons = original(cache_entries, frame, *args, **kwargs)
+            except Exception as error:
+                # `error_on_recompile`: nothing is compiled, and the reasons are in the message.
+                said = re.findall(r"^\s*- (.*)", str(error), flags=re.M)
+                self._quietly(lambda: self._begin(said, frame, backend, caller))
+                self._quietly(self._tell)
+                raise
+            self._quietly(lambda: self._begin(reasons, frame, backend, caller))
+            return reasons
+
+        return get_and_maybe_log_recompilation_reasons
+
+    def _tap_limit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def exceeds_recompile_limit(cache_size: Any, *args: Any, **kwargs: Any) -> Any:
+            with unseen:
+                answer = original(cache_size, *args, **kwargs)
+            if self._pending.fact is not None:
+                self._quietly(lambda: self._tell(cache_size, answer))
+            return answer
+
+        return exceeds_recompile_limit
+
+    def _quietly(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # the observed program must not see our faults
+            self._observer.failed("a recompilation", "".join(traceback.format_exception(error)))
+
+    def _note_instance(self, frame: Any) -> None:
+        """Whether the first argument is an object that the function was not compiled for before."""
+        self._pending.other_instance = False
+        code = frame.f_code
+        first = _first_argument(code)
+        instance = None if first is None else frame.f_locals.get(first)
+        if not _has_identity(instance):
+            return
+        with self._lock:
+            known = self._instances.setdefault(code, [])
+            known[:] = [reference for reference in known if reference() is not None]
+            self._pending.other_instance = all(reference() is not instance for reference in known)
+            if self._pending.other_instance:
+                known.append(weakref.ref(instance))
+
+    def _begin(self, reasons: Sequence[str], frame: Any, backend: object, caller: types.FrameType) -> None:
+        code: types.CodeType = frame.f_code
+        config = sys.modules["torch._dynamo.config"]
+        self._pending.backend = backend
+        self._pending.fact = Recompile(
+            function=code.co_name,
+            file=code.co_filename,
+            line=code.co_firstlineno,
+            guards=tuple(_failed_guard(reason, frame) for reason in reasons),
+            compile_id=current_compile_id(),
+            caller=_calling_line(caller),
+            thread=threading.current_thread().name,
+            limit=getattr(config, "recompile_limit", None),
+            accumulated_limit=getattr(config, "accumulated_recompile_limit", None),
+            dynamic=getattr(backend, "dynamic", None),
+            automatic_dynamic=bool(getattr(config, "automatic_dynamic_shapes", True)),
+            first_argument=_first_argument(code),
+            other_instance=self._pending.other_instance,
+            free_variables=code.co_freevars,
+            time_ns=time.time_ns(),
+        )
+
+    def _tell(self, cache_size: Any = None, answer: Any = None) -> None:
+        fact, backend = self._pending.fact, self._pending.backend
+        self._pending.fact = self._pending.backend = None
+        if fact is None:
+            return
+        exceeded, limit = answer if answer is not None else (False, None)
+        changes = {
+            "versions": getattr(cache_size, "num_cache_entries_with_same_id_matched_objs", None),
+            "all_versions": getattr(cache_size, "total_cache_entries_all_regions", None),
+            "limit_hit": str(limit) if exceeded else None,
+        }
+        self._observer.recompiled(_replaced(fact, changes), backend)
+
+
+def patches(observer: RecompileObserver) -> list[Patch]:
+    """The taps of this module."""
+    return _Taps(observer).patches()
+
+
+class RecompileTaps:
+    """The taps alone, for who wants nothing else: put in place when torch's compiler is loaded, taken out exactly."""
+
+    def __init__(self, observer: RecompileObserver) -> None:
+        self._patches = PatchSet()
+        self._wanted = patches(observer)
+        self._hook = ImportHook({CONVERT_FRAME: self._on_import})
+        self.missing: list[str] = []
+
+    def install(self) -> None:
+        """Wait for torch's compiler, or begin at once where it is loaded; torch is not imported for it."""
+        self._hook.install()
+
+    def remove(self) -> list[str]:
+        """Undo everything; returns addresses that somebody else patched over, which were left alone."""
+        self._hook.remove()
+        return self._patches.undo()
+
+    def _on_import(self, module: types.ModuleType) -> None:
+        self.missing = [patch.address for patch in self._wanted if not self._patches.apply(module, patch)]
+
+
+def _replaced(fact: Recompile, changes: dict[str, Any]) -> Recompile:
+    import msgspec
+
+    return msgspec.structs.replace(fact, **changes)
+
+
+def _first_argument(code: types.CodeType) -> str | None:
+    return code.co_varnames[0] if code.co_argcount else None
+
+
+def _has_identity(value: object) -> bool:
+    """Whether it is an instance of the program's or of a module: no tensor, no number, no container."""
+    torch = sys.modules["torch"]
+    if value is None or isinstance(value, torch.Tensor | type | types.ModuleType):
+        return False
+    return type(value).__module__ != "builtins" and bool(type(value).__weakrefoffset__)
+
+
+def _failed_guard(reason: str, frame: Any) -> FailedGuard:
+    entry, _, rest = reason.partition(": ")
+    text, _, stack = rest.partition("\nUser stack trace:\n")
+    check = check_from_text(text)
+    where, where_from = _line_of_stack(stack), "torch"
+    if where is None:
+        where = _line_of_comment(text, frame.f_code)
+    if where is None:
+        where, where_from = _first_use(check.source, frame.f_code), "first use"
+    return FailedGuard(
+        entry=entry,
+        text=tidy(text),
+        where=where,
+        where_from=None if where is None else where_from,
+        actual=value_in_frame(check, frame.f_locals, frame.f_globals),
+    )
+
+
+def _line_of_stack(stack: str) -> Place | None:
+    """The innermost line that is not torch's, or else the innermost one."""
+    found = re.findall(r'File "(.+?)", line (\d+), in (.+)', stack)
+    places = [Place(file, int(line), function) for file, line, function in found]
+    own = [place for place in places if not _is_torch(place.file)]
+    return (own or places)[-1] if places else None
+
+
+def _line_of_comment(text: str, code: types.CodeType) -> Place | None:
+    """torch's comment has the last part of the path alone: good for lines of the function's own file."""
+    for path, line, function in re.findall(r"# (\S+\.py|<\w+>):(\d+) in (\S+)", text):
+        if code.co_filename.endswith(path):
+            return Place(code.co_filename, int(line), function)
+    return None
+
+
+def _first_use(source: str, code: types.CodeType) -> Place | None:
+    """The first line of the function that reads the variable; None for attributes, which it may read elsewhere."""
+    name = root_name(source)
+    if name is None or "." in source:
+        return None
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        at = getattr(instruction, "positions", None)
+        line = getattr(at, "lineno", None) or line
+        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        if instruction.opname.startswith("LOAD_") and name in names and "CONST" not in instruction.opname:
+            return Place(code.co_filename, line, code.co_name)
+    return None
+
+
+def _calling_line(frame: types.FrameType | None) -> Place | None:
+    """The program's line that made the call, going out from inside of torch; a library's only where there is none."""
+    nearest: Place | None = None
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in ("torch", "graphprobe", "contextlib", "functools", "threading"):
+            code = frame.f_code
+            place = Place(code.co_filename, frame.f_lineno, code.co_name)
+            if not re.search(r"[/\\](?:site|dist)-packages[/\\]|^<", code.co_filename) or module == "__main__":
+                return place
+            nearest = nearest or place
+        frame = frame.f_back
+    return nearest
+
+
+def _is_torch(path: str) -> bool:
+    return path.startswith(os.path.dirname(str(sys.modules["torch"].__file__)) + os.sep)

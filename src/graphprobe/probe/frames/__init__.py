@@ -1,0 +1,1 @@
+"""Records of frames that fail to trace, and their replay in another process."""

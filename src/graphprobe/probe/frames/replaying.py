@@ -1,0 +1,283 @@
+"""Traces a recorded frame again and compares how it fails. The part between the marks is copied into `replay.py`."""
+
+from __future__ import annotations
+
+# <replaying>
+import argparse
+import contextlib
+import importlib
+import json
+import re
+import struct
+import sys
+import time
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphprobe.engine.replay import Undecided, restore_all, say
+from graphprobe.probe.frames.rebuild import MAIN, Rebuilder
+
+DYNAMO, SETTINGS, CONVERT_FRAME = "torch._dynamo", "torch._dynamo.config", "torch._dynamo.convert_frame"
+REGISTRY = "torch._dynamo.backends.registry"
+REPRODUCED, GONE, UNDECIDED = 1, 0, 125
+FROM_USER = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\n]+)')
+
+
+class Traced(BaseException):
+    """Ends a replay as soon as the frame was traced: nothing of the program is run."""
+
+
+class Suppressed(BaseException):
+    """Carries out an error that torch would keep to itself."""
+
+
+def read_tensors(folder: Path, doc: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The storages, as flat bytes; those without data hold zeros."""
+    path = folder / "values.safetensors"
+    found: dict[str, torch.Tensor] = {}
+    if path.is_file():
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            for name, entry in header.items():
+                begin, end = entry["data_offsets"]
+                file.seek(8 + length + begin)
+                data = bytearray(file.read(end - begin))
+                if len(data) != end - begin:
+                    raise Undecided(f"{path} is cut off")
+                found[name] = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    for name, storage in doc["storages"].items():
+        if name not in found:
+            if not storage.get("without_data"):
+                raise Undecided(f"{path} is missing, or lacks {name}")
+            found[name] = torch.zeros(storage["size_bytes"], dtype=torch.uint8)
+    return found
+
+
+@contextlib.contextmanager
+def configured(state: Mapping[str, Any], device: str | None) -> Iterator[None]:
+    """torch as it was when the frame failed."""
+    config = importlib.import_module(SETTINGS)
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, value in state["dynamo"].items():
+            try:
+                before = getattr(config, name)
+                setattr(config, name, value)
+            except (AttributeError, TypeError) as error:
+                raise Undecided(f"this torch does not take the setting {SETTINGS}.{name} = {value!r}") from error
+            stack.callback(setattr, config, name, before)
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(getattr(torch, state["default_dtype"]))
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision(state["float32_matmul_precision"])
+        stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+        torch.use_deterministic_algorithms(state["deterministic"], warn_only=True)
+        if state["default_device"] != "cpu":
+            stack.enter_context(torch.device(device or state["default_device"]))
+        for kind, dtype in state["autocast"].items():
+            stack.enter_context(torch.autocast(kind, getattr(torch, dtype)))
+        stack.enter_context(torch.set_grad_enabled(state["grad_enabled"]))
+        if state["inference_mode"]:
+            stack.enter_context(torch.inference_mode())
+        yield
+
+
+def arguments_of(frame: Mapping[str, Any], maker: Any, code: types.CodeType) -> tuple[list[Any], dict[str, Any]]:
+    """The call that begins the frame, from its local names."""
+    known = frame["arguments"]
+    names = code.co_varnames[: code.co_argcount]
+    named = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    lacking = [name for name in (*names, *named) if name not in known]
+    if lacking:
+        raise Undecided(f"{code.co_qualname} now takes {', '.join(lacking)}, which was not recorded")
+    args = [maker.value(known[name]) for name in names]
+    kwargs = {name: maker.value(known[name]) for name in named}
+    if frame["varargs"] is not None:
+        args += maker.value(known[frame["varargs"]])
+    if frame["varkw"] is not None:
+        kwargs |= maker.value(known[frame["varkw"]])
+    return args, kwargs
+
+
+def backend_of(name: str | None) -> Any:
+    """The backend of that name; without one, what ends the replay before the graph is run."""
+    if name is None:
+
+        def ends_here(*_: Any) -> Any:
+            raise Traced
+
+        return lambda graph, example_inputs: ends_here
+    known = importlib.import_module(REGISTRY).list_backends(exclude_tags=())
+    if name not in known:
+        raise Undecided(f"there is no backend {name!r}; known: {', '.join(sorted(known))}")
+    return name
+
+
+@contextlib.contextmanager
+def watched(code: types.CodeType, *, keep: bool) -> Iterator[list[BaseException | None]]:
+    """Lists what became of each conversion of the code: None or the error, which is carried out if `keep`."""
+    module: Any = importlib.import_module(CONVERT_FRAME)
+    seen: list[BaseException | None] = []
+    original = getattr(module, "_compile", None)
+    if original is None:
+        yield [None]
+        return
+
+    def convert(converted: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = original(converted, *args, **kwargs)
+        except Exception as error:
+            if converted is code:
+                seen.append(error)
+                if keep:
+                    raise Suppressed from error
+            raise
+        if converted is code:
+            seen.append(None)
+        return result
+
+    module._compile = convert
+    try:
+        yield seen
+    finally:
+        module._compile = original
+
+
+def error_of(function: Any, call: tuple[list[Any], dict[str, Any]], fullgraph: bool, keep: bool, backend: Any) -> Any:
+    """What tracing the function raises, None when it does not fail."""
+    with watched(function.__code__, keep=keep) as seen:
+        try:
+            compiled: Any = torch.compile(function, fullgraph=fullgraph, backend=backend)
+            compiled(*call[0], **call[1])
+        except Traced:
+            return None
+        except Suppressed as carried:
+            return carried.__cause__
+        except Exception as error:
+            return error
+    if not seen:
+        raise Undecided("Dynamo did not trace the function: it found no tensor in its arguments")
+    return None
+
+
+def user_line(error: BaseException) -> tuple[str, int, str] | None:
+    """File, line and function of the innermost line of the program, as torch tells it."""
+    stack = getattr(error, "real_stack", None)
+    if stack:
+        return stack[-1].filename, stack[-1].lineno, stack[-1].name
+    found = FROM_USER.findall(str(error).partition("from user code:")[2])
+    return (found[-1][0], int(found[-1][1]), found[-1][2].strip()) if found else None
+
+
+def essence(message: str, files: Mapping[str, str]) -> str:
+    """A message without what differs from process to process: addresses, folders, long numbers, the stack."""
+    for here, there in files.items():
+        message = message.replace(here, there)
+    text = re.split(r"\n+from user code:|\n+Set TORCHDYNAMO_VERBOSE|\n+Last frame execution written", message)[0]
+    text = re.sub(r"0x[0-9a-fA-F]+", "0x", text)
+    text = re.sub(r"(?:/[^\s\"':,()<>]+)*/([^/\s\"':,()<>]+)", r"\1", text)
+    return " ".join(re.sub(r"\d{9,}", "N", text).split())
+
+
+def compare(doc: Mapping[str, Any], error: BaseException, files: Mapping[str, str]) -> list[str]:
+    """How the failure differs from the recorded one, one line each."""
+    recorded, found = doc["failure"], []
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    if kind != recorded["type"]:
+        found.append(f"type: {kind}, recorded {recorded['type']}")
+    was, now = essence(recorded["message"], {}), essence(str(error), files)
+    if was != now:
+        found.append(f"message: {now[:200]!r}, recorded {was[:200]!r}")
+    line, stack = user_line(error), recorded["stack"]
+    if stack and line is not None:
+        there = (files.get(line[0], line[0]), line[1], line[2])
+        expected = (stack[-1]["file"], stack[-1]["line"], stack[-1]["function"])
+        if (Path(there[0]).name, *there[1:]) != (Path(expected[0]).name, *expected[1:]):
+            found.append("line: {}:{} in {}, recorded {}:{} in {}".format(*there, *expected))
+    elif stack:
+        found.append(f"line: none, recorded {stack[-1]['file']}:{stack[-1]['line']}")
+    return found
+
+
+def verdict_of(doc: Mapping[str, Any], folder: Path, options: Any) -> dict[str, Any]:
+    """Rebuilds the frame, traces it, and says what became of it."""
+    tensors = restore_all(read_tensors(folder, doc["tensors"]), doc["tensors"], options.device)
+    maker = Rebuilder(doc, tensors, folder)
+    files = {str(folder / m["source"]): m["file"] for m in doc["modules"] if m["source"] and m["file"]}
+    with configured(doc["settings"], options.device):
+        maker.install()
+        function = maker.value(doc["frame"]["function"])
+        call = arguments_of(doc["frame"], maker, function.__code__)
+        for number, dims in doc["dynamic"].items():
+            for dim in dims:
+                importlib.import_module(DYNAMO).maybe_mark_dynamic(tensors[int(number)], dim)
+        error = error_of(function, call, doc["fullgraph"], doc["failure"]["suppressed"], backend_of(options.backend))
+    caveats = [f"{p['path']} ({p['type']}): {p['reason']}" for p in doc["placeholders"]] + list(doc["notes"])
+    result: dict[str, Any] = {"caveats": caveats, "differences": [], "error": None}
+    if error is None:
+        lost = bool(doc["placeholders"])
+        text = "the frame is traced without an error"
+        return result | {
+            "verdict": "undecided" if lost else "gone",
+            "text": text + (", but not all of it was recorded" if lost else ""),
+        }
+    line = user_line(error)
+    result["error"] = {
+        "type": f"{type(error).__module__}.{type(error).__qualname__}",
+        "message": str(error),
+        "line": None if line is None else {"file": line[0], "line": line[1], "function": line[2]},
+    }
+    result["differences"] = compare(doc, error, files)
+    if result["differences"]:
+        return result | {"verdict": "undecided", "text": "the frame fails, but not as it was recorded"}
+    return result | {"verdict": "reproduced", "text": "the frame fails as it was recorded"}
+
+
+def replay_frame(folder: Path, argv: Sequence[str] | None = None) -> int:
+    """`replay.py` from its command line to its exit code: 1 the same failure, 0 none, 125 could not decide."""
+    parser = argparse.ArgumentParser(description="Traces the recorded frame again. Exits 1 if it fails as recorded.")
+    parser.add_argument("--backend", metavar="NAME", help="compile with this backend and run; else only trace")
+    parser.add_argument("--device", metavar="DEVICE", help="put all tensors there, e.g. cpu")
+    parser.add_argument("--import", metavar="MODULE", dest="modules", action="append", default=[], help="import first")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the result")
+    options = parser.parse_args(argv)
+    begun, main = time.perf_counter(), sys.modules.get(MAIN)
+    try:
+        doc = json.loads((folder / "record.json").read_text("utf-8"))
+        for module in options.modules:
+            importlib.import_module(module)
+        result = verdict_of(doc, folder, options)
+    except Undecided as reason:
+        result = {"verdict": "undecided", "text": str(reason), "caveats": [], "differences": [], "error": None}
+    except Exception as error:
+        text = f"the frame could not be rebuilt: {type(error).__name__}: {error}"
+        result = {"verdict": "undecided", "text": text, "caveats": [], "differences": [], "error": None}
+    finally:
+        if main is not None:
+            sys.modules[MAIN] = main
+    result["seconds"] = round(time.perf_counter() - begun, 3)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    tell(result)
+    return {"reproduced": REPRODUCED, "gone": GONE}.get(result["verdict"], UNDECIDED)
+
+
+def tell(result: Mapping[str, Any]) -> None:
+    error = result["error"]
+    if error is not None:
+        say(f"{error['type']}: {error['message'].rstrip()}\n")
+    for line in result["differences"]:
+        say(f"different {line}")
+    for line in result["caveats"]:
+        say(f"not recorded: {line}")
+    say({"reproduced": "REPRODUCED", "gone": "GONE"}.get(result["verdict"], "CANNOT DECIDE") + f": {result['text']}")
+
+
+# </replaying>

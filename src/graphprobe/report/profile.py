@@ -1,0 +1,164 @@
+"""A profile of compile time, and the difference of two, as text and as JSON documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+import msgspec
+from rich.text import Text
+
+from graphprobe.analysis.timing import CacheRow, FunctionRow, Row, Summary, summary_of
+from graphprobe.analysis.timing_diff import Change, TimingDiff
+from graphprobe.analysis.timing_records import Profile
+from graphprobe.report.terminal import console_for
+
+LONG_IMPORTS = 0.02
+"""Share of the time of compiling from which imports before it are told."""
+
+CACHE_NAMES = {"aot_autograd": "AOTAutograd", "fx_graph": "FX graph", "cpp": "C++ kernels"}
+
+
+def document_from(profile: Profile) -> dict[str, Any]:
+    """The JSON document of a profile: what `summary_of` gives, and what was run on which torch. Times in ns."""
+    summary = summary_of(profile)
+    head = {name: getattr(profile, name) for name in ("program", "torch", "wall_ns", "cpu_ns", "exit_code", "error")}
+    body: dict[str, Any] = msgspec.to_builtins(summary)
+    return head | {"accounted": summary.accounted} | body | {"notes": profile.notes}
+
+
+def diff_document_from(diff: TimingDiff) -> dict[str, Any]:
+    """The JSON document of two profiles compared. Times in ns."""
+    document: dict[str, Any] = msgspec.to_builtins(diff)
+    return document
+
+
+def print_profile(profile: Profile, *, top: int = 10, file: IO[str] | None = None) -> None:
+    """Print the summary, the `top` slowest of everything."""
+    console = console_for(file)
+    for line in profile_lines(profile, top=top):
+        console.print(Text(line))
+
+
+def print_diff(diff: TimingDiff, before: str, after: str, *, top: int = 10, file: IO[str] | None = None) -> None:
+    """Print the changes, the `top` largest of each kind."""
+    console = console_for(file)
+    for line in diff_lines(diff, before, after, top=top):
+        console.print(Text(line))
+
+
+def profile_lines(profile: Profile, *, top: int) -> list[str]:
+    """The summary as lines of plain text."""
+    summary = summary_of(profile)
+    lines = list(_head(profile, summary))
+    if summary.phases:
+        lines += ["", "phases, by time of their own"]
+        lines += _table(("s", "%", "CPU s", "count", "phase"), _phase_rows(summary, top))
+    if summary.passes:
+        lines += ["", f"passes, slowest {min(top, len(summary.passes))} of {len(summary.passes)}"]
+        passes = [(_s(r.total_ns), str(r.count), _s(r.longest_ns), r.name) for r in summary.passes[:top]]
+        lines += _table(("s", "count", "longest", "pass"), passes)
+    if summary.functions:
+        lines += ["", f"functions, slowest {min(top, len(summary.functions))} of {len(summary.functions)}"]
+        functions = [_function_row(row) for row in summary.functions[:top]]
+        lines += _table(("forward s", "backward s", "id", "function"), functions)
+    return lines
+
+
+def diff_lines(diff: TimingDiff, before: str, after: str, *, top: int) -> list[str]:
+    """The changes as lines of plain text."""
+    change = diff.compile_after_ns - diff.compile_before_ns
+    share = f" ({change / diff.compile_before_ns:+.0%})" if diff.compile_before_ns else ""
+    lines = [
+        f"compiling took {_s(diff.compile_before_ns)} s in {before}",
+        f"           and {_s(diff.compile_after_ns)} s in {after}: {change / 1e9:+.3f} s{share}",
+    ]
+    lines += [f"note: {note}" for note in diff.notes]
+    for title, changes in (("phases, by time of their own", diff.phases), ("passes", diff.passes)):
+        if changes:
+            lines += ["", f"{title}: largest {min(top, len(changes))} changes of {len(changes)}"]
+            lines += _table(("change s", "before", "after", "count", ""), [_change_row(c) for c in changes[:top]])
+    return lines
+
+
+def _head(profile: Profile, summary: Summary) -> Iterator[str]:
+    ended = "" if profile.error is None else f"; it failed with {profile.error}"
+    yield f"{profile.program or 'profile'}: {_s(profile.wall_ns)} s on torch {profile.torch}{ended}"
+    if not summary.compile_ns:
+        yield "nothing was compiled"
+    else:
+        functions = len(summary.functions)
+        yield (
+            f"compiling: {_s(summary.compile_ns)} s ({_s(summary.compile_cpu_ns)} s CPU of its threads), "
+            f"{functions} compile id{'' if functions == 1 else 's'}, "
+            f"{summary.accounted:.1%} of the time in named phases"
+        )
+    if summary.imports_ns > LONG_IMPORTS * summary.compile_ns:
+        yield f"before it: {_s(summary.imports_ns)} s to import the compiler"
+    if summary.elsewhere_count:
+        yield (
+            f"beside it: {_s(summary.elsewhere_ns)} s in {summary.elsewhere_count} C++ builds on threads of their own"
+        )
+    for cache in summary.caches:
+        yield _cache_line(cache)
+    if summary.warm:
+        yield "warm: caches had results, so this is not the time of a compile from nothing"
+    for note in profile.notes:
+        yield f"note: {note}"
+
+
+def _cache_line(row: CacheRow) -> str:
+    name = CACHE_NAMES.get(row.cache, row.cache)
+    if row.cache == "cpp":
+        return f"{name}: {row.hits} from the cache, {row.misses} compiled"
+    counts = [("hits", row.hits), ("misses", row.misses), ("bypassed", row.bypassed), ("off", row.disabled)]
+    told = ", ".join(f"{count} {what}" for what, count in counts if count or what in ("hits", "misses"))
+    reasons = f" ({'; '.join(row.reasons)})" if row.reasons else ""
+    return f"{name} cache: {told}{reasons}"
+
+
+def _phase_rows(summary: Summary, top: int) -> list[tuple[str, ...]]:
+    whole = summary.compile_ns or 1
+    rows: list[tuple[str, ...]] = [
+        (_s(row.self_ns), f"{row.self_ns / whole:.1%}", _s(row.cpu_ns), str(row.count), _with_gloss(row))
+        for row in summary.phases[:top]
+    ]
+    rest = summary.phases[top:]
+    if rest:
+        spent, cpu = sum(row.self_ns for row in rest), sum(row.cpu_ns for row in rest)
+        count = str(sum(row.count for row in rest))
+        rows.append((_s(spent), f"{spent / whole:.1%}", _s(cpu), count, f"({len(rest)} more phases)"))
+    return rows
+
+
+def _with_gloss(row: Row) -> str:
+    return f"{row.name}  — {row.what}" if row.what else row.name
+
+
+def _function_row(row: FunctionRow) -> tuple[str, ...]:
+    name = row.function or "?"
+    where = f"  {row.where}" if row.where else ""
+    failure = f"  failed: {row.failure}" if row.failure else ""
+    again = "  (recompiled)" if row.recompile_reason else ""
+    return _s(row.forward_ns), _s(row.backward_ns), row.compile_id, f"{name}{where}{again}{failure}"
+
+
+def _change_row(change: Change) -> tuple[str, ...]:
+    counts = str(change.count_before)
+    if change.count_after != change.count_before:
+        counts += f" -> {change.count_after}"
+    name = f"{change.name}  — {change.what}" if change.what else change.name
+    return f"{change.delta_ns / 1e9:+.3f}", _s(change.before_ns), _s(change.after_ns), counts, name
+
+
+def _s(ns: int) -> str:
+    return f"{ns / 1e9:.3f}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of numbers to the right, the last one to the left."""
+    widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header) - 1)]
+    return [
+        "  " + "  ".join([*(cell.rjust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]).rstrip()
+        for line in (header, *rows)
+    ]

@@ -1,0 +1,153 @@
+"""The record of a frame that failed to trace: `record.json` (docs/formats/record.md), and how it is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from graphprobe.errors import SchemaError, UsageError
+from graphprobe.store import layout
+
+SCHEMA = 1
+FORMAT = "graphprobe frame record"
+
+RECORD, VALUES, REPLAY, SOURCE = "record.json", "values.safetensors", "replay.py", "source"
+"""What lies in the folder of a record."""
+FRAMES = "frames"
+"""The folder of a run that holds its records."""
+
+
+class UserLine(msgspec.Struct, frozen=True):
+    """A line of the program: absolute file, line from 1, the function it stands in, its text."""
+
+    file: str
+    line: int
+    function: str
+    text: str = ""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What tracing raised.
+
+    Attributes:
+        type: `module.Class` of the exception.
+        message: its text, whole.
+        stack: lines of the program that led there, outermost first.
+        suppressed: the program did not see it: torch ran the function uncompiled instead.
+    """
+
+    type: str
+    message: str
+    stack: list[UserLine] = []
+    suppressed: bool = False
+
+
+class ModuleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A module of the program, or of a package whose text is needed.
+
+    Attributes:
+        name: as in `sys.modules`.
+        own: rebuilt from `source` and `values`; else imported, and `source` is only where functions are found.
+        file: where it lay; None for none.
+        package: its `__package__`.
+        source: text in the record's folder, with the lines that are not needed left blank; None where none is needed.
+        values: globals by name, each as in `FrameRecord.objects`.
+    """
+
+    name: str
+    own: bool
+    file: str | None = None
+    package: str | None = None
+    source: str | None = None
+    values: dict[str, Any] = {}
+
+
+class FrameRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`record.json`; docs/formats/record.md has the kinds of objects.
+
+    Attributes:
+        function, file, line: the function that was traced, and where it begins.
+        fullgraph: whether a graph break was an error.
+        versions: of torch, python and graphprobe.
+        settings: torch's state: grad mode, inference mode, autocast, default dtype and device, Dynamo's settings.
+        modules: what is rebuilt or searched for text.
+        frame: `function` (a value), `arguments` (values by name), and the names that are `*args` and `**kwargs`.
+        objects: values that are more than a plain one, found by their position.
+        tensors: records and storages as `engine.values` writes them; the bytes are in `values.safetensors`.
+        dynamic: by position in `tensors`, dimensions that were traced as symbols because of earlier calls.
+        placeholders: what could not be recorded: `path`, `type`, `reason`.
+        notes: whatever else may make a replay differ.
+    """
+
+    format: str = FORMAT
+    schema: int = SCHEMA
+    function: str
+    file: str
+    line: int
+    fullgraph: bool
+    failure: Failure
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    modules: list[ModuleRecord]
+    frame: dict[str, Any]
+    objects: list[dict[str, Any]]
+    tensors: dict[str, Any]
+    dynamic: dict[str, list[int]] = {}
+    placeholders: list[dict[str, str]] = []
+    notes: list[str] = []
+
+    @property
+    def user_line(self) -> UserLine | None:
+        """The innermost line of the program, where it is known."""
+        return self.failure.stack[-1] if self.failure.stack else None
+
+
+def read_record(folder: Path) -> FrameRecord:
+    """The record in a folder.
+
+    Raises:
+        UsageError: there is none, or it is damaged.
+        SchemaError: a newer graphprobe wrote it.
+    """
+    path = Path(folder) / RECORD
+    try:
+        data = path.read_bytes()
+        head = msgspec.json.decode(data)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="name the folder of a record") from error
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is no record: {error}") from error
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise UsageError(f"{path} is no record of a frame", hint="name the folder of a record, or of a run")
+    if not isinstance(head.get("schema"), int) or head["schema"] > SCHEMA:
+        raise SchemaError(f"{path}: schema {head.get('schema')!r}; this graphprobe reads up to {SCHEMA}")
+    try:
+        return msgspec.convert(head, FrameRecord)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+
+
+def find_records(path: Path) -> list[Path]:
+    """The folders of records at `path`: itself, or those of a run (its folder, or the folder of its runs).
+
+    Raises:
+        UsageError: there is none.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UsageError(f"there is nothing at {path}", hint="name the folder of a record, or of a run")
+    if (path / RECORD).is_file():
+        return [path]
+    for pattern in (
+        f"{FRAMES}/*/{RECORD}",
+        f"{layout.TOOL}/{FRAMES}/*/{RECORD}",
+        f"*/{layout.TOOL}/{FRAMES}/*/{RECORD}",
+    ):
+        found = sorted(file.parent for file in path.glob(pattern))
+        if found:
+            return found
+    raise UsageError(
+        f"no record of a frame in {path}", hint="graphprobe run --record-frames SCRIPT writes one when a frame fails"
+    )

@@ -1,0 +1,110 @@
+"""`steps.jsonl`: a line when a step of the compiler begins and one when it ends, so that a crash leaves its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from graphprobe.errors import ArtifactNotFoundError
+from graphprobe.store import layout
+from graphprobe.store.reader import Run
+
+
+class StepLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line: the beginning of a step, with `component` and `name`, or its end, with neither.
+
+    Attributes:
+        step: number of the step in the run, from 0.
+        time_ns: wall clock, nanoseconds since the epoch.
+        component: who works: `dynamo`, `aot`, `inductor`, `backend` or `run`.
+        name: what is done, e.g. `trace`, `lower`, `compile C++`, or the name of a pass.
+        detail: on what: a function with its place, a file, a kernel.
+        model, direction, compile_id: as in `Where`.
+        thread: native id of the thread.
+        error: at the end, `Type: message` of the exception that left the step.
+    """
+
+    step: int
+    time_ns: int
+    component: str | None = None
+    name: str | None = None
+    detail: str = ""
+    model: int | None = None
+    direction: str | None = None
+    compile_id: str | None = None
+    thread: int | None = None
+    error: str | None = None
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """A step with its beginning and, where there is one, its end; fields as in `StepLine`."""
+
+    step: int
+    component: str
+    name: str
+    detail: str
+    model: int | None
+    direction: str | None
+    compile_id: str | None
+    thread: int | None
+    begin_ns: int
+    end_ns: int | None = None
+    error: str | None = None
+
+
+_decode = msgspec.json.Decoder(StepLine).decode
+
+
+def encode_step(line: StepLine) -> str:
+    """The line as JSON, with the newline."""
+    return msgspec.json.encode(line).decode() + "\n"
+
+
+def read_steps(run: Run) -> list[StepRecord]:
+    """The steps of a run in the order of their beginnings; what cannot be read is told in `run.problems`.
+
+    Raises:
+        ArtifactNotFoundError: the run was written before steps were, or the file is gone.
+    """
+    path = run.tool_dir / layout.STEPS
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactNotFoundError(
+            f"{path} cannot be read: {error.strerror}",
+            hint="the run compiled nothing, or a graphprobe without steps wrote it, or its budget left no room",
+        ) from error
+    lines: list[StepLine] = []
+    pieces = data.split(b"\n")
+    for number, piece in enumerate(pieces, start=1):
+        if not piece:
+            continue
+        try:
+            lines.append(_decode(piece))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            why = "is cut off" if number == len(pieces) else f"is no step: {error}"
+            run.problems.append(f"{layout.STEPS} line {number} {why}")
+    return steps_from_lines(lines)
+
+
+def steps_from_lines(lines: Iterable[StepLine]) -> list[StepRecord]:
+    """Ends joined with their beginnings; an end without a beginning is dropped."""
+    found: dict[int, StepRecord] = {}
+    for line in lines:
+        if line.component is not None and line.name is not None:
+            found[line.step] = StepRecord(
+                line.step,
+                line.component,
+                line.name,
+                line.detail,
+                line.model,
+                line.direction,
+                line.compile_id,
+                line.thread,
+                line.time_ns,
+            )
+        elif line.step in found:
+            ended = msgspec.structs.replace(found[line.step], end_ns=line.time_ns, error=line.error)
+            found[line.step] = ended
+    return list(found.values())

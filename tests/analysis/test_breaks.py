@@ -1,0 +1,161 @@
+"""What is concluded from the facts of breaks, without torch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from graphprobe.analysis import breaks
+from graphprobe.analysis.breaks import fill, judge, report_from_facts, user_frame
+from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame, facts_from_lines, line_from_fact
+from graphprobe.analysis.breaks_rules import RULES
+from graphprobe.analysis.breaks_text import Line, Part, parts_of, plain_name
+
+ITEM = """Unsupported Tensor.item() call with capture_scalar_outputs=False
+  Explanation: Dynamo does not support tracing `Tensor.item()`
+    with config.capture_scalar_outputs=False.
+  Hint: Set the one.
+  Hint: Set the other.
+
+  Developer debug context: call_method TensorVariable() item () {}
+
+ For more details about this graph break, please visit: https://meta-pytorch.github.io/compile-graph-break-site/gb/gb0124.html"""
+
+LOOP = (
+    ITEM
+    + """
+
+*** While handling this graph break, another graph break occurred: ***
+
+graph break in loop
+  Explanation: torch.compile detected a graph break in a for/while loop.
+  Hint: This graph break may have been caused by an earlier graph break.
+
+  Developer debug context: frame skipped: f (a.py line 1)"""
+)
+
+
+def at(line: int, source: str, *, file: str = "/p/a.py", inside: str | None = None) -> UserFrame:
+    return UserFrame(file=file, line=line, function="f", source=source, inside=inside)
+
+
+def broke(reason: str = ITEM, source: str = "y = x.item()", **more: Any) -> BreakFact:
+    given = {"stack": [at(3, source)], "function": "f", "file": "/p/a.py", "first_line": 1} | more
+    return BreakFact(reason=reason, **given)
+
+
+def test_text_of_torch_is_taken_apart() -> None:
+    (part,) = parts_of(ITEM)
+    assert part.title == "Unsupported Tensor.item() call with capture_scalar_outputs=False"
+    assert part.explanation.endswith("`Tensor.item()` with config.capture_scalar_outputs=False.")
+    assert part.hints == ("Set the one.", "Set the other.")
+    assert part.context == "call_method TensorVariable() item () {}"
+    assert part.gb_id == "GB0124" and part.url is not None and part.url.endswith("gb0124.html")
+    assert [part.title for part in parts_of(LOOP)][1] == "graph break in loop"
+    assert parts_of("")[0].title == "" and parts_of("anything\nat all")[0].url is None
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "value"),
+    [
+        ("if x.sum() > 0:", "condition", "x.sum() > 0"),
+        ("elif a and b:", "condition", "a and b"),
+        ("return 1 if ok else 2", "condition", "ok"),
+        ("while True:", "form", "While"),
+        ("with lock, open('a') as f:", "manager", "lock"),
+        ("class A(B):", "defined", "A"),
+        ("self.y += foo(", "target", "self.y"),
+        ("else:", "form", ""),
+        ("if x is not None and x.any():", "condition", "x.any()"),
+        ("if x is None or a and b:", "condition", "a and b"),
+        ("if x is None:", "condition", "x is None"),
+        ("x = [i for i", "condition", ""),
+        ("", "form", ""),
+        ("\x00", "form", ""),
+    ],
+)
+def test_names_on_a_line(source: str, name: str, value: str) -> None:
+    assert getattr(Line(source), name) == value
+
+
+def test_calls_on_a_line() -> None:
+    line = Line("y = a.b(x[m > 0]).item() + torch.nonzero(z).sum(")
+    assert line.call("item") == "a.b(x[m > 0]).item()" and line.owner("item") == "a.b(x[m > 0])"
+    assert line.owner("nonzero") == "z" and line.mask() == ("x", "m > 0")
+    assert line.call("absent") == "" and line.owner("absent") == ""
+
+
+def test_names_of_continuations() -> None:
+    assert plain_name("torch_dynamo_resume_in_f_at_12") == "f"
+    assert plain_name("torch_dynamo_resume_in_torch_dynamo_resume_in_f_at_12_at_14") == "f"
+    assert plain_name("f") == "f"
+
+
+def test_same_cause_on_the_same_line_is_one_row() -> None:
+    other = broke(stack=[at(9, "y = x.item()")])
+    report = report_from_facts([], [broke(), broke(function="g"), other], [])
+    assert [(row.line, row.count, row.functions) for row in report.breaks] == [(3, 2, ["f", "g"]), (9, 1, ["f"])]
+    assert report.break_count == 3 and report.to_json()["break_count"] == 3
+
+
+def test_worst_first_and_torch_last() -> None:
+    library = broke(stack=[at(1, "x.item()", file="/t/torch/a.py", inside="torch")])
+    given_up = broke(LOOP, stack=[at(7, "y = x.item()")])
+    skipped = UncompiledFact(reason=LOOP, broke=True, stack=given_up.stack, function="f", file="/p/a.py", first_line=1)
+    report = report_from_facts([], [library, broke(), given_up], [skipped])
+    assert [(row.inside, row.outcome) for row in report.breaks] == [
+        (None, "function"),
+        (None, "continued"),
+        ("torch", "continued"),
+    ]
+    assert report.breaks[0].kind == "tensor-item" and "inside a loop" in report.breaks[0].consequence
+    assert [(row.kind, row.cause) for row in report.uncompiled] == [("break", "the graph break at /p/a.py:7")]
+
+
+def test_outcomes() -> None:
+    assert judge(broke()).outcome == "continued"
+    assert judge(broke(handling="Encountered graph break that we cannot resume from. Compiling …")).outcome == "rest"
+    assert judge(broke(), gave_up=True).outcome == "function"
+    assert judge(broke(raised=True)).outcome == "raised"
+
+
+def test_nothing_found() -> None:
+    assert report_from_facts([], [], []).found is False
+    inside = UncompiledFact(reason="Attempt to trace generator", function="g", file="/t/torch/a.py", inside="torch")
+    report = report_from_facts([], [], [inside])
+    assert report.found is False and len(report.uncompiled) == 1 and not report.own_uncompiled
+
+
+def test_unknown_break_gives_torchs_words() -> None:
+    row = judge(
+        broke("A new sort of break\n  Explanation: It broke.\n  Hint: Do this.\n\n  Developer debug context: ", "z")
+    )
+    assert (row.kind, row.cause, row.remedy) == ("unsupported", "A new sort of break", "Do this.")
+    row = judge(broke("", stack=[]))
+    assert row.kind == "unsupported" and (row.file, row.line) == ("/p/a.py", 1)
+
+
+def test_user_frame() -> None:
+    torch_frame = at(1, "", inside="torch")
+    assert user_frame([at(5, "a"), torch_frame]) == at(5, "a")
+    assert user_frame([torch_frame]) == torch_frame and user_frame([]) is None
+
+
+def test_facts_survive_the_file() -> None:
+    facts = [broke(), UncompiledFact(reason="because", function="f", file="a.py")]
+    data = "".join(map(line_from_fact, facts)).encode()
+    assert facts_from_lines(data) == ([facts[0]], [facts[1]], 0)
+    breaks, uncompiled, unread = facts_from_lines(data[:-10])
+    assert (len(breaks), len(uncompiled), unread) == (1, 0, 1)
+
+
+def test_rules_are_whole() -> None:
+    """Each sentence names only what there is, and the last rule takes everything."""
+    assert RULES[-1].match("anything\nat all", "", "", "") == {}
+    assert all(re.fullmatch("[a-z-]+", rule.kind) for rule in RULES)
+    for rule in RULES:
+        names = breaks._names(Part("title"), Line("x"), "f", rule.source, {})
+        for sentence in (rule.cause, rule.remedy):
+            assert not re.search(r"\{\w*\}", fill(sentence, names)), rule.kind

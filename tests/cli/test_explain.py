@@ -1,0 +1,217 @@
+"""`graphprobe explain`: a script, a run, a callable; exit codes, JSON, wrong use; and docs/explain.md, executed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conftest import ROOT, Finished
+from graphprobe.cli.main import main
+
+Python = Callable[..., Finished]
+PAGE = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
+
+PROGRAM = """\
+import sys
+import torch
+
+@torch.compile(backend="eager")
+def step(x):
+    return x * x.sum().item()
+
+@torch.compile(backend="aot_eager", fullgraph=True)
+def whole(x):
+    if x.sum() > 0:
+        return x.sin()
+    return x.cos()
+
+@torch.compile(mode="max-autotune")
+def by_default(x):
+    return x + 1
+
+print("arguments", sys.argv[1:], __name__)
+step(torch.ones(3))
+step(torch.ones(4))
+by_default(torch.ones(3))
+whole(torch.ones(3))
+"""
+
+TARGETS = """\
+import torch
+
+def broken():
+    def f(x, *, n):
+        y = x + n
+        torch._dynamo.graph_break()
+        return y.sin()
+    return f, (torch.ones(3),), {"n": 2}
+
+def whole():
+    return torch.sin, (torch.ones(3),)
+"""
+
+NOTHING = "import sys\nprint('torch' in sys.modules)\n"
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(main, ["explain", *args])
+
+
+def masked(text: str) -> str:
+    """The guards are torch's business: other numbers in another version."""
+    return re.sub(r"(?m)^( +\d+  \S+ +\d+  ) *\d+", r"\1", text)
+
+
+def shown(command: str) -> str:
+    """What the page prints below a command."""
+    blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    (text,) = (part.removeprefix(command + "\n") for block in blocks for part in block.split("$ ") if command in part)
+    return text
+
+
+@pytest.fixture(scope="module")
+def page_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        named = re.match(r"# (\w+\.py)\n", block)
+        (folder / (named.group(1) if named else "api.py")).write_text(block, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(("name", "code"), [("toy.py", 1), ("mended.py", 0)])
+def test_page_scripts(page_files: Path, run_python: Python, name: str, code: int) -> None:
+    done = run_python("-m", "graphprobe", "explain", name, cwd=page_files)
+    assert masked(done.out) == masked(shown(f"graphprobe explain {name}")) and done.code == code
+
+
+def test_page_run_is_explained_from_its_folder(
+    page_files: Path, run_python: Python, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run_python("-m", "graphprobe", "run", "-q", "--out", "runs", "toy.py", cwd=page_files)
+    assert (done.out, done.code) == (shown("graphprobe run -q --out runs toy.py"), 0)
+    monkeypatch.chdir(page_files)
+    told = invoke("runs", "--json", "toy.json")
+    assert told.exit_code == 1
+    table = shown("graphprobe explain toy.py").removeprefix("woo\n")
+    assert masked(told.stdout) == masked(table) + f"Wrote {page_files / 'toy.json'}\n"
+    document = json.loads(Path("toy.json").read_text(encoding="utf-8"))
+    assert [(row["kind"], row["line"], row["count"]) for row in document["breaks"]] == [
+        ("print", 8, 1),
+        ("data-dependent-branch", 9, 1),
+    ]
+    assert [graph["ops"] for graph in document["graphs"]] == [3, 2, 1] and document["op_count"] == 6
+    assert all(graph["guards"] > 0 for graph in document["graphs"])
+    assert json.loads(invoke("runs", "--json").stdout) == document
+    cold = "import sys; from graphprobe.cli.main import main; main(['explain', 'runs'], standalone_mode=False)"
+    told = run_python("-c", f"{cold}; print('torch' in sys.modules)", cwd=page_files)  # type: ignore[assignment]
+    assert told.out.endswith("False\n")  # type: ignore[attr-defined]
+
+
+def test_page_python(page_files: Path) -> None:
+    exec(compile((page_files / "api.py").read_text(encoding="utf-8"), str(page_files / "api.py"), "exec"), {})
+
+
+def test_killed_run_and_run_of_before(page_files: Path, tmp_path: Path) -> None:
+    """A torn last line is said; a run without the file has the breaks that ended a graph."""
+    import shutil
+
+    (run,) = (page_files / "runs").iterdir()
+    torn = tmp_path / "torn"
+    shutil.copytree(run, torn)
+    facts = torn / "graphprobe" / "graph_breaks.jsonl"
+    facts.write_bytes(facts.read_bytes()[:-20])
+    told = json.loads(invoke(str(torn), "--json").stdout)
+    assert told["not_observed"] == ["1 lines of graph_breaks.jsonl cannot be read"] and told["break_count"] == 1
+    manifest = torn / "graphprobe" / "manifest.json"
+    document = json.loads(manifest.read_text(encoding="utf-8"))
+    del document["taps"]["graph_breaks"]
+    manifest.write_text(json.dumps(document), encoding="utf-8")
+    told = json.loads(invoke(str(torn), "--json").stdout)
+    assert [row["line"] for row in told["breaks"]] == [8, 9]
+    assert told["not_observed"][0].startswith("breaks before which there was no graph")
+
+
+def test_script(tmp_path: Path, run_python: Python) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    command = ["explain", "--json", "out.json", "--backend", "eager", "program.py", "--json", "7"]
+    done = run_python("-m", "graphprobe", *command, cwd=tmp_path)
+    assert done.out.startswith("arguments ['--json', '7'] __main__\n")
+    assert "Traceback" in done.err and "graphprobe" not in done.err.partition("Traceback")[2].partition("from user")[0]
+    assert done.code == 1
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert found["ended"].startswith("the script was ended by Unsupported: Data-dependent branching")
+    file = str(tmp_path / "program.py")
+    assert [(row["kind"], row["file"], row["line"], row["count"], row["outcome"]) for row in found["breaks"]] == [
+        ("data-dependent-branch", file, 10, 1, "raised"),
+        ("tensor-item", file, 6, 2, "continued"),
+    ]
+    assert found["not_observed"] == [] and len(found["graphs"]) == 5
+
+
+def test_script_that_compiles_nothing(tmp_path: Path, run_python: Python) -> None:
+    (tmp_path / "nothing.py").write_text(NOTHING, encoding="utf-8")
+    done = run_python("-m", "graphprobe", "explain", "nothing.py", cwd=tmp_path)
+    assert (done.out, done.code) == ("False\n", 2) and "compiled nothing" in done.err
+
+
+def test_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "targets.py").write_text(TARGETS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    told = invoke("targets.py:broken", "--json")
+    found = json.loads(told.stdout)
+    assert told.exit_code == 1 and [(row["kind"], row["line"]) for row in found["breaks"]] == [("explicit-break", 6)]
+    assert invoke("targets.py:whole").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "nothing to explain"),
+        (["absent.py"], "no script and no run"),
+        (["."], "no run at"),
+        (["--backend", "nobody", "here.py"], "there is no such backend"),
+        (["here.py:absent"], "has no 'absent'"),
+        (["here.py:make", "more"], "takes no arguments"),
+        ([".", "more"], "takes no arguments"),
+        ([".", "--backend", "eager"], "has been compiled already"),
+        (["--json", "there.json", "here.py"], "it exists already"),
+        (["--json", "no/folder/a.json", "here.py"], "there is no folder"),
+    ],
+)
+def test_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.py").write_text("raise SystemExit(3)\n" if "here.py" in args else "", encoding="utf-8")
+    (tmp_path / "there.json").write_text("kept", encoding="utf-8")
+    told = invoke(*args)
+    assert told.exit_code in (2, 3) and words in told.stderr, told.output
+    assert (tmp_path / "there.json").read_text(encoding="utf-8") == "kept"
+
+
+def test_force_writes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "targets.py").write_text(TARGETS, encoding="utf-8")
+    (tmp_path / "there.json").write_text("kept", encoding="utf-8")
+    assert invoke("--force", "--json", "there.json", "targets.py:whole").exit_code == 0
+    assert json.loads((tmp_path / "there.json").read_text(encoding="utf-8"))["break_count"] == 0
+
+
+def test_a_model_that_nobody_prepared() -> None:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import graphprobe
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=256)).eval()
+    ids = torch.randint(0, 256, (1, 8))
+    with_loss = graphprobe.explain(model)(ids, labels=ids).report
+    assert {(row.kind, Path(row.file).name, row.inside) for row in with_loss.breaks} == {
+        ("logging", "modeling_utils.py", None)
+    }
+    torch._dynamo.reset()
+    without = graphprobe.explain(model)(ids)
+    assert not without.report.found and without.graph_count == 1 and without.op_count > 50

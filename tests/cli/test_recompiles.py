@@ -1,0 +1,165 @@
+"""`graphprobe recompiles`: a script, a run on disk, JSON, exit codes, and the wrong way round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from graphprobe.analysis.recompiles import Function, RecompileReport
+from graphprobe.cli import recompiles as command
+from graphprobe.cli.main import main
+from graphprobe.probe.script import Ended
+
+RECOMPILES = """
+import sys, threading
+import torch
+assert sys.argv[1:] in ([], ["--epochs", "2"]), sys.argv
+def scale(x, n):
+    for _ in range(n):
+        x = x + 1
+    return x
+fast = torch.compile(scale, backend="eager")
+def work():
+    for n in (2, 3, 4):
+        fast(torch.ones(4), n)
+threading.Thread(target=work, name="late").start()
+print("program")
+"""
+SILENT = "import torch\nf = torch.compile(lambda x: x + 1, backend='eager')\nf(torch.ones(3)), f(torch.ones(3))\n"
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(main, ["recompiles", *args])
+
+
+@pytest.fixture(scope="module")
+def recorded(run_python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the program."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "program.py").write_text(RECOMPILES)
+    done = run_python("-m", "graphprobe", "run", "-q", "--no-ops", "program.py", cwd=folder)
+    assert done.code == 0, done.err
+    return folder
+
+
+def test_a_script(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(RECOMPILES)
+    done = run_python(
+        "-m", "graphprobe", "recompiles", "--json", "out.json", "program.py", "--epochs", "2", cwd=tmp_path
+    )
+    assert done.code == 1, done.err
+    said = done.out.splitlines()
+    assert said[:4] == [
+        "program",
+        "2 recompilations of 1 function, 1 cause",
+        "",
+        "scale (program.py:5): 2 recompilations, 3 versions of at most 8",
+    ]
+    assert "  int-changed ×2: n changed: 2, 3, 4" in said
+    assert "    guard at program.py:6 in scale" in said and "    called from program.py:12 in work" in said
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["problem"] is None and document["recompilations"] == 2
+    (group,) = document["groups"]
+    assert (group["kind"], group["where"]["line"], group["count"]) == ("int-changed", 6, 2)
+
+
+def test_a_silent_script(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_python("-m", "graphprobe", "recompiles", "-c", SILENT, cwd=tmp_path)
+    assert (done.code, done.out) == (0, "no recompilations\n"), done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_that_fails_is_undecided_unless_something_was_found() -> None:
+    nothing, found = RecompileReport(), RecompileReport(functions=[Function(function="f", file="x.py", line=1)])
+    found.functions[0].recompilations = 1
+    problem = command._problem(Ended(1, "ValueError: no"))
+    assert problem == "the program raised ValueError: no"
+    assert command._problem(Ended(3)) == "the program ended with exit code 3" and command._problem(Ended(0)) is None
+    assert [command._exit_code(report, problem) for report in (nothing, found)] == [125, 1]
+    assert [command._exit_code(report, None) for report in (nothing, found)] == [0, 1]
+    assert command._exit_code(RecompileReport(complete=False), None) == 125
+
+
+def test_a_run_on_disk(recorded: Path, run_python: Callable[..., Any]) -> None:
+    """Without torch: the same groups as of the script itself."""
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['graphprobe', 'recompiles']\n"
+        "from graphprobe.cli.main import main; main()"
+    )
+    done = run_python("-c", code, cwd=recorded)
+    assert done.code == 1, done.err
+    assert "  int-changed ×2: n changed: 2, 3, 4" in done.out
+    assert "    guard at program.py:6 in scale" in done.out and "    called from program.py:12 in work" in done.out
+    assert "3 versions of at most 8" in done.out and "note" not in done.out
+
+
+def test_a_run_as_json(recorded: Path) -> None:
+    done = invoke("--json", str(recorded / "torch_compile_debug"))
+    document = json.loads(done.output)
+    assert done.exit_code == 1 and document["recompilations"] == 2
+    allowed = invoke("--allow", "2", str(recorded))
+    assert allowed.exit_code == 0 and "allowed: 2 of each function; kept" in allowed.output
+    assert [group["values"] for group in document["groups"]] == [["2", "3", "4"]]
+    (run,) = (recorded / "torch_compile_debug").iterdir()
+    (event,) = [
+        event
+        for event in map(json.loads, (run / "graphprobe" / "events.jsonl").read_text().splitlines())
+        if event["name"] == "recompiles"
+    ]
+    assert (event["kind"], event["path"]) == ("log", "recompiles.jsonl")
+    assert len((run / "graphprobe" / "recompiles.jsonl").read_text().splitlines()) == 2
+
+
+def test_an_older_run(recorded: Path, tmp_path: Path) -> None:
+    """One that has no recompiles.jsonl is read from compile.json, and says what is not known."""
+    (run,) = (recorded / "torch_compile_debug").iterdir()
+    tool = tmp_path / "run_old" / "graphprobe"
+    (tool / "model__0").mkdir(parents=True)
+    manifest = json.loads((run / "graphprobe" / "manifest.json").read_text())
+    del manifest["taps"]["recompiles"]
+    (tool / "manifest.json").write_text(json.dumps(manifest))
+    (tool / "events.jsonl").write_text((run / "graphprobe" / "events.jsonl").read_text())
+    for folder in (run / "graphprobe").glob("model__*"):
+        (tool / folder.name).mkdir(exist_ok=True)
+        (tool / folder.name / "compile.json").write_text((folder / "compile.json").read_text())
+    done = invoke(str(tmp_path))
+    assert done.exit_code == 1, done.output
+    assert "int-changed ×2: n changed: 2, 3" in done.output and "guard at" in done.output
+    assert "note: recorded before recompilations were" in done.output
+
+
+def test_a_run_with_a_torn_line_is_incomplete(recorded: Path, tmp_path: Path) -> None:
+    (run,) = (recorded / "torch_compile_debug").iterdir()
+    tool = tmp_path / "run_torn" / "graphprobe"
+    tool.mkdir(parents=True)
+    for name in ("manifest.json", "events.jsonl"):
+        (tool / name).write_text((run / "graphprobe" / name).read_text())
+    (tool / "recompiles.jsonl").write_text('{"function": "sca')
+    done = invoke(str(tmp_path))
+    assert done.exit_code == 125
+    assert "recompiles.jsonl, line 1 cannot be read" in done.output and "incomplete" in done.output
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["no_such_script.py"], "no script at 'no_such_script.py'"),
+        (["--allow", "-1", "x.py"], "-1"),
+        (["--json", "there_is/no_folder.json", "x.py"], "there is no folder"),
+        (["."], "no run at ."),
+        ([".", "--epochs"], "takes no arguments"),
+        ([], "torch_compile_debug does not exist"),
+        (["-m", "torch.distributed.run", "x.py"], "would not be observed"),
+    ],
+)
+def test_wrong_use(args: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke(*args)
+    assert done.exit_code == 2, done.output
+    assert says in done.output
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,149 @@
+"""The taps for timing: put in place and taken out exactly, with spans that are closed whatever happens."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.compile_fx  # so that every module that is patched is there
+
+from graphprobe.internals import compile_timing, dump_names
+from graphprobe.internals.compile_timing import FUNCTIONS, NEEDS, CompileTiming
+from graphprobe.internals.patches import resolve
+from graphprobe.internals.span_recorder import SpanRecorder
+
+
+def raw_values() -> dict[str, tuple[Any, bool]]:
+    found = {}
+    for patch in CompileTiming()._all():
+        owner, name, raw = resolve(importlib.import_module(patch.module), patch.attribute)
+        found[patch.address] = (raw, name in vars(owner))
+    return found
+
+
+def test_every_name_is_there_on_this_torch() -> None:
+    assert {status for status, _ in dump_names.probe(NEEDS).values()} == {"ok"}
+    listed = {name for need in NEEDS for name in need.names}
+    assert listed == {(patch.module, patch.attribute) for patch in CompileTiming()._all()}
+
+
+def test_on_and_off_leaves_nothing() -> None:
+    before, finders = raw_values(), list(sys.meta_path)
+    timing = CompileTiming()
+    timing.install()
+    assert all(raw_values()[address][0] is not raw for address, (raw, _) in before.items())
+    timing.remove()
+    after = raw_values()
+    assert all(after[address][0] is raw and after[address][1] == own for address, (raw, own) in before.items())
+    assert sys.meta_path == finders
+    assert timing.missing == []
+
+
+def test_a_name_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = compile_timing.TimedFunction("torch._inductor.codecache", "no_such_function", "x")
+    monkeypatch.setattr(compile_timing, "FUNCTIONS", (*FUNCTIONS, gone))
+    timing = CompileTiming()
+    timing.install()
+    timing.remove()
+    assert timing.missing == ["this torch has no torch._inductor.codecache:no_such_function"]
+
+
+def test_spans_nest_and_inherit_the_compile() -> None:
+    recorder = SpanRecorder()
+    outer = recorder.begin("outer", compile_id="0/0")
+    inner = recorder.begin("inner")
+    assert (inner.parent, inner.compile_id, recorder.inside) == (outer, "0/0", inner)
+    recorder.end_named("inner")
+    recorder.end(outer)
+    assert outer.begin_ns <= inner.begin_ns <= inner.end_ns <= outer.end_ns
+    assert recorder.inside is None and not (outer.unfinished or inner.unfinished)
+
+
+def test_what_nobody_closes_ends_with_what_is_around_it() -> None:
+    recorder = SpanRecorder()
+    outer, inner = recorder.begin("outer"), recorder.begin("inner")
+    recorder.end(outer)
+    assert (inner.end_ns, inner.unfinished, outer.unfinished) == (outer.end_ns, True, False)
+    recorder.end(inner)  # late: nothing to close any more
+    recorder.end_named("never begun")
+    last = recorder.begin("last")
+    recorder.close()
+    assert last.unfinished and last.end_ns >= last.begin_ns
+
+
+def test_threads_have_stacks_of_their_own() -> None:
+    recorder = SpanRecorder()
+    outer = recorder.begin("outer")
+    worker = threading.Thread(target=lambda: recorder.end(recorder.begin("job")), name="worker")
+    worker.start()
+    worker.join()
+    job = recorder.spans[1]
+    assert (job.parent, job.thread, recorder.threads[1]) == (None, 1, "worker")
+    recorder.end(outer)
+
+
+def test_a_recorder_that_fails_stops_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(SpanRecorder, "begin", broken)
+    timing = CompileTiming()
+    timing.install()
+    try:
+        result = torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.ones(3))
+    finally:
+        timing.remove()
+    assert torch.equal(result, torch.ones(3).sin() + 1)
+    assert timing.missing == ["recording failed and was stopped: ZeroDivisionError: planted"]
+    assert timing.recorder.spans == []
+
+
+SLOW = "import time, {inner}\ntime.sleep(0.01)\n"
+
+
+def test_imports_while_compiling_are_timed_outermost_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "timed_outer.py").write_text(SLOW.format(inner="timed_inner"))
+    (tmp_path / "timed_inner.py").write_text("x = 1\n")
+    (tmp_path / "timed_outside.py").write_text("x = 1\n")
+    (tmp_path / "timed_broken.py").write_text("raise ValueError('planted')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    timing = CompileTiming()
+    timing.install()
+    try:
+        importlib.import_module("timed_outside")
+        phase = timing.recorder.begin("phase")
+        module = importlib.import_module("timed_outer")
+        importlib.import_module("timed_outer")
+        with pytest.raises(ValueError, match="planted") as caught:
+            importlib.import_module("timed_broken")
+        timing.recorder.end(phase)
+    finally:
+        timing.remove()
+    assert [(s.name, s.kind) for s in timing.recorder.spans[1:]] == [
+        ("timed_outer", "import"),
+        ("timed_broken", "import"),
+    ]
+    first = timing.recorder.spans[1]
+    assert first.parent is phase and first.end_ns - first.begin_ns >= 10_000_000
+    assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "SourceFileLoader"
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "import_timing" not in shown
+
+
+def test_functions_that_are_timed_raise_as_before() -> None:
+    def fails(*_: Any) -> None:
+        raise KeyError("the program's own")
+
+    timing = CompileTiming()
+    timed: Callable[..., Any] = timing._function(compile_timing.TimedFunction("m", "a", "phase", anywhere=True), fails)
+    with pytest.raises(KeyError, match="the program's own") as caught:
+        timed(1)
+    assert timing.recorder.spans[0].end_ns > 0 and not timing.recorder.spans[0].unfinished
+    assert "graphprobe/internals" not in "".join(traceback.format_exception(caught.value))

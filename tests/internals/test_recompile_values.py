@@ -1,0 +1,81 @@
+"""Values are read out of a frame without running the program's code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from graphprobe.analysis.recompile_guards import Check
+from graphprobe.internals.recompile_values import value_in_frame
+
+
+class Loud:
+    """Everything that can be asked of it is counted."""
+
+    def __init__(self) -> None:
+        self.plain = 3
+        self.asked: list[str] = []
+
+    @property
+    def computed(self) -> int:
+        self.asked.append("computed")
+        return 4
+
+    def __getattr__(self, name: str) -> int:
+        self.asked.append(name)
+        return 5
+
+    def __len__(self) -> int:
+        self.asked.append("len")
+        return 6
+
+    def __repr__(self) -> str:
+        self.asked.append("repr")
+        return "Loud"
+
+    def __getitem__(self, key: object) -> int:
+        self.asked.append("item")
+        return 7
+
+
+class LoudDict(dict[str, int]):
+    def __getitem__(self, key: str) -> int:
+        raise AssertionError("the program's own code ran")
+
+
+def value(kind: str, source: str, scope: dict[str, Any], dim: int | None = None) -> str | None:
+    return value_in_frame(Check(kind, source, dim), scope, {"K": 8})
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "expected"),
+    [
+        ("attribute-changed", "o.plain", "3"),
+        ("attribute-changed", "o.computed", None),
+        ("attribute-changed", "o.absent", None),
+        ("int-changed", "o[0]", None),
+        ("length-changed", "o", None),
+        ("object-changed", "o", "a Loud"),
+        ("type-changed", "o", f"{__name__}.Loud"),
+    ],
+)
+def test_the_programs_code_does_not_run(kind: str, source: str, expected: str | None) -> None:
+    loud = Loud()
+    assert value(kind, source, {"o": loud}) == expected
+    assert loud.asked == []
+
+
+def test_plain_values() -> None:
+    scope = {"n": 3, "s": "x" * 500, "d": LoudDict(a=1), "xs": [1, (2,)], "t": torch.ones(2, 5), "G": 1}
+    assert value("int-changed", "n", scope) == "3"
+    assert len(value("string-changed", "s", scope) or "") == 60
+    assert value("int-changed", "d['a']", scope) == "1"
+    assert value("int-changed", "xs[1][0]", scope) == "2"
+    assert value("length-changed", "xs", scope) == "2"
+    assert value("keys-changed", "d", scope) == "'a'"
+    assert value("size-bounds", "t", scope, dim=1) == "5"
+    assert value("size-bounds", "t", scope, dim=2) is None
+    assert value("int-changed", "absent", scope) is None and value("int-changed", "f(n)", scope) is None
+    assert value_in_frame(Check("global-changed", "G['K']"), {}, {"K": 8}) == "8"

@@ -1,0 +1,101 @@
+"""Frames of a program fail in another process as they did in it, from their records alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from conftest import Finished
+from probe.frames.conftest import PROGRAMS, Recorded
+
+NAMES = (
+    *("dict_key", "branch", "c_function", "generator", "raises", "bad_shapes", "forward", "forward", "inner"),
+    *("with_dataclass", "aliased", "plain_values", "with_array", "with_object", "with_defaults", "imports_late"),
+    *("wrapper", "in_context", "calls_refused", "calls_compiled", "with_pattern", "cyclic", "lambda"),
+    *("only_without_grad", "only_in_autocast", "only_in_double", "item", "partly", "grows", "with_lock"),
+)
+
+
+def record_named(recorded: Recorded, name: str) -> Path:
+    return next(folder for key, folder in recorded.records.items() if key.partition("_")[2] == name)
+
+
+def test_every_frame_of_a_program_fails_as_it_did(recorded: Recorded) -> None:
+    assert recorded.program.code == 0, recorded.program.err
+    assert [name.partition("_")[2] for name in recorded.records] == list(NAMES)
+    wrong = {
+        name: (verdict["text"], verdict["differences"], verdict["caveats"])
+        for name, verdict in recorded.verdicts.items()
+        if verdict["verdict"] != "reproduced"
+    }
+    assert wrong == {}
+
+
+def test_the_line_is_the_one_of_the_program(recorded: Recorded) -> None:
+    folder = record_named(recorded, "dict_key")
+    assert recorded.lines > 500
+    text = (folder / "source" / "failing.py").read_text("utf-8").split("\n")
+    document = json.loads((folder / "record.json").read_text())
+    line = document["failure"]["stack"][-1]
+    assert text[line["line"] - 1].strip() == line["text"] == "return table[y]"
+    assert line["file"].endswith("/failing.py") and not Path(line["file"]).exists()
+    assert sum(bool(entry.strip()) for entry in text) <= 5  # the function, and the import of annotations
+    assert recorded.verdicts[folder.name]["error"]["line"]["line"] == line["line"]
+
+
+def test_only_what_cannot_be_recorded_is_named(recorded: Recorded) -> None:
+    said = {name.partition("_")[2]: v["caveats"] for name, v in recorded.verdicts.items() if v["caveats"]}
+    assert list(said) == ["with_lock"]
+    assert [line.partition(":")[0] for line in said["with_lock"]] == [
+        "lock (_thread.lock)",
+        "counts['file'] (_io.BufferedRandom)",
+    ]
+
+
+def test_a_record_knows_what_else_the_frame_depended_on(recorded: Recorded) -> None:
+    def document(name: str) -> dict[str, object]:
+        return json.loads((record_named(recorded, name) / "record.json").read_text())  # type: ignore[no-any-return]
+
+    assert document("grows")["dynamic"] == {"0": [0]}
+    assert document("partly")["fullgraph"] is False and document("partly")["failure"]["suppressed"]  # type: ignore[index]
+    assert document("branch")["settings"]["grad_enabled"] is True  # type: ignore[index]
+    assert document("only_without_grad")["settings"]["grad_enabled"] is False  # type: ignore[index]
+    assert document("item")["settings"]["dynamo"]["capture_scalar_outputs"] is True  # type: ignore[index]
+    assert document("branch")["dynamic"] == {}
+
+
+def test_the_run_tells_of_its_records(recorded: Recorded) -> None:
+    manifest = json.loads((recorded.run / "graphprobe" / "manifest.json").read_text())
+    assert len([line for line in manifest["notes"] if "failed to trace; recorded in frames/" in line]) == len(NAMES)
+    assert not [line for line in manifest.get("missing", []) if "frame" in line]
+    lines = (recorded.run / "graphprobe" / "events.jsonl").read_text().splitlines()
+    events = [event for event in map(json.loads, lines) if event["name"] == "frame"]
+    assert [event["path"] for event in events] == [f"frames/{name}/record.json" for name in recorded.records]
+    assert events[0]["message"].startswith("Unsupported: Observed exception")
+
+
+def test_the_script_alone_and_what_it_says_of_a_repaired_program(
+    recorded: Recorded, run_python: Callable[..., Finished], tmp_path: Path
+) -> None:
+    folder = tmp_path / "moved"
+    shutil.copytree(record_named(recorded, "inner"), folder)
+    broken = run_python("-I", str(folder / "replay.py"), cwd=tmp_path, env={"PYTHONPATH": ""})
+    assert broken.code == 1, broken.err
+    assert "Data-dependent branching" in broken.out and "moved/source/parts.py" in broken.out
+    assert broken.out.rstrip().endswith("REPRODUCED: the frame fails as it was recorded")
+    source = folder / "source" / "parts.py"
+    text = source.read_text("utf-8")
+    source.write_text(text.replace("if y.sum() > limit:", "if y.dim() > 0:"), "utf-8")
+    assert source.read_text("utf-8") != text
+    repaired = run_python("-m", "graphprobe", "replay", str(folder), "--json", cwd=tmp_path)
+    assert repaired.code == 0, repaired.err
+    (answer,) = json.loads(repaired.out)["replays"]
+    assert answer["verdict"] == "gone" and answer["function"] == "with_closure.<locals>.inner"
+    assert answer["error"] is None and answer["seconds"] > 0
+
+
+def test_the_programs_still_lie_beside_the_tests() -> None:
+    """The fixture deletes its own copy, and no more."""
+    assert sorted(path.name for path in PROGRAMS.glob("*.py")) == ["failing.py", "parts.py"]

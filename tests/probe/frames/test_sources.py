@@ -1,0 +1,112 @@
+"""Which text belongs to a function, and whose module is the program's."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from graphprobe.probe.frames.sources import (
+    NotRecordable,
+    SourceFile,
+    global_names,
+    imported_modules,
+    is_own,
+    names_when_defined,
+)
+
+TEXT = '''from __future__ import annotations
+import os
+
+TABLE = 1
+a, b = (lambda x: x + TABLE), (lambda x: x - TABLE)
+
+
+@staticmethod
+def first(x):
+    """Two
+    lines."""
+    return second(x)
+
+
+def second(x):
+    import os.path
+    from . import sibling
+    return [lambda: TABLE for _ in x]
+
+
+class Outer(dict, metaclass=type):
+    limit: int = TABLE
+
+    class Inner:
+        def method(self, y=os.sep):
+            return self.limit
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> ModuleType:
+    path = tmp_path / "text.py"
+    path.write_text(TEXT, "utf-8")
+    spec = importlib.util.spec_from_file_location("pkg_of_test.text", path)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def kept(source: SourceFile) -> list[int]:
+    text = source.text()
+    assert len(text.split("\n")) == len(TEXT.split("\n"))
+    assert all(a in ("", b) for a, b in zip(text.split("\n"), TEXT.split("\n"), strict=True))
+    return [n for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+
+
+def test_only_what_is_needed_is_kept_and_lines_stay(module: ModuleType) -> None:
+    source = SourceFile(str(module.__file__), vars(module))
+    assert kept(source) == [1]
+    assert source.place_of(vars(module)["first"].__func__.__code__) == 0
+    assert kept(source) == [1, 8, 9, 10, 11, 12]
+    source.class_node("Outer.Inner")
+    assert kept(source)[6:] == [21, 22, 24, 25, 26]
+
+
+def test_lambdas_on_one_line_are_told_apart(module: ModuleType) -> None:
+    source = SourceFile(str(module.__file__), vars(module))
+    assert [source.place_of(vars(module)[name].__code__) for name in "ab"] == [0, 1]
+
+
+def test_a_text_that_has_changed_since_is_refused(module: ModuleType) -> None:
+    Path(str(module.__file__)).write_text(TEXT.replace("return second(x)", "return second(x, x)"), "utf-8")
+    source = SourceFile(str(module.__file__), vars(module))
+    with pytest.raises(NotRecordable, match="as it was loaded"):
+        source.place_of(vars(module)["first"].__func__.__code__)
+    with pytest.raises(NotRecordable, match="no class statement for Other"):
+        source.class_node("Other")
+    with pytest.raises(NotRecordable, match="there is no text of nowhere"):
+        SourceFile("nowhere", {})
+
+
+def test_names(module: ModuleType) -> None:
+    second = vars(module)["second"].__code__
+    assert global_names(second) == {"TABLE"}
+    assert imported_modules(second, {"__package__": "pkg"}) == {"os", "os.path"}
+    node = SourceFile(str(module.__file__), vars(module)).class_node("Outer")
+    assert isinstance(node, ast.ClassDef)
+    assert set(names_when_defined(node)) == {"dict", "type", "TABLE", "int", "os"}
+
+
+def test_relative_imports_are_found(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pkg", ModuleType("pkg"))
+    second = vars(module)["second"].__code__
+    assert imported_modules(second, {"__package__": "pkg"}) == {"os", "os.path", "pkg"}
+
+
+def test_whose_module_it_is(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "beside", module)
+    assert is_own("__main__") and is_own("beside") and is_own("no_such_module_here")
+    assert not any(map(is_own, ("torch.nn", "numpy", "os", "sys", "graphprobe.store", "pytest")))
