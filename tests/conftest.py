@@ -67,6 +67,11 @@ def run_python() -> Callable[..., Finished]:
     return run
 
 
+def own_bytes() -> int:
+    """Resident memory of this process: with it begins what is forked from here, and it grows from test to test."""
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 @pytest.fixture(autouse=True)
 def reset_torch() -> Iterator[None]:
     """Each test draws the same numbers whichever ran before it in its process, and meets nothing that they compiled."""

@@ -18,17 +18,17 @@ COMPONENT = "run"
 
 def first_run(
     compiled: Callable[..., Any],
-    output: Any,
+    finished: Callable[[], None],
     module: tuple[ModuleType, str] | None,
     steps: StepLog,
     where: Where,
     failed: Callable[[str, BaseException], None],
 ) -> Callable[..., Any]:
-    """`compiled`, its first call watched; the second takes the watcher out.
+    """`compiled`, its first call watched.
 
     Args:
         compiled: Inductor's callable for one graph.
-        output: what holds it as `current_callable`.
+        finished: called when the first call has ended, however it did: `compiled` itself can take over.
         module: the generated module and its code, whose launches are told too; None to leave them alone.
         failed: gets what our own part raised.
     """
@@ -54,8 +54,6 @@ def first_run(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not first.acquire(blocking=False):
-            if output.current_callable is run:
-                output.current_callable = compiled
             with unseen:
                 return compiled(*args, **kwargs)
         tap = None if module is None else LaunchTap(*module, around=around)
@@ -66,8 +64,11 @@ def first_run(
         except BaseException as error:
             steps.end(step, error)
             raise
-        steps.end(step)
-        return result
+        else:
+            steps.end(step)
+            return result
+        finally:
+            finished()
 
     run.__dict__.update(getattr(compiled, "__dict__", {}))
     return run

@@ -133,36 +133,37 @@ class Lowering:
         self._graph = None
         if not callable(getattr(output, "current_callable", None)):
             return  # a graph without a call to compile
-        plain = self._first_run(output.current_callable, output)
+        plain = output.current_callable
         saver = None
         if self._settings.save_inputs:
             saver = InputSaver(self._writer, self._where, self._predict, self._failed, donated=self._donated)
         tap = self._launch_tap() if self._settings.capture_ops else None
         watched: Any = plain
-        at_work: set[object] = set()
+        at_work: set[object] = {"steps"}
 
         def finished(part: object) -> None:
             at_work.discard(part)
             if not at_work and output.current_callable is watched:
                 output.current_callable = plain
 
+        watched = self._first_run(plain, lambda: finished("steps"))
         if tap is not None:
             cuda = bool(getattr(output, "device_types", set()) & {"cuda", "xpu"})
             recorder = LaunchRecorder(self._writer, self._where, tap, nodes, cuda, self._failed)
             at_work.add(recorder)
-            watched = recorder.wrap(plain, lambda: finished(recorder))
+            watched = recorder.wrap(watched, lambda: finished(recorder))
         if saver is not None:
             at_work.add(saver)
             watched = saver.wrap(watched, boxed=True, finished=lambda: finished(saver))
         output.current_callable = watched
 
-    def _first_run(self, compiled: Callable[..., Any], output: Any) -> Callable[..., Any]:
+    def _first_run(self, compiled: Callable[..., Any], finished: Callable[[], None]) -> Callable[..., Any]:
         """`compiled`, its first call a step, with a step inside for each launch."""
         module = inductor.generated_module(self._code_path) if self._code_path else None
         pair = None
         if self._settings.capture_ops and module is not None and self._code is not None:
             pair = (module, self._code)
-        return first_run(compiled, output, pair, self._steps, self._where, self._failed)
+        return first_run(compiled, finished, pair, self._steps, self._where, self._failed)
 
     def _launch_tap(self) -> LaunchTap | None:
         module = inductor.generated_module(self._code_path) if self._code_path else None

@@ -12,7 +12,7 @@ import pytest
 from reduction import reduction_cases
 from reduction.reduction_cases import calls_of, case_of, mlp, relu_fault
 
-from conftest import ROOT
+from conftest import ROOT, own_bytes
 from graphprobe.diagnose.reduction.case_folder import BEST, JOURNAL, REPRO
 from graphprobe.diagnose.reduction.load_case import load_case
 from graphprobe.diagnose.reduction.problem import Problem
@@ -49,7 +49,7 @@ def test_one_call_is_left(name, signature, tmp_path):
 
 
 def test_memory_that_runs_out_is_a_failure_and_stays_in_the_child(tmp_path):
-    result = reduced("hungry", tmp_path / "out", memory_bytes=1 << 29)
+    result = reduced("hungry", tmp_path / "out", memory_bytes=own_bytes() + (1 << 29))
     assert left(result) == ["relu"]
     assert result.signature == "crash_compile memory"
 

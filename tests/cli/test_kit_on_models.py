@@ -1,0 +1,81 @@
+"""The whole troubleshooting kit on models of transformers that nobody prepared for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import Finished
+
+Python = Callable[..., Finished]
+
+pytestmark = pytest.mark.heavy
+
+TRAIN = """
+import sys
+
+import torch
+import transformers as t
+
+torch.manual_seed(0)
+if sys.argv[1] == "llama":
+    sizes = dict(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    model = t.LlamaForCausalLM(t.LlamaConfig(num_key_value_heads=2, **sizes))
+    batches = [{"input_ids": torch.randint(128, (2, n))} for n in (8, 12)]
+elif sys.argv[1] == "bert":
+    sizes = dict(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    model = t.BertForMaskedLM(t.BertConfig(**sizes))
+    batches = [{"input_ids": torch.randint(128, (2, n))} for n in (8, 12)]
+else:
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=32)
+    model = t.ViTForImageClassification(t.ViTConfig(patch_size=8, **sizes))
+    batches = [{"pixel_values": torch.randn(n, 3, 32, 32)} for n in (2, 3)]
+model.eval()  # no dropout: the losses of two runs are the same
+model.compile(backend=sys.argv[2])
+for batch in batches:
+    loss = model(**batch).logits.square().mean()
+    loss.backward()
+    print(f"{loss.item():.8f}")
+"""
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "vit"])
+def test_the_kit(name: str, run_python: Python, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN, "utf-8")
+
+    def kit(*words: str, backend: str = "aot_eager") -> Finished:
+        at = words.index("train.py") + 1 if "train.py" in words else len(words)
+        program = (name, backend) if "train.py" in words else ()
+        return run_python("-m", "graphprobe", *words[:at], *program, *words[at:], cwd=tmp_path)
+
+    plain = run_python("train.py", name, "aot_eager", cwd=tmp_path)
+    assert plain.returncode == 0 and len(plain.stdout.split()) == 2
+
+    explained = kit("explain", "train.py")
+    assert explained.returncode == 0, explained.stdout
+    assert " 0 graph breaks, 0 functions not compiled" in explained.stdout
+
+    again = kit("recompiles", "--json", "again.json", "train.py")
+    assert again.returncode == 1, again.stderr
+    groups = json.loads((tmp_path / "again.json").read_text("utf-8"))["groups"]
+    assert {group["kind"] for group in groups} == {"size-changed"}
+
+    profiled = kit("profile", "-o", "p.json", "train.py", backend="inductor")
+    assert profiled.returncode == 0
+    assert profiled.stdout == run_python("train.py", name, "inductor", cwd=tmp_path).stdout
+    document = json.loads(kit("profile", "--json", "p.json").stdout)
+    assert {"bytecode_tracing", "GraphLowering.run"} <= {row["name"] for row in document["phases"]}
+
+    observed = kit("run", "-q", "--record-frames", "--logs", "dynamo=info,+recompiles", "--out", "runs", "train.py")
+    assert observed.returncode == 0 and observed.stdout == plain.stdout
+    assert kit("logs", "runs").returncode == 0
+    assert "recompile" in kit("logs", "runs", "--component", "recompiles").stdout.lower()
+    assert kit("explain", "runs").returncode == 0
+    assert kit("recompiles", "runs").returncode == 1
+    assert kit("replay", "runs").returncode == 2, "nothing failed, so nothing was recorded"
+
+    filtered = kit("run", "-q", "--only-function", "*Attention*", "--out", "some", "train.py")
+    assert filtered.returncode == 0 and filtered.stdout == plain.stdout
