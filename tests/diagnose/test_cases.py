@@ -11,7 +11,6 @@ import score
 QUICK = {
     "dynamo_float_guard",
     "joint_constants_folded",
-    "lowering_sum_dtype",
     "codegen_sin",
     "pregrad_dropped_clamp",
     "sinh_overflow",

@@ -141,6 +141,7 @@ def test_dossiers_go_into_a_new_folder(tmp_path: Path) -> None:
     assert not first.exists(), "it is made when there is something to put into it"
 
 
+@pytest.mark.heavy
 def test_the_function_can_be_called_whatever_was_imported_before() -> None:
     code = "import graphprobe, graphprobe.diagnose.finding\ngraphprobe.diagnose(lambda x: x, backend=3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

@@ -64,7 +64,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=pytest.mark.heavy if name == "C++ compiler" else ()) for name in CASES]
+)
 def test_the_exception_is_the_programs_own(case: str, zygote: Zygote, tmp_path: Path) -> None:
     setup, options, direction, stage, words = CASES[case]
     script = write_step(tmp_path / "step.py", setup=setup, options=options)

@@ -34,7 +34,7 @@ def check(place: Path, *, without: str = "") -> None:
     [
         pytest.param("attention_dropout", "optimized", marks=pytest.mark.heavy),
         ("mutation_and_alias", "original"),
-        ("cond_constants", "original"),
+        pytest.param("cond_constants", "original", marks=pytest.mark.heavy),
         pytest.param("conv_batch_norm", "original", marks=pytest.mark.heavy),
         pytest.param("transformer_dropout", "", marks=pytest.mark.heavy),
     ],
