@@ -46,36 +46,38 @@ for batch in batches:
 def test_the_kit(name: str, run_python: Python, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN, "utf-8")
 
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}  # empty, so that the profile is of a whole compile
+
     def kit(*words: str, backend: str = "aot_eager") -> Finished:
         at = words.index("train.py") + 1 if "train.py" in words else len(words)
         program = (name, backend) if "train.py" in words else ()
-        return run_python("-m", "graphprobe", *words[:at], *program, *words[at:], cwd=tmp_path)
+        return run_python("-m", "graphprobe", *words[:at], *program, *words[at:], cwd=tmp_path, env=cache)
 
     plain = run_python("train.py", name, "aot_eager", cwd=tmp_path)
-    assert plain.returncode == 0 and len(plain.stdout.split()) == 2
+    assert plain.code == 0 and len(plain.out.split()) == 2
 
     explained = kit("explain", "train.py")
-    assert explained.returncode == 0, explained.stdout
-    assert " 0 graph breaks, 0 functions not compiled" in explained.stdout
+    assert explained.code == 0, explained.out
+    assert " 0 graph breaks, 0 functions not compiled" in explained.out
 
     again = kit("recompiles", "--json", "again.json", "train.py")
-    assert again.returncode == 1, again.stderr
+    assert again.code == 1, again.err
     groups = json.loads((tmp_path / "again.json").read_text("utf-8"))["groups"]
     assert {group["kind"] for group in groups} == {"size-changed"}
 
     profiled = kit("profile", "-o", "p.json", "train.py", backend="inductor")
-    assert profiled.returncode == 0
-    assert profiled.stdout == run_python("train.py", name, "inductor", cwd=tmp_path).stdout
-    document = json.loads(kit("profile", "--json", "p.json").stdout)
+    assert profiled.code == 0
+    assert profiled.out == run_python("train.py", name, "inductor", cwd=tmp_path).out
+    document = json.loads(kit("profile", "--json", "p.json").out)
     assert {"bytecode_tracing", "GraphLowering.run"} <= {row["name"] for row in document["phases"]}
 
     observed = kit("run", "-q", "--record-frames", "--logs", "dynamo=info,+recompiles", "--out", "runs", "train.py")
-    assert observed.returncode == 0 and observed.stdout == plain.stdout
-    assert kit("logs", "runs").returncode == 0
-    assert "recompile" in kit("logs", "runs", "--component", "recompiles").stdout.lower()
-    assert kit("explain", "runs").returncode == 0
-    assert kit("recompiles", "runs").returncode == 1
-    assert kit("replay", "runs").returncode == 2, "nothing failed, so nothing was recorded"
+    assert observed.code == 0 and observed.out == plain.out
+    assert kit("logs", "runs").code == 0
+    assert "recompile" in kit("logs", "runs", "--component", "recompiles").out.lower()
+    assert kit("explain", "runs").code == 0
+    assert kit("recompiles", "runs").code == 1
+    assert kit("replay", "runs").code == 2, "nothing failed, so nothing was recorded"
 
     filtered = kit("run", "-q", "--only-function", "*Attention*", "--out", "some", "train.py")
-    assert filtered.returncode == 0 and filtered.stdout == plain.stdout
+    assert filtered.code == 0 and filtered.out == plain.out

@@ -319,6 +319,26 @@ def test_an_artifact_logger_that_comes_later_is_heard_too_and_given_back(kept: A
     assert (asked.level, other.level) == (logging.NOTSET, logging.NOTSET)
 
 
+@pytest.mark.parametrize("artifact", ["recompiles", "recompiles_verbose"])
+def test_an_artifact_that_torch_looks_up_in_its_own_state_is_heard(artifact: str, kept: Any) -> None:
+    import torch
+    from torch._dynamo.guards import is_recompiles_enabled
+
+    shown = Kept()
+    logging.getLogger("torch._dynamo").addHandler(shown)
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    logs, _main, files = kept(f"+{artifact}")
+    logs.start()
+    try:
+        for n in (3, 5):
+            compiled(torch.ones(n))
+    finally:
+        logs.stop()
+        logging.getLogger("torch._dynamo").removeHandler(shown)
+    assert list(files) == [artifact] and any("size mismatch at index 0" in line for line in files[artifact])
+    assert not shown.lines and not is_recompiles_enabled(), "the program sees none of it"
+
+
 def test_verbose_keeps_the_traceback_that_torch_leaves_out(kept: Any) -> None:
     breaks = logging.getLogger("torch._dynamo.x.__graph_breaks")
     for level in ("debug", "verbose"):

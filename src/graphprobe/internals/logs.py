@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,6 +39,12 @@ class _Heard(msgspec.Struct, frozen=True):
 _NOBODY = _Heard(False)
 
 
+class _Configuring(threading.local):
+    """Whether this thread sets up an artifact's logger, which is to be as the program wants it."""
+
+    on = False
+
+
 class CompilerLogs:
     """Listens to torch's compiler loggers at `level`; `start` and `stop` leave the loggers as they were.
 
@@ -67,6 +74,7 @@ class CompilerLogs:
         self._lowered: dict[str, tuple[int, _Lowered]] = {}
         self._heard: dict[str, _Heard] = {}
         self._on = False
+        self._configuring_now = _Configuring()
 
     def start(self) -> None:
         """Listen; again where the program has raised a level since. Cheap when there is nothing to do."""
@@ -81,6 +89,7 @@ class CompilerLogs:
         internal = sys.modules.get(ARTIFACTS)
         if internal is not None and len(self._patches.addresses) == 1:
             self._patches.apply(internal, Patch("logs", ARTIFACTS, "configure_artifact_log", self._configuring))
+            self._patches.apply(internal, Patch("logs", ARTIFACTS, "LogState.is_artifact_enabled", self._enabling))
         self._open_artifacts()
         self._on = True
 
@@ -130,7 +139,11 @@ class CompilerLogs:
         """Artifact loggers that come into being while we listen: Inductor is imported within the first compile."""
 
         def configure_artifact_log(log: logging.Logger) -> None:
-            original(log)
+            self._configuring_now.on = True
+            try:
+                original(log)
+            finally:
+                self._configuring_now.on = False
             if not self._on:
                 return
             if log.level == logging.NOTSET:
@@ -138,6 +151,16 @@ class CompilerLogs:
             self._open_artifact(log.name, log)
 
         return configure_artifact_log
+
+    def _enabling(self, original: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
+        """Some code asks torch's log state, not the logger, whether to log: `recompiles`, `bytecode`."""
+
+        def is_artifact_enabled(state: Any, name: str) -> bool:
+            if original(state, name):
+                return True
+            return self._on and not self._configuring_now.on and name in self._plan.artifacts
+
+        return is_artifact_enabled
 
     def _listening(self, original: Callable[[logging.Logger, logging.LogRecord], None]) -> Callable[..., None]:
         def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
