@@ -108,3 +108,19 @@ def test_nobody_lingers_while_somebody_waits(how: str) -> None:
     queue.close()
     thread.join(30)
     assert not thread.is_alive() and got[0] == "a"
+
+
+def test_awaited_while_somebody_waits() -> None:
+    queue: ByteQueue[int] = ByteQueue(100, 100)
+    assert queue.add(lambda: 1, 1, wait=True) == 1
+    assert not queue.awaited
+    waiting = threading.Thread(target=queue.wait_until_empty, args=(30,))
+    waiting.start()
+    while not queue.awaited:
+        pass
+    assert queue.get_batch(0) == [(1, 1)]
+    queue.give_back(1)
+    waiting.join(30)
+    assert not waiting.is_alive() and not queue.awaited
+    queue.close()
+    assert queue.awaited, "what is left is to be written without a pause"

@@ -10,7 +10,7 @@ from typing import Any
 from graphprobe.backends.configured import dumping_backend
 from graphprobe.backends.wrap import Wrapped
 from graphprobe.dump_plan import DumpPlan
-from graphprobe.internals.compile_backend import Backend, BackendChoice
+from graphprobe.internals.compile_settings import Backend, CompileSettings, Settings, default_backend
 from graphprobe.probe.dump.observers import begin_single_ops
 from graphprobe.probe.dump.session import DumpSession
 from graphprobe.probe.dump.sessions import session_for
@@ -32,15 +32,15 @@ class DumpedProgram:
         self._plan = plan
         self._backends: dict[str, Wrapped] = {}
         self._sessions: list[DumpSession] = []
-        self._choice = BackendChoice(self._chosen, imported=self._begin if plan.single_ops else None)
+        self._settings = CompileSettings(self._changed, imported=self._begin if plan.single_ops else None)
 
     def install(self) -> None:
         """Begin, now or as soon as the program imports torch."""
-        self._choice.install()
+        self._settings.install()
 
     def remove(self) -> None:
         """Give torch its function back. The dump ends with the process, or with `graphprobe`'s own `close_all`."""
-        self._choice.remove()
+        self._settings.remove()
 
     @property
     def folders(self) -> list[Path]:
@@ -55,6 +55,9 @@ class DumpedProgram:
         if session not in self._sessions:
             self._sessions.append(session)
         return session
+
+    def _changed(self, settings: Settings) -> Settings:
+        return {**settings, "backend": self._chosen(settings.get("backend") or default_backend())}
 
     def _chosen(self, backend: Backend) -> Backend:
         session = self._session()

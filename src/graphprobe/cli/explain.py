@@ -145,7 +145,7 @@ def _script(
     printed: bool,
 ) -> int:
     from graphprobe.backends.explain_program import ProgramWatch
-    from graphprobe.internals.compile_overrides import override_compile
+    from graphprobe.internals.compile_settings import CompileSettings
     from graphprobe.probe import script
 
     if not os.path.exists(target):
@@ -156,14 +156,18 @@ def _script(
     program = script.Program("script", target, arguments)
     script.check(program)
     base = Path.cwd()  # the script may go elsewhere
-    overrides = {k: v for k, v in (("backend", backend), ("dynamic", dynamic)) if v is not None}
+    overrides: dict[str, Any] = {k: v for k, v in (("backend", backend), ("dynamic", dynamic)) if v is not None}
+    if backend is not None:
+        overrides |= {"mode": None, "options": None}  # those are for the backend that the program names
+    settings = CompileSettings(lambda given: {**given, **overrides})
     watch = ProgramWatch()
     watch.start()
-    stop_overriding = override_compile(overrides) if overrides else lambda: None
+    if overrides:
+        settings.install()
     try:
         ended = script.run(program)
     finally:
-        stop_overriding()
+        settings.remove()
         watch.stop()
     problem = None
     if ended.error is not None:

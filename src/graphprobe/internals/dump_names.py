@@ -45,6 +45,11 @@ NEEDS: tuple[Need, ...] = (
         ),
         "no engine 'kernel': use engine = 'interpreter'",
     ),
+    Need(
+        "dump_stats",
+        (("torch._C", "_dispatch_keys"),),
+        "statistics give up the interpreter's lock at every value, so other threads hold up the program longer",
+    ),
     Need("dump_instrument", ((COMPILE_FX, post_grad_tap.NAME),), "no engine 'instrument'"),
     Need(
         "dump_interpreter",
@@ -88,8 +93,11 @@ NEEDS: tuple[Need, ...] = (
     ),
     Need(
         "component_logs",
-        (("torch._logging._internal", "log_registry"), ("torch._logging._internal", "configure_artifact_log")),
-        "--logs: artifacts of modules that are imported within the first compile are not kept",
+        tuple(
+            ("torch._logging._internal", name)
+            for name in ("log_registry", "configure_artifact_log", "LogState.is_artifact_enabled")
+        ),
+        "--logs: artifacts of modules that are imported within the first compile, or recompiles, are not kept",
     ),
     Need(
         "frame_records",

@@ -11,7 +11,6 @@ from types import ModuleType
 
 from graphprobe.internals.importhook import StandInLoader
 from graphprobe.internals.span_recorder import SpanRecorder
-from graphprobe.internals.unseen import unseen
 
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
 """Packages whose import counts also outside of a compile: the first use of torch.compile loads them."""
@@ -75,8 +74,7 @@ class _TimedLoader(StandInLoader):
         span = recorder.quietly(lambda: recorder.begin(module.__name__, "import"))
         outer, self._timer.busy.inside = self._timer.busy.inside, True
         try:
-            with unseen:
-                super().load(module)
+            super().load(module)
         finally:
             self._timer.busy.inside = outer
             if span is not None:

@@ -11,6 +11,8 @@ from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 from typing import Any
 
+from graphprobe.internals.unseen import unseen
+
 Callback = Callable[[ModuleType], None]
 
 
@@ -32,7 +34,8 @@ class StandInLoader(Loader):
         module.__loader__ = self._inner
         if module.__spec__ is not None:
             module.__spec__.loader = self._inner
-        self.load(module)
+        with unseen:
+            self.load(module)
 
     def load(self, module: ModuleType) -> None:
         """Run the module."""

@@ -1,4 +1,4 @@
-"""Stands in for `torch.compile`, so that a program's functions are compiled by another backend than it names."""
+"""Stands in for `torch.compile`, so that a program's functions are compiled otherwise than it says."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from typing import Any
 
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.unseen import unseen
 
 Backend = str | Callable[..., Any]
 
 
-class BackendChoice:
-    """Asks for the backend of each call of `torch.compile` while it is installed; all else stays as the program has it.
+Settings = dict[str, Any]
+"""The keyword arguments of a call of `torch.compile`."""
+
+
+class CompileSettings:
+    """Changes the arguments of each call of `torch.compile` while it is installed; one that disables stays as it is.
 
     Args:
-        choose: gets the backend that the program named, or torch's default, and returns the one to take.
+        change: gets what the program gave, and returns what torch gets.
         imported: is called when torch is there, before the program goes on; not if it was there before.
     """
 
-    def __init__(self, choose: Callable[[Backend], Backend], *, imported: Callable[[], None] | None = None) -> None:
-        self._choose, self._imported = choose, imported
+    def __init__(self, change: Callable[[Settings], Settings], *, imported: Callable[[], None] | None = None) -> None:
+        self._change, self._imported = change, imported
         self._patches = PatchSet()
         self._hook = ImportHook({"torch": self._on_import})
 
@@ -36,7 +41,7 @@ class BackendChoice:
         self._patches.undo()
 
     def _on_import(self, module: ModuleType) -> None:
-        self._patches.apply(module, Patch("compile_backend", "torch", "compile", self._make))
+        self._patches.apply(module, Patch("compile_settings", "torch", "compile", self._make))
         if self._imported is not None:
             self._imported()
 
@@ -45,10 +50,8 @@ class BackendChoice:
         def compile(model: Any = None, **settings: Any) -> Any:
             if model is None:
                 return lambda model: compile(model, **settings)
-            if settings.get("disable"):
-                return original(model, **settings)
-            chosen = self._choose(settings.get("backend") or default_backend())
-            return original(model, **{**settings, "backend": chosen})
+            with unseen:
+                return original(model, **(settings if settings.get("disable") else self._change(settings)))
 
         return compile
 
