@@ -124,8 +124,7 @@ def test_every_file_is_in_the_events_and_as_it_was_written(collected: tuple[Run,
     assert run.problems == []
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.heavy)])
 def test_every_script_reproduces_the_outputs_in_a_fresh_process(
     collected: tuple[Run, Any], run_python: Callable[..., Any], everything: bool
 ) -> None:
