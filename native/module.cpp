@@ -2,6 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <charconv>
 #include <cmath>
 #include <new>
 #include <string>
@@ -190,6 +191,42 @@ PyObject* py_pair(PyObject*, PyObject* const* args, Py_ssize_t given) {
 
 // Writes the shortest text that reads back as `value`, as Python's repr has it; false with an exception set.
 bool put_float(double value, std::string& out) {
+#if defined(__cpp_lib_to_chars)
+    if (std::isfinite(value)) {
+        // The digits are the same; Python writes exponents from -4 to 15 as places of the point, as in 0.0001.
+        char text[32];
+        const char* end = std::to_chars(text, text + sizeof text, value, std::chars_format::scientific).ptr;
+        const char* at = text;
+        if (*at == '-') out += *at++;
+        const char* e = at;
+        while (*e != 'e') ++e;
+        int exponent = 0;
+        for (const char* digit = e + 2; digit != end; ++digit) exponent = 10 * exponent + (*digit - '0');
+        if (e[1] == '-') exponent = -exponent;
+        if (exponent < -4 || exponent >= 16) {
+            out.append(at, end);
+            return true;
+        }
+        const char* rest = e - at > 1 ? at + 2 : e;  // the digits after the first and the point
+        const int after = static_cast<int>(e - rest);
+        if (exponent < 0) {
+            out.append("0.0000", static_cast<size_t>(1 - exponent));
+            out += *at;
+            out.append(rest, e);
+        } else if (after <= exponent) {
+            out += *at;
+            out.append(rest, e);
+            out.append(static_cast<size_t>(exponent - after), '0');
+            out += ".0";
+        } else {
+            out += *at;
+            out.append(rest, static_cast<size_t>(exponent));
+            out += '.';
+            out.append(rest + exponent, e);
+        }
+        return true;
+    }
+#endif
     char* text = PyOS_double_to_string(value, 'r', 0, Py_DTSF_ADD_DOT_0, nullptr);
     if (!text) return false;
     out += text;

@@ -78,7 +78,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str | None = None
 
 
-class TensorMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+class TensorMeta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a tensor is, without its values.
 
     Attributes:
@@ -94,7 +94,7 @@ class TensorMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     device: str = "cpu"
 
 
-class TensorStats(msgspec.Struct, frozen=True, omit_defaults=True):
+class TensorStats(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Statistics of one tensor, computed in one pass; `docs/metrics.md` has the definitions.
 
     Of complex numbers the magnitude counts. Without any finite element the five floats are None.

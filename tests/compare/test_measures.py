@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compare.made import KNOWN
-from graphprobe.compare.measures import HUGE, measure_statistics, measure_values
+from graphprobe.compare.measures import HUGE, measure_statistics, measure_values, typical_of_sample
 from graphprobe.compare.scalars import scalar_difference
 from graphprobe.numerics.stats import stats_from_array
 from graphprobe.records import TensorStats
@@ -150,3 +150,11 @@ def test_a_tool_without_counts_tells_nan_and_inf_in_its_statistics(odd: float) -
     assert (found.level, found.unequal) == (0.0, 0)
     healthy = stats_from_array(np.array([1.0, 1.0, -2.0], dtype=np.float32))
     assert measure_statistics(own, healthy, OWN, SINGLE, reduction=2.0**-24).level == HUGE
+
+
+def test_zeros_do_not_hide_how_large_the_other_values_are() -> None:
+    values = np.concatenate([np.zeros(600), np.full(400, 2.0)]).astype(np.float32)
+    assert typical_of_sample(values, "float32") == pytest.approx(2.0 * np.sqrt(0.4))
+    assert typical_of_sample(np.zeros(8, np.float32), "float32") == 0.0
+    # The largest of a few outliers is still no measure.
+    assert typical_of_sample(np.array([0, 1, 1, 1, 1e6], np.float32), "float32") == 4.0

@@ -31,6 +31,16 @@ def test_reads_back_as_the_same(write: object, numbers: Numbers) -> None:
             assert type(value)(field) == value
 
 
+@pytest.mark.parametrize("write", WRITERS)
+def test_around_powers_of_ten_and_two(write: object) -> None:
+    """Where Python goes over from places to exponents, and where the shortest text is hard to find."""
+    assert callable(write)
+    powers = [10.0**e for e in range(-320, 309)] + [2.0**e for e in range(-1074, 1024)]
+    near = [math.nextafter(value, to) for value in powers for to in (0.0, math.inf)]
+    numbers = tuple(sign * value for value in [0.0, 123456.789, 0.00012345, *powers, *near] for sign in (1, -1))
+    assert write(numbers) == ",".join(map(repr, numbers))
+
+
 def test_the_core_is_used_where_it_is_there() -> None:
     assert (numbers_text is numbers_text_in_python) == (native.core is None)
 

@@ -16,6 +16,7 @@ from graphprobe.compare.result import SlotResult, SlotSide
 ADDING = frozenset("add sub add_ sub_ rsub".split())
 SUMMING = frozenset("sum mean nansum nanmean".split())
 PRODUCTS = frozenset("linear matmul mm bmm".split())
+_TOLD = ADDING | SUMMING | PRODUCTS
 
 
 def cancelled(api: str, backward: bool, slot: SlotResult, slots: Sequence[SlotResult]) -> float:
@@ -24,17 +25,22 @@ def cancelled(api: str, backward: bool, slot: SlotResult, slots: Sequence[SlotRe
     Told are: sums and differences of two tensors, sums and means over dimensions, matrix products, and gradients of
     one dimension (biases, weights of norms), which add up K = elements of the gradient they come from, a result.
     """
-    name = canonical(api)
-    mine = _least(slot)
-    if mine is None:
-        return 1.0
-    size = _size(slot)
     if backward:
-        sources = [s for s in slots if s.role == "grad_output"]
-        if not sources or slot.candidate is None or len(slot.candidate.shape or ()) != 1:
+        if slot.candidate is None or len(slot.candidate.shape or ()) != 1:
             return 1.0
+        sources = [s for s in slots if s.role == "grad_output"]
+        mine = _least(slot)
+        if not sources or mine is None:
+            return 1.0
+        size = _size(slot)
         terms = _size(sources[0]) / max(1, size)
         return _factor(math.sqrt(max(1.0, terms)) * _most(sources[0]), mine)
+    name = canonical(api)
+    if name not in _TOLD:
+        return 1.0
+    mine, size = _least(slot), _size(slot)
+    if mine is None:
+        return 1.0
     inputs = [s for s in slots if s.role in ("input", "parameter") and s.candidate is not None and s.candidate.dtype]
     if not inputs:
         return 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Protocol
@@ -23,7 +24,6 @@ from graphprobe.compare.scalars import is_default, scalar_difference
 from graphprobe.compare.slots import is_weight_by_name, of_node, pair_slots, same_names, side_of
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.numerics.dtypes import DTYPES
-from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallDump, CallSlot
 
 CACHED = 4096
@@ -48,7 +48,7 @@ class Replayer(Protocol):
         ...
 
 
-class Task(msgspec.Struct, kw_only=True):
+class Task(msgspec.Struct, kw_only=True, gc=False):
     """One pair to be judged.
 
     Attributes:
@@ -86,6 +86,7 @@ class Judge:
         self._parts = parts_between(candidate, reference)
         self._same_format = candidate.format == reference.format and writers[0] == writers[1]
         self._cache: dict[object, Measures] = {}
+        self._reductions: dict[tuple[str, str], float] = {}
         self.problems: dict[str, int] = {}
 
     def judge(self, task: Task) -> CallResult:
@@ -94,18 +95,20 @@ class Judge:
         slots: list[SlotResult] = []
         if same_names(mine.slots, theirs.slots):
             for a, b, *made in zip(mine.slots, theirs.slots, *task.producers, strict=True):
-                slots.append(_equal(task, a, b, made) or self._slot(task, a, b, (made[0], made[1])))
+                from_call = made[0], made[1]
+                same = a.digest == b.digest  # also where neither has one, as of scalars
+                slots.append((same and _equal(task, a, b, from_call)) or self._slot(task, a, b, from_call))
         else:
             given = dict(zip((s.name for s in mine.slots), task.producers[0], strict=True))
             other = dict(zip((s.name for s in theirs.slots), task.producers[1], strict=True))
             for x, y in pair_slots(mine.slots, theirs.slots):
-                from_call = (given.get(x.name) if x else None, other.get(y.name) if y else None)
-                slots.append(self._slot(task, x, y, from_call))
+                some = (given.get(x.name) if x else None, other.get(y.name) if y else None)
+                slots.append(self._slot(task, x, y, some))
         parts = self._parts if self._parts > 1 or mine.rank == theirs.rank else UNEVEN
         if parts != 1:
             slots = with_parts(slots, parts)
-        level = max((s.level for s in slots if s.role in OUTPUT_ROLES), default=0.0)
-        inherited = max((s.level for s in slots if s.role not in OUTPUT_ROLES), default=0.0)
+        level = max([s.level for s in slots if s.role in OUTPUT_ROLES], default=0.0)
+        inherited = max([s.level for s in slots if s.role not in OUTPUT_ROLES], default=0.0)
         result = CallResult(
             number=task.number,
             rank=task.rank,
@@ -122,9 +125,11 @@ class Judge:
         return msgspec.structs.replace(result, truth=truths[0], reference_truth=truths[1]) if any(truths) else result
 
     def _truths(self, task: Task, slots: Sequence[SlotResult]) -> tuple[LocalTruth | None, LocalTruth | None]:
+        if self._replayer is None:
+            return None, None
         outputs = [s for s in slots if s.role in OUTPUT_ROLES]
         differs = any((s.basis == "values" and s.reason) or s.level > 0 for s in outputs)
-        if self._replayer is None or not differs or not any(s.basis == "values" for s in outputs):
+        if not differs or not any(s.basis == "values" for s in outputs):
             return None, None
         mine, theirs = task.candidate, task.reference
         arguments = task.forward[1] if mine.direction == "backward" and task.forward[1] is not None else theirs
@@ -136,6 +141,14 @@ class Judge:
     def _slot(
         self, task: Task, mine: CallSlot | None, theirs: CallSlot | None, made: tuple[bool | None, bool | None]
     ) -> SlotResult:
+        if mine is not None and theirs is not None and mine.meta is not None and theirs.meta is not None:
+            shape = mine.meta.shape
+            if shape == theirs.meta.shape:
+                dtypes = mine.meta.dtype, theirs.meta.dtype
+                measured = EQUAL if 0 in shape else self._measure(task, mine, theirs, dtypes)
+                role = role_of(task.candidate, mine)
+                origin = _origin(role, made, task.candidate.api, mine, theirs)
+                return _filled(mine, theirs, role, measured, origin, strict=task.strict_state)
         shown = mine if mine is not None else theirs
         assert shown is not None
         result = SlotResult(
@@ -149,19 +162,18 @@ class Judge:
             return _one_sided(result, mine, theirs, task, told=self._same_format)
         if mine.meta is None or theirs.meta is None:
             return _scalars(result, mine, theirs, _roundoff_of(task), self._same_format)
-        if mine.meta.shape != theirs.meta.shape:
-            text = f"shape {list(mine.meta.shape)} for {list(theirs.meta.shape)}"
-            return msgspec.structs.replace(result, fault="shape", reason=text)
-        empty = 0 in mine.meta.shape
-        measured = EQUAL if empty else self._measure(task, mine, theirs, (mine.meta.dtype, theirs.meta.dtype))
-        origin = _origin(result.role, made, task.candidate.api, mine, theirs)
-        return _filled(result, measured, origin, mine.meta, strict=task.strict_state)
+        text = f"shape {list(mine.meta.shape)} for {list(theirs.meta.shape)}"
+        return msgspec.structs.replace(result, fault="shape", reason=text)
 
     def _measure(self, task: Task, mine: CallSlot, theirs: CallSlot, dtypes: tuple[str, str]) -> Measures:
         same_kind = mine.digest_kind == theirs.digest_kind and dtypes[0] == dtypes[1]
         if mine.digest and mine.digest == theirs.digest and same_kind:
             return EQUAL
-        key = (_key(task, mine), _key(task, theirs), dtypes)
+        key: object
+        if mine.digest and theirs.digest:
+            key = (mine.digest, theirs.digest, mine.digest_kind, theirs.digest_kind, dtypes)
+        else:
+            key = (_key(task, mine), _key(task, theirs), dtypes)
         found = self._cache.get(key)
         if found is None:
             found = self._measured(task, mine, theirs, dtypes)
@@ -183,10 +195,13 @@ class Judge:
                 if a.shape == b.shape and mine.sampled == theirs.sampled:
                     return measure_values(a, b, dtypes, sampled=mine.sampled, threads=self._threads)
                 trouble = "samples of different size"
-        known = frozenset(mine.known) & frozenset(theirs.known)
+        known = _both_know(mine.known, theirs.known)
         if mine.stats is not None and theirs.stats is not None and known:
-            found = measure_statistics(mine.stats, theirs.stats, known, dtypes, reduction=self._reduction(dtypes))
-            return msgspec.structs.replace(found, reason=found.reason or trouble)
+            reduction = self._reductions.get(dtypes)
+            if reduction is None:
+                reduction = self._reductions[dtypes] = self._reduction(dtypes)
+            found = measure_statistics(mine.stats, theirs.stats, known, dtypes, reduction=reduction)
+            return msgspec.structs.replace(found, reason=found.reason or trouble) if trouble else found
         return Measures(basis="none", reason=trouble or mine.missing or theirs.missing or "no values, no statistics")
 
     def _reduction(self, dtypes: tuple[str, str]) -> float:
@@ -199,7 +214,7 @@ class Judge:
         return max(*own, 2.0**-24, 0.0) if own or not self._same_format else 0.0
 
 
-def _equal(task: Task, mine: CallSlot, theirs: CallSlot, made: Sequence[bool]) -> SlotResult | None:
+def _equal(task: Task, mine: CallSlot, theirs: CallSlot, made: tuple[bool, bool]) -> SlotResult | None:
     """What `Judge` says of two slots of one name with the same bits, without looking further; None for others."""
     if mine.scalar is not None and mine.scalar == theirs.scalar and mine.meta is theirs.meta is None:
         side = side_of(mine)
@@ -225,8 +240,13 @@ def _equal(task: Task, mine: CallSlot, theirs: CallSlot, made: Sequence[bool]) -
         within_1_1000=1.0,
         within_5_1000=1.0,
         accuracy=EQUAL.accuracy,
-        origin=_origin(role, (made[0], made[1]), task.candidate.api, mine, theirs),
+        origin=_origin(role, made, task.candidate.api, mine, theirs),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _both_know(mine: tuple[str, ...], theirs: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(mine) & frozenset(theirs)
 
 
 def name_of(call: Call) -> CallName:
@@ -316,10 +336,11 @@ def _origin(role: str, made: tuple[bool | None, bool | None], api: str, mine: Ca
     return "unrecorded"
 
 
-def _filled(result: SlotResult, m: Measures, origin: Origin, meta: TensorMeta, *, strict: bool) -> SlotResult:
-    assert result.candidate is not None and result.reference is not None
-    dtypes = result.candidate.dtype, result.reference.dtype
-    exact = noise_unit(*dtypes) == 0.0
+def _filled(mine: CallSlot, theirs: CallSlot, role: str, m: Measures, origin: Origin, *, strict: bool) -> SlotResult:
+    meta, other = mine.meta, theirs.meta
+    assert meta is not None and other is not None
+    same = meta.dtype == other.dtype
+    exact = noise_unit(meta.dtype, other.dtype) == 0.0
     fault: FindingKind | None = None
     reason = m.reason
     verdict: Verdict = "ok"
@@ -331,7 +352,6 @@ def _filled(result: SlotResult, m: Measures, origin: Origin, meta: TensorMeta, *
         fault, reason = "wrong_value", reason or f"{m.unequal} elements differ by up to {m.max_abs or 0:g}"
     elif m.level and not reason:
         reason = f"largest error {m.max_abs or 0:.3g}, rms {m.level:.3g} and at most {m.z:.3g} units of noise"
-    same = dtypes[0] == dtypes[1]
     if strict and m.basis != "none" and (m.unequal if same else not m.rounding):
         what = "differs though nothing has computed it" if same else "is not the other side's, rounded"
         if origin == "state":
@@ -345,8 +365,12 @@ def _filled(result: SlotResult, m: Measures, origin: Origin, meta: TensorMeta, *
         worst = tuple(int(i) for i in np.unravel_index(m.worst % max(1, size), meta.shape)) if meta.shape else ()
     elif m.worst is not None:
         worst = (m.worst,)
-    return msgspec.structs.replace(
-        result,
+    return SlotResult(
+        name=mine.name,
+        role=role,
+        reference_name=theirs.name if theirs.name != mine.name else "",
+        candidate=side_of(mine),
+        reference=side_of(theirs),
         basis=m.basis,
         level=0.0 if exact else m.level,
         z=m.z,

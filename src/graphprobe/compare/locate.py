@@ -164,6 +164,7 @@ class _Places:
 
     def __init__(self, marks: Sequence[Mark]) -> None:
         self._rows: dict[tuple[int, int, int, int], Mark] = {}
+        self._forwards = {(m.rank, m.step, m.me) for m in marks if not m.backward}
         for m in marks:
             self._rows[(m.rank, m.step, 2 if m.side == 2 else 1, m.position)] = m
             if m.side == 0:
@@ -172,6 +173,11 @@ class _Places:
     def at(self, like: Mark, side: int, position: int) -> Mark | None:
         """The row of a call of the candidate (1) or the reference (2) in the rank and step of `like`."""
         return self._rows.get((like.rank, like.step, side, position))
+
+    def follows_forward(self, mark: Mark) -> bool:
+        """Whether it is the backward of a recorded call, which is there or not as that one is: dumps of some formats
+        and devices lack backwards of calls that were made."""
+        return mark.backward and (mark.rank, mark.step, mark.me) in self._forwards
 
     def first_lone(self, mark: Mark) -> Mark:
         """Upstream of a call without a partner, the first of its chain of such calls."""
@@ -201,6 +207,8 @@ def _structure(mark: Mark, places: _Places, highest: float, result: Located) -> 
         other = places.at(mark, 2, theirs) if theirs >= 0 else None
         if producer is not None and producer.side == 1:
             producer = places.first_lone(producer)
+            if places.follows_forward(producer):
+                return None
             if producer.number not in result.decisions:
                 kind: FindingKind = "replaced_call" if producer.opposite >= 0 else "extra_call"
                 what = "another operation stands in its place" if producer.opposite >= 0 else "the reference lacks it"
@@ -209,6 +217,8 @@ def _structure(mark: Mark, places: _Places, highest: float, result: Located) -> 
             return None
         if other is not None and other.side == 2:
             other = places.first_lone(other)
+            if places.follows_forward(other):
+                return None
             if other.number not in result.decisions:
                 text = "the candidate lacks it, and the reference uses what it gives"
                 result.decisions[other.number] = Decision("candidate_worse", "structure", "missing_call", text)

@@ -11,7 +11,7 @@ from graphprobe.compare.cancellation import cancelled
 from graphprobe.compare.judge import Task
 from graphprobe.compare.measures import noise_unit
 from graphprobe.compare.naming import canonical
-from graphprobe.compare.outline import OUTPUT_ROLES, role_of
+from graphprobe.compare.outline import OUTPUT_ROLES
 from graphprobe.compare.randomness import draws, is_undefined
 from graphprobe.compare.result import CallResult, SlotResult
 from graphprobe.numerics.dtypes import DTYPES, FLOAT32, accumulation_roundoff
@@ -30,7 +30,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         position: in the candidate, in the reference for a call that only that has.
         group: hash of operation, direction and shapes: the calls that should behave alike.
         family: hash of operation, direction and kind, for dtypes.
-        me: hash of kind, api, index, module; a backward finds its forward by it.
+        me: hash of kind, api, index, of a module its path, too; a backward finds its forward by it.
         module: hash of the module path; `modules` the hashes of all paths it lies in.
         inherited, level: u·rms(z) of what the call got and gave: errors relative to the values, so that a float32
             result of bfloat16 inputs is held against those. `inherited_z`, `z`: u times the largest z.
@@ -108,8 +108,8 @@ def mark_of(task: Task, result: CallResult) -> Mark:
         kind=call.kind,
         backward=call.direction == "backward",
         group=_group(call),
-        family=hash((call.kind, canonical(call.api), call.direction)),
-        me=hash((call.kind, call.api, call.index, call.module)),
+        family=_family(call.kind, call.api, call.direction),
+        me=me_of(call),
         modules=modules_of(call),
         random=draws(call) or draws(task.reference),
         undefined=is_undefined(call) or is_undefined(task.reference),
@@ -125,6 +125,11 @@ def mark_of(task: Task, result: CallResult) -> Mark:
     return mark
 
 
+def me_of(call: Call) -> int:
+    """What forward and backward of a call have in common, on either side; modules are counted each by its path."""
+    return hash((call.kind, call.api, call.index, call.module if call.kind == "module" else ""))
+
+
 def modules_of(call: Call) -> tuple[int, ...]:
     """Hashes of the paths of the modules that a call lies in, the outermost first; a module's own path is the last."""
     return _path_hashes(call.module)
@@ -136,15 +141,26 @@ def _path_hashes(module: str) -> tuple[int, ...]:
     return tuple(hash(".".join(parts[: i + 1])) for i in range(len(parts)))
 
 
+@functools.lru_cache(maxsize=4096)
+def _family(kind: str, api: str, direction: str) -> int:
+    return hash((kind, canonical(api), direction))
+
+
 def _group(call: Call) -> int:
-    shapes = tuple(s.meta.shape for s in call.slots if s.meta is not None and role_of(call, s) in OUTPUT_ROLES)
-    return hash((call.kind, canonical(call.api), call.direction, shapes))
+    optimizer = call.kind == "optimizer"  # see `role_of`
+    shapes = [
+        s.meta.shape
+        for s in call.slots
+        if s.meta is not None and s.role in OUTPUT_ROLES and not (optimizer and s.role == "grad_parameter")
+    ]
+    return hash((call.kind, canonical(call.api), call.direction, tuple(shapes)))
 
 
 def _own(task: Task) -> float:
     """The allowance: K is the longest dimension around, or the ratio of elements got to elements given."""
     longest, got, gave, roundoff, accumulator = 1, 1, 0, 0.0, FLOAT32.unit_roundoff
     for call in (task.candidate, task.reference):
+        optimizer = call.kind == "optimizer"
         for slot in call.slots:
             if slot.meta is None:
                 continue
@@ -154,8 +170,10 @@ def _own(task: Task) -> float:
             size, length, own_roundoff, own_accumulator = facts
             if length > longest:
                 longest = length
-            if role_of(call, slot) in OUTPUT_ROLES:
-                gave = min(gave or size, size)
+            role = slot.role
+            if role in OUTPUT_ROLES and not (optimizer and role == "grad_parameter"):
+                if size < gave or not gave:
+                    gave = size
             elif size > got:
                 got = size
             if own_roundoff > roundoff:
@@ -186,45 +204,63 @@ def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
     for slot in result.slots:
         a, b = slot.candidate, slot.reference
         output = slot.role in OUTPUT_ROLES
+        unit, floats = _dtypes(a.dtype, b.dtype) if a is not None and b is not None else (0.0, False)
         if slot.basis == "digest" and a is not None and b is not None and not slot.fault:
             compared = True
-            if _float(b.dtype):
+            if floats:
                 pairs.append(_dtype_pair(b.dtype, a.dtype))
-            if output:
-                mark.unit = max(mark.unit, noise_unit(a.dtype, b.dtype))
+            if output and unit > mark.unit:
+                mark.unit = unit
             continue
         compared = compared or slot.basis not in ("none", "scalar")
-        if a is not None and b is not None and a.dtype and b.dtype and slot.basis != "none" and _float(b.dtype):
+        if floats and slot.basis != "none" and a is not None and b is not None:
             pairs.append(_dtype_pair(b.dtype, a.dtype))
-        mark.values = mark.values or slot.basis in ("values", "sample")
-        mark.scalar = mark.scalar or slot.fault == "scalar"
-        mark.shape = mark.shape or slot.fault == "shape"
-        differs = slot.fault == "wrong_value"
-        unit = noise_unit(a.dtype, b.dtype) if a is not None and b is not None and a.dtype and b.dtype else 0.0
-        if slot.fault == "state":
-            mark.state = hash((slot.reference, slot.candidate))
-            held = any(s.held for s in call.slots if s.name == slot.name)
-            mark.parameter = mark.parameter or held or slot.role in ("parameter", "buffer")
-        if slot.fault == "unrecorded_origin":
-            exact = not _float(b.dtype if b else "")
-            mark.unrecorded = hash((slot.reference, slot.candidate))
-            mark.unrecorded_level = math.inf if exact else max(mark.unrecorded_level, unit * slot.level)
+        if slot.basis in ("values", "sample"):
+            mark.values = True
+        if slot.fault is not None:
+            _add_fault(mark, slot, call, unit)
         if output:
             mark.unit = max(mark.unit, unit)
             if slot.level:
                 unit /= cancelled(call.api, mark.backward, slot, result.slots)
             mark.level, mark.z = max(mark.level, unit * slot.level), max(mark.z, unit * slot.z)
-            mark.exact_out = mark.exact_out or differs
-            if slot.fault == "nonfinite":
-                mark.class_out = 1 if slot.verdict == "candidate_worse" else mark.class_out or -1
-        else:
+        elif slot.z or slot.level:
             mark.inherited = max(mark.inherited, unit * slot.level)
             mark.inherited_z = max(mark.inherited_z, unit * slot.z)
-            given = slot.fault in ("state", "unrecorded_origin")
-            mark.exact_in = mark.exact_in or differs or (given and not _float(b.dtype if b else ""))
-            mark.class_in = mark.class_in or int(slot.fault == "nonfinite" or (given and _classes_differ(slot)))
     mark.dtypes = tuple(pairs)
     mark.nothing = not compared and any(s.candidate is not None and s.candidate.dtype for s in result.slots)
+
+
+def _add_fault(mark: Mark, slot: SlotResult, call: Call, unit: float) -> None:
+    """What a slot with a fault adds."""
+    fault = slot.fault
+    exact = not _float(slot.reference.dtype if slot.reference else "")
+    mark.scalar = mark.scalar or fault == "scalar"
+    mark.shape = mark.shape or fault == "shape"
+    if fault == "state":
+        mark.state = hash((slot.reference, slot.candidate))
+        held = any(s.held for s in call.slots if s.name == slot.name)
+        mark.parameter = mark.parameter or held or slot.role in ("parameter", "buffer")
+    if fault == "unrecorded_origin":
+        mark.unrecorded = hash((slot.reference, slot.candidate))
+        mark.unrecorded_level = math.inf if exact else max(mark.unrecorded_level, unit * slot.level)
+    differs = fault == "wrong_value"
+    if slot.role in OUTPUT_ROLES:
+        mark.exact_out = mark.exact_out or differs
+        if fault == "nonfinite":
+            mark.class_out = 1 if slot.verdict == "candidate_worse" else mark.class_out or -1
+    else:
+        given = fault in ("state", "unrecorded_origin")
+        mark.exact_in = mark.exact_in or differs or (given and exact)
+        mark.class_in = mark.class_in or int(fault == "nonfinite" or (given and _classes_differ(slot)))
+
+
+@functools.lru_cache(maxsize=256)
+def _dtypes(candidate: str, reference: str) -> tuple[float, bool]:
+    """Their `noise_unit`, 0 where one has none; whether both are told and the reference's has a fraction."""
+    if not candidate or not reference:
+        return 0.0, False
+    return noise_unit(candidate, reference), _float(reference)
 
 
 def _classes_differ(slot: SlotResult) -> bool:

@@ -31,7 +31,7 @@ SOURCE_ABSOLUTE = 0.001
 """The source's own limits."""
 
 
-class Measures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Measures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """What was measured between two tensors; see `result.SlotResult`.
 
     Attributes:
@@ -110,7 +110,11 @@ def text_from(values: Array, dtype: str) -> str:
 
 
 def typical_of_sample(values: Array, dtype: str) -> float:
-    """min(rms, 4·median) of the magnitudes of an evenly strided sample of finite elements; 0 without any."""
+    """min(rms, 4·median) of the magnitudes of an evenly strided sample of finite elements; 0 without any.
+
+    The median is that of the elements that are not zero: the backward of a ReLU has set half of them to zero, which
+    tells nothing about the others.
+    """
     line = np.reshape(values, -1)
     sample = readable(np.ascontiguousarray(line[:: max(1, line.size // SAMPLE)]), dtype)
     with np.errstate(invalid="ignore"):  # a signalling NaN, e.g. in memory that nobody wrote
@@ -118,7 +122,8 @@ def typical_of_sample(values: Array, dtype: str) -> float:
     size = size[np.isfinite(size)]
     if not size.size:
         return 0.0
-    return float(min(math.sqrt(float(np.mean(size * size))), 4 * float(np.median(size))))
+    some = size[size > 0]
+    return float(min(math.sqrt(float(np.mean(size * size))), 4 * float(np.median(some)))) if some.size else 0.0
 
 
 def measure_values(
@@ -218,8 +223,14 @@ def measure_statistics(
     top, worst_name, unequal = 0.0, "", 0
     rounded = True
     u_or_exact = u if u else 2.0**-24
-    for name in STATISTICS:
-        a, b = getattr(candidate, name), getattr(reference, name)
+    pairs = (
+        ("max", candidate.max, reference.max),
+        ("min", candidate.min, reference.min),
+        ("mean", candidate.mean, reference.mean),
+        ("l2", candidate.l2, reference.l2),
+        ("std", candidate.std, reference.std),
+    )
+    for name, a, b in pairs:
         if a == b or a is None or b is None or name not in known or (a != a and b != b):
             continue
         if reduction and name in ("mean", "l2", "std") and _overflowed(a, b, candidate, reference, known):
@@ -252,13 +263,17 @@ def measure_statistics(
             top, worst_name = z, name
         rounded = rounded and z <= ROUNDED
     wrong = worse = 0
-    for name in ("nan", "positive_inf", "negative_inf"):
-        if name in known:
-            gap = getattr(candidate, name) - getattr(reference, name)
+    for name, mine, theirs in (
+        ("nan", candidate.nan, reference.nan),
+        ("positive_inf", candidate.positive_inf, reference.positive_inf),
+        ("negative_inf", candidate.negative_inf, reference.negative_inf),
+    ):
+        if mine != theirs and name in known:
+            gap = mine - theirs
             wrong, worse = wrong + abs(gap), worse + gap
-    reason = (
-        f"{worst_name} {getattr(candidate, worst_name):.6g} for {getattr(reference, worst_name):.6g}" if top else ""
-    )
+    reason = ""
+    if top:
+        reason = f"{worst_name} {getattr(candidate, worst_name):.6g} for {getattr(reference, worst_name):.6g}"
     return Measures(
         basis="statistics",
         level=top,
@@ -269,9 +284,6 @@ def measure_statistics(
         rounding=rounded and not wrong,
         reason=reason,
     )
-
-
-STATISTICS = ("max", "min", "mean", "l2", "std")
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphprobe.compare.judge import Replayer
@@ -18,6 +19,7 @@ class Options:
         scheduler: address of a Dask scheduler whose workers judge; they must see both dumps under the same paths.
         replay_remotely: with a scheduler, whether the workers replay.
         steps, ranks: only these; None for all.
+        on_progress: called now and then with what is being judged, in words.
     """
 
     replayer: Replayer | None = None
@@ -26,6 +28,7 @@ class Options:
     replay_remotely: bool = False
     steps: frozenset[int] | None = None
     ranks: frozenset[int] | None = None
+    on_progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
         if self.jobs < 1:

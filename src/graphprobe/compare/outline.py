@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ def role_of(call: Call, slot: CallSlot) -> str:
     return "grad_output" if call.kind == "optimizer" and slot.role == "grad_parameter" else slot.role
 
 
+Shapes = tuple[tuple[int, ...], ...]
+
+
 @dataclass(slots=True)
 class Outline:
     """One line of numbers for each call of one rank and step.
@@ -36,6 +40,7 @@ class Outline:
             where a call's slots begin.
         outputs_kept: whether the call gives back, bit for bit, something it got.
         consumed: whether a later call of the outline got what it gave.
+        fed: how many calls got something that an earlier one gave.
     """
 
     exact: array[int] = field(default_factory=lambda: array("q"))
@@ -48,6 +53,7 @@ class Outline:
     producers: array[int] = field(default_factory=lambda: array("i"))
     outputs_kept: bytearray = field(default_factory=bytearray)
     consumed: bytearray = field(default_factory=bytearray)
+    fed: int = 0
 
     def __len__(self) -> int:
         return len(self.exact)
@@ -74,37 +80,53 @@ def outline_from_calls(calls: Iterable[Call]) -> Outline:
     result = Outline()
     last: dict[int, int] = {}
     for number, call in enumerate(calls):
-        _add_names(result, call)
+        optimizer = call.kind == "optimizer"  # see `role_of`
+        fed = 0
         inputs: set[int] = set()
         outputs: list[int] = []
+        shapes: list[tuple[int, ...]] = []
+        given: list[tuple[int, ...]] = []
         for slot in call.slots:
+            role = slot.role
+            gives = role in OUTPUT_ROLES and not (optimizer and role == "grad_parameter")
+            if slot.meta is not None:
+                shapes.append(slot.meta.shape)
+                if gives:
+                    given.append(slot.meta.shape)
             print_ = fingerprint(slot)
-            key = hash(print_) if print_ is not None else None
             producer = -1
-            if role_of(call, slot) in OUTPUT_ROLES:
-                if key is not None:
+            if print_ is not None:
+                key = hash(print_)
+                if gives:
                     outputs.append(key)
-            elif key is not None:
-                producer = last.get(key, -1)
-                inputs.add(key)
-                if producer >= 0:
-                    result.consumed[producer] = 1
+                else:
+                    producer = last.get(key, -1)
+                    inputs.add(key)
+                    if producer >= 0:
+                        result.consumed[producer] = fed = 1
             result.producers.append(producer)
+        result.fed += fed
         for key in outputs:
             last[key] = number
+        _add_names(result, call, tuple(shapes), tuple(given))
         result.first.append(len(result.producers))
         result.outputs_kept.append(1 if outputs and inputs.issuperset(outputs) else 0)
         result.consumed.append(0)
     return result
 
 
-def _add_names(result: Outline, call: Call) -> None:
-    what = (KIND_OF_KIND[call.kind], canonical(call.api), call.direction)
-    shapes = tuple(slot.meta.shape for slot in call.slots if slot.meta is not None)
-    given = tuple(s.meta.shape for s in call.slots if s.meta is not None and role_of(call, s) in OUTPUT_ROLES)
+def _add_names(result: Outline, call: Call, shapes: Shapes, given: Shapes) -> None:
+    what, path, api = _names(call.kind, call.api, call.direction, call.module)
     result.exact.append(hash((call.kind, call.api, call.index, call.direction, call.module)))
-    result.strong.append(hash((*what, call.module, shapes)))
-    result.shape.append(hash((*what, shapes)))
-    result.path.append(hash((*what, call.module)))
-    result.api.append(hash((call.kind, call.api)))
+    result.strong.append(hash((path, shapes)))
+    result.shape.append(hash((what, shapes)))
+    result.path.append(path)
+    result.api.append(api)
     result.gap.append(hash((call.direction, given)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(kind: str, api: str, direction: str, module: str) -> tuple[int, int, int]:
+    """Hashes: of what was called and its direction, of that with the module, of the api's own name."""
+    what = (KIND_OF_KIND[kind], canonical(api), direction)
+    return hash(what), hash((*what, module)), hash((kind, api))

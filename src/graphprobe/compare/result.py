@@ -33,7 +33,7 @@ UNDECIDED_KINDS: frozenset[str] = frozenset({"unrecorded_origin"})
 Outcome = Literal["same", "different", "undecided"]
 
 
-class SlotSide(msgspec.Struct, frozen=True, omit_defaults=True):
+class SlotSide(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One side of a slot, as its dump has it; None or empty is what the dump does not tell.
 
     Attributes:
@@ -51,7 +51,7 @@ class SlotSide(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
 
 
-class SlotResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class SlotResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One pair of slots.
 
     Attributes:
@@ -95,7 +95,7 @@ class SlotResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reason: str = ""
 
 
-class CallName(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class CallName(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Where a call is to be found."""
 
     position: int
@@ -107,7 +107,7 @@ class CallName(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stack: tuple[str, ...] = ()
 
 
-class LocalTruth(msgspec.Struct, frozen=True, omit_defaults=True):
+class LocalTruth(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One side's result against the same operation in float64 on that side's own recorded inputs.
 
     Attributes:
@@ -124,7 +124,7 @@ class LocalTruth(msgspec.Struct, frozen=True, omit_defaults=True):
     slots: tuple[str, ...] = ()
 
 
-class CallResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class CallResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One pair of calls, or a call that has no partner (then one of the two names is None).
 
     Attributes:

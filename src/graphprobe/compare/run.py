@@ -13,7 +13,7 @@ import msgspec
 from graphprobe.compare.align import align
 from graphprobe.compare.judge import Judge, Task, name_of
 from graphprobe.compare.locate import Decision, Located, locate
-from graphprobe.compare.marks import Mark, mark_of, modules_of
+from graphprobe.compare.marks import Mark, mark_of, me_of, modules_of
 from graphprobe.compare.measures import HUGE, noise_unit
 from graphprobe.compare.options import Options
 from graphprobe.compare.outline import OUTPUT_ROLES, outline_from_calls
@@ -21,7 +21,7 @@ from graphprobe.compare.pairing import Lone, Plan, StepCalls
 from graphprobe.compare.precision import precision_of
 from graphprobe.compare.result import UNDECIDED_KINDS, CallResult, Counts, Finding, Side, SlotResult, Summary
 from graphprobe.compare.spool import Spool
-from graphprobe.compare.workers import judged
+from graphprobe.compare.workers import TOGETHER, blocks, judged
 from graphprobe.store.calls import CallDump
 
 CONNECTED = 0.5
@@ -154,7 +154,7 @@ class _Work:
         outlines = outline_from_calls(mine.first()), outline_from_calls(theirs.first())
         for outline in outlines:
             self._asked += len(outline)
-            self._fed += sum(1 for n in range(len(outline)) if any(p >= 0 for p in outline.producers_of(n)))
+            self._fed += outline.fed
         plan = Plan(
             place.rank,
             place.step,
@@ -165,10 +165,17 @@ class _Work:
             keep_forward=self.options.replayer is not None or self.options.replay_remotely,
         )
         titles = self.candidate.title, self.reference.title
-        for entry in judged(plan.entries(mine.again(), theirs.again()), self.judge, self.options, titles):
-            row, mark = self._lone(entry) if isinstance(entry, Lone) else self._pair(entry, plan)
-            self.marks.append(mark)
-            spool.append(row)
+        told = self.options.on_progress or (lambda _: None)
+        where = f"rank {place.rank}, step {place.step}"
+        entries = judged(plan.entries(mine.again(), theirs.again()), self.judge, self.options, titles)
+        number = 0
+        for block in blocks(entries, TOGETHER):
+            told(f"{where}: call {number} of {len(outlines[0])}")
+            number += len(block)
+            done = [self._lone(entry) if isinstance(entry, Lone) else self._pair(entry, plan) for entry in block]
+            for row, mark in done:
+                self.marks.append(mark)
+                spool.append(row)
         self._number = plan.number
 
     def _pair(self, entry: tuple[Task, CallResult], plan: Plan) -> tuple[CallResult, Mark]:
@@ -211,6 +218,7 @@ class _Work:
             position=lone.place,
             kind=lone.call.kind,
             backward=lone.call.direction == "backward",
+            me=me_of(lone.call),
             modules=modules_of(lone.call),
             side=lone.side,
             opposite=lone.opposite,

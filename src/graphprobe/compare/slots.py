@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from graphprobe.compare.naming import canonical
@@ -16,7 +17,7 @@ SlotPair = tuple[CallSlot | None, CallSlot | None]
 
 def same_names(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> bool:
     """Whether both sides have the same slots in the same order, as most pairs of calls do."""
-    return len(mine) == len(theirs) and all(a.name == b.name for a, b in zip(mine, theirs, strict=True))
+    return [slot.name for slot in mine] == [slot.name for slot in theirs]
 
 
 def pair_slots(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> list[SlotPair]:
@@ -100,15 +101,20 @@ def side_of(slot: CallSlot | None) -> SlotSide | None:
     stats = slot.stats
     if stats is None:
         return SlotSide(dtype=slot.meta.dtype, shape=slot.meta.shape)
-    known = frozenset(slot.known)
-    counts = "nan" in known, bool(known & {"positive_inf", "negative_inf"})
+    nan, inf = _counts(slot.known)
     return SlotSide(
-        dtype=slot.meta.dtype,
-        shape=slot.meta.shape,
-        min=stats.min,
-        max=stats.max,
-        mean=stats.mean,
-        l2=stats.l2,
-        nan=stats.nan if counts[0] else None,
-        inf=stats.positive_inf + stats.negative_inf if counts[1] else None,
+        slot.meta.dtype,
+        slot.meta.shape,
+        stats.min,
+        stats.max,
+        stats.mean,
+        stats.l2,
+        stats.nan if nan else None,
+        stats.positive_inf + stats.negative_inf if inf else None,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _counts(known: tuple[str, ...]) -> tuple[bool, bool]:
+    """Whether NaN, and whether Inf, are counted where these fields are known."""
+    return "nan" in known, not {"positive_inf", "negative_inf"}.isdisjoint(known)

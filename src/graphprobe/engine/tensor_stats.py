@@ -59,14 +59,26 @@ def plain_kind(tensor: torch.Tensor) -> Kind | None:
 
 def stats_at(tensor: torch.Tensor, kind: Kind, address: int, count: int, threads: int | None = None) -> TensorStats:
     """`stats_of` for a tensor of which these are known: its `plain_kind`, its address, and how many items it has."""
+    if tensor.is_contiguous():
+        return stats_in_memory(address, kind, count, None, count, threads)
+    return stats_in_memory(address, kind, tuple(tensor.shape), tensor.stride(), count, threads)
+
+
+def stats_in_memory(
+    address: int,
+    kind: Kind,
+    items: int | tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    count: int,
+    threads: int | None = None,
+) -> TensorStats:
+    """The same of what lies at an address: `items` is their number, `count`, or their shape if there are strides."""
     number, table, size = kind
     if count * size < THREADED_BYTES:
         threads = 1
     elif threads is None:
         threads = torch.get_num_threads()
-    if tensor.is_contiguous():
-        return stats.compute(TensorStats, address, number, count, None, threads, table)
-    return stats.compute(TensorStats, address, number, tuple(tensor.shape), tensor.stride(), threads, table)
+    return stats.compute(TensorStats, address, number, items, strides, threads, table)
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

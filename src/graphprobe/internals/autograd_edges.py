@@ -5,11 +5,13 @@ Nothing here keeps a tensor: edges are found by identity while the call runs, an
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import torch
 
 from graphprobe.internals.require import require
@@ -28,8 +30,8 @@ Edge = tuple[Any, int]
 """A node, and which of its results; of a leaf, the tensor itself and -1."""
 
 
-class NodePlan(NamedTuple):
-    """What the hook of one node is to look at.
+class NodePlan(msgspec.Struct, gc=False):
+    """What the hook of one node is to look at. For a moment only: it holds the node.
 
     Attributes:
         node: a node of the graph.
@@ -63,10 +65,6 @@ def plans_between(
     targets: dict[Edge, list[int]] = {}
     for slot, edge in inputs:
         targets.setdefault(edge, []).append(slot)
-    if len(outputs) == 1:
-        plan = _single(outputs[0], targets, first_sequence)
-        if plan is not None:
-            return [plan]
     plans: dict[Any, NodePlan] = {}
     pending: list[Any] = []
     views: list[tuple[Any, int]] = []
@@ -88,28 +86,38 @@ def plans_between(
     return [plan for plan in plans.values() if plan.outputs or plan.inputs or plan.late]
 
 
-def _single(output: tuple[int, torch.Tensor], targets: dict[Edge, list[int]], first_sequence: int) -> NodePlan | None:
-    """The plan of a call that made one node, as most do; None where it takes more than a look to tell."""
-    slot, tensor = output
-    node = tensor.grad_fn
+def only_node(
+    inputs: Sequence[tuple[str, Edge]], output: torch.Tensor, first_sequence: int
+) -> tuple[Any, list[tuple[int, int]]] | None:
+    """The node of a call that made just one, as most do, and on which of its edges which inputs lie, by input.
+
+    None where it takes more than a look to tell: then `plans_between` does.
+    """
+    node: Any = output.grad_fn
     if node is None or node._sequence_nr() < first_sequence:
         return None
-    inputs: list[tuple[int, int]] = []
+    targets: dict[Any, int] = {edge: number for number, (_, edge) in enumerate(inputs)}
+    if len(targets) != len(inputs):
+        return None
+    found: list[tuple[int, int]] = []
     for place, edge in enumerate(node.next_functions):
         behind = edge[0]
         if behind is None:
             continue
-        slots = targets.get(edge)
-        if slots is None:
+        number = targets.pop(edge, None)
+        if number is None:
             if type(behind) is not _ACCUMULATE:
                 return None
-            slots = targets.get((id(getattr(behind, "variable", None)), -1))
-            if slots is None:
+            leaf = (id(getattr(behind, "variable", None)), -1)
+            number = targets.pop(leaf, None)
+            if number is None:
+                if any(edge == leaf for _, edge in inputs):
+                    return None
                 continue
-        if len(slots) != 1 or any(slots[0] == known for _, known in inputs):
-            return None
-        inputs.append((place, slots[0]))
-    return NodePlan(node, [(tensor.output_nr, slot)], [], inputs)
+        found.append((place, number))
+    if len(found) > 1:
+        found.sort(key=operator.itemgetter(1))
+    return node, found
 
 
 def _walk(

@@ -47,7 +47,7 @@ NEEDS: tuple[Need, ...] = (
     ),
     Need(
         "dump_stats",
-        (("torch._C", "_dispatch_keys"),),
+        (("torch._C", "_get_tensor_metadata"),),
         "statistics give up the interpreter's lock at every value, so other threads hold up the program longer",
     ),
     Need("dump_instrument", ((COMPILE_FX, post_grad_tap.NAME),), "no engine 'instrument'"),

@@ -1,11 +1,13 @@
 """Tensors whose items can be read where they lie, told without giving up the interpreter's lock.
 
 `is_neg()` and `is_conj()` give it up for a moment, and a thread that waits for it takes it: the program would stand
-still for as long as that thread likes, at every value that is looked at. The dispatch keys tell the same, and keep it.
+still for as long as that thread likes, at every value that is looked at. What torch notes of a tensor when it saves
+one tells the same, and keeps it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,23 +15,18 @@ import torch
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 """Classes that keep their values in a storage of their own, as it seems."""
 
-_keys: Any = getattr(torch._C, "_dispatch_keys", None)
-_plain: dict[int, bool] = {}
-"""By dispatch keys: whether tensors that have them lie on the CPU, with strides, and show their items unchanged."""
+_lazy: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_get_tensor_metadata", None)
+"""`{}`, or what is still to be done to the items: `{"neg": True}`, `{"conj": True}`."""
+_STRIDED = torch.strided
 
 
 def is_plain(tensor: Any) -> bool:
     """Whether the items of `tensor` lie on the CPU as they are: no subclass, no layout of its own, no lazy view."""
-    if type(tensor) not in PLAIN_TYPES:
+    if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or tensor.layout is not _STRIDED:
         return False
-    if _keys is None:
-        return _asked(tensor)
-    keys = _keys(tensor).raw_repr()
-    found = _plain.get(keys)
-    if found is None:
-        found = _plain[keys] = _asked(tensor)
-    return found
+    return not is_lazy(tensor)
 
 
-def _asked(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_neg() and not tensor.is_conj()
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether it shows its memory negated or conjugated."""
+    return bool(_lazy(tensor)) if _lazy is not None else tensor.is_neg() or tensor.is_conj()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store.api_records import ApiSlot
 from graphprobe.store.calls import CallDirection, CallKind, Holder, Scalar, SlotRole
 
 Array = np.ndarray[Any, Any]
@@ -48,7 +49,7 @@ class RawValue(msgspec.Struct, gc=False):
 
 
 class RawSlot(msgspec.Struct, gc=False):
-    """One argument or result, as `api_records.ApiSlot` with what the writing thread has yet to find out.
+    """One argument or result of which the writing thread has yet to find something out: as `api_records.ApiSlot`.
 
     Never changed once it is made, so that one object may stand in several calls.
     """
@@ -63,6 +64,9 @@ class RawSlot(msgspec.Struct, gc=False):
     missing: str = ""
     requires_grad: bool = False
     held: Holder = ""
+
+
+Slot = ApiSlot | RawSlot
 
 
 class RawCall(msgspec.Struct, gc=False):
@@ -82,7 +86,7 @@ class RawCall(msgspec.Struct, gc=False):
     source: str
     stack: tuple[str, ...]
     thread: str
-    slots: list[RawSlot]
+    slots: Sequence[Slot]
     notes: tuple[str, ...]
     size_bytes: int
 

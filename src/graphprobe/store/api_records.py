@@ -23,7 +23,7 @@ DumpLevel = Literal["api", "module", "mix"]
 DumpMode = Literal["all", "list", "range", "stack"]
 
 
-class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One argument or result of a call, as `store.calls.CallSlot` has it.
 
     Attributes:
@@ -45,7 +45,7 @@ class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     held: Holder = ""
 
 
-class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One call: a line of `calls.jsonl`. The step and the rank are those of the folder.
 
     Attributes:

@@ -130,7 +130,7 @@ class ApiSink(CountsShortage):
             self._stack_file.close()
 
     def _record(self, call: RawCall) -> ApiRecord:
-        slots = tuple([self._slot(slot, call) for slot in call.slots])
+        slots = tuple([slot if isinstance(slot, ApiSlot) else self._slot(slot, call) for slot in call.slots])
         position = self._positions.get(call.step, 0)
         self._positions[call.step] = position + 1
         return ApiRecord(

@@ -24,14 +24,14 @@ Holder = Literal["", "parameter", "buffer", "leaf"]
 """What keeps a tensor between calls: a module as a parameter or buffer, or the program as a leaf with a gradient."""
 
 
-class Scalar(msgspec.Struct, frozen=True):
+class Scalar(msgspec.Struct, frozen=True, gc=False):
     """An argument that is no tensor: the name of its type, and its `repr`, in which a number is exact."""
 
     type: str
     text: str
 
 
-class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One argument or result of a call.
 
     Attributes:
@@ -69,7 +69,7 @@ class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     held: Holder | None = None
 
 
-class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One call of an API, one run of a module, one step of an optimizer, or one op of a compiled graph.
 
     Attributes:

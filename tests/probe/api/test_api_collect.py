@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from torch import add as early_add
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+import graphprobe
 from graphprobe.store.calls import CallSlot
 
 
@@ -277,6 +279,42 @@ def test_a_module_that_raises_leaves_the_path_right(dumped: Callable[..., Any]) 
     assert read["Module.inner.bad.Bad.0.forward"].notes == ("raised ValueError",)
     assert read["Tensor.neg.0.forward"].module == ""
     assert read["nn.functional.relu.0.forward"].module == "inner.good"
+
+
+def test_a_lazy_view_shows_other_values_than_its_memory(dumped: Callable[..., Any]) -> None:
+    """A conjugated or negated view lies where its base does, with its shape and strides."""
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    x = torch.tensor([1.0, -2.0])
+
+    def program() -> None:
+        z.add(1)
+        z.conj().mul(1)
+        torch._neg_view(x.mul(1)).mul(1)
+
+    read = dumped(program)
+    assert read.value("Tensor.add.0.forward", "input.0").tolist() == [1 + 2j, 3 - 1j]
+    assert read.value("Tensor.mul.0.forward", "input.0").tolist() == [1 - 2j, 3 + 1j]
+    assert read.value("Tensor.mul.1.forward", "output.0").tolist() == [1.0, -2.0]
+    assert read.value("Tensor.mul.2.forward", "input.0").tolist() == [-1.0, 2.0]
+
+
+def test_what_waits_in_the_graph_and_the_queue_is_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
+    """It would look at the program's own objects again and again because of records."""
+    x, calls = torch.ones(4, requires_grad=True), 50
+    kept = []
+    threshold, *_ = gc.get_threshold()
+    with graphprobe.dump(tmp_path / "dump") as dump:
+        x.mul(2)
+        dump.flush()
+        gc.collect()
+        gc.set_threshold(0)
+        try:
+            before = gc.get_count()[0]
+            kept.extend([x.mul(2) for _ in range(calls)])
+            grown = gc.get_count()[0] - before
+        finally:
+            gc.set_threshold(threshold)
+    assert grown <= 15 * calls  # the tensor, its node and their hooks among them
 
 
 def test_other_tensors(dumped: Callable[..., Any]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from graphprobe.probe.api.values import PLAIN
-from graphprobe.store.api_jobs import RawSlot
+from graphprobe.store.api_jobs import Slot
+from graphprobe.store.api_records import ApiSlot
 from graphprobe.store.calls import Scalar, SlotRole
 from graphprobe.store.dump_slots import MAX_TEXT
 
@@ -25,7 +26,7 @@ _TOLD = (
 _MAX_DEPTH = 8
 
 _cache: dict[tuple[type, Any], Scalar] = {}
-_slots: dict[tuple[str, type, Any], RawSlot] = {}
+_slots: dict[tuple[str, type, Any], Slot] = {}
 
 
 def output_name(number: int) -> str:
@@ -33,7 +34,7 @@ def output_name(number: int) -> str:
     return OUTPUTS[number] if number < len(OUTPUTS) else f"output.{number}"
 
 
-def take(name: str, role: SlotRole, value: Any, slots: list[RawSlot], on_tensor: OnTensor, depth: int = 0) -> None:
+def take(name: str, role: SlotRole, value: Any, slots: list[Slot], on_tensor: OnTensor, depth: int = 0) -> None:
     """Put `value` into `slots` under `name`; each tensor in it, however deep, goes to `on_tensor` in its place."""
     kind = type(value)
     if kind in PLAIN:
@@ -49,17 +50,17 @@ def take(name: str, role: SlotRole, value: Any, slots: list[RawSlot], on_tensor:
         for key, item in value.items():
             take(f"{name}.{key}", role, item, slots, on_tensor, depth + 1)
     else:
-        slots.append(RawSlot(name, role, None, None, scalar_of(value)))
+        slots.append(ApiSlot(name, role, None, None, scalar_of(value)))
 
 
-def scalar_slot(name: str, role: SlotRole, value: Any) -> RawSlot:
+def scalar_slot(name: str, role: SlotRole, value: Any) -> Slot:
     """The slot of a number, a text or None; programs pass the same ones again and again."""
     if value == 0 or role != "input":  # the sign of zero is in the text and not in the key
-        return RawSlot(name, role, None, None, scalar_of(value))
+        return ApiSlot(name, role, None, None, scalar_of(value))
     key = (name, type(value), value)
     found = _slots.get(key)
     if found is None:
-        found = RawSlot(name, role, None, None, scalar_of(value))
+        found = ApiSlot(name, role, None, None, scalar_of(value))
         if len(_slots) < 4096:
             _slots[key] = found
     return found

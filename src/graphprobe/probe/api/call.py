@@ -10,7 +10,7 @@ from graphprobe.internals.autograd_edges import Edge, edge_of, sequence_number
 from graphprobe.probe.api.arguments import INPUTS, output_name, take
 from graphprobe.probe.api.backward import Head, watch_backward
 from graphprobe.probe.api.values import PLAIN
-from graphprobe.store.api_jobs import RawSlot
+from graphprobe.store.api_jobs import Slot
 from graphprobe.store.calls import SlotRole
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class OpenCall:
 
     def __init__(self, session: ApiSession, head: Head, *, changes: bool, only_backward: bool) -> None:
         self.head = head
-        self.slots: list[RawSlot] = []
+        self.slots: list[Slot] = []
         self.notes: list[str] = []
         self.changes = changes
         self.only_backward = only_backward

@@ -21,7 +21,7 @@ from graphprobe.probe.api.paths import Paths
 from graphprobe.probe.api.plan import ApiPlan
 from graphprobe.probe.api.selection import CallSelection
 from graphprobe.probe.api.values import Values
-from graphprobe.store.api_jobs import RawCall, RawSlot
+from graphprobe.store.api_jobs import RawCall, Slot
 from graphprobe.store.api_writer import ApiWriter
 from graphprobe.store.calls import CallDirection, CallKind
 
@@ -118,7 +118,7 @@ class ApiSession:
         head = Head(self.step, kind, api, full, index, module, source, stack, self.state.name)
         return OpenCall(self, head, changes=changes, only_backward=again)
 
-    def submit(self, head: Head, direction: CallDirection, slots: list[RawSlot], notes: tuple[str, ...] = ()) -> None:
+    def submit(self, head: Head, direction: CallDirection, slots: list[Slot], notes: tuple[str, ...] = ()) -> None:
         """Hand in a record."""
         values = self.values
         if values.notes:
@@ -141,7 +141,7 @@ class ApiSession:
             )
         )
 
-    def submit_backward(self, head: Head, slots: list[RawSlot], notes: tuple[str, ...]) -> None:
+    def submit_backward(self, head: Head, slots: list[Slot], notes: tuple[str, ...]) -> None:
         """Hand in the backward of a call."""
         self.submit(head, "backward", slots, notes)
 

@@ -15,18 +15,21 @@ import numpy as np
 import torch
 
 from graphprobe.engine.device_stats import finish, stats_async
-from graphprobe.engine.tensor_stats import plain_kind, readable, stats_at, stats_of
+from graphprobe.engine.tensor_stats import Kind, plain_kind, readable, stats_in_memory, stats_of
 from graphprobe.internals.functorch_values import is_wrapped, physical, without_transforms
+from graphprobe.internals.plain_tensors import is_lazy, is_plain
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.api.held import HeldTensors
 from graphprobe.probe.dump.tensors import _memory, _text, _to_host, is_capturing
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store.api_jobs import Handed, RawSlot, RawValue, value_name
+from graphprobe.store.api_jobs import Handed, RawSlot, RawValue, Slot, value_name
+from graphprobe.store.api_records import ApiSlot
 from graphprobe.store.api_writer import ApiWriter
 from graphprobe.store.calls import Holder, SlotRole
 from graphprobe.store.dump_pool import Array
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_PARAMETER = torch.nn.Parameter
 ENDS = 256
 """Elements at either end that a sample has in full."""
 
@@ -46,6 +49,19 @@ class Known(msgspec.Struct, gc=False):
     missing: str
 
 
+class Form(msgspec.Struct, gc=False):
+    """What all plain tensors of one dtype, shape and strides have in common.
+
+    `items` is how many there are; the shape where there are `strides`: gaps between them, or another order.
+    """
+
+    meta: TensorMeta
+    kind: Kind | None
+    count: int
+    items: int | tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+
 class Values:
     """Makes slots of tensors. One for a dump; may be used from any thread.
 
@@ -63,15 +79,16 @@ class Values:
         self._known: dict[int, Known] = {}
         self._memory: dict[tuple[int, int, torch.dtype], Known] = {}
         self._metas: dict[Any, TensorMeta] = {}
-        self._plain_metas: dict[Any, TensorMeta] = {}
-        """The same for plain tensors, which all lie on the CPU."""
+        self._forms: dict[Any, Form] = {}
+        """Of plain tensors, which all lie on the CPU."""
         self._unwatched: set[int] = set()
         self.held = HeldTensors()
         self.notes: list[str] = []
 
-    def slot(self, name: str, role: SlotRole, tensor: torch.Tensor) -> RawSlot:
+    def slot(self, name: str, role: SlotRole, tensor: torch.Tensor) -> Slot:
         """The slot of a tensor of any class, layout and device; one whose values cannot be had says why."""
-        if type(tensor) not in PLAIN:
+        cls = type(tensor)
+        if cls not in PLAIN:
             return self._special(name, role, tensor)
         try:
             address = tensor.data_ptr()
@@ -89,12 +106,15 @@ class Values:
             known = self._found(tensor, address, version)
         held: Holder = ""
         if role == "input":
-            held = "parameter" if type(tensor) is torch.nn.Parameter else self.held.holder_of(tensor, address)
+            held = "parameter" if cls is _PARAMETER else self.held.holder_of(tensor, address)
+        stats = known.stats
+        if known.payload is None and not callable(stats):
+            return ApiSlot(name, role, known.meta, stats, None, "", False, known.missing, tensor.requires_grad, held)
         return RawSlot(
             name,
             role,
             known.meta,
-            known.stats,
+            stats,
             None,
             known.payload,
             known.sampled,
@@ -128,29 +148,31 @@ class Values:
             self._memory = {key: known for key, known in self._memory.items() if not begin <= key[0] < end}
 
     def _found(self, tensor: torch.Tensor, address: int, version: int) -> Known:
-        count, dtype = tensor.numel(), tensor.dtype
-        whole = (address, count, dtype) if tensor.is_contiguous() else None
+        form: Form | None = None
+        whole: tuple[int, int, torch.dtype] | None = None
+        if is_plain(tensor):
+            dtype = tensor.dtype
+            form = self._forms.get((dtype, tensor.shape, tensor.stride())) or self._form(tensor)
+            meta = form.meta
+            if form.strides is None:
+                whole = (address, form.count, dtype)
+        else:
+            meta = self._meta(tensor)
+            if tensor.is_contiguous() and not is_lazy(tensor):
+                whole = (address, tensor.numel(), tensor.dtype)
         watched = not self._unwatched or tensor.untyped_storage().data_ptr() not in self._unwatched
         alive = weakref.ref(tensor)
         if whole is not None and watched:
             same = self._memory.get(whole)
             if same is not None and same.version == version and same.alive() is not None:
-                known = Known(
-                    alive, version, address, self._meta(tensor), same.stats, same.payload, same.sampled, same.missing
-                )
-                self._known[id(tensor)] = known
+                found = same.stats, same.payload, same.sampled, same.missing
+                known = self._known[id(tensor)] = Known(alive, version, address, meta, *found)
                 return known
-        kind = None if self._keep else plain_kind(tensor)
-        if kind is not None:  # the usual case, without a detour
-            form = (dtype, tensor.shape, tensor.stride())
-            meta = self._plain_metas.get(form)
-            if meta is None:
-                meta = self._plain_metas[form] = self._meta(tensor)
-            stats = stats_at(tensor, kind, address, count)
+        if form is not None and form.kind is not None and not self._keep:  # the usual case, without a detour
+            stats = stats_in_memory(address, form.kind, form.items, form.strides, form.count)
             known = Known(alive, version, address, meta, stats, None, False, "")
         else:
-            found = self._look(tensor)
-            known = Known(alive, version, address, self._meta(tensor), *found)
+            known = Known(alive, version, address, meta, *self._look(tensor))
         if watched:
             if len(self._known) > _CROWDED:
                 self._tidy()
@@ -159,7 +181,15 @@ class Values:
                 self._memory[whole] = known
         return known
 
-    def _special(self, name: str, role: SlotRole, tensor: torch.Tensor) -> RawSlot:
+    def _form(self, tensor: torch.Tensor) -> Form:
+        shape, strides, count = tuple(tensor.shape), tensor.stride(), tensor.numel()
+        no_gaps = tensor.is_contiguous()
+        meta, kind = self._meta(tensor), plain_kind(tensor)
+        form = Form(meta, kind, count, count if no_gaps else shape, None if no_gaps else strides)
+        self._forms[tensor.dtype, tensor.shape, strides] = form
+        return form
+
+    def _special(self, name: str, role: SlotRole, tensor: torch.Tensor) -> Slot:
         requires_grad, meta = tensor.requires_grad, None
         held: Holder = self._special_holder(tensor) if role == "input" else ""
         try:
@@ -190,6 +220,8 @@ class Values:
         self, tensor: torch.Tensor
     ) -> tuple[TensorStats | Callable[[], TensorStats] | None, Handed | None, bool, str]:
         try:
+            if is_lazy(tensor):
+                tensor = readable(tensor)
             if tensor.is_cpu:
                 stats = stats_of(tensor)
                 if not self._keep or not stats.count:
@@ -261,7 +293,7 @@ class Values:
         self._memory.clear()
         if len(self._metas) > _CROWDED:
             self._metas.clear()
-            self._plain_metas.clear()
+            self._forms.clear()
 
 
 def sampled_count(count: int, every: int) -> int:
