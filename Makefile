@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.graphprobe-setup
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup demo test test-all check format bench clean
+.PHONY: FORCE help setup browser demo test test-all check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,21 +21,21 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup_env.sh $(NATIVE) $(if $(T
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" bash scripts/setup_env.sh "$(VENV)"
 	@touch $@
 
-demo: $(STAMP) ## collect what a small GPT-2 training step compiles, then find a fault planted in the compiler
+browser: ## install Chromium, with which the tests open the HTML report (Debian, as root)
+	@bash scripts/setup_browser.sh install
+
+demo: $(STAMP) ## find a fault planted in the compiler, then collect what a small GPT-2 training step compiles
 	@rm -rf $(DEMO) $(FAULT)
+	$(BIN)/graphprobe demo --out $(FAULT)
 	$(BIN)/graphprobe run --out $(DEMO) examples/gpt2_train.py
 	$(BIN)/graphprobe ls $(DEMO)
-	@$(BIN)/python scripts/demo_summary.py $(DEMO)
-	@mkdir $(FAULT)
-	@# The fault is there to be found, so exit code 1 is the right one.
-	$(BIN)/graphprobe diagnose --no-grad --json $(FAULT)/result.json --out $(FAULT)/proofs \
-		examples/diagnose_demo.py:faulty || [ $$? -eq 1 ]
-	@$(BIN)/python scripts/demo_diagnosis.py $(FAULT)/result.json
 
 test: check ## checks, then every test that needs neither a GPU nor much time
+	@bash scripts/setup_browser.sh
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not heavy and not cuda"
 
 test-all: check ## the heavy tests too; those that need a GPU skip where there is none
+	@bash scripts/setup_browser.sh
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(STAMP) ## lint, formatting, types

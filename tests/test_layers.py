@@ -21,13 +21,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "settings", "select", "records", "dump_plan", "compiler_config", "scope"),
     ("store", "numerics"),
     ("compare", "reduce", "analysis"),
-    ("report",),
+    ("report", "export"),
     ("internals",),
     ("engine",),
     ("probe",),
     ("backends", "ops"),
     ("diagnose",),
-    ("compat",),
+    ("compat", "testing"),
     ("cli",),
 )
 """A room may import from its own layer, without a cycle, and from the layers before it."""
@@ -35,9 +35,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 TORCH_SIDE = frozenset({"internals", "engine", "probe", "backends", "ops", "diagnose"})
-"""Rooms that import torch; `compat`, `cli`, `scope` and the package itself import them inside functions only."""
+"""Rooms that import torch; `compat`, `testing`, `cli`, `scope` and the package import them inside functions only."""
 
-LAZY = frozenset({"__init__", "__main__", "scope", "compat", "cli"})
+LAZY = frozenset({"__init__", "__main__", "scope", "compat", "testing", "cli"})
 
 EXCEPTIONS = frozenset({("graphprobe", "graphprobe.probe.switch")})
 """With `TORCH_COMPILE_DEBUG` set the package loads its switch; `test_cold_import.py` watches what that costs."""
@@ -53,13 +53,15 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "reduce": frozenset({"msgspec", "numpy"}),
     "analysis": frozenset({"msgspec"}),
     "report": frozenset({"msgspec", "jinja2", "rich"}),
+    "export": frozenset({"google", "msgspec", "numpy", "onnx"}),  # google.protobuf writes what onnx holds
     "internals": frozenset({"msgspec", "numpy", "sympy", "torch"}),
     "engine": frozenset({"msgspec", "numpy", "safetensors", "torch"}),
-    "probe": frozenset({"google", "msgspec", "numpy", "onnx", "torch"}),  # google.protobuf writes what onnx holds
+    "probe": frozenset({"msgspec", "numpy", "torch"}),
     "backends": frozenset({"msgspec", "numpy", "torch"}),
     "ops": frozenset({"torch"}),
     "diagnose": frozenset({"msgspec", "numpy", "torch"}),
     "compat": frozenset({"msgspec", "click", "torch"}),
+    "testing": frozenset({"_pytest", "msgspec", "pytest"}),
     "cli": frozenset({"msgspec", "click", "rich", "torch"}),
 }
 """`torch` in `scope`, `compat` and `cli` means: inside a function."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from graphprobe.probe.profile import profile
     from graphprobe.probe.recompiles import recompiles
     from graphprobe.store.reader import Run
+    from graphprobe.testing.assertion import assert_compiles_like_eager
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ _PUBLIC = {
     "GraphprobeWarning": "graphprobe.errors",
     "Run": "graphprobe.store.reader",
     "UsageError": "graphprobe.errors",
+    "assert_compiles_like_eager": "graphprobe.testing.assertion",
     "diagnose": "graphprobe.diagnose.api",
     "disable": "graphprobe.probe.active",
     "dump": "graphprobe.probe.api.dump",
@@ -59,6 +61,7 @@ __all__ = [
     "Run",
     "UsageError",
     "__version__",
+    "assert_compiles_like_eager",
     "diagnose",
     "disable",
     "dump",

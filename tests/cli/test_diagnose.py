@@ -109,8 +109,9 @@ def test_healthy_callable(diagnose: Python, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.out.startswith("HEALTHY: targets.py:small:")
     document = json.loads((tmp_path / "small.json").read_text())
-    assert list(document) == ["verdict", "seconds", "compiles", "findings", "ruled_out", "largest_z", "notes"]
+    assert list(document) == ["verdict", "seconds", "compiles", "findings", "ruled_out", "largest_z", "notes", "rungs"]
     assert msgspec.convert(document, Diagnosis).verdict == "healthy"
+    assert [(rung["name"], rung["state"]) for rung in document["rungs"]] == [("dynamo", "right"), ("kernels", "right")]
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["small.json", "targets.py"]
 
 
@@ -127,6 +128,11 @@ def test_fault_in_a_script(diagnose: Python, tmp_path: Path) -> None:
     right = "right (train.py:10)"
     assert names == ["wrong (train.py:6)", right, f"{right}, call 3", f"{right}, call 4"]
     assert [d["verdict"] for d in document["diagnoses"]] == ["fault", "healthy", "healthy", "healthy"]
+    ladders = [[rung["state"] for rung in diagnosis["rungs"]] for diagnosis in document["diagnoses"]]
+    assert ladders == [
+        ["right", "right", "right", "wrong", "not_run"],
+        *[["right"] * 2] * 3,
+    ]  # the second has a backend of its own
     found = document["diagnoses"][0]["findings"][0]
     assert (found["kind"], found["op"]) == ("wrong_value", "aten.relu.default")
     assert found["source"] == f"{tmp_path / 'train.py'}:8"

@@ -64,6 +64,7 @@ def test_a_case_that_does_not_fail(dossier: Path, tmp_path: Path) -> None:
 def test_a_case_that_cannot_be_judged(dossier: Path, tmp_path: Path) -> None:
     done = call(str(dossier), "-o", str(tmp_path / "out"), "--check", "exit 125")
     assert done.exit_code == 125
+    assert done.stdout.splitlines()[-1].startswith("UNDECIDED: whether the case fails could not be told")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_variables_in_a_run(reduce_script, tmp_path: Path) -> None:
     done = reduce_script("--out", "runs", "script.py", "relu_compile_error_TESTING_ONLY", command="run", env=variables)
     assert done.code == 1
     assert "ReluCompileError" in done.err
-    assert "graphprobe: 4 calls -> 1" in done.err
+    assert "graphprobe: REDUCED: 4 calls -> 1" in done.err
     assert done.out == ""
     (reduction,) = (tmp_path / "graphprobe-reduced").iterdir()
     assert (reduction / "repro" / "repro.py").is_file()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import numpy as np
 
 from compare.made import call, chain, tensor
 from compare.recording import MemoryDump
+from graphprobe.compare.result import CallName, CallResult, SlotResult, SlotSide
 from graphprobe.compare.run import Comparison, compare_dumps
 from graphprobe.report.comparison import bars_from, document_from, print_call, print_comparison
 from graphprobe.report.comparison_csv import OUR_COLUMNS, SOURCE_COLUMNS, write_csv
-from graphprobe.report.comparison_html import html_from
+from graphprobe.report.html.page import pieces
+from graphprobe.report.html.sections_comparison import report_of
 
 APIS = ["torch.relu", "torch.exp", "torch.relu", "torch.tanh"]
 
@@ -62,6 +65,42 @@ def test_the_csv_has_the_columns_of_the_source_first() -> None:
     assert lone["Err_message"].startswith("no partner:")
 
 
+def test_the_csv_is_what_the_csv_module_writes() -> None:
+    odd = 'a "quoted", text\r\nof two lines'
+    side = SlotSide(dtype="float32", shape=(2, 3), min=-1e-07, max=1e16, mean=0.1, l2=float("nan"))
+    slots = (
+        SlotResult(name="input.0", role="input", candidate=side, reference=SlotSide(text=odd), ulp=2.5, worst=(1, 2)),
+        SlotResult(name="kwarg.x", role="input", reference=SlotSide(text="None"), reason=odd),
+        SlotResult(name="output.0", role="output", candidate=side, basis="digest", cosine=1.0, max_abs=0.0, level=3e-9),
+    )
+    mine = CallName(
+        position=0, label="f,g.0", kind="api", api="f", module="a,b", source='"x".py:1', stack=(odd, "main")
+    )
+    rows = [
+        CallResult(number=0, rule="exact", candidate=mine, reference=mine, slots=slots, step=3),
+        CallResult(number=1, candidate=mine, reason="none, at all"),
+        CallResult(number=2, rule="moved", candidate=mine, reference=mine),
+    ]
+    file = io.StringIO(newline="")
+    assert write_csv(rows, file, stack=True) == 4
+    found = list(csv.reader(io.StringIO(file.getvalue(), newline="")))
+    again = io.StringIO(newline="")
+    csv.writer(again).writerows(found)
+    assert again.getvalue() == file.getvalue()
+    columns, first, second, third, alone = found
+    assert {len(line) for line in found} == {len(columns)}
+    told = dict(zip(columns, first, strict=True))
+    assert told["Bench Tensor Dtype"] == odd and told["NPU Tensor Shape"] == "[2, 3]"
+    numbers = [told[f"NPU {name}"] for name in ("max", "min", "mean", "l2norm")]
+    assert numbers == ["1e+16", "-1e-07", "0.1", "nan"] and told["Bench max"] == "N/A"
+    assert told["Max ULP"] == "2.5" and told["Worst Element"] == "[1, 2]" and told["Module"] == "a,b"
+    assert told["NPU_Stack_Info"] == f"{odd}\nmain"
+    assert second[0] == "N/A" and dict(zip(columns, second, strict=True))["Err_message"] == odd
+    shown = dict(zip(columns, third, strict=True))
+    assert shown["Cosine"] == "1.0" and shown["MaxRelativeErr"] == "N/A" and shown["Noise Level"] == "3e-09"
+    assert alone[0] == "f,g.0" and alone[1] == "N/A" and "no partner: none, at all" in alone
+
+
 def test_the_rule_of_the_source_is_shown_and_not_trusted() -> None:
     values: dict[str, np.ndarray] = {}
     array = np.linspace(1, 2, 64, dtype=np.float32) * 1e-5
@@ -93,11 +132,11 @@ def test_the_html_needs_nothing_and_escapes() -> None:
         call(0, "torch.relu", tensor("output.0", "output", np.ones(4, np.float32)), label="<script>alert(1)</script>")
     ]
     with compare_dumps(MemoryDump(calls), MemoryDump(calls)) as comparison:
-        text = "".join(html_from(comparison.summary, comparison.rows()))
-    assert "<script>" not in text and "&lt;script&gt;" in text
-    assert "http" not in text and "src=" not in text
+        text = "".join(pieces(report_of(comparison.summary, comparison.rows())))
+    assert "<script>alert" not in text and "\\u003cscript>alert" in text
+    assert not re.search(r"""(src|href)=["'](?!#)""", text)
     with different() as comparison:
-        text = "".join(html_from(comparison.summary, comparison.rows()))
+        text = "".join(pieces(report_of(comparison.summary, comparison.rows())))
     assert "First divergence" in text and "exp.0.forward" in text and "<polyline" in text
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphprobe.cli.progress import Progress
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def command(
     from graphprobe.compare.run import compare_dumps
 
     targets = _targets(json_file, csv_file, out, force)
+    progress = Progress()
     mine = open_dump(candidate, data_dir=candidate_data)
     theirs = open_dump(reference, data_dir=reference_data)
     replay = not no_replay and _has_values(mine) and _has_values(theirs)
@@ -94,8 +96,11 @@ def command(
         replay_remotely=replay and bool(scheduler),
         steps=_numbers(steps, "--steps"),
         ranks=_numbers(ranks, "--ranks"),
+        on_progress=progress.tell,
     )
-    with compare_dumps(mine, theirs, options) as comparison:
+    with progress:
+        compared = compare_dumps(mine, theirs, options)
+    with compared as comparison:
         _write(comparison, targets, stack)
         if json_file == "-":
             click.echo(json.dumps(_document(comparison), indent=2))
@@ -105,6 +110,11 @@ def command(
             print_comparison(comparison.summary, _unpaired(comparison))
         for name in targets:
             click.echo(f"Wrote {name}", err=json_file == "-")
+        if json_file != "-":
+            from graphprobe.report.comparison import print_end
+
+            click.echo()
+            print_end(comparison.summary, candidate)
         ctx.exit(exit_code(comparison.summary, fail_on))
 
 
@@ -235,7 +245,7 @@ def _write_csv(comparison: Comparison, file: Any, stack: bool) -> None:
 
 
 def _write_html(comparison: Comparison, file: Any) -> None:
-    from graphprobe.report.comparison_html import html_from
+    from graphprobe.report.html.page import write_page
+    from graphprobe.report.html.sections_comparison import report_of
 
-    for part in html_from(comparison.summary, comparison.rows()):
-        file.write(part)
+    write_page(report_of(comparison.summary, comparison.rows()), file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,34 @@ import click
 from graphprobe.cli.named_call import call_from_file, callable_of, check_backend
 from graphprobe.cli.new_file import new_file
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
+from graphprobe.cli.progress import Progress
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.finding import Diagnosis
     from graphprobe.diagnose.script import Options
+
+
+STEPS = {
+    "uncompiled": "running it uncompiled",
+    "float64": "running it in float64",
+    "dynamo": "running Dynamo's graphs",
+    "aot": "running AOTAutograd's graphs",
+    "passes": "looking into the passes",
+    "kernels": "looking into the generated code",
+    "plain": "running it compiled, not looked into",
+}
+"""The steps of a diagnosis, in words."""
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What was told, and what the last lines are to say of it."""
+
+    code: int
+    name: str
+    verdict: str
+    diagnoses: list[dict[str, Any]]
 
 
 class DiagnoseCommand(click.Command):
@@ -91,12 +115,15 @@ def command(
     name = callable_of(target)
     if name is not None and arguments:
         raise UsageError(f"{target} takes no arguments, and got {' '.join(arguments)!r}")
+    base = Path.cwd()  # a script may go elsewhere
     with filtered(only_function) as only:
         if name is None:
-            code = _script(target, arguments, options, result)
+            told = _script(target, arguments, options, result, base)
         else:
-            code = _function(target, name, options, result)
-    ctx.exit(exit_code(only, code))
+            told = _function(target, name, options, result, base)
+    code = exit_code(only, told.code)
+    _end(told, base, left_out=code != told.code)
+    ctx.exit(code)
 
 
 def _new_folder(path: str | None) -> Path | None:
@@ -110,7 +137,7 @@ def _new_folder(path: str | None) -> Path | None:
     return folder
 
 
-def _script(target: str, arguments: tuple[str, ...], options: Options, result: Path | None) -> int:
+def _script(target: str, arguments: tuple[str, ...], options: Options, result: Path | None, base: Path) -> _Told:
     from graphprobe.diagnose.script import FunctionDiagnosis, ScriptDocument, run_diagnosed
 
     if not os.path.exists(target):
@@ -118,51 +145,76 @@ def _script(target: str, arguments: tuple[str, ...], options: Options, result: P
             f"no script at {target!r} (looked in {os.getcwd()})", hint="name a Python file, or FILE.py:CALLABLE"
         )
     document = ScriptDocument(target=target)
+    progress, names = Progress(), [target]
 
-    base = Path.cwd()  # the script may go elsewhere
+    def began(name: str) -> None:
+        names.append(name)
+        _announce(name)
 
     def made(name: str, diagnosis: Diagnosis) -> None:
+        progress.stop()
         _show(name, diagnosis, base)
         document.diagnoses.append(FunctionDiagnosis(function=name, **_fields(diagnosis)))
         _write(result, document.to_json())
 
-    ended = run_diagnosed(target, arguments, options, on_start=_announce, on_diagnosis=made)
+    with progress:
+        ended = run_diagnosed(
+            target,
+            arguments,
+            options,
+            on_start=began,
+            on_step=lambda step: progress.tell(f"{names[-1]}: {STEPS.get(step, step)}"),
+            on_diagnosis=made,
+        )
     document.ended = ended.problem
     _write(result, document.to_json())
     verdicts = [diagnosis.verdict for _, diagnosis in ended.diagnoses]
     healthy = verdicts.count("healthy")
     counts = [f"{n} {verdict}" for verdict in ("healthy", "fault", "undecided") if (n := verdicts.count(verdict))]
-    click.echo(f"{target}: {', '.join(counts)}")
     if ended.problem is not None:
         click.echo(f"{target}: {ended.problem}")
-    if "fault" in verdicts:
-        return EXIT_FOUND
-    return EXIT_OK if healthy == len(verdicts) and ended.problem is None else EXIT_UNDECIDED
+    code = EXIT_OK if healthy == len(verdicts) and ended.problem is None else EXIT_UNDECIDED
+    code = EXIT_FOUND if "fault" in verdicts else code
+    diagnoses = [diagnosis.to_json() for _, diagnosis in ended.diagnoses]
+    return _Told(code, f"{target}: {', '.join(counts)}", _WORDS[code], diagnoses)
+
+
+_WORDS = {EXIT_OK: "healthy", EXIT_FOUND: "fault", EXIT_UNDECIDED: "undecided"}
+
+
+def _end(told: _Told, base: Path, *, left_out: bool) -> None:
+    """The last lines; `left_out`: `--only-function` left nothing to look at."""
+    from graphprobe.report.diagnosis import print_end
+
+    name = f"{told.name}; --only-function left nothing to look at" if left_out else told.name
+    print_end(told.diagnoses, verdict="undecided" if left_out else told.verdict, name=name, base=base)
+    sys.stdout.flush()
 
 
 def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
     return {name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__}
 
 
-def _function(target: str, name: str, options: Options, result: Path | None) -> int:
-    base = Path.cwd()
+def _function(target: str, name: str, options: Options, result: Path | None, base: Path) -> _Told:
     fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
     from graphprobe.diagnose.api import diagnose
 
     _announce(target)
     # As one call, so that the program's own keywords cannot be taken for those of `diagnose`.
-    diagnosis = diagnose(
-        fn,
-        backend=options.backend or "inductor",
-        dynamic=options.dynamic,
-        grad=options.grad,
-        calls=[(args, kwargs)],
-        budget_s=options.budget_s,
-        out=options.out,
-    )
+    with Progress() as progress:
+        diagnosis = diagnose(
+            fn,
+            backend=options.backend or "inductor",
+            dynamic=options.dynamic,
+            grad=options.grad,
+            calls=[(args, kwargs)],
+            budget_s=options.budget_s,
+            out=options.out,
+            on_step=lambda step: progress.tell(f"{target}: {STEPS.get(step, step)}"),
+        )
     _show(target, diagnosis, base)
     _write(result, diagnosis.to_json())
-    return diagnosis.exit_code
+    return _Told(diagnosis.exit_code, target, diagnosis.verdict, [diagnosis.to_json()])
 
 
 def _announce(name: str) -> None:

@@ -201,7 +201,7 @@ def _show(
     if printed:
         click.echo(text)
         return
-    from graphprobe.report.explain import print_report
+    from graphprobe.report.explain import print_end, print_report
 
     print_report(report, notes=notes, base=base)
     if ended is not None:
@@ -212,3 +212,9 @@ def _show(
         except OSError as error:
             raise UsageError(f"--json {out}: it cannot be written: {error.strerror}") from error
         click.echo(f"Wrote {out}")
+    click.echo()
+    print_end(report, undecided=ended or (notes[0] if notes else "") or _nothing(report), base=base)
+
+
+def _nothing(report: BreakReport) -> str:
+    return "" if report.graphs else "no graph was compiled"

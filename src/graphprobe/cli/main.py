@@ -29,10 +29,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge": ("graphprobe.cli.merge:command", "Make one dump of the dumps of several ranks, and compare the ranks."),
     "parse": ("graphprobe.cli.parse:command", "Print stack, statistics and values of one call of a dump."),
     "convert": ("graphprobe.cli.convert:command", "Turn dumped values into .npy or text."),
+    "export": ("graphprobe.cli.export:command", "Write a run, a dump or a comparison in the form of another tool."),
     "profile": ("graphprobe.cli.profile:command", "Tell where compile time goes, by phase and by pass."),
     "recompiles": (
         "graphprobe.cli.recompiles:command",
         "Say what is compiled again and again, why, and what to do.",
+    ),
+    "demo": ("graphprobe.cli.demo:command", "Plant a fault in a small transformer's compiler, find it, and show it."),
+    "report": (
+        "graphprobe.cli.report:command",
+        "Make one HTML file of a run, a diagnosis, a comparison or a dump.",
     ),
     "doctor": ("graphprobe.cli.doctor:command", "Check the installation and what can be collected with it."),
 }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import click
 
 from graphprobe.cli.new_file import new_file
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
+from graphprobe.cli.progress import Progress as ProgressLine
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
@@ -153,8 +154,9 @@ def _case(case: str, out_dir: str | None, options: Mapping[str, Any], result: Pa
 
     source = load_case(Path(case))
     out = Path(out_dir).absolute() if out_dir is not None else _beside(case, resume=options["resume"])
-    with _watched() as on_progress:
-        reduction = reduce_case(source, out, **options, on_progress=on_progress)
+    with ProgressLine() as line:
+        line.tell("is it failing, and how?")
+        reduction = reduce_case(source, out, **options, on_progress=lambda p: line.tell(_line(p)))
     show(reduction)
     _write(result, _document(reduction))
     return _exit_code(reduction)
@@ -194,36 +196,44 @@ def _script(
         raise UsageError(f"{out} holds something already", hint="Name a folder that is new or empty.")
     program = script.Program("script", path, arguments)
     script.check(program)
-    with _watched() as on_progress:
+    line = ProgressLine()
 
-        def done(reduction: CaseReduction) -> None:
-            show(reduction)
-            _write(result, _document(reduction))
+    def note(text: str) -> None:
+        line.stop()
+        say(text)
 
-        watch = ScriptWatch(
-            asked, out=out, on_note=say, on_reduction=done, options={**options, "on_progress": on_progress}
-        )
-        watch.install()
-        try:
+    def done(reduction: CaseReduction) -> None:
+        # At once, for the script may crash yet; the whole comes behind what it prints.
+        note(f"reduced from {reduction.before} calls to {reduction.after}: {reduction.folder / 'repro'}")
+        _write(result, _document(reduction))
+
+    options = {**options, "on_progress": lambda p: line.tell(_line(p))}
+    watch = ScriptWatch(asked, out=out, on_note=note, on_reduction=done, options=options)
+    watch.install()
+    try:
+        with line:
             ran = script.run(program)
-        finally:
-            watch.remove()
+    finally:
+        watch.remove()
+    sys.stdout.flush()
     ended = watch.ended
     if ended.folder is not None:
         if ended.reduction is None:
-            click.echo(f"a graph was reduced: {os.path.relpath(ended.folder)}")
+            click.echo(f"REDUCED: a graph was reduced: {os.path.relpath(ended.folder)}")
+        else:
+            show(ended.reduction)
         return EXIT_FOUND
     if ran.error is None and not ended.graphs:
         raise UsageError(f"{path} compiled nothing")
     what = f"{ended.graphs} graphs"
     if ran.code != 0:
         click.echo(
-            f"{path}: not reduced: the script ended with exit code {ran.code}, and none of {what} fails by itself"
+            f"NOT REDUCED: {path}: the script ended with exit code {ran.code}, and none of {what} fails by itself"
         )
     elif ended.notes:
-        click.echo(f"{path}: undecided: no graph of {what} was seen to fail, but not all could be judged")
+        click.echo(f"UNDECIDED: {path}: no graph of {what} was seen to fail, but not all could be judged")
     else:
-        click.echo(f"{path}: nothing fails: {what}")
+        click.echo(f"NOT REDUCED: {path}: nothing fails: {what}")
     return EXIT_UNDECIDED if ran.code != 0 or ended.notes else EXIT_OK
 
 
@@ -263,29 +273,16 @@ def _beside(case: str, *, resume: bool) -> Path:
     return path.with_name(f"{path.stem if path.is_file() else path.name}-reduced")
 
 
-@contextlib.contextmanager
-def _watched() -> Iterator[Callable[[Progress], None]]:
-    """Shows progress on a terminal: a line that is drawn anew, elsewhere nothing."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.status import Status
-
-    with Status("graphprobe: is it failing, and how? …", console=Console(stderr=True)) as status:
-        yield lambda p: status.update(_line(p))
-
-
 def _line(progress: Progress) -> str:
     verdict = f"{progress.by}: {progress.verdict.value}"
     size = f"{progress.size[2]} of {progress.original[2]} calls"
     rate = f"{progress.calls_per_s:.1f} per s"
     known = f" + {progress.replayed} known" if progress.replayed else ""
-    return f"graphprobe: {size}, {progress.calls}{known} asked, {progress.elapsed_s:.0f} s, {rate}, {verdict}"
+    return f"{size}, {progress.calls}{known} asked, {rate}, {verdict}"
 
 
 def show(result: CaseReduction, *, err: bool = False) -> None:
-    """Print what came of a reduction; `err`: on stderr."""
+    """Print what came of a reduction, the verdict in the last five lines; `err`: on stderr."""
     for line in _lines(result):
         click.echo(f"graphprobe: {line}" if err else line, err=err)
 
@@ -295,17 +292,29 @@ def _lines(result: CaseReduction) -> Iterator[str]:
     asked = f"{reduction.calls} candidates in {reduction.seconds:.0f} s"
     if not reduction.failed:
         last = reduction.answers[-1].detail if reduction.answers else reduction.stopped
-        yield f"not reduced: the case does not fail ({asked}){f': {last}' if last else ''}"
+        yield from f"last answer: {last}".splitlines() if last else ()
+        undecided = _exit_code(result) == EXIT_UNDECIDED
+        words = (
+            "UNDECIDED: whether the case fails could not be told"
+            if undecided
+            else "NOT REDUCED: the case does not fail"
+        )
+        yield f"{words} ({asked})"
         return
+    yield from _reservations(result)
     ended = "" if reduction.minimal else f"; it may get smaller: {reduction.stopped}"
-    yield f"{result.before} calls -> {result.after} ({asked}{ended})"
-    yield f"failure: {result.signature}"
-    if reduction.rate is not None:
-        yield f"flaky: it fails in {reduction.rate:.0%} of the repeats"
+    calls = "1 call" if result.before == 1 else f"{result.before} calls"
+    yield f"REDUCED: {calls} -> {result.after} ({asked}{ended})"
+    flaky = f", in {reduction.rate:.0%} of the repeats" if reduction.rate is not None else ""
+    yield f"  failure: {result.signature}{flaky}"
     if result.finding is not None:
         ops = [result.finding.op] if result.finding.op else result.finding.also
-        yield f"ops: {', '.join(str(op) for op in ops)}" if ops else "ops: see graph.txt"
-        yield f"repro: {os.path.relpath(str(result.finding.dossier))}/repro.py"
+        yield f"  ops:     {', '.join(str(op) for op in ops) or 'see graph.txt'}"
+        yield f"  proof:   python {shlex.quote(os.path.relpath(str(result.finding.dossier)))}/repro.py"
+
+
+def _reservations(result: CaseReduction) -> Iterator[str]:
+    """What is to be known before the repro is handed on."""
     for problem in result.problems:
         yield f"the repro cannot be run elsewhere: {problem}"
     if result.repro_exit == EXIT_OK:

@@ -144,11 +144,11 @@ def _finish(
     active.close("failed" if error is not None else "finished", error)
     # A forked child ends here too, with nothing of its own to say.
     if not quiet and not (session is not None and session.writer.forked):
-        _summarise(folder, None if session is None else session.writer.manifest)
         if dumped is not None:
             graph_dumps.summarise(dumped)
         if calls is not None:
             dump_api.summarise(calls)
+        _summarise(folder, None if session is None else session.writer.manifest)
 
 
 def _program(module: str | None, code: str | None, program: tuple[str, ...]) -> Program:

@@ -68,7 +68,15 @@ def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
         error = local_error(op_of(node), *_call(node, first), got, rounded=())
         if error.answer == "worse":
             suspect = Suspect(
-                error.kind, "codegen", first.direction, first.graph, node, first.values, error, first.inputs
+                error.kind,
+                "codegen",
+                first.direction,
+                first.graph,
+                node,
+                first.values,
+                error,
+                first.inputs,
+                measured=first.measured,
             )
             suspect.wrong_alone = True
             found.append(suspect)

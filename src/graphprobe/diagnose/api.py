@@ -19,7 +19,7 @@ from graphprobe.diagnose.check_case import roundoff_of
 from graphprobe.diagnose.compare_calls import Difference, Reference, compare_calls
 from graphprobe.diagnose.dossier.writer import rewrite_finding
 from graphprobe.diagnose.fallback import STAGE_OF_RUNG, unlocated
-from graphprobe.diagnose.finding import STAGES, Diagnosis, Finding, LargestZ, kind_of_death
+from graphprobe.diagnose.finding import STAGES, Diagnosis, Finding, LargestZ, Rung, kind_of_death
 from graphprobe.diagnose.program import CallRecord, CallResult, Program, read
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
@@ -44,6 +44,7 @@ def diagnose(
     between: Callable[[Any, int], Any] | None = None,
     budget_s: float | None = None,
     out: str | Path | None = None,
+    on_step: Callable[[str], None] | None = None,
     **kwargs: Any,
 ) -> Diagnosis:
     """Find out whether `fn` computes the same compiled as uncompiled, and if not, which stage, pass and op is to blame.
@@ -64,6 +65,7 @@ def diagnose(
         between: called as `between(fn, i)` before call i, i ≥ 1.
         budget_s: no further step begins after this many seconds; what was not looked into is named in `notes`.
         out: folder for the dossiers; by default a new one under `graphprobe-diagnosis`.
+        on_step: called with the name of each step before it begins: "uncompiled", "float64", then the rungs.
 
     Returns:
         the Diagnosis; its findings are proven by a piece of the program that fails on its own.
@@ -72,7 +74,7 @@ def diagnose(
         UsageError: an argument is not of the kind named above.
     """
     program, compilation = _prepared(fn, args, kwargs, backend, dynamic, grad, calls, between, out)
-    return Ladder(program, compilation, budget_s).climb()
+    return Ladder(program, compilation, budget_s, on_step).climb()
 
 
 def _prepared(
@@ -148,8 +150,15 @@ def _uncompiled(fn: Any) -> Any:
 class Ladder:
     """One diagnosis under way."""
 
-    def __init__(self, program: Program, compilation: Compilation, budget_s: float | None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        compilation: Compilation,
+        budget_s: float | None,
+        on_step: Callable[[str], None] | None = None,
+    ) -> None:
         self.program, self.compilation, self.budget_s = program, compilation, budget_s
+        self.on_step = on_step or (lambda name: None)
         self.started = time.monotonic()
         self.result = Diagnosis(verdict="undecided")
         self.failing: dict[str, list[Difference]] = {}
@@ -163,6 +172,7 @@ class Ladder:
         if reference is not None:
             self._rungs(reference)
             self._settle()
+            self.result.rungs = [self._state(name) for name in STAGE_OF_RUNG if self._has_rung(name)]
             for finding in self.result.findings:
                 rewrite_finding(finding)
         self.result.seconds = round(time.monotonic() - self.started, 2)
@@ -181,6 +191,7 @@ class Ladder:
         return True
 
     def _reference(self) -> Reference | None:
+        self.on_step("uncompiled")
         outcomes = [self.step(lambda: steps.eager(self.program)) for _ in range(2)]
         if any(o.died or o.raised is not None for o in outcomes):
             bad = next(o for o in outcomes if o.died or o.raised is not None)
@@ -201,6 +212,7 @@ class Ladder:
 
     def _widen(self, reference: Reference) -> None:
         """Float64 runs, plain and perturbed, in one child."""
+        self.on_step("float64")
 
         def wide() -> list[list[CallRecord]]:
             seeds = [None, *range(PERTURBED)]
@@ -241,6 +253,7 @@ class Ladder:
         return any(d.certain for d in self.failing.get(name, ()))
 
     def _rung(self, name: str, step: Callable[[], RungReport], reference: Reference) -> None:
+        self.on_step(name)
         outcome = self.step(step)
         log.info("rung %s: %.1f s", name, outcome.seconds)
         if outcome.died and name == "kernels" and self.compilation.is_inductor:
@@ -308,6 +321,21 @@ class Ladder:
             self.result.notes += [f"{d.kind} in {d.where}: {d.text}" for d in last or []]
         else:
             self.result.verdict = "healthy"
+
+    def _has_rung(self, name: str) -> bool:
+        return self.compilation.is_inductor or name in ("dynamo", "kernels")
+
+    def _state(self, name: Any) -> Rung:
+        found = self.failing.get(name)
+        if found is None:
+            return Rung(name=name, state="not_run")
+        worst = next((d for d in found if d.certain), found[0] if found else None)
+        if worst is None:
+            return Rung(name=name, state="right")
+        place = f" in {worst.where}" if worst.where else ""
+        return Rung(
+            name=name, state="wrong" if worst.certain else "unsure", difference=f"{worst.kind}{place}: {worst.text}"
+        )
 
     def _explained(self, rung: str) -> bool:
         """Whether a finding is of a stage that the rung has: later faults do not make it fail."""

@@ -27,6 +27,7 @@ def check_decompositions(
     """
     table = inductor_decompositions()
     found: list[tuple[Node, LocalError]] = []
+    measured: dict[str, LocalError] = {}
     checked = 0
     largest: tuple[str | None, float] = (None, 0.0)
 
@@ -48,6 +49,7 @@ def check_decompositions(
         checked += error_of.answer in ("ok", "worse", "better")
         if strides and error_of.answer in ("ok", "better", "unsure"):
             error_of = _layout(node.target, args, kwargs, got) or error_of
+        measured[node.name] = error_of
         if error_of.answer == "worse":
             found.append((node, error_of))
         elif error_of.answer == "ok" and error_of.z > largest[1]:
@@ -61,7 +63,17 @@ def check_decompositions(
         text = f"uncompiled it raises {type(run.failed[1]).__name__}; its decomposition does not"
         found.append((failed, LocalError("worse", "missing_exception", math.inf, math.inf, text)))
     suspects = [
-        Suspect(error.kind, "decomposition", graph.direction, graph.graph, node, run.values, error, list(inputs))
+        Suspect(
+            error.kind,
+            "decomposition",
+            graph.direction,
+            graph.graph,
+            node,
+            run.values,
+            error,
+            list(inputs),
+            measured=measured,
+        )
         for node, error in found
         if not (error.kind == "extra_exception" and failed is node)
     ]

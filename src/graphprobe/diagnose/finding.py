@@ -96,6 +96,20 @@ class LargestZ(msgspec.Struct):
     z: float = 0.0
 
 
+class Rung(msgspec.Struct, kw_only=True):
+    """One way of running the program, held against the uncompiled one.
+
+    Attributes:
+        name: `dynamo`, `aot`, `passes`, `kernels`, or `plain`: compiled, and not watched.
+        state: `right`; `wrong`, whoever is to blame; `unsure` where numbers differ and could not be judged; `not_run`.
+        difference: the first one, in words; empty where there is none.
+    """
+
+    name: Literal["dynamo", "aot", "passes", "kernels", "plain"]
+    state: Literal["right", "wrong", "unsure", "not_run"]
+    difference: str = ""
+
+
 class Diagnosis(msgspec.Struct, kw_only=True):
     """The answer.
 
@@ -108,6 +122,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
         ruled_out: what was checked and is right, one sentence each.
         largest_z: the largest local error seen.
         notes: what could not be checked and why.
+        rungs: the ladder, first rung first; of a backend that is not Inductor `dynamo` and `kernels` only.
     """
 
     verdict: Literal["fault", "healthy", "undecided"]
@@ -117,6 +132,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     ruled_out: list[str] = []
     largest_z: LargestZ = msgspec.field(default_factory=LargestZ)
     notes: list[str] = []
+    rungs: list[Rung] = []
 
     @property
     def exit_code(self) -> int:

@@ -41,6 +41,7 @@ class CompiledGraph:
         problem: why there are none.
         lowered: what Inductor made of `final`; None where it was not watched.
         compiled: the boxed callable that runs the kernels.
+        measured: the largest error of each node that was judged, over the recorded calls.
     """
 
     direction: str
@@ -53,6 +54,13 @@ class CompiledGraph:
     problem: str = ""
     lowered: LoweredGraph | None = None
     compiled: Callable[[list[Any]], Any] | None = None
+    measured: dict[str, LocalError] = field(default_factory=dict)
+
+    def keep(self, name: str, error: LocalError) -> None:
+        """The error of a node in one more call."""
+        before = self.measured.get(name)
+        if before is None or (error.answer == "worse", error.z) > (before.answer == "worse", before.z):
+            self.measured[name] = error
 
 
 @dataclass
@@ -85,6 +93,7 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
         if node.op != "call_function" or not _worth_checking(node):
             continue
         error = check_node(compiled.final, node, got, shown, run)
+        compiled.keep(name, error)
         report.checked += error.answer in ("ok", "worse", "better")
         if error.answer == "ok" and error.z > report.largest[1]:
             report.largest = (f"{compiled.direction}:{name}", error.z)
@@ -98,6 +107,7 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
                 run.values,
                 error,
                 list(inputs),
+                measured=compiled.measured,
             )
             report.suspects.append(suspect)
     report.suspects.sort(key=lambda s: -s.error.excess)
@@ -126,6 +136,7 @@ def _wrong_outputs(compiled: CompiledGraph, call: int, run: GraphRun) -> list[Su
                 list(run.inputs),
                 also=[op_of(n) for n in node.all_input_nodes if n.op == "call_function"],
                 whole=True,
+                measured=compiled.measured,
             )
         ]
     return []

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
 from graphprobe.diagnose.dossier.own_backend import own_backend
+from graphprobe.diagnose.dossier.window import window_of
 from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
 from graphprobe.diagnose.finding import Finding, kind_of_death
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
@@ -219,7 +220,8 @@ class Prover:
         )
         made = msgspec.structs.replace(made, **suspect.known)
         made.also = [name for name in made.also if name != made.op]
-        self.write(made, case, result, suspect.graph if suspect.pass_ else None, suspect.kernel_source)
+        before = suspect.graph if suspect.pass_ else None
+        self.write(made, case, result, before, suspect.kernel_source, window_of(suspect))
         return made
 
     def smaller(
@@ -255,6 +257,7 @@ class Prover:
         result: CaseResult,
         before: GraphModule | None = None,
         kernel_source: tuple[str, str] | None = None,
+        window: bytes | None = None,
     ) -> None:
         """Write the dossier and note in the finding how its repro does in a process of its own."""
         limits = allowed(result.reference) if result.reference.wide is not None else []
@@ -271,6 +274,7 @@ class Prover:
                 before=before,
                 neighbour=beside,
                 kernel_source=kernel_source,
+                window=window,
             )
             if case.own_backend is None and self.compilation.maker is not None:
                 problems = [*problems, "the backend has to be put in: it is no function whose text says all"]

@@ -111,6 +111,7 @@ def run_diagnosed(
     options: Options,
     *,
     on_start: Callable[[str], None] = lambda name: None,
+    on_step: Callable[[str], None] | None = None,
     on_diagnosis: Callable[[str, Diagnosis], None] = lambda name, diagnosis: None,
 ) -> Ended:
     """As `diagnose_script`, and tell of each diagnosis as soon as it is made, for the script may crash afterwards.
@@ -119,7 +120,7 @@ def run_diagnosed(
     """
     program = script.Program("script", path, tuple(argv))
     script.check(program)
-    watcher = _Watcher(options, on_start, on_diagnosis)
+    watcher = _Watcher(options, on_start, on_step, on_diagnosis)
     calls = CompileCalls(watcher.before, overrides=options.overrides())
     calls.install()
     try:
@@ -162,9 +163,10 @@ class _Watcher:
         self,
         options: Options,
         on_start: Callable[[str], None],
+        on_step: Callable[[str], None] | None,
         on_diagnosis: Callable[[str, Diagnosis], None],
     ) -> None:
-        self.options, self.on_start, self.on_diagnosis = options, on_start, on_diagnosis
+        self.options, self.on_start, self.on_step, self.on_diagnosis = options, on_start, on_step, on_diagnosis
         self.diagnoses: list[tuple[str, Diagnosis]] = []
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -213,7 +215,13 @@ class _Watcher:
                 calls=calls,
                 budget_s=self.options.budget_s,
                 out=out,
+                on_step=self.on_step,
             )
+
+
+def watcher_of(options: Options) -> _Watcher:
+    """What diagnoses the calls of `CompileCalls`, for somebody who runs the program: `before`, and `diagnoses`."""
+    return _Watcher(options, lambda name: None, None, lambda name, diagnosis: None)
 
 
 def name_of(fn: Any) -> str:

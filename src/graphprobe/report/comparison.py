@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from graphprobe.compare.result import UNDECIDED_KINDS, CallName, CallResult, Finding, Summary
+from graphprobe.report.closing import print_closing
 from graphprobe.report.terminal import console_for
 
 OUTCOMES = {
@@ -92,6 +94,29 @@ def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, f
         console.print()
     for note in (*summary.notes, *summary.candidate.problems, *summary.reference.problems):
         console.print(Text(f"note: {note}", "dim"))
+
+
+def print_end(summary: Summary, candidate: str, *, file: IO[str] | None = None) -> None:
+    """The last lines: the outcome, the call that is to blame, and how to look at it.
+
+    Args:
+        candidate: the dump as it was named, for the command that shows the call.
+    """
+    word, colour, meaning = OUTCOMES[summary.outcome]
+    facts: list[tuple[str, str]] = []
+    for finding in sorted(summary.findings, key=_undecided)[:1]:
+        call = finding.candidate or finding.reference
+        assert call is not None
+        told = "call" if _undecided(finding) else "first"
+        facts.append((told, f"{call.label} {KINDS[finding.kind]}"))
+        facts.append(("where", " in ".join(part for part in (call.source, call.module) if part)))
+        if finding.candidate is not None:
+            facts.append(("next", f"graphprobe parse {shlex.quote(candidate)} {finding.candidate.label}"))
+    print_closing(f"{word}: {meaning or causes(accusing(summary))}", facts, style=f"bold {colour}", file=file)
+
+
+def _undecided(finding: Finding) -> bool:
+    return finding.kind in UNDECIDED_KINDS
 
 
 def accusing(summary: Summary) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import linecache
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
 from rich.text import Text
 
+from graphprobe.report.closing import print_closing
 from graphprobe.report.terminal import console_for
 
 WIDTH = 80
@@ -75,6 +76,42 @@ def print_diagnosis(
     story.rest(diagnosis)
 
 
+def print_end(
+    diagnoses: Sequence[Mapping[str, Any]],
+    *,
+    verdict: str,
+    name: str,
+    base: Path | None = None,
+    file: IO[str] | None = None,
+) -> None:
+    """Print the last lines of everything: the verdict, and of the first fault where it is and how to see it.
+
+    Args:
+        diagnoses: as for `print_diagnosis`, each told already.
+        verdict: of all of them together, "healthy", "fault" or "undecided".
+        name: of what was diagnosed, with how many of what where they are several.
+        base, file: as for `print_diagnosis`.
+    """
+    story = _Story(console_for(file), base)
+    findings = [finding for diagnosis in diagnoses for finding in diagnosis["findings"]]
+    word, style, _ = VERDICTS[verdict]
+    facts: list[tuple[str, str]] = []
+    if findings:
+        # The one that comes with a proof says most.
+        first = next((finding for finding in findings if finding["dossier"] is not None), findings[0])
+        source = story.path(first["source"]) if first["source"] else ""
+        place = [source, f"in {first['module']}" if first["module"] else ""]
+        facts.append(("fault", f"{sentence(first)} Stage: {first['stage']}."))
+        facts.append(("where", " ".join(part for part in place if part)))
+        if first["dossier"] is not None:
+            dossier = story.path(first["dossier"])
+            facts.append(("proof", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}"))
+            facts.append(("next", f"graphprobe reduce {shlex.quote(dossier)}"))
+    elif verdict == "undecided":
+        facts.append(("why", next((note for d in diagnoses for note in d["notes"]), "")[:WIDTH]))
+    print_closing(f"{word}: {name}", facts, style=f"bold {style}", file=file)
+
+
 class _Story:
     """Prints paragraphs and labelled facts."""
 
@@ -98,7 +135,7 @@ class _Story:
 
     def finding(self, number: int, finding: Mapping[str, Any]) -> None:
         self.console.print()
-        self.prose(f"{number}. {_sentence(finding)}", indent=0, hang=3, style="bold")
+        self.prose(f"{number}. {sentence(finding)}", indent=0, hang=3, style="bold")
         stage = STAGES.get(finding["stage"], finding["stage"])
         if finding["stage"] == "unknown":
             self.prose("Which stage of the compiler is to blame could not be told.", indent=3)
@@ -120,7 +157,7 @@ class _Story:
         if finding["module"]:
             self.fact("module", finding["module"], whole=True)
         errors = [
-            _times(finding[key]) + where
+            times(finding[key]) + where
             for key, where in (
                 ("local_z", " in this operation alone"),
                 ("accumulated_z", " in the result of the whole graph"),
@@ -188,14 +225,15 @@ LABEL = 13
 """Columns of a label with its colon."""
 
 
-def _sentence(finding: Mapping[str, Any]) -> str:
+def sentence(finding: Mapping[str, Any]) -> str:
+    """What goes wrong, in one sentence."""
     what = KINDS.get(finding["kind"], finding["kind"])
-    subject = f"{_short(finding['op'])}" if finding["op"] else "the program"
+    subject = f"{short_op(finding['op'])}" if finding["op"] else "the program"
     backward = ", in the backward pass" if finding["direction"] == "backward" and "backward" not in what else ""
     return f"Compiled, {subject} {what}{backward}."
 
 
-def _short(op: str) -> str:
+def short_op(op: str) -> str:
     """`relu` of `aten.relu.default`."""
     parts = op.split(".")
     return parts[1] if len(parts) > 1 and parts[0] in ("aten", "prims") else op
@@ -206,7 +244,8 @@ def _is_error(z: float | str) -> bool:
     return isinstance(z, str) or z > 0
 
 
-def _times(z: float | str) -> str:
+def times(z: float | str) -> str:
+    """An error in units of noise, in words."""
     if isinstance(z, str):
         return "more than any rounding explains"
     return f"{'over a million' if z > 1e6 else _number(z)} times what rounding explains"

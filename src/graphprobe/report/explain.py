@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from graphprobe.analysis.breaks import BreakReport, GraphBreak
+from graphprobe.report.closing import print_closing
 from graphprobe.report.terminal import console_for
 
 WIDTH = 100
@@ -51,13 +52,37 @@ def print_report(
         console.print(Text(f"not observed: {note}", "yellow"))
 
 
+def print_end(
+    report: BreakReport, *, undecided: str = "", base: Path | None = None, file: IO[str] | None = None
+) -> None:
+    """The last lines: whether anything breaks, where the first break is, and what to do.
+
+    Args:
+        undecided: why nothing may be concluded from a report without breaks; empty if there is no such reason.
+    """
+    near = base or Path.cwd()
+    if not report.found:
+        word, style = (f"UNDECIDED: {undecided}", "yellow") if undecided else ("WHOLE: nothing breaks", "green")
+        print_closing(word, style=f"bold {style}", file=file)
+        return
+    own = [row for row in report.breaks if row.inside is None] or report.breaks
+    facts = [("first", f"{own[0].kind} at {_near(own[0].where, near)}")] if own else []
+    facts.append(("next", "write what stands behind `instead`, and explain it again"))
+    counts = f"{_counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
+    print_closing(f"BREAKS: {counts}", facts, style="bold red", file=file)
+
+
+def _not_compiled(report: BreakReport) -> str:
+    return f"{_counted(len(report.own_uncompiled), 'function')} not compiled"
+
+
 def _print_counts(console: Console, report: BreakReport) -> None:
     ops = sum(graph.ops or 0 for graph in report.graphs)
     counts = [
         _counted(len(report.graphs), "graph"),
         _counted(ops, "op"),
         _counted(report.break_count, "graph break"),
-        f"{_counted(len(report.own_uncompiled), 'function')} not compiled",
+        _not_compiled(report),
     ]
     console.print(Text(", ".join(counts), "bold red" if report.found else "bold green"))
 

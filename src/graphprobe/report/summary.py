@@ -7,7 +7,7 @@ from graphprobe.store.reader import Run
 
 
 def summary_lines(run: Run) -> list[str]:
-    """A few plain lines; the first says how much, the second where, the rest what is missing or worth knowing."""
+    """A few plain lines: what is missing or worth knowing, at the end how much was collected, and where."""
     manifest = run.manifest
     who = f"rank {manifest.rank}: " if manifest.world_size > 1 else ""
     if manifest.models == 0 and not manifest.missing:
@@ -22,8 +22,9 @@ def summary_lines(run: Run) -> list[str]:
             f"{text_from_size(manifest.collected_bytes)}{predicted}"
         ]
     lines.append(f"graphprobe: in {run.run_dir}")
+    before: list[str] = []
     if manifest.caches_bypassed:
-        lines.append(f"graphprobe: bypassed while compiling: {', '.join(manifest.caches_bypassed)}")
-    lines += [f"graphprobe: note: {note}" for note in manifest.notes]
-    lines += [f"graphprobe: missing: {entry}" for entry in manifest.missing]
-    return lines
+        before.append(f"graphprobe: bypassed while compiling: {', '.join(manifest.caches_bypassed)}")
+    before += [f"graphprobe: note: {note}" for note in manifest.notes]
+    before += [f"graphprobe: missing: {entry}" for entry in manifest.missing]
+    return before + lines

@@ -51,6 +51,7 @@ def write_dossier(
     before: fx.GraphModule | None = None,
     generated_code: str | None = None,
     kernel_source: tuple[str, str] | None = None,
+    window: bytes | None = None,
 ) -> list[str]:
     """Writes the folder of one finding: `finding.json`, `REPORT.md`, `repro.py`, `test_repro.py`, and their data.
 
@@ -61,6 +62,7 @@ def write_dossier(
         before: the graph before the accused pass, for `graph_before.txt`.
         generated_code: text of the generated kernels, for `generated_code.py`.
         kernel_source: suffix and text of the accused kernel as the program compiled it, for `kernel.cpp`, `kernel.py`.
+        window: the nodes around the accused one, for `window.json`.
 
     Returns:
         why the repro cannot be run, one line each; empty when it can.
@@ -87,6 +89,8 @@ def write_dossier(
         suffix, text = kernel_source
         meaning = f"source of `{finding.kernel}`, as it was generated for the program"
         files[f"kernel{suffix}"] = (meaning, text.encode("utf-8", "replace"))
+    if window is not None:
+        files["window.json"] = ("the nodes around the accused one in the whole graph, with the error of each", window)
     for i, call in enumerate(case.calls):
         values, records = to_bytes(call)
         files[f"call{i}.inputs.safetensors"] = (f"memory of the arguments of call {i}", values)

@@ -9,16 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from graphprobe.export.onnx_graph import Builder, text_of
 from graphprobe.internals.ir_records import IRBuffer, IRGraph, IRNode, source_line
 from graphprobe.internals.operators import operator_of
-from graphprobe.probe.formats.onnx_graph import Builder
-
-
-def text_of(model: Any) -> str:
-    """Protobuf text of an ONNX model."""
-    from google.protobuf import text_format  # type: ignore[import-untyped]
-
-    return str(text_format.MessageToString(model))
 
 
 def ir_pbtxt(ir: IRGraph, name: str) -> str:

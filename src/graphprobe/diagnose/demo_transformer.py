@@ -1,6 +1,6 @@
-"""A small transformer and a compiler with a known fault: something to find with `graphprobe diagnose`.
+"""A small transformer, compiled by a healthy compiler and by one with a known fault: `graphprobe demo` copies it.
 
-`graphprobe diagnose examples/diagnose_demo.py:faulty` must blame the ReLU in the MLPs. `:healthy` is the same model.
+`graphprobe diagnose transformer.py:faulty` must blame the ReLU in the MLPs. `:healthy` is the same model.
 The fault is Inductor's own, made for testing: the C++ that it generates for ReLU adds 1 to what it should compute.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+
+from graphprobe.internals.relu_fault import plant_relu_fault
 
 WIDTH, HEADS, LAYERS = 16, 2, 2
 BATCH, SEQUENCE = 2, 8
@@ -23,7 +25,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.relu(self.up(x))
-        return self.down(hidden)
+        result: torch.Tensor = self.down(hidden)
+        return result
 
 
 class Block(nn.Module):
@@ -43,7 +46,8 @@ class Block(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project_out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm_mlp(x))
+        result: torch.Tensor = x + self.mlp(self.norm_mlp(x))
+        return result
 
 
 class Transformer(nn.Module):
@@ -67,7 +71,5 @@ def healthy() -> tuple[nn.Module, tuple[torch.Tensor]]:
 
 def faulty() -> tuple[nn.Module, tuple[torch.Tensor]]:
     """The same, and the fault in the compiler."""
-    import torch._inductor.config as inductor_config
-
-    inductor_config.cpp.inject_relu_bug_TESTING_ONLY = "accuracy"
+    plant_relu_fault()
     return healthy()

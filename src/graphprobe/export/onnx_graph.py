@@ -132,3 +132,10 @@ def attribute(key: str, value: Any) -> onnx.AttributeProto:
         if all(isinstance(item, str) for item in value):
             return helper.make_attribute(key, list(value), attr_type=onnx.AttributeProto.STRINGS)
     return helper.make_attribute(key, str(value))
+
+
+def text_of(model: Any) -> str:
+    """Protobuf text of an ONNX model."""
+    from google.protobuf import text_format  # type: ignore[import-untyped]
+
+    return str(text_format.MessageToString(model))

@@ -1,0 +1,169 @@
+"""`graphprobe demo`: a fault is planted in the compiler, found in a small transformer, and shown."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from graphprobe.cli.progress import Progress
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
+
+PLANTED = ("aten.relu.default", "codegen")
+"""Operation and stage of the fault that `demo_transformer.py` plants."""
+
+PROGRAM = "transformer.py"
+
+
+@click.command(name="demo", short_help="Plant a fault in a small transformer's compiler, find it, and show it.")
+@click.option(
+    "--out", "out_dir", metavar="DIR", default="graphprobe-demo", show_default=True, help="Folder for all of it."
+)
+@click.option("--no-open", is_flag=True, help="Do not open the report in a browser.")
+@click.option("--no-control", is_flag=True, help="Leave out the run without the fault.")
+@click.pass_context
+def command(ctx: click.Context, out_dir: str, no_open: bool, no_control: bool) -> None:
+    """Show in a minute what graphprobe does: a small transformer, a compiler with a planted fault, and the way from a
+    wrong result to the culprit.
+
+    A program is written into DIR, which must be new or empty, and diagnosed as it is: it is healthy. Then it is
+    compiled with a fault that torch has for its own tests: the C++ that is generated for ReLU adds 1. The fault is
+    found, proven and reported. Every command that does it is shown, and can be given again. The report opens in a
+    browser where this runs on a terminal with a display.
+
+    \b
+    Example:
+      graphprobe demo
+      graphprobe demo --out /tmp/demo --no-open
+
+    Exit codes: 0 the fault was found as it was planted, 1 it was not, 2 wrong usage.
+    """
+    folder = _new_folder(out_dir)
+    began = time.monotonic()
+    (folder / PROGRAM).write_bytes(_program())
+    shown = Path(os.path.relpath(folder))
+    program = shown / PROGRAM
+    click.echo(f"A small transformer lies in {program}. All that is written goes to {shown}.")
+    problems: list[str] = []
+    if not no_control:
+        _head("Compiled by a healthy compiler: is anything wrong?")
+        if _graphprobe("diagnose", "--no-grad", f"{program}:healthy") != EXIT_OK:
+            problems.append("the program without the fault was not found healthy")
+    _head("Now ReLU is compiled to wrong code. Which pass, which operation, which line?")
+    result, proofs = shown / "diagnosis.json", shown / "proofs"
+    _graphprobe("diagnose", "--no-grad", "--json", str(result), "--out", str(proofs), f"{program}:faulty")
+    finding = _planted(result)
+    if finding is None:
+        problems.append(f"the planted fault, {' in '.join(PLANTED)}, was not found")
+    elif not _shows(Path(finding["dossier"])):
+        problems.append("its proof does not show it")
+    report = _report(shown, result)
+    _end(finding, problems, report, time.monotonic() - began)
+    if report is not None and not no_open and _on_terminal() and _has_display():
+        webbrowser.open(report.absolute().as_uri())
+    ctx.exit(EXIT_FOUND if problems else EXIT_OK)
+
+
+def _new_folder(path: str) -> Path:
+    folder = Path(path).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            f"--out {path}: it exists and is not an empty folder", hint="name a folder that is new or empty"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {path}: it cannot be made: {error.strerror}") from error
+    return folder
+
+
+def _program() -> bytes:
+    """The text of the program, from the installed package; nothing of it is imported."""
+    return (importlib.resources.files("graphprobe") / "diagnose" / "demo_transformer.py").read_bytes()
+
+
+def _head(text: str) -> None:
+    click.echo(f"\n== {text}")
+    sys.stdout.flush()
+
+
+def _graphprobe(*args: str) -> int:
+    """Run one of our commands in this process, as it would be typed, and give its exit code."""
+    from graphprobe.cli.main import main
+
+    click.echo(f"$ graphprobe {shlex.join(args)}")
+    sys.stdout.flush()
+    code = main.main(args=list(args), prog_name="graphprobe", standalone_mode=False)
+    sys.stdout.flush()
+    return int(code or 0)
+
+
+def _planted(result: Path) -> dict[str, Any] | None:
+    """The finding that names what was planted, with a proof; None where there is none."""
+    if not result.is_file():
+        return None
+    findings: Sequence[dict[str, Any]] = json.loads(result.read_text(encoding="utf-8"))["findings"]
+    return next((f for f in findings if (f["op"], f["stage"]) == PLANTED and f["dossier"]), None)
+
+
+def _shows(dossier: Path) -> bool:
+    """Whether the proof shows the fault in a process of its own."""
+    repro = os.path.relpath(dossier / "repro.py")
+    _head("The proof needs torch only, and runs in a process of its own.")
+    click.echo(f"$ python {shlex.quote(repro)}")
+    sys.stdout.flush()
+    with Progress() as progress:
+        progress.tell("running the proof")
+        done = subprocess.run([sys.executable, repro], check=False, capture_output=True, text=True)
+    click.echo((done.stdout + done.stderr).rstrip())
+    fault = done.returncode == EXIT_FOUND
+    click.echo(f"exit code {done.returncode}: {'the fault is there' if fault else 'the fault does not show'}")
+    return fault
+
+
+def _report(folder: Path, result: Path) -> Path | None:
+    """The HTML report of the diagnosis; None where there is none to be had."""
+    if not result.is_file():
+        return None
+    report = folder / "report.html"
+    _head("The whole story, in one file.")
+    return report if _graphprobe("report", str(result), "-o", str(report)) in (EXIT_OK, EXIT_FOUND) else None
+
+
+def _end(finding: dict[str, Any] | None, problems: Sequence[str], report: Path | None, seconds: float) -> None:
+    from graphprobe.report.closing import print_closing
+
+    click.echo()
+    facts: list[tuple[str, str]] = []
+    if finding is not None:
+        facts.append(("where", f"{os.path.relpath(finding['source'])} in {finding['module']}"))
+        facts.append(("proof", f"python {shlex.quote(os.path.relpath(finding['dossier']))}/repro.py"))
+    if report is not None:
+        facts.append(("report", str(report)))
+    if problems:
+        print_closing(f"NOT FOUND AS PLANTED: {'; '.join(problems)} ({seconds:.0f} s)", facts, style="bold red")
+        return
+    facts.append(("next", "graphprobe diagnose YOUR_SCRIPT.py"))
+    what = f"{PLANTED[0]}, {PLANTED[1]}"
+    print_closing(f"FOUND: the planted fault, as it was planted: {what} ({seconds:.0f} s)", facts, style="bold green")
+
+
+def _on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def _has_display() -> bool:
+    """Whether a browser would have a window: without one, a browser that draws text takes the terminal over."""
+    if os.environ.get("CI"):
+        return False
+    return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

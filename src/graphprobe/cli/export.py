@@ -1,0 +1,66 @@
+"""`graphprobe export`: what lies on disk, in the forms of other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+FORMS = ("chrome-trace", "onnx-text", "model-explorer", "tensorboard", "parquet")
+"""Of `graphprobe.export.forms.FORMS`, which a test holds against this; so that the help needs no import."""
+
+
+@click.command(name="export", short_help="Write a run, a dump or a comparison in the form of another tool.")
+@click.argument("what", type=click.Path(path_type=Path))
+@click.option("--to", "form", type=click.Choice(FORMS), required=True, help="The form, see above.")
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The new file or folder.")
+@click.option("--graph", metavar="ADDRESS", help="Of a run, one graph only: as `show` takes it.")
+@click.option(
+    "--graphs", metavar="RUN", type=click.Path(path_type=Path), help="Of a dump of graphs: show it on this run's."
+)
+@click.option("--force", is_flag=True, help="Replace an earlier export.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def command(
+    what: Path, form: str, out: Path, graph: str | None, graphs: Path | None, force: bool, as_json: bool
+) -> None:
+    """Write WHAT in the form of another tool.
+
+    WHAT is a run, a dump of compiled graphs or of calls (also msprobe's and ptdbg's), the folder of
+    `graphprobe compare --out`, or the file of `graphprobe profile`.
+
+    \b
+    --to            makes     from                            opened with
+    chrome-trace    a file    run, dump of graphs, profile    ui.perfetto.dev
+    onnx-text       a folder  run                             Netron
+    model-explorer  a folder  run, dump, comparison           Model Explorer
+    tensorboard     a folder  dump                            tensorboard --logdir
+    parquet         a file    dump, comparison                pandas, DuckDB
+
+    tensorboard and parquet need the extras of that name: pip install 'graphprobe[parquet]'.
+
+    \b
+    Examples:
+      graphprobe export torch_compile_debug --to chrome-trace -o trace.json
+      graphprobe export dump --to tensorboard -o board
+      graphprobe export dump --to model-explorer --graphs torch_compile_debug -o explorer
+    """
+    from graphprobe.export.forms import export
+
+    done = export(what, out, form, force=force, graph=graph, graphs=graphs)
+    if as_json:
+        document = {
+            "to": form,
+            "written": [str(path) for path in done.written],
+            "count": done.count,
+            "unit": done.unit,
+            "left_out": done.left_out,
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    shown = done.written[0] if len(done.written) == 1 else out
+    files = "" if len(done.written) == 1 else f" in {len(done.written)} files"
+    unit = done.unit.removesuffix("s") if done.count == 1 else done.unit
+    click.echo(f"Wrote {shown}: {done.count} {unit}{files}")
+    for text in done.left_out:
+        click.echo(f"Left out: {text}", err=True)

@@ -1,0 +1,89 @@
+"""`graphprobe report`: what was collected, as one HTML file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from graphprobe.errors import UsageError
+from graphprobe.store import layout
+
+if TYPE_CHECKING:
+    from graphprobe.report.html.section import Report
+
+DEFAULT = "report.html"
+
+
+@click.command(name="report", short_help="Make one HTML file of a run, a diagnosis, a comparison or a dump.")
+@click.argument("source", metavar="[RUN | DIAGNOSIS | COMPARISON | DUMP | PROFILE]", default=layout.ROOT)
+@click.option("-o", "--out", metavar="FILE", default=DEFAULT, show_default=True, help="The file to write.")
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+def command(source: str, out: str, force: bool) -> None:
+    """Make one HTML file of what was collected, for a browser. It loads nothing and can be sent on.
+
+    RUN is a run folder, or a folder with runs, of which the newest is taken (default: torch_compile_debug). DIAGNOSIS
+    is the JSON of `graphprobe diagnose --json`, or a folder that it wrote for a fault, or the folder of these.
+    COMPARISON is the folder of `graphprobe compare --out`, or its comparison.json. DUMP is what `graphprobe compare`
+    takes. PROFILE is the JSON of `graphprobe profile`.
+
+    \b
+    Examples:
+      graphprobe report
+      graphprobe report result.json -o fault.html
+      graphprobe report graphprobe-diagnosis -o fault.html
+    """
+    target = _target(out, force)
+    report = _report(Path(source))
+    from graphprobe.report.html.page import write_page
+
+    temporary = target.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{target.name}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            write_page(report, file)
+        temporary.replace(target)
+    except OSError as error:
+        raise UsageError(f"--out {out}: it cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    click.echo(f"{report.verdict.word}: {report.verdict.sentence}")
+    click.echo(f"Wrote {out} ({_size(target)})")
+
+
+def _target(out: str, force: bool) -> Path:
+    if out == "-":
+        raise UsageError("--out -: the report is not written to the standard output", hint="name a file")
+    file = Path(out).absolute()
+    if not file.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise UsageError(f"--out {out}: it is a folder", hint="name a file, such as report.html")
+    if file.exists() and not force:
+        raise UsageError(f"--out {out}: it exists already", hint="name another file, or overwrite it with --force")
+    return file
+
+
+def _report(source: Path) -> Report:
+    """The report of whatever `source` is; only what that needs is imported."""
+    from graphprobe.report.html.detect import kind_of
+
+    kind = kind_of(source)
+    if kind == "run":
+        from graphprobe.report.html.sections_run import report_from
+    elif kind == "diagnosis":
+        from graphprobe.report.html.sections_diagnosis import report_from
+    elif kind == "profile":
+        from graphprobe.report.html.sections_profile import report_from
+    elif kind == "comparison":
+        from graphprobe.report.html.sections_comparison import report_from
+    else:
+        from graphprobe.report.html.sections_dump import report_from
+    return report_from(source)
+
+
+def _size(path: Path) -> str:
+    from graphprobe.settings import text_from_size
+
+    return text_from_size(path.stat().st_size)

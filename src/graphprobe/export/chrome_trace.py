@@ -1,0 +1,250 @@
+"""The timeline of a run as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
+
+Each model is a process of the trace, so that a viewer gives it a track of its own. Below it each thread that worked on
+it has a row, with the steps of the compiler inside each other, and the launches of each direction have one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from graphprobe.analysis.steps import COMPONENTS
+from graphprobe.errors import ArtifactNotFoundError
+from graphprobe.records import Event
+from graphprobe.store import layout
+from graphprobe.store.dump_reader import Dump
+from graphprobe.store.files import replace_file
+from graphprobe.store.reader import Model, Run
+from graphprobe.store.steps import StepRecord, read_steps
+
+LAUNCH_ROW = 1
+"""Rows of launches come before those of threads, which have the native ids as numbers."""
+
+
+def export_run(run: Run, file: Path, left_out: list[str]) -> int:
+    """Write the trace of a run; returns the number of its events."""
+    return _write(file, list(_RunTrace(run, left_out).events()), {"run": run.run_dir.name})
+
+
+def export_dump(dump: Dump, file: Path) -> int:
+    """Write the ops of a graph dump, an instant each: when it was handed in is known, how long it took is not."""
+    ops = [(folder, op.record) for folder in dump.folders for op in folder.ops()]
+    origin_us = min((record.time_us for _, record in ops), default=0)
+    events: list[dict[str, Any]] = []
+    named: dict[tuple[int, str], int] = {}
+    for folder, record in ops:
+        rank = 0 if folder.manifest is None else folder.manifest.rank
+        row = f"{record.place.model_name} {record.place.model_id} {record.op.direction or ''}".rstrip()
+        if (rank, row) not in named:
+            if not any(known == rank for known, _ in named):
+                events.append(_meta("process_name", rank, 0, f"rank {rank}"))
+            named[rank, row] = len(named) + 1
+            events.append(_meta("thread_name", rank, named[rank, row], row))
+        args = {
+            "seq": record.seq,
+            "target": record.op.target,
+            "module": record.op.module,
+            "source": record.op.source,
+            "fx_nodes": list(record.op.fx_nodes),
+            "slots": [f"{slot.name} {slot.meta.dtype}{list(slot.meta.shape)}" for slot in record.slots],
+            "step": record.place.step,
+        }
+        events.append(
+            {
+                "name": record.op.op_name,
+                "cat": record.op.engine,
+                "ph": "i",
+                "s": "t",
+                "ts": record.time_us - origin_us,
+                "pid": rank,
+                "tid": named[rank, row],
+                "args": {name: value for name, value in args.items() if value not in (None, "", [])},
+            }
+        )
+    return _write(file, events, {"time": "when the op was handed to the dump"})
+
+
+class _RunTrace:
+    def __init__(self, run: Run, left_out: list[str]) -> None:
+        self.run, self.left_out = run, left_out
+        self.origin_ns = run.manifest.started_ns
+        self.models = run.models()
+        try:
+            self.steps = read_steps(run)
+        except ArtifactNotFoundError as error:
+            left_out.append(f"steps: {error}")
+            self.steps = []
+        self.end_ns = max(
+            [run.manifest.ended_ns or 0]
+            + [event.time_ns for event in run.events()]
+            + [step.end_ns or step.begin_ns for step in self.steps]
+        )
+        self.passes = self._passes()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        rank = f" rank {self.run.manifest.rank}" if self.run.manifest.world_size > 1 else ""
+        yield _meta("process_name", 0, 0, f"{' '.join(self.run.manifest.argv)}{rank}")
+        yield from self._names()
+        for step in self.steps:
+            yield self._step(step)
+        matched = {id(event) for event in self.passes.values()}
+        for event in self.run.events():
+            if event.kind in ("pass", "failure") and id(event) not in matched:
+                yield self._lone_pass(event)
+            elif event.kind == "ops":
+                yield from self._launches(event)
+            elif event.path is not None and event.kind in ("graph", "ir", "code"):
+                yield self._instant(event)
+            if event.nodes_after is not None and event.where.direction is not None and event.kind in ("graph", "pass"):
+                yield self._count(event)
+
+    def _names(self) -> Iterator[dict[str, Any]]:
+        for model in self.models:
+            pid = _pid(model.number)
+            yield _meta("process_name", pid, 0, _title(model))
+            yield {"name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+        rows = {(self._model_of(step), step.thread or 0) for step in self.steps}
+        for model_number, thread in sorted(rows, key=lambda row: (_pid(row[0]), row[1])):
+            yield _meta("thread_name", _pid(model_number), thread, f"compiler, thread {thread}")
+
+    def _step(self, step: StepRecord) -> dict[str, Any]:
+        args: dict[str, Any] = {
+            "component": COMPONENTS.get(step.component, step.component),
+            "detail": step.detail,
+            "direction": step.direction,
+            "compile_id": step.compile_id,
+            "error": step.error,
+        }
+        if step.end_ns is None:
+            args["unfinished"] = True
+        event = self.passes.get(step.step)
+        if event is not None:
+            args |= _pass_args(event)
+        return {
+            "name": step.name,
+            "cat": step.component,
+            "ph": "X",
+            "ts": self._us(step.begin_ns),
+            "dur": max(0, (step.end_ns or self.end_ns) - step.begin_ns) / 1e3,
+            "pid": _pid(self._model_of(step)),
+            "tid": step.thread or 0,
+            "args": {name: value for name, value in args.items() if value not in (None, "")},
+        }
+
+    def _lone_pass(self, event: Event) -> dict[str, Any]:
+        """A pass that no step of the compiler stands for, such as one given to `observe_pass`."""
+        duration_ns = event.elapsed_ns or 0
+        return {
+            "name": event.where.pass_name or event.name,
+            "cat": event.kind,
+            "ph": "X",
+            "ts": self._us(event.time_ns - duration_ns),
+            "dur": duration_ns / 1e3,
+            "pid": _pid(event.where.model),
+            "tid": 0,
+            "args": _pass_args(event) | ({"message": event.message} if event.message else {}),
+        }
+
+    def _instant(self, event: Event) -> dict[str, Any]:
+        args = {"path": event.path, "bytes": event.size_bytes, "nodes": event.nodes_after}
+        return {
+            "name": event.name,
+            "cat": event.kind,
+            "ph": "i",
+            "s": "p",
+            "ts": self._us(event.time_ns),
+            "pid": _pid(event.where.model),
+            "tid": 0,
+            "args": {name: value for name, value in args.items() if value is not None},
+        }
+
+    def _count(self, event: Event) -> dict[str, Any]:
+        return {
+            "name": f"nodes {event.where.direction}{'@' + event.where.subgraph if event.where.subgraph else ''}",
+            "ph": "C",
+            "ts": self._us(event.time_ns),
+            "pid": _pid(event.where.model),
+            "args": {"nodes": event.nodes_after},
+        }
+
+    def _launches(self, event: Event) -> Iterator[dict[str, Any]]:
+        """What `captured_ops.json` has; its times count from the first launch, and it is written after the last."""
+        try:
+            recorded = msgspec.json.decode(self.run.content(event))["traceEvents"]
+        except (ArtifactNotFoundError, msgspec.MsgspecError, KeyError, TypeError) as error:
+            self.left_out.append(f"{event.path}: {error}")
+            return
+        complete = [one for one in recorded if one.get("ph") == "X"]
+        length_us = max((one["ts"] + one["dur"] for one in complete), default=0.0)
+        pid, row = _pid(event.where.model), LAUNCH_ROW + (event.where.direction == "backward")
+        yield _meta("thread_name", pid, row, f"launches of {event.where.direction}, call {event.where.step or 0}")
+        begin_us = self._us(event.time_ns) - length_us
+        for one in complete:
+            yield one | {"ts": begin_us + one["ts"], "pid": pid, "tid": row}
+
+    def _passes(self) -> dict[int, Event]:
+        """By step, the event of the pass that it was: both are told in the order in which passes end."""
+        events: dict[tuple[object, ...], list[Event]] = defaultdict(list)
+        for event in self.run.events():
+            if event.kind in ("pass", "failure"):
+                where = event.where
+                events[where.model, where.direction, where.pass_name or event.name].append(event)
+        ended = sorted((step for step in self.steps if step.end_ns is not None), key=lambda step: step.end_ns or 0)
+        found: dict[int, Event] = {}
+        for step in ended:
+            waiting = events.get((step.model, step.direction, step.name))
+            if waiting:
+                found[step.step] = waiting.pop(0)
+        return found
+
+    def _model_of(self, step: StepRecord) -> int | None:
+        """Of a step before its model has a number, the next model of its compile id."""
+        if step.model is not None or step.compile_id is None:
+            return step.model
+        same = [m for m in self.models if m.compile_id == step.compile_id]
+        later = [m for m in same if m.events and m.events[0].time_ns >= step.begin_ns]
+        return next(iter([*later, *same[-1:]])).number if same else None
+
+    def _us(self, time_ns: int) -> float:
+        return (time_ns - self.origin_ns) / 1e3
+
+
+def _pass_args(event: Event) -> dict[str, Any]:
+    args: dict[str, Any] = {
+        "changed": event.changed,
+        "nodes_before": event.nodes_before,
+        "nodes_after": event.nodes_after,
+        "added": len(event.added),
+        "removed": len(event.removed),
+        "path": event.path,
+        "subsystem": event.subsystem,
+    }
+    return {name: value for name, value in args.items() if value not in (None, "")}
+
+
+def _pid(model: int | None) -> int:
+    """Process 0 is for what belongs to no model."""
+    return 0 if model is None else model + 1
+
+
+def _title(model: Model) -> str:
+    function = model.compile.get("function")
+    place = f"{model.compile.get('file')}:{model.compile.get('line')}" if function else ""
+    compiled = f"compile {model.compile_id}" if model.compile_id else ""
+    return "  ".join(part for part in (layout.model_folder(model.number), function, place, compiled) if part)
+
+
+def _meta(name: str, pid: int, tid: int, value: str) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": {"name": value}}
+
+
+def _write(file: Path, events: Iterable[dict[str, Any]], other: dict[str, Any]) -> int:
+    listed = list(events)
+    document = {"traceEvents": listed, "displayTimeUnit": "ms", "otherData": {"format": "graphprobe export", **other}}
+    replace_file(file, msgspec.json.encode(document) + b"\n")
+    return len(listed)

@@ -1,0 +1,247 @@
+"""The forms: what each can be made from, whether it is a file or a folder, and what makes it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from graphprobe.compare.open import open_dump
+from graphprobe.errors import UsageError
+from graphprobe.export.statistics import WithStatistics
+from graphprobe.export.subject import KINDS, Kind, kind_of, rows_of
+from graphprobe.store.api_reader import is_api_dump
+from graphprobe.store.calls import CallDump
+from graphprobe.store.reader import Run
+
+
+class Exported(msgspec.Struct):
+    """What an export made.
+
+    Attributes:
+        written: the files.
+        count: how many of `unit` they hold.
+        left_out: what could not be exported and why, in words.
+    """
+
+    written: list[Path]
+    count: int
+    unit: str
+    left_out: list[str] = []
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What is asked for.
+
+    Attributes:
+        path, kind: what is exported.
+        out: the new file or folder.
+        graph: address of the one graph that is wanted; None for all.
+        graphs: the run whose graphs a dump is laid on.
+    """
+
+    path: Path
+    kind: Kind
+    out: Path
+    graph: str | None = None
+    graphs: Path | None = None
+
+
+class Form(msgspec.Struct, frozen=True):
+    """One form.
+
+    Attributes:
+        opens: what opens it.
+        kinds: what it can be made from.
+        folder: whether it is a folder; else a file.
+        make: makes it.
+    """
+
+    opens: str
+    kinds: tuple[Kind, ...]
+    folder: bool
+    make: Callable[[Request], Exported]
+
+
+def export(
+    path: str | Path, out: str | Path, form: str, *, force: bool = False, graph: str | None = None,
+    graphs: str | Path | None = None,
+) -> Exported:  # fmt: skip
+    """Write what lies at `path` in another tool's form.
+
+    Args:
+        path: a run, a dump, a comparison or a profile.
+        out: the file, or the folder, see `FORMS`; its parent must exist.
+        form: a key of `FORMS`.
+        force: replace what is at `out`: a file, or a folder with an earlier export.
+        graph: address of one graph of a run, for `onnx-text` and `model-explorer`.
+        graphs: run with the graphs of a dump of compiled graphs, for `model-explorer`.
+
+    Raises:
+        UsageError: an argument does not go with the others, `out` exists, or a package is missing.
+        RunNotFoundError, SchemaError: nothing that can be read lies at `path`.
+    """
+    if form not in FORMS:
+        raise UsageError(f"there is no form {form!r}", hint=f"one of {', '.join(FORMS)}")
+    kind = kind_of(Path(path))
+    if kind not in FORMS[form].kinds:
+        raise _cannot(str(path), kind, form)
+    if graph is not None and (kind != "run" or form not in ("onnx-text", "model-explorer")):
+        raise UsageError(f"--graph {graph}: it picks a graph of a run, for onnx-text and model-explorer")
+    if graphs is not None and (kind != "graph-dump" or form != "model-explorer"):
+        raise UsageError(f"--graphs {graphs}: it goes with a dump of compiled graphs and --to model-explorer")
+    target = Path(out)
+    _check_new(target, FORMS[form].folder, force)
+    request = Request(Path(path), kind, target, graph, None if graphs is None else Path(graphs))
+    try:
+        return _into_folder(request, FORMS[form].make) if FORMS[form].folder else FORMS[form].make(request)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or out}: {error.strerror or error}", hint="--out could not be made"
+        ) from error
+
+
+def forms_of(kind: Kind) -> list[str]:
+    """The forms that a kind can be exported to."""
+    return [name for name, form in FORMS.items() if kind in form.kinds]
+
+
+def _cannot(path: str, kind: Kind, form: str) -> UsageError:
+    words = [KINDS[one] for one in FORMS[form].kinds]
+    possible = " or ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])
+    return UsageError(
+        f"{path} is {KINDS[kind]}; {form} is made from {possible}",
+        hint=f"{KINDS[kind]} can be exported to {', '.join(forms_of(kind))}{_dump_in(path) if kind == 'run' else ''}",
+    )
+
+
+def _dump_in(run: str) -> str:
+    """Where in a run folder `graphprobe run --dump` has left its dump, as the end of a hint."""
+    dumps = [folder for folder in sorted(Run.open(run).run_dir.iterdir()) if folder.is_dir() and is_api_dump(folder)]
+    return f"; a dump of calls lies in {dumps[0]}" if dumps else ""
+
+
+def _check_new(out: Path, folder: bool, force: bool) -> None:
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.absolute().parent}", hint="make it first")
+    if not out.exists():
+        return
+    if folder and not out.is_dir():
+        raise UsageError(f"--out {out}: it is a file, and this form is a folder", hint="name a folder")
+    if not folder and out.is_dir():
+        raise UsageError(f"--out {out}: it is a folder, and this form is one file", hint="name a file")
+    if (not folder or any(out.iterdir())) and not force:
+        raise UsageError(f"--out {out}: it exists already", hint="name another one, or replace it with --force")
+    if folder and any(out.iterdir()) and not (out / MARK).is_file():
+        raise UsageError(
+            f"--out {out}: it holds something else than an export, which --force does not remove",
+            hint="name a folder that is new or empty",
+        )
+
+
+MARK = ".graphprobe-export"
+"""Lies in each folder that an export has made; `--force` removes no other."""
+
+
+def _into_folder(request: Request, make: Callable[[Request], Exported]) -> Exported:
+    new = not request.out.exists()
+    if (request.out / MARK).is_file():
+        shutil.rmtree(request.out)
+    request.out.mkdir(exist_ok=True)
+    (request.out / MARK).touch()
+    try:
+        return make(request)
+    except BaseException:
+        if new:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(request.out)
+        raise
+
+
+def _dump(request: Request) -> CallDump:
+    return WithStatistics(open_dump(request.path))
+
+
+def _chrome_trace(request: Request) -> Exported:
+    from graphprobe.export import chrome_trace
+
+    left_out: list[str] = []
+    if request.kind == "profile":
+        from graphprobe.analysis.timing_records import read_profile
+        from graphprobe.analysis.timing_trace import write_trace
+
+        profile = read_profile(request.path)
+        write_trace(profile, request.out)
+        return Exported([request.out], len(profile.spans), "spans")
+    if request.kind == "graph-dump":
+        from graphprobe.store.dump_reader import open_dump as open_graph_dump
+
+        dump = open_graph_dump(request.path)
+        count = chrome_trace.export_dump(dump, request.out)
+        return Exported([request.out], count, "events", list(dump.problems))
+    run = Run.open(request.path)
+    count = chrome_trace.export_run(run, request.out, left_out)
+    return Exported([request.out], count, "events", [*left_out, *run.problems])
+
+
+def _onnx_text(request: Request) -> Exported:
+    from graphprobe.export.onnx_text import export_onnx_text
+
+    left_out: list[str] = []
+    run = Run.open(request.path)
+    written = export_onnx_text(run, request.out, left_out, only=request.graph)
+    return Exported(written, len(written), "graphs", [*left_out, *run.problems])
+
+
+def _model_explorer(request: Request) -> Exported:
+    from graphprobe.export import model_explorer
+
+    left_out: list[str] = []
+    if request.kind == "run":
+        run = Run.open(request.path)
+        written, count = model_explorer.export_run(run, request.out, left_out, only=request.graph)
+        left_out += run.problems
+    elif request.kind == "comparison":
+        written, count = model_explorer.export_comparison(rows_of(request.path), request.path.name, request.out)
+    elif request.graphs is not None:
+        from graphprobe.export.dump_on_graphs import export_dump_on_graphs
+        from graphprobe.store.dump_reader import open_dump as open_graph_dump
+
+        run = Run.open(request.graphs)
+        written, count = export_dump_on_graphs(open_graph_dump(request.path), run, request.out, left_out)
+    else:
+        dump = _dump(request)
+        written, count = model_explorer.export_calls(dump, request.out)
+        left_out += dump.problems()
+    return Exported(written, count, "graphs", left_out)
+
+
+def _tensorboard(request: Request) -> Exported:
+    from graphprobe.export.tensorboard import export_tensorboard
+
+    dump = _dump(request)
+    written, count = export_tensorboard(dump, request.out)
+    return Exported(written, count, "scalars", list(dump.problems()))
+
+
+def _parquet(request: Request) -> Exported:
+    from graphprobe.export import parquet
+
+    if request.kind == "comparison":
+        return Exported([request.out], parquet.export_comparison(rows_of(request.path), request.out), "rows")
+    dump = _dump(request)
+    count = parquet.export_dump(dump, request.out)
+    return Exported([request.out], count, "rows", list(dump.problems()))
+
+
+FORMS: dict[str, Form] = {
+    "chrome-trace": Form("ui.perfetto.dev", ("run", "graph-dump", "profile"), False, _chrome_trace),
+    "onnx-text": Form("Netron", ("run",), True, _onnx_text),
+    "model-explorer": Form("Model Explorer", ("run", "graph-dump", "dump", "comparison"), True, _model_explorer),
+    "tensorboard": Form("TensorBoard", ("graph-dump", "dump"), True, _tensorboard),
+    "parquet": Form("pandas, DuckDB, Spark", ("graph-dump", "dump", "comparison"), False, _parquet),
+}
+"""By name."""

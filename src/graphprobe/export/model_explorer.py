@@ -1,0 +1,258 @@
+"""Graphs and node data for Google's Model Explorer: `graphs.json` is opened as a model, the others are added to it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import tee
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from graphprobe.compare.outline import OUTPUT_ROLES, outline_from_calls
+from graphprobe.compare.result import CallResult
+from graphprobe.export.fx_expression import meta_of, operation_of, results_of
+from graphprobe.export.run_graphs import RunGraph, run_graphs
+from graphprobe.report.graph_text import GraphText
+from graphprobe.store.calls import Call, CallDump, CallSlot
+from graphprobe.store.files import replace_file
+from graphprobe.store.reader import Run
+
+GRAPHS = "graphs.json"
+STATISTICS = ("min", "max", "mean", "std", "l2", "nonfinite")
+"""Node data of a dump: one file each. `nonfinite` counts NaN and infinities."""
+
+LIMIT = 4.0
+"""rms of z up to which rounding explains a difference; docs/metrics.md."""
+
+THRESHOLDS: tuple[tuple[float, str], ...] = (
+    (LIMIT, "#a3d9a5"),
+    (100.0, "#ffe08a"),
+    (1e4, "#ffb366"),
+    (1e30, "#ff8a80"),
+)
+"""Colours of errors in units of noise: a value up to the first number has the first colour, and so on."""
+
+GRADIENT: tuple[tuple[float, str], ...] = ((0.0, "#ffffff"), (1.0, "#6ea8fe"))
+NONFINITE: tuple[tuple[float, str], ...] = ((0.0, "#ffffff"), (1e30, "#ff8a80"))
+
+Results = dict[str, dict[str, float]]
+"""By graph and node, a value."""
+
+
+def export_run(run: Run, folder: Path, left_out: list[str], *, only: str | None = None) -> tuple[list[Path], int]:
+    """Write the FX graphs of a run; returns the files and the number of graphs."""
+    graphs = [graph for one in run_graphs(run, left_out, only=only) for graph in fx_graphs(one)]
+    return [write_graphs(folder, run.run_dir.name, graphs)], len(graphs)
+
+
+def export_calls(dump: CallDump, folder: Path) -> tuple[list[Path], int]:
+    """Write each step of each rank of a dump as a graph of its calls, with a file of node data for each statistic.
+
+    An edge says that a call got, bit for bit, what an earlier one gave.
+    """
+    graphs: list[dict[str, Any]] = []
+    data: dict[str, Results] = {name: {} for name in STATISTICS}
+    for rank in dump.ranks():
+        for step in dump.steps(rank):
+            graph_id = graph_id_of(rank, step)
+            named, again = tee(_named(dump.calls(rank, step)))
+            producers = outline_from_calls(call for _, call in again)
+            ids: list[str] = []
+            nodes: list[dict[str, Any]] = []
+            for number, (node_id, call) in enumerate(named):
+                ids.append(node_id)
+                sources = [(ids[p], i) for i, p in enumerate(producers.producers_of(number)) if p >= 0]
+                nodes.append(_call_node(node_id, call, sources))
+                for name, value in values_of(call).items():
+                    data[name].setdefault(graph_id, {})[node_id] = value
+            graphs.append({"id": graph_id, "nodes": nodes})
+    written = [write_graphs(folder, dump.title, graphs)]
+    return written + write_statistics(folder, data), len(graphs)
+
+
+def export_comparison(rows: Iterable[CallResult], title: str, folder: Path) -> tuple[list[Path], int]:
+    """Write the compared calls as graphs without edges, and the errors of what they got and gave as node data.
+
+    Nodes have the names that `export_calls` gives those of the candidate's dump, whose graphs have edges.
+    """
+    graphs: dict[str, list[dict[str, Any]]] = {}
+    data: dict[str, Results] = {"level": {}, "inherited": {}, "z": {}}
+    seen: dict[str, Counter[str]] = {}
+    for row in rows:
+        call = row.candidate
+        if call is None:
+            continue
+        graph_id = graph_id_of(row.rank, row.step)
+        count = seen.setdefault(graph_id, Counter())
+        count[call.label] += 1
+        node_id = _unique(call.label, count[call.label])
+        attributes = {"api": call.api, "source": call.source, "verdict": row.verdict, "blame": row.blame}
+        attributes |= {"reason": row.reason, "rule": row.rule or "without a partner"}
+        graphs.setdefault(graph_id, []).append(_node(node_id, _short(call.api), call.module, attributes))
+        if row.rule is not None:
+            z = max((slot.z for slot in row.slots if slot.role in OUTPUT_ROLES), default=0.0)
+            for name, value in (("level", row.level), ("inherited", row.inherited), ("z", z)):
+                data[name].setdefault(graph_id, {})[node_id] = value
+    written = [write_graphs(folder, title, [{"id": key, "nodes": nodes} for key, nodes in graphs.items()])]
+    written += [_write_data(folder / f"{name}.json", found, thresholds=THRESHOLDS) for name, found in data.items()]
+    return written, len(graphs)
+
+
+def graph_id_of(rank: int, step: int) -> str:
+    """The id of the graph that stands for one step of a dump."""
+    return f"rank{rank}/step{step}"
+
+
+def fx_graphs(file: RunGraph) -> Iterator[dict[str, Any]]:
+    """The graph of a file, and those nested in it, which have their path behind the address."""
+    ids = {graph.path: _fx_id(file, graph) for graph in file.graphs}
+    for graph in file.graphs:
+        yield {"id": ids[graph.path], "nodes": list(_fx_nodes(graph, ids))}
+
+
+def _fx_id(file: RunGraph, graph: GraphText) -> str:
+    _, _, below = graph.path.partition("/")
+    return f"{file.address}/{below}" if below else file.address
+
+
+def _fx_nodes(graph: GraphText, ids: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    known = frozenset(node.name for node in graph.nodes)
+    for node in graph.nodes:
+        attributes = {"type": node.type, "source": node.source, "expression": node.expression}
+        reads: Sequence[str] = ()
+        nested: str | None = None
+        if node.expression == "placeholder":
+            label, namespace = "placeholder", "inputs"
+        elif node.name == "output":
+            label, namespace, reads = "output", "", results_of(node, known)
+        else:
+            operation = operation_of(node, known)
+            label, namespace, reads = operation.name, "", operation.nodes()
+            attributes["target"] = operation.target
+            if operation.name == "get_attr":
+                nested = ids.get(f"{graph.path}/{operation.target.removeprefix('self.')}")
+        made = _node(node.name, label, namespace, attributes, [(name, i) for i, name in enumerate(reads)])
+        if nested is not None:
+            made["subgraphIds"] = [nested]
+        meta = meta_of(node)
+        if meta is not None:
+            shape = f"{meta.dtype}[{', '.join(meta.shape)}]"
+            made["outputsMetadata"] = [{"id": "0", "attrs": [{"key": "tensor_shape", "value": shape}]}]
+        yield made
+
+
+def _named(calls: Iterable[Call]) -> Iterator[tuple[str, Call]]:
+    seen: Counter[str] = Counter()
+    for call in calls:
+        seen[call.label] += 1
+        yield _unique(call.label, seen[call.label]), call
+
+
+def _unique(label: str, number: int) -> str:
+    return label if number == 1 else f"{label}#{number}"
+
+
+def _call_node(node_id: str, call: Call, sources: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    attributes = {"api": call.api, "kind": call.kind, "direction": call.direction, "source": call.source}
+    made = _node(node_id, _short(call.api), call.module, attributes, sources)
+    outputs = [slot for slot in call.slots if slot.role in OUTPUT_ROLES and slot.meta is not None]
+    made["outputsMetadata"] = [
+        {"id": str(i), "attrs": [{"key": "tensor_shape", "value": _shape(slot)}, {"key": "slot", "value": slot.name}]}
+        for i, slot in enumerate(outputs)
+    ]
+    return made
+
+
+def _shape(slot: CallSlot) -> str:
+    return f"{slot.meta.dtype}[{', '.join(map(str, slot.meta.shape))}]" if slot.meta is not None else ""
+
+
+def _short(api: str) -> str:
+    """`relu` of `aten.relu.default`, `linear` of `torch.nn.functional.linear`."""
+    parts = api.removeprefix("torch.ops.").split(".")
+    return parts[1] if len(parts) == 3 and parts[0] in ("aten", "prims") else parts[-1]
+
+
+def _node(
+    node_id: str,
+    label: str,
+    module: str,
+    attributes: Mapping[str, str],
+    sources: Sequence[tuple[str, int]] = (),
+) -> dict[str, Any]:
+    made: dict[str, Any] = {"id": node_id, "label": label, "namespace": module.replace(".", "/")}
+    made["attrs"] = [{"key": key, "value": value} for key, value in attributes.items() if value]
+    made["incomingEdges"] = [
+        {"sourceNodeId": source, "sourceNodeOutputId": "0", "targetNodeInputId": str(slot)} for source, slot in sources
+    ]
+    return made
+
+
+def values_of(call: Call) -> dict[str, float]:
+    """The statistics of what a call gave, as far as they are known; of several outputs the extreme of each."""
+    given = [(s.stats, s.known) for s in call.slots if s.role in OUTPUT_ROLES and s.stats is not None]
+    found: dict[str, float] = {}
+    for stats, known in given:
+        if stats is None:
+            continue
+        for name in STATISTICS[:-1]:
+            value = getattr(stats, name) if name in known else None
+            if value is not None and math.isfinite(value):
+                found = combined(found, {name: float(value)})
+        if "nan" in known:
+            count = stats.nan + stats.positive_inf + stats.negative_inf
+            found["nonfinite"] = found.get("nonfinite", 0) + count
+    return found
+
+
+def combined(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The smallest `min`, and the largest of all other statistics."""
+    result = dict(one)
+    for name, value in other.items():
+        result[name] = (min if name == "min" else max)(result.get(name, value), value)
+    return result
+
+
+def write_graphs(folder: Path, label: str, graphs: Sequence[dict[str, Any]]) -> Path:
+    """Write the file that Model Explorer opens as a model."""
+    return _write(folder / GRAPHS, {"label": label, "graphs": list(graphs)})
+
+
+def write_statistics(folder: Path, data: Mapping[str, Results]) -> list[Path]:
+    """Write one file of node data for each statistic that has values."""
+    return [
+        _write_data(folder / f"{name}.json", found, thresholds=NONFINITE)
+        if name == "nonfinite"
+        else _write_data(folder / f"{name}.json", found, gradient=GRADIENT)
+        for name, found in data.items()
+        if found
+    ]
+
+
+def _write_data(
+    path: Path,
+    data: Results,
+    *,
+    thresholds: Sequence[tuple[float, str]] = (),
+    gradient: Sequence[tuple[float, str]] = (),
+) -> Path:
+    """The format of node data: by graph id the results by node id, and how values become colours."""
+    style: dict[str, Any] = {}
+    if thresholds:
+        style["thresholds"] = [{"value": value, "bgColor": colour} for value, colour in thresholds]
+    if gradient:
+        style["gradient"] = [{"stop": stop, "bgColor": colour} for stop, colour in gradient]
+    document = {
+        graph: {"results": {node: {"value": value} for node, value in values.items()}, **style}
+        for graph, values in data.items()
+    }
+    return _write(path, document)
+
+
+def _write(path: Path, document: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, msgspec.json.encode(document) + b"\n")
+    return path

@@ -1,0 +1,77 @@
+"""Assembles a report into one HTML file: the verdict, the contents, the sections, and only the assets that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import IO
+
+import msgspec
+from jinja2 import Environment, Template
+
+from graphprobe.report.html.section import SIGNS, Html, Report
+
+_ASSETS = "assets"
+
+
+def write_page(report: Report, file: IO[str]) -> None:
+    """Write the page, section by section, so that no more than one section's data is in memory as text."""
+    for piece in pieces(report):
+        file.write(piece)
+
+
+def pieces(report: Report) -> Iterator[str]:
+    """The document, piece by piece."""
+    sections = list(report.sections)
+    if report.sources is not None and (snippets := report.sources.section()) is not None:
+        sections.append(snippets)
+    ids = [section.id for section in sections]
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"two sections have one id: {ids}")
+    views = list(dict.fromkeys(section.view for section in sections if section.view))
+    head, body, foot = _document()
+    yield head.render(report=report, sections=sections, sign=SIGNS[report.verdict.tone], css=_css(views))
+    for section in sections:
+        yield body.render(section=section)
+        if section.view:
+            yield data_script(f"data-{section.id}", section.data)
+        yield "</section>\n"
+    yield foot.render(report=report)
+    yield data_script("data-page", {"sources": report.sources.anchors if report.sources else {}})
+    yield f"<script>\n{_js(views)}</script>\n</body>\n</html>\n"
+
+
+def data_script(element_id: str, data: object) -> str:
+    """`data` as JSON in an element that no browser runs and no text in it can end."""
+    # `<` stands inside of strings only, where JSON has an escape for it.
+    text = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    return f'<script type="application/json" id="{element_id}">{text}</script>\n'
+
+
+def asset(name: str) -> str:
+    """The text of a file of `assets`; empty for one that is not there."""
+    resource = files("graphprobe.report.html") / _ASSETS / name
+    return resource.read_text("utf-8") if resource.is_file() else ""
+
+
+def _css(views: list[str]) -> Html:
+    return Html("\n".join(asset(name) for name in ["page.css", "parts.css", *(f"view_{view}.css" for view in views)]))
+
+
+def _js(views: list[str]) -> str:
+    texts = [asset("page.js")]
+    for view in views:
+        text = asset(f"view_{view}.js")
+        if not text:
+            raise ValueError(f"a section uses the view {view!r}, and there is no {_ASSETS}/view_{view}.js")
+        texts.append(text)
+    return "\n".join([*texts, "GP.start();\n"])
+
+
+@cache
+def _document() -> tuple[Template, Template, Template]:
+    """Head, section and foot: the three parts of `page.html`, which marks where one ends."""
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    head, body, foot = (environment.from_string(part) for part in asset("page.html").split("<!-- part -->\n"))
+    return head, body, foot

@@ -1,0 +1,136 @@
+"""The report of a run: what was compiled, what the passes did, what breaks and recompiles, where the time went."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from graphprobe.analysis.breaks_run import report_from_run as breaks_of
+from graphprobe.analysis.recompile_run import report_from_run as recompiles_of
+from graphprobe.analysis.recompiles import RecompileReport
+from graphprobe.errors import ArtifactNotFoundError, GraphprobeError
+from graphprobe.report.html.flame import Box, flame_section, largest, tree_from_steps
+from graphprobe.report.html.launches import launches_section
+from graphprobe.report.html.passes import passes_section
+from graphprobe.report.html.run_code import code_section
+from graphprobe.report.html.run_parts import breaks_section, graphs_section, recompiles_section
+from graphprobe.report.html.run_verdict import verdict_of
+from graphprobe.report.html.section import Report, Section, html, joined
+from graphprobe.report.html.sections_dump import report_from as dump_report
+from graphprobe.report.html.sources import Sources
+from graphprobe.store.reader import Run
+from graphprobe.store.steps import read_steps
+
+CALLS = "api_dump"
+"""The folder in a run that holds its calls."""
+
+_LIST = """<ul class="checks">{% for text in texts %}<li>{{ text }}</li>{% endfor %}</ul>"""
+_LARGEST = """<div class="wrap"><table><caption class="unseen">Steps by time of their own</caption>
+<thead><tr><th class="n">own time</th><th class="n">share</th><th class="n">count</th><th>step</th></tr></thead><tbody>
+{% for name, kind, took, share, count in rows %}<tr><td class="n">{{ took }}</td><td class="n">{{ share }}</td>
+<td class="n">{{ count }}</td><td>{{ name }} <span class="muted">{{ kind }}</span></td></tr>
+{% endfor %}</tbody></table></div>"""
+
+
+def report_from(path: Path) -> Report:
+    """The report of a run folder, or of the newest run in a folder of several.
+
+    Raises:
+        RunNotFoundError, SchemaError: as `Run.open`.
+    """
+    run = Run.open(path)
+    models = run.models()
+    manifest = run.manifest
+    sources = Sources(Path(manifest.cwd or "."), since_ns=manifest.started_ns)
+    breaks, break_notes = breaks_of(run)
+    recompiled = recompiles_of(run)
+    try:
+        flame, beside = tree_from_steps(read_steps(run), sources)
+    except ArtifactNotFoundError:
+        flame, beside = Box("compiling"), ""
+    calls = _calls(run, sources)
+    first: list[Section] = []
+    verdict = verdict_of(run, models, breaks, recompiled, flame.ns)
+    if calls is not None and calls.verdict.tone == "bad" and verdict.tone != "bad":
+        first = calls.sections
+        verdict = replace(calls.verdict, html=joined([calls.verdict.html, verdict.html]))
+    made = [
+        breaks_section(breaks, sources),
+        recompiles_section(recompiled, sources),
+        graphs_section(models, sources),
+        passes_section(run, models, sources),
+        code_section(run, models, sources),
+        launches_section(run, models, sources),
+        flame_section(flame, beside),
+        _time_table(flame),
+        *(calls.sections if calls is not None and not first else []),
+        _missing(run, break_notes, recompiled),
+    ]
+    return Report(
+        title=f"graphprobe: {' '.join(map(str, _command(manifest.argv)))}",
+        subject=" ".join(shlex.quote(word) for word in _command(manifest.argv)) or run.run_dir.name,
+        verdict=verdict,
+        sections=[*first, *(section for section in made if section is not None)],
+        sources=sources,
+        facts=_facts(run),
+    )
+
+
+def _command(argv: Sequence[str]) -> list[str]:
+    """The command line without the folder of the program that was called."""
+    if not argv:
+        return []
+    program = Path(argv[0])
+    return [program.parent.name if program.name == "__main__.py" else program.name, *argv[1:]]
+
+
+def _calls(run: Run, sources: Sources) -> Report | None:
+    """The report of the calls that `graphprobe run --dump` wrote into the run's folder; None without."""
+    folder = run.run_dir / CALLS
+    if not folder.is_dir():
+        return None
+    try:
+        return dump_report(folder, sources)
+    except GraphprobeError as error:
+        run.problems.append(f"{CALLS} cannot be read: {error}")
+        return None
+
+
+def _time_table(flame: Box) -> Section | None:
+    """The flame as a list: for a screen reader, and for those who want the figures."""
+    if not flame.ns:
+        return None
+    rows = [
+        (name, kind, f"{ns / 1e9:.2f} s" if ns >= 1e9 else f"{ns / 1e6:.1f} ms", f"{ns / flame.ns:.1%}", count)
+        for name, kind, ns, count in largest(flame)
+    ]
+    return Section("slowest", "Slowest steps", html=html(_LARGEST, rows=rows), summary=f"{rows[0][0]}, {rows[0][3]}")
+
+
+def _missing(run: Run, notes: Sequence[str], recompiled: RecompileReport) -> Section | None:
+    texts = list(dict.fromkeys([*run.manifest.missing, *run.problems, *notes, *recompiled.notes, *run.manifest.notes]))
+    if not texts:
+        return None
+    return Section("missing", "What is missing", html=html(_LIST, texts=texts), summary=_counted(len(texts), "note"))
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    manifest = run.manifest
+    rank = f"{manifest.rank} of {manifest.world_size}" if manifest.world_size > 1 else ""
+    rows = [
+        ("Run", str(run.run_dir)),
+        ("Rank", rank),
+        ("torch", manifest.torch or "not imported"),
+        ("Python", manifest.python),
+        ("Platform", manifest.platform),
+        ("Devices", ", ".join(manifest.devices)),
+        ("Caches bypassed", ", ".join(manifest.caches_bypassed)),
+        ("graphprobe", manifest.graphprobe),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

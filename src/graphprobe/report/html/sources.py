@@ -1,0 +1,185 @@
+"""The lines of code that a report links to, with a few lines around each, so that the file stands alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from graphprobe.report.html.section import NOTHING, Html, Section, badge, html, joined
+
+MOST_LETTERS = 400
+"""Of a line that is shown; what stands in one line of a file is sometimes a whole file."""
+
+AROUND = 6
+"""Lines shown before and after one that is linked to."""
+
+MOST_LINES = 600
+"""Linked lines that get a snippet; the page says how many more there are."""
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: in .*)?")
+
+_FILE = """<figure class="source" aria-labelledby="{{ id }}-name">
+<figcaption id="{{ id }}-name"><code>{{ name }}</code> {{ changed }}</figcaption>
+<div class="scroll" tabindex="0" role="region" aria-label="Source of {{ name }}">{% for block in blocks %}
+<pre>{% for number, text, anchor in block %}
+{% if anchor %}<span class="line hit" id="{{ anchor }}" tabindex="-1"><span class="no">{{ number }}</span>{{ text }}
+</span>{% else %}<span class="line"><span class="no">{{ number }}</span>{{ text }}
+</span>{% endif %}
+{% endfor %}</pre>{% endfor %}</div></figure>
+"""
+
+
+class Sources:
+    """Gathers `file:line` places while sections are built, and makes the last section of them."""
+
+    def __init__(self, *roots: Path, since_ns: int | None = None) -> None:
+        """What is at hand.
+
+        Args:
+            roots: folders in which relative paths are sought, the first that has the file wins.
+            since_ns: when the lines were recorded, wall clock; the page says of a file that was written to since.
+        """
+        self._roots = roots
+        self._since_ns = since_ns
+        self._files: dict[str, Path | None] = {}
+        self._texts: dict[Path, list[str]] = {}
+        self._lines: dict[Path, dict[int, str]] = {}
+        self._anchors: dict[str, str] = {}
+        self._long: dict[str, str] = {}
+        self._files_long: dict[str, str] = {}
+        self._left = 0
+
+    def short(self, place: str | None) -> str:
+        """`file:line` as short as a reader needs it: below a root, or below the folder that packages are installed in.
+
+        The short form can be linked like the long one. Empty for no place.
+        """
+        if not place:
+            return ""
+        found = _PLACE.fullmatch(place)
+        if found is None:
+            return place
+        file = self._short(Path(found["file"]))
+        self._files_long.setdefault(file, found["file"])
+        short = f"{file}:{found['line']}"
+        self._long.setdefault(short, f"{found['file']}:{found['line']}")
+        return short
+
+    def link(self, source: str | None) -> str:
+        """The anchor of the snippet of `file:line`, without `#`; empty where the file or the line is not at hand."""
+        if not source:
+            return ""
+        if source not in self._anchors:
+            self._anchors[source] = self._anchor(source)
+        return self._anchors[source]
+
+    def html(self, source: str | None, text: str = "") -> Html:
+        """The place as a link to its snippet, or as plain code where there is none; empty for no place."""
+        if not source:
+            return Html("")
+        anchor = self.link(source)
+        return html(
+            '{% if anchor %}<a class="src" href="#{{ anchor }}"><code>{{ text }}</code></a>'
+            "{% else %}<code>{{ text }}</code>{% endif %}",
+            anchor=anchor,
+            text=text or source,
+        )
+
+    def line(self, source: str | None) -> str:
+        """The text of the line, stripped; empty where it is not at hand."""
+        found = _PLACE.fullmatch(self._long.get(source or "", source or ""))
+        path = self._path(found["file"]) if found else None
+        if found is None or path is None:
+            return ""
+        lines, number = self._text(path), int(found["line"])
+        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
+
+    def text(self, file: str) -> list[str]:
+        """The lines of a file, named in short or in full; none where it is not at hand."""
+        path = self._path(self._files_long.get(file, file))
+        return self._text(path) if path is not None else []
+
+    @property
+    def anchors(self) -> dict[str, str]:
+        """Every place that has a snippet, with its anchor: what the page's script links by."""
+        return {source: anchor for source, anchor in self._anchors.items() if anchor}
+
+    def section(self) -> Section | None:
+        """The snippets, a figure for each file; None where there are none."""
+        if not self._lines:
+            return None
+        figures = [self._figure(index, path) for index, path in enumerate(self._lines)]
+        if self._left:
+            figures.append(
+                html("<p>{{ left }} more lines are named in this report and not shown.</p>", left=self._left)
+            )
+        return Section("sources", "Source lines", html=joined(figures), summary=_count(len(self._lines), "file"))
+
+    def _anchor(self, source: str) -> str:
+        found = _PLACE.fullmatch(self._long.get(source, source))
+        path = self._path(found["file"]) if found else None
+        if found is None or path is None or not 0 < (number := int(found["line"])) <= len(self._text(path)):
+            return ""
+        known = self._lines.get(path, {})
+        if number not in known and sum(map(len, self._lines.values())) >= MOST_LINES:
+            self._left += 1
+            return ""
+        lines = self._lines.setdefault(path, {})
+        index = list(self._lines).index(path)
+        return lines.setdefault(number, f"src-{index}-{number}")
+
+    def _path(self, file: str) -> Path | None:
+        if file not in self._files:
+            candidates = [Path(file)] if Path(file).is_absolute() else [root / file for root in self._roots]
+            self._files[file] = next((path.resolve() for path in candidates if _is_file(path)), None)
+        return self._files[file]
+
+    def _text(self, path: Path) -> list[str]:
+        if path not in self._texts:
+            try:
+                self._texts[path] = path.read_text("utf-8", errors="replace").splitlines()
+            except OSError:
+                self._texts[path] = []
+        return self._texts[path]
+
+    def _figure(self, index: int, path: Path) -> Html:
+        text, hits = self._text(path), self._lines[path]
+        blocks: list[list[tuple[int, str, str]]] = []
+        last = 0
+        for hit in sorted(hits):
+            first = max(hit - AROUND, 1)
+            if not blocks or first > last + 1:
+                blocks.append([])
+            for number in range(max(first, last + 1), min(hit + AROUND, len(text)) + 1):
+                blocks[-1].append((number, cut(text[number - 1]), hits.get(number, "")))
+                last = number
+        return html(_FILE, id=f"srcfile-{index}", name=self._short(path), blocks=blocks, changed=self._changed(path))
+
+    def _changed(self, path: Path) -> Html:
+        if self._since_ns is None or path.stat().st_mtime_ns <= self._since_ns:
+            return NOTHING
+        return badge("warn", "written to since: lines may have moved")
+
+    def _short(self, path: Path) -> str:
+        for root in self._roots:
+            if path.is_relative_to(root):
+                path = path.relative_to(root)
+        parts = path.parts
+        packages = [index for index, part in enumerate(parts) if part in ("site-packages", "dist-packages")]
+        return str(Path(*parts[packages[-1] + 1 :])) if packages and packages[-1] + 1 < len(parts) else str(path)
+
+
+def cut(line: str) -> str:
+    """A line, no longer than `MOST_LETTERS`."""
+    return line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]} …"
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that may not be read
+        return False
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,69 @@
+"""The pytest plugin's options. The rest is in `graphprobe.testing`, and is imported with `--graphprobe` only.
+
+It is a package of its own: pytest imports the plugins of all installed packages, and importing graphprobe begins to
+collect where `TORCH_COMPILE_DEBUG` is set.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from graphprobe.testing.watch import CompileWatch
+
+OUT = ".graphprobe"
+_WATCH = pytest.StashKey["CompileWatch"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options; `pytest --help` shows them."""
+    group = parser.getgroup("graphprobe", "diagnose failing tests that call something compiled")
+    group.addoption(
+        "--graphprobe",
+        action="store_true",
+        help="run a failing test that called something compiled once more, and diagnose those calls",
+    )
+    group.addoption(
+        "--graphprobe-out", metavar="DIR", default=OUT, help=f"folder of the dossiers, a folder a test (default: {OUT})"
+    )
+    group.addoption(
+        "--graphprobe-budget",
+        metavar="SECONDS",
+        type=float,
+        default=None,
+        help="begin no further step of the diagnosis of one function after this",
+    )
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Stand in for `torch.compile` before a conftest.py can import torch and compile something."""
+    if getattr(early_config.known_args_namespace, "graphprobe", False):
+        _watch(early_config, early_config.known_args_namespace.graphprobe_budget)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With `--graphprobe`, watch the session."""
+    if not config.getoption("graphprobe"):
+        return
+    budget_s = config.getoption("graphprobe_budget")
+    if budget_s is not None and not budget_s > 0:
+        raise pytest.UsageError(f"--graphprobe-budget {budget_s:g}: it takes a number of seconds above 0")
+    out = Path(config.getoption("graphprobe_out")).absolute()
+    if out.exists() and not out.is_dir():
+        raise pytest.UsageError(f"--graphprobe-out {out}: it is no folder")
+    from graphprobe.testing.failing import FailingTests
+
+    config.pluginmanager.register(FailingTests(config, _watch(config, budget_s), out), "graphprobe-failing-tests")
+
+
+def _watch(config: pytest.Config, budget_s: float | None) -> CompileWatch:
+    found = config.stash.get(_WATCH, None)
+    if found is None:
+        from graphprobe.testing.watch import CompileWatch
+
+        found = config.stash[_WATCH] = CompileWatch(budget_s)
+        found.install()
+    return found

@@ -1,0 +1,115 @@
+"""`graphprobe report`: what it takes, what it refuses before it writes anything, and that it needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conftest import Finished
+from graphprobe.analysis.timing_records import Profile, Span, write_profile
+from graphprobe.cli.main import main
+from graphprobe.report.html.detect import kind_of
+from report.samples import MadeRun, fault, healthy
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, args)])
+
+
+def made_profile(path: Path) -> Path:
+    spans = [Span("dynamo", 0, 2_000_000_000, 1, compile_id="0/0")]
+    write_profile(Profile("0.1", "2.13", "3.11", 0, 3, 3, spans, [], [], ["main"], program="x.py"), path)
+    return path
+
+
+def test_it_says_the_verdict_and_what_it_wrote(tmp_path: Path) -> None:
+    out = tmp_path / "fault.html"
+    result = invoke(fault(tmp_path), "-o", out)
+    assert result.exit_code == 0, result.output
+    first, second = result.output.splitlines()
+    assert first == "FAULT: Compiled, relu gives wrong numbers."
+    assert second.startswith(f"Wrote {out} (")
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_without_arguments_it_takes_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    MadeRun(tmp_path).close()
+    (tmp_path / "runs").rename(tmp_path / "torch_compile_debug")
+    monkeypatch.chdir(tmp_path)
+    result = invoke()
+    assert result.exit_code == 0 and "Wrote report.html" in result.output, result.output
+
+
+def test_kinds(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path)
+    folder = run.close()
+    assert kind_of(fault(tmp_path)) == kind_of(healthy(tmp_path)) == kind_of(tmp_path / "proofs") == "diagnosis"
+    assert kind_of(folder) == kind_of(folder.parent) == kind_of(folder / "graphprobe") == "run"
+    assert kind_of(made_profile(tmp_path / "profile.json")) == "profile"
+    (tmp_path / "compared").mkdir()
+    comparison = tmp_path / "compared" / "comparison.json"
+    comparison.write_text(json.dumps({"outcome": "same", "candidate": {}, "reference": {}}))
+    assert kind_of(comparison) == kind_of(comparison.parent) == "comparison"
+
+
+def test_a_profile(tmp_path: Path) -> None:
+    out = tmp_path / "p.html"
+    result = invoke(made_profile(tmp_path / "profile.json"), "-o", out)
+    assert result.exit_code == 0, result.output
+    assert "COMPILE TIME: Compiling took 2.0 s" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("gone", None, "does not exist"),
+        ("empty", "folder", "is nothing that a report can be made of"),
+        ("x.json", "{", "is no JSON"),
+        ("x.json", "[1, 2]", "is nothing that a report can be made of"),
+        ("x.json", '{"other": 1}', "is nothing that a report can be made of"),
+        ("x.txt", "text", "is nothing that a report can be made of"),
+        ("x.json", '{"verdict": "fault", "findings": [{}]}', "missing required field"),
+        ("x.json", '{"format": "graphprobe-profile", "version": 1}', "is no profile"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+    path, out = tmp_path / name, tmp_path / "out.html"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_text(content)
+    result = invoke(path, "-o", out)
+    assert result.exit_code == 2, result.output
+    assert message in result.output and "error[" in result.output
+    assert not out.exists()
+
+
+def test_nothing_is_overwritten_unless_asked(tmp_path: Path) -> None:
+    source, out = healthy(tmp_path), tmp_path / "out.html"
+    out.write_text("mine")
+    result = invoke(source, "-o", out)
+    assert result.exit_code == 2 and "exists already" in result.output
+    assert out.read_text() == "mine"
+    assert invoke(source, "-o", out, "--force").exit_code == 0
+    assert out.read_text(encoding="utf-8") != "mine"
+    assert "it is a folder" in invoke(source, "-o", tmp_path).output
+    assert "standard output" in invoke(source, "-o", "-").output
+    assert "there is no folder" in invoke(source, "-o", tmp_path / "no" / "x.html").output
+
+
+def test_no_torch_is_needed(tmp_path: Path, run_python: Callable[..., Finished]) -> None:
+    folder = MadeRun(tmp_path).close()
+    program = (
+        "import sys; from click.testing import CliRunner; from graphprobe.cli.main import main\n"
+        "for n, path in enumerate(sys.argv[1:]):\n"
+        "    done = CliRunner().invoke(main, ['report', path, '-o', f'{n}.html'])\n"
+        "    assert done.exit_code == 0, done.output\n"
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'transformers')))"
+    )
+    done = run_python("-c", program, str(folder), str(fault(tmp_path)), cwd=tmp_path)
+    assert done.out == "[]\n", done.err

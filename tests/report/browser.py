@@ -1,0 +1,109 @@
+"""Chromium for the tests of the report: opens a file without a network, keeps what a person would complain of."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SCREENSHOTS = Path(__file__).parent / "screenshots"
+"""Where a failing test leaves what it saw; not in git."""
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def executable() -> str:
+    """Path of the browser. Without one a test is skipped; where `CI` is set it fails, since there it has to run."""
+    for name in NAMES:
+        if path := shutil.which(name):
+            return path
+    _missing(f"there is no {', '.join(NAMES)} on the path")
+
+
+def _imported(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        _missing(str(error))
+
+
+def _missing(message: str) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser that runs for as long as the block does."""
+    path = executable()
+    with _imported("playwright.sync_api").sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Opened:
+    """A report in the browser.
+
+    Attributes:
+        page: of playwright.
+        file: what was opened.
+        errors: what the console and uncaught exceptions said.
+        requests: addresses asked for, other than the file itself.
+    """
+
+    page: Page
+    file: Path
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def text(self, selector: str) -> str:
+        """What a person reads in the first element."""
+        return self.page.locator(selector).first.inner_text()
+
+    def see(self, section: str) -> None:
+        """Scroll a section into view, so that it is drawn, and wait until it is."""
+        self.page.locator(f"#{section}").scroll_into_view_if_needed()
+        self.page.wait_for_function(
+            "id => [...document.querySelectorAll(`#${id} .view`)].every(view => view.dataset.done)", arg=section
+        )
+
+    def faults(self) -> list[str]:
+        """Everything that should not have happened."""
+        return [*(f"console: {text}" for text in self.errors), *(f"request: {url}" for url in self.requests)]
+
+
+def axe_faults(page: Page) -> list[str]:
+    """What axe-core calls serious or critical, one line each: rule, element, what to do."""
+    module = _imported("axe_playwright_python.sync_playwright")
+    # The page's policy lets no text be run as code; the checker is put in from outside of it.
+    found: dict[str, Any] = module.Axe().run(page).response
+    return [
+        f"{violation['id']}: {node['html'][:160]}: {node['failureSummary']}"
+        for violation in found["violations"]
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
+    ]
+
+
+def draw_everything(page: Page) -> None:
+    """Draw the views that are far down, too, as printing the page does."""
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+
+
+OpenReport = Callable[..., Opened]
+"""`open_report(file, dark=False, width=1280, height=900)`, the fixture of `conftest.py`."""

@@ -1,0 +1,57 @@
+"""docs/report.md: what it shows is what happens, and the files that it makes open."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, Finished
+from doc_session import matches, run_step, steps_of
+from graphprobe.report.html import passes, run_code, sources
+from report.browser import OpenReport, axe_faults, draw_everything
+
+Python = Callable[..., Finished]
+
+PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+RUN, FAULT, *_ = re.split(r"^## ", PAGE, flags=re.MULTILINE)
+
+
+def do(text: str, folder: Path) -> None:
+    for step in steps_of(text):
+        said = run_step(step, folder)
+        assert step.shown is None or matches(step.shown, said), said
+
+
+def test_the_report_of_a_run(tmp_path: Path, open_report: OpenReport) -> None:
+    do(RUN, tmp_path)
+    opened = open_report(tmp_path / "run.html")
+    assert "COMPILED" in opened.text("h1")
+    draw_everything(opened.page)
+    assert opened.page.locator("#passes .passes li").count() > 1
+    assert opened.page.locator("#code .marked").count() > 1
+    assert opened.page.locator(".flame button").count() > 4
+    assert "train.py" in opened.text("#sources")
+    assert axe_faults(opened.page) == []
+
+
+@pytest.mark.heavy
+def test_the_report_of_a_fault(run_python: Python, tmp_path: Path, open_report: OpenReport) -> None:
+    do(FAULT, tmp_path)
+    opened = open_report(tmp_path / "fault.html", dark=True)
+    draw_everything(opened.page)
+    assert opened.page.locator(".ladder .badge.bad").count() == 1
+    kernel = opened.page.locator("#code .pane").last.inner_text()
+    assert "decltype(tmp0)(1)" in kernel  # the 1 that is too much
+    done = run_python(*shlex.split(opened.text("#verdict .command code"))[1:], cwd=tmp_path)
+    assert done.code == 1
+    assert axe_faults(opened.page) == []
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    assert f"beyond the first {sources.MOST_LINES}" in PAGE
+    assert f"beyond {passes.MOST_BYTES >> 20} MiB of graphs" in PAGE
+    assert f"generated code beyond {run_code.MOST_BYTES >> 20} MiB" in PAGE

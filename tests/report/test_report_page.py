@@ -1,0 +1,217 @@
+"""The page around the sections: it needs nothing else, runs nothing of its data, and can be used without a mouse."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from graphprobe.report.html.page import asset, pieces, write_page
+from graphprobe.report.html.section import Html, Report, Section, Verdict, html, prose
+from graphprobe.report.html.sources import AROUND, MOST_LINES, Sources
+from report.browser import OpenReport, axe_faults
+
+EVIL = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
+VERDICT = Verdict("bad", "FAULT", "relu gives wrong numbers.")
+
+
+def written(report: Report, folder: Path) -> Path:
+    file = folder / "report.html"
+    with file.open("w", encoding="utf-8") as out:
+        write_page(report, out)
+    return file
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    file = tmp_path / "model.py"
+    file.write_text("\n".join(f"x{number} = {number}" for number in range(1, 101)))
+    return file
+
+
+def page_with_source(folder: Path, sources: Sources) -> Report:
+    rows = html("{% for n in range(80) %}<p>row {{ n }}</p>{% endfor %}")
+    here = html("<p>at {{ place }}</p>", place=sources.html("model.py:50"))
+    return Report(
+        "title", "model.py", VERDICT, [Section("long", "Long", html=rows), Section("at", "At", html=here)], sources
+    )
+
+
+def test_text_is_escaped_and_html_is_not() -> None:
+    assert html("{{ a }} {{ b }}", a="<b>", b=Html("<i>")) == "&lt;b&gt; <i>"
+    assert prose("use `x < 1` in `it's`") == "use <code>x &lt; 1</code> in <code>it&#39;s</code>"
+    assert prose("it's a ` alone") == "it&#39;s a ` alone"
+    with pytest.raises(jinja2.UndefinedError, match="missing"):
+        html("{{ missing }}")
+
+
+def test_data_cannot_end_its_element() -> None:
+    text = "".join(pieces(Report(EVIL, EVIL, Verdict("bad", EVIL, EVIL), [Section("a", EVIL, "code", [EVIL])])))
+    assert "hacked = 1</script>" not in text
+    assert len(re.findall("</script", text)) == len(re.findall("<script", text))
+
+
+def test_only_the_assets_that_are_used_are_in_the_page() -> None:
+    plain = "".join(pieces(Report("t", "s", VERDICT, [Section("a", "A")])))
+    with_code = "".join(pieces(Report("t", "s", VERDICT, [Section("a", "A", "code", [])])))
+    assert "GP.views.code" not in plain and "GP.views.code =" in with_code
+    assert "GP.views.passes" not in with_code
+    with pytest.raises(ValueError, match="no assets/view_nowhere"):
+        "".join(pieces(Report("t", "s", VERDICT, [Section("a", "A", "nowhere", [])])))
+
+
+def test_sections_are_named_well() -> None:
+    with pytest.raises(ValueError, match="two sections have one id"):
+        "".join(pieces(Report("t", "s", VERDICT, [Section("a", "A"), Section("a", "B")])))
+    with pytest.raises(ValueError, match="lower-case letters"):
+        Section("A b", "A")
+
+
+def test_a_group_is_named_once_in_the_contents() -> None:
+    sections = [Section(f"a{n}", "A", group="f" if n < 2 else "g" if n < 4 else "") for n in range(5)]
+    text = "".join(pieces(Report("t", "s", VERDICT, sections)))
+    assert re.findall(r'<li class="group">(.)</li>', text) == ["f", "g"]
+
+
+def test_nothing_is_loaded_from_anywhere() -> None:
+    names = [
+        "page.html",
+        "page.css",
+        "page.js",
+        "parts.css",
+        *(f"view_{v}.{e}" for v in ("code", "passes", "flame") for e in ("js", "css")),
+    ]
+    for name in names:
+        text = asset(name)
+        assert text, name
+        found = re.findall(r"https?://(?!www\.w3\.org/2000/svg)\S+|@import|url\(|\bimport\(|fetch\(|<link\b", text)
+        assert found == [], name
+    assert "default-src 'none'" in asset("page.html")
+
+
+def test_sources_links_what_is_there(code: Path, tmp_path: Path) -> None:
+    sources = Sources(tmp_path)
+    assert sources.link("model.py:50") == sources.link(f"{code}:50") == sources.link("model.py:50 in forward") != ""
+    assert sources.short(f"{code}:51") == "model.py:51"
+    assert sources.short("/x/site-packages/torch/nn/linear.py:7") == "torch/nn/linear.py:7"
+    assert sources.line("model.py:50") == "x50 = 50"
+    for gone in ("model.py:101", "model.py:0", "other.py:3", "model.py", "", None, "a:b"):
+        assert sources.link(gone) == ""
+    assert sources.html("other.py:3") == "<code>other.py:3</code>"
+
+
+def test_snippets_that_touch_are_one(code: Path, tmp_path: Path) -> None:
+    sources = Sources(tmp_path)
+    for line in (20, 22, 80):
+        sources.link(f"model.py:{line}")
+    section = sources.section()
+    assert section is not None
+    assert section.html.count("<pre>") == 2
+    shown = re.findall(r'class="no">(\d+)<', section.html)
+    assert shown == [str(n) for n in [*range(20 - AROUND, 22 + AROUND + 1), *range(80 - AROUND, 80 + AROUND + 1)]]
+    assert Sources(tmp_path).section() is None
+
+
+def test_snippets_are_limited_and_say_so(tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text("x\n" * (MOST_LINES + 30))
+    sources = Sources(tmp_path)
+    linked = [line for line in range(1, MOST_LINES + 31) if sources.link(f"long.py:{line}")]
+    assert len(linked) == MOST_LINES
+    section = sources.section()
+    assert section is not None and "30 more lines" in section.html
+
+
+def test_a_file_that_was_written_to_since_is_marked(code: Path, tmp_path: Path) -> None:
+    for since_ns, marked in ((code.stat().st_mtime_ns + 1, False), (code.stat().st_mtime_ns - 1, True)):
+        sources = Sources(tmp_path, since_ns=since_ns)
+        sources.link("model.py:3")
+        section = sources.section()
+        assert section is not None and ("written to since" in section.html) is marked
+
+
+def test_nothing_of_the_data_is_run(tmp_path: Path, open_report: OpenReport) -> None:
+    pane = {"title": EVIL, "name": EVIL, "lines": [[EVIL, EVIL, ""], ["1", EVIL, EVIL]]}
+    view = [{"title": EVIL, "panes": [pane], "links": [{"label": EVIL, "marks": [[0]]}]}]
+    report = Report(
+        EVIL, EVIL, Verdict("bad", EVIL, EVIL), [Section("a", EVIL, "code", view, summary=EVIL)], facts=[(EVIL, EVIL)]
+    )
+    opened = open_report(written(report, tmp_path))
+    assert "onerror" in opened.text("#a .view")
+    assert opened.page.evaluate("window.hacked") is None
+
+
+def test_a_link_leads_to_the_line_and_back(code: Path, tmp_path: Path, open_report: OpenReport) -> None:
+    opened = open_report(written(page_with_source(tmp_path, Sources(tmp_path)), tmp_path), dark=True)
+    page = opened.page
+    page.locator("#at a.src").focus()
+    page.keyboard.press("Enter")
+    focused = page.evaluate("document.activeElement.textContent")
+    assert "50" in focused and "x50 = 50" in focused
+    assert page.locator(".line.target").is_visible()
+    assert axe_faults(page) == []
+    page.go_back()
+    assert not page.url.endswith("#src-0-50")
+
+
+def test_the_page_can_be_used_with_the_keyboard(code: Path, tmp_path: Path, open_report: OpenReport) -> None:
+    opened = open_report(written(page_with_source(tmp_path, Sources(tmp_path)), tmp_path))
+    page = opened.page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the report"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.matches('main *')")
+    page.locator(".contents a", has_text="At").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#at h2").is_visible()
+    top = page.evaluate("document.querySelector('#at').getBoundingClientRect().top")
+    assert 0 <= top < 900
+
+
+def test_light_and_dark(tmp_path: Path, open_report: OpenReport) -> None:
+    file = written(Report("t", "s", VERDICT, [Section("a", "A")]), tmp_path)
+    background = "getComputedStyle(document.body).backgroundColor"
+    light, dark = open_report(file), open_report(file, dark=True)
+    white, black = light.page.evaluate(background), dark.page.evaluate(background)
+    assert white == "rgb(255, 255, 255)" and black != white
+    light.page.click("#theme")
+    assert light.page.evaluate(background) == white and light.text("#theme") == "Theme: light"
+    light.page.click("#theme")
+    assert light.page.evaluate(background) == black and light.text("#theme") == "Theme: dark"
+    assert dark.page.evaluate("GP.colour('bg')") == light.page.evaluate("GP.colour('bg')")
+
+
+def test_the_verdict_needs_no_script(code: Path, tmp_path: Path, browser: object) -> None:
+    file = written(page_with_source(tmp_path, Sources(tmp_path)), tmp_path)
+    context = browser.new_context(java_script_enabled=False, offline=True)  # type: ignore[attr-defined]
+    page = context.new_page()
+    page.goto(file.as_uri())
+    assert "relu gives wrong numbers." in page.locator("h1").inner_text()
+    assert page.locator("#at a.src").get_attribute("href") == "#src-0-50"
+    context.close()
+
+
+def test_a_view_that_fails_says_so(tmp_path: Path, open_report: OpenReport) -> None:
+    opened = open_report(written(Report("t", "s", VERDICT, [Section("a", "A", "code", None)]), tmp_path))
+    assert "could not be shown" in opened.text("#a .view")
+    assert len(opened.errors) == 1
+    opened.errors.clear()
+
+
+def test_page_is_written_in_pieces() -> None:
+    file = io.StringIO()
+    write_page(Report("t", "s", VERDICT, [Section(f"a{n}", "A") for n in range(3)]), file)
+    assert file.getvalue().count("<section") == 4
+    assert len(list(pieces(Report("t", "s", VERDICT, [Section("a", "A", "code", [])])))) > 4
+
+
+def test_lines_of_any_length_and_names_that_no_system_takes(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("x = 1\n" + "y" * 100_000 + "\n")
+    sources = Sources(tmp_path)
+    assert sources.link("model.py:2")
+    section = sources.section()
+    assert section is not None and len(section.html) < 5_000
+    assert sources.link("a" * 5_000 + ":3") == sources.link("a\0b:3") == ""

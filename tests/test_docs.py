@@ -1,0 +1,206 @@
+"""The documentation is executed: every command and program of README and of docs/*.md, with what it shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+
+from conftest import ROOT
+from doc_session import Step, blocks_of, matches, run_step, steps_of
+from graphprobe.analysis import timing, timing_diff, timing_records
+from graphprobe.cli.main import COMMANDS, LazyGroup, main
+from graphprobe.numerics.pair import PairStats
+from graphprobe.records import TensorStats
+from graphprobe.report import comparison_csv
+from graphprobe.report.html import comparison_table, dump_table, heat
+from graphprobe.report.html.table import Column
+
+DOCS = ROOT / "docs"
+SETUPS = ROOT / "tests" / "doc_setups"
+heavy = pytest.mark.heavy
+
+SESSIONS = {
+    "README": [f"cp -r {shlex.quote(str(ROOT / 'examples'))} ."],
+    "compare": [
+        "python dumps.py",
+        "python undecided.py dump_new 1.01",
+        "python undecided.py dump_old 1.0",
+        "RANK=0 WORLD_SIZE=2 python ranks.py",
+        "RANK=1 WORLD_SIZE=2 python ranks.py",
+        "python ptdbg.py",
+    ],
+    "convert": ["python dumps.py"],
+    "api_dump": [],
+    "backends": [],
+    "dump": [],
+    "overflow_and_watch": [],
+    "ptdbg": [],
+    "troubleshooting_flow": [],
+}
+"""Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
+
+ELSEWHERE = {
+    "dump_config": "dump_plan/test_page.py",
+    "explain": "cli/test_explain.py",
+    "export": "export/test_page.py",
+    "logs": "cli/test_logs_page.py",
+    "profile": "cli/test_profile.py",
+    "pytest": "test_pytest_plugin.py",
+    "recompiles": "probe/test_recompiles_page.py",
+    "replay": "probe/frames/test_page.py",
+    "report": "report/test_report_docs.py",
+    "save_and_print": "ops/test_page.py",
+    "troubleshooting": "cli/test_logs_page.py",
+}
+"""Pages that have a test of their own, below tests."""
+
+HEAVY = SESSIONS.keys() - {"ptdbg"}
+"""All but one: they start torch several times."""
+
+
+WORDS = re.compile(r"`graphprobe ([a-z][^`]*)`")
+"""Commands in running text."""
+
+
+def page(name: str) -> Path:
+    return ROOT / "README.md" if name == "README" else DOCS / f"{name}.md"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=heavy) if n in HEAVY else n for n in SESSIONS])
+def test_page(name: str, tmp_path: Path) -> None:
+    setup = SETUPS / name
+    if setup.is_dir():
+        shutil.copytree(setup, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    prelude = (setup / "prelude.py").read_text(encoding="utf-8") if (setup / "prelude.py").is_file() else ""
+    for command in SESSIONS[name]:
+        run_step(Step(0, command=command), tmp_path)
+    steps = list(steps_of(page(name).read_text(encoding="utf-8")))
+    assert steps
+    for step in steps:
+        said = run_step(step, tmp_path, prelude=prelude)
+        if step.shown is not None:
+            assert matches(step.shown, said), f"{name}, line {step.line}, shows\n{step.shown}\nand it printed\n{said}"
+
+
+def test_every_page_is_executed_somewhere() -> None:
+    without = []
+    for name in sorted({path.stem for path in DOCS.glob("*.md")} | {"README"}):
+        languages = {block.language for block in blocks_of(page(name).read_text(encoding="utf-8"))}
+        if languages & {"console", "python"} and name not in SESSIONS.keys() | ELSEWHERE.keys():
+            without.append(name)
+    assert without == [], "pages whose commands no test gives"
+    for name, file in ELSEWHERE.items():
+        assert f"{name}.md" in (ROOT / "tests" / file).read_text(encoding="utf-8"), file
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([\w./]+\.md)", index))
+    pages = {str(path.relative_to(DOCS)) for path in [*DOCS.glob("*.md"), *DOCS.glob("formats/*.md")]}
+    assert sorted(pages - linked - {"README.md"}) == []
+
+
+@pytest.mark.parametrize("name", ["README", "docs/README"])
+def test_every_command_is_in_the_tables(name: str) -> None:
+    text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
+    told = {words.split()[0] for words in WORDS.findall(text)} | set(re.findall(r"^\$ graphprobe (\w+)", text, re.M))
+    assert sorted(COMMANDS.keys() - told) == []
+
+
+PROSE = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: path.stem)
+def test_commands_in_running_text_exist(path: Path) -> None:
+    assert isinstance(main, LazyGroup)
+    for text in WORDS.findall(path.read_text(encoding="utf-8")):
+        words = shlex.split(text.replace("\\|", "|"))
+        assert words[0] in COMMANDS, text
+        command = main.get_command(click.Context(main), words[0])
+        assert command is not None
+        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        script = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
+        given = {word.partition("=")[0] for word in words[1:script] if word.startswith("-") and word != "-"}
+        assert given <= known | {"--help"}, text
+
+
+def test_readme_shows_what_it_is_within_forty_lines() -> None:
+    blocks = blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert blocks[0].language == "console" and blocks[0].text.startswith("$ graphprobe demo\n")
+    assert blocks[0].line + blocks[0].text.count("\n") + 1 <= 40
+
+
+@pytest.mark.parametrize(
+    ("room", "names"),
+    [
+        (timing_records, ("Profile", "Span", "Compile", "CacheEvent")),
+        (timing, ("Summary", "Row", "FunctionRow", "CacheRow")),
+        (timing_diff, ("TimingDiff", "Change")),
+    ],
+    ids=["profile", "summary", "diff"],
+)
+def test_every_field_of_a_profile_is_described(room: object, names: tuple[str, ...]) -> None:
+    text = (DOCS / "formats" / "profile.md").read_text(encoding="utf-8")
+    for name in names:
+        for field in msgspec.structs.fields(getattr(room, name)):
+            assert f"`{field.encode_name}`" in text, f"{name}.{field.name}"
+
+
+FIGURES = DOCS / "metrics.md"
+
+
+def test_every_figure_is_defined() -> None:
+    text = FIGURES.read_text(encoding="utf-8")
+    of_tables = [value for room in (comparison_table, dump_table) for value in vars(room).values()]
+    columns = [c for value in of_tables if isinstance(value, tuple) for c in value if isinstance(c, Column)]
+    shown = {c.name for c in columns if c.kind == "number" and not c.hidden} - {"#", "step", "rank"}
+    assert {"gave", "got", "range"} <= shown
+    shown |= {value.name for value in vars(heat).values() if isinstance(value, heat.Metric)}
+    texts = {
+        "NPU Name",
+        "Bench Name",
+        "NPU Tensor Dtype",
+        "Bench Tensor Dtype",
+        "NPU Tensor Shape",
+        "Bench Tensor Shape",
+    }
+    shown |= set(comparison_csv.SOURCE_COLUMNS) - texts - {"Err_message"} | {"Noise Level", "Max Z", "Max ULP"}
+    shown |= {field.name for field in msgspec.structs.fields(TensorStats)}
+    shown |= {field.name for field in fields_of(PairStats) if not field.name.endswith("_index")}
+    rows = "\n".join(re.findall(r"^\| .+$", text, re.M))
+    names = set(re.findall(r"`([^`\n]+)`", rows))
+    assert sorted(name for name in shown if name not in names) == []
+
+
+def fields_of(kind: type) -> tuple[Any, ...]:
+    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else msgspec.structs.fields(kind)
+
+
+def test_every_source_of_a_figure_exists() -> None:
+    tables = FIGURES.read_text(encoding="utf-8").partition("## Which figure is which")[2]
+    named = re.findall(r"`([a-z_/]+(?:\.py)?)`", " ".join(re.findall(r"\| ([^|]+) \|$", tables, re.M)))
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / "src" / "graphprobe" / name).exists()] == []
+
+
+def anchors_of(text: str) -> set[str]:
+    """What a heading is linked by: lower case, words joined by hyphens, without punctuation."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    heads = re.findall(r"^#+ (.+)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.stem)
+def test_links_to_headings_lead_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", text):
+        file = path.parent / target if target else path
+        assert anchor in anchors_of(file.read_text(encoding="utf-8")), f"{target}#{anchor}"

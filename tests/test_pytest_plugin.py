@@ -1,0 +1,323 @@
+"""`pytest --graphprobe` in a small project of its own, and `assert_compiles_like_eager`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import graphprobe
+from conftest import ROOT, Finished
+from graphprobe.diagnose.compare_calls import Difference
+from graphprobe.diagnose.whole_first import _WholeFirst
+from graphprobe.errors import UsageError
+from graphprobe.testing.assertion import CompiledDiffers
+from graphprobe.testing.failing import folder_of
+
+Python = Callable[..., Finished]
+FAULTY = "graphprobe:relu_accuracy_error_TESTING_ONLY"
+
+QUICK = f'''
+import os
+
+import pytest
+import torch
+
+
+def net(x):
+    return torch.relu(x) * 2
+
+
+@torch.compile(backend="eager")
+def doubled(x):
+    return x * 2
+
+
+@pytest.fixture
+def x():
+    return torch.arange(-3.0, 3.0)
+
+
+def test_wrong(x):
+    """Its compiled code is wrong."""
+    torch.testing.assert_close(torch.compile(net, backend="{FAULTY}")(x), net(x))
+
+
+def test_right(x):
+    torch.testing.assert_close(torch.compile(net, backend="eager")(x), net(x))
+
+
+def test_compiles_nothing(x):
+    assert net(x).sum() == 7
+
+
+def test_wrong_itself(x):
+    """It compiles, and what is wrong is the test."""
+    assert doubled(x).shape == (7,)
+
+
+def test_forks(x):
+    """A child that it forks calls something compiled; it fails by itself."""
+    child = os.fork()
+    if child == 0:
+        doubled(x)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 1
+'''
+
+PAGE = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
+
+
+def pytest_in(folder: Path, run_python: Python, program: str, *options: str) -> Finished:
+    (folder / "test_net.py").write_text(program)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    env = {"CI": "", "BUILD_NUMBER": "", "COLUMNS": "80"}  # what pytest prints depends on them
+    return run_python(
+        "-m", "pytest", "-p", "graphprobe_pytest", "-p", "no:cacheprovider", *options, cwd=folder, env=env
+    )
+
+
+def told(done: Finished) -> dict[str, str]:
+    """By test, what the last section says of it."""
+    _, mark, section = done.out.rpartition("= graphprobe =")
+    assert mark, done.out + done.err
+    found = re.findall(r"^(FAULT|UNDECIDED|HEALTHY) test_net\.py::(\S+): (.*)$", section, re.MULTILINE)
+    return {test: f"{verdict} {text}" for verdict, test, text in found}
+
+
+@pytest.fixture(scope="module")
+def quick(run_python: Python, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    folder = tmp_path_factory.mktemp("quick")
+    return folder, pytest_in(folder, run_python, QUICK, "--graphprobe", "-n", "0")
+
+
+def test_failing_tests_are_told_apart(quick: tuple[Path, Finished]) -> None:
+    folder, done = quick
+    assert done.code == 1 and "4 failed, 1 passed" in done.out
+    found = told(done)
+    assert set(found) == {"test_wrong", "test_wrong_itself"}
+    assert found["test_wrong"].startswith("FAULT net (test_net.py:8): Compiled, torch.relu gives wrong numbers at ")
+    assert " at test_net.py:9. Stage: " in found["test_wrong"]
+    assert found["test_wrong_itself"].startswith(
+        "HEALTHY its compiled calls are healthy (doubled (test_net.py:12)): it"
+    )
+    assert {path.name for path in (folder / ".graphprobe").iterdir()} == {
+        "test_net.py-test_wrong",
+        "test_net.py-test_wrong_itself",
+    }
+    document = json.loads((folder / ".graphprobe/test_net.py-test_wrong_itself/diagnosis.json").read_text())
+    assert (document["target"], [d["verdict"] for d in document["diagnoses"]]) == (
+        "test_net.py::test_wrong_itself",
+        ["healthy"],
+    )
+    assert done.out.count("diagnosing the compiled calls of") == 2
+
+
+def test_the_proof_fails_alone(quick: tuple[Path, Finished], run_python: Python, tmp_path: Path) -> None:
+    folder, done = quick
+    shown = done.out.rpartition("= graphprobe =")[2]
+    (repro,) = re.findall(r"^  python (\S+)$", shown, re.MULTILINE)
+    lines = done.out.rstrip().splitlines()
+    assert repro in lines[-2], "the last line but the count of pytest"
+    assert Path(repro).is_relative_to(".graphprobe/test_net.py-test_wrong")
+    alone = run_python(str(folder / repro), cwd=tmp_path)
+    assert alone.code == 1 and alone.out.rstrip().endswith("FAULT: wrong_value"), alone.err
+
+
+@pytest.mark.heavy
+def test_workers_hand_over_what_they_found(quick: tuple[Path, Finished], run_python: Python, tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, run_python, QUICK, "--graphprobe", "-n", "2", "--graphprobe-out", "found")
+    assert done.code == 1 and "4 failed, 1 passed" in done.out
+
+    def verdicts(finished: Finished) -> dict[str, str]:
+        return {test: text.split()[0] for test, text in told(finished).items()}
+
+    assert verdicts(done) == verdicts(quick[1]) == {"test_wrong": "FAULT", "test_wrong_itself": "HEALTHY"}
+    assert len(list((tmp_path / "found").glob("test_net.py-test_wrong/*/*/repro.py"))) == 1
+
+
+@pytest.mark.heavy
+def test_the_page_prints_what_it_shows(run_python: Python, tmp_path: Path) -> None:
+    """A fault of Inductor gives a dossier whose script fails alone, its healthy twin nothing."""
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (shown,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    command, _, expected = shown.removeprefix("$ pytest ").partition("\n")
+    done = pytest_in(tmp_path, run_python, program, "-n", "0", *command.split())
+    pattern = re.escape(expected.strip()).replace("…\\\n", ".*\n", 1).replace("…", r"[^\n]*")
+    assert done.code == 1 and re.fullmatch(pattern, done.out.strip(), re.DOTALL), done.out
+    (repro,) = (tmp_path / ".graphprobe").glob("test_net.py-test_by_hand/0-Net/*/repro.py")
+    alone = run_python(str(repro), cwd=tmp_path)
+    assert alone.code == 1 and alone.out.rstrip().endswith("FAULT: wrong_value")
+    again = pytest_in(tmp_path, run_python, program, "--graphprobe", "-n", "0", "-k", "test_compiles")
+    assert again.code == 0 and "= graphprobe =" not in again.out
+
+
+def test_the_page_names_every_option() -> None:
+    named = set(re.findall(r"`(--graphprobe[a-z-]*)", PAGE))
+    assert named == {"--graphprobe", "--graphprobe-out", "--graphprobe-budget"}
+    source = (ROOT / "src/graphprobe_pytest/__init__.py").read_text(encoding="utf-8")
+    assert set(re.findall(r'"(--graphprobe[a-z-]*)"', source)) == named
+    arguments = inspect.signature(graphprobe.assert_compiles_like_eager).parameters.values()
+    told = {
+        f"{name}={value}" for row in re.findall(r"^\| `.*?\|", PAGE, re.MULTILINE) for name, value in
+        re.findall(r"`(\w+)=([^`]+)`", row)
+    }  # fmt: skip
+    assert told == {f"{a.name}={a.default!r}".replace("'", '"') for a in arguments if a.kind is a.KEYWORD_ONLY}
+
+
+@pytest.mark.heavy
+def test_a_diagnosis_in_the_error_is_not_made_again(run_python: Python, tmp_path: Path) -> None:
+    program = f'''
+import torch
+import graphprobe
+
+
+def net(x):
+    return torch.relu(x) * 2
+
+
+def test_it():
+    graphprobe.assert_compiles_like_eager(net, torch.ones(3), backend="{FAULTY}")
+'''
+    done = pytest_in(tmp_path, run_python, program, "--graphprobe", "-n", "0")
+    assert done.code == 1 and "diagnosing" not in done.out and not (tmp_path / ".graphprobe").exists()
+    assert told(done)["test_it"].startswith("FAULT net (test_net.py:6): Compiled, torch.relu gives wrong numbers")
+    assert "E           operation: torch.relu, node relu" in done.out
+    assert "assertion.py" not in done.out, "the traceback ends in the test"
+
+
+def test_off_it_imports_neither_torch_nor_graphprobe(run_python: Python, tmp_path: Path) -> None:
+    program = """
+import sys, pytest
+code = pytest.main(["-p", "graphprobe_pytest", "-p", "no:cacheprovider", "-n", "0", *sys.argv[1:]])
+names = {"torch", "graphprobe"} & sys.modules.keys()
+print("imported:", sorted(names))
+sys.exit(code)
+"""
+    (tmp_path / "test_nothing.py").write_text("def test_nothing():\n    assert False\n")
+    off = run_python("-c", program, cwd=tmp_path)
+    assert off.code == 1 and off.out.endswith("imported: []\n"), off.out + off.err
+    on = run_python("-c", program, "--graphprobe", cwd=tmp_path)
+    assert on.code == 1 and on.out.endswith("imported: ['graphprobe']\n"), on.out + on.err
+    assert "= graphprobe =" not in on.out
+    for options, said in (
+        (("--graphprobe", "--graphprobe-budget", "0"), "--graphprobe-budget 0"),
+        (("--graphprobe", "--graphprobe-out", "test_nothing.py"), "it is no folder"),
+    ):
+        wrong = run_python("-c", program, *options, cwd=tmp_path)
+        assert wrong.code == 4 and said in wrong.err, wrong.err
+
+
+def test_pytest_finds_the_plugin(run_python: Python, tmp_path: Path) -> None:
+    """As it is installed: by the entry point alone."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    ((name, module),) = project["project"]["entry-points"]["pytest11"].items()
+    assert name == module, "so that `-p` and the entry point are one and the same plugin"
+    assert f"src/{module}" in project["tool"]["scikit-build"]["wheel"]["packages"]
+    installed = tmp_path / "site" / "made_up-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(f"[pytest11]\n{name} = {module}\n")
+    env = {"PYTHONPATH": f"{installed.parent}{os.pathsep}{ROOT / 'src'}"}
+    done = run_python("-m", "pytest", "--help", cwd=tmp_path, env=env)
+    assert done.code == 0 and "--graphprobe-out=DIR" in done.out, done.err
+
+
+def test_each_test_gets_a_folder_that_is_new(tmp_path: Path) -> None:
+    first = folder_of(tmp_path, "tests/a b.py::Case::test_it[x/y-2.5]")
+    assert first == tmp_path / "tests-a-b.py-Case-test_it[x-y-2.5]"
+    first.mkdir()
+    assert folder_of(tmp_path, "tests/a b.py::Case::test_it[x/y-2.5]").name == first.name + "-2"
+    long = [folder_of(tmp_path, "t.py::test[" + "ü" * 200 + end) for end in "12"]
+    assert long[0] != long[1] and all(len(path.name.encode()) < 140 for path in long)
+    assert folder_of(tmp_path, "../..").parent == tmp_path
+
+
+def relu(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w)
+
+
+@pytest.fixture
+def operands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
+    monkeypatch.chdir(tmp_path)
+    return torch.randn(4, 8), torch.randn(8, 8, requires_grad=True)
+
+
+def test_what_computes_the_same_passes_and_leaves_nothing(
+    operands: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
+) -> None:
+    state = torch.get_rng_state()
+    assert graphprobe.assert_compiles_like_eager(relu, *operands, backend="aot_eager") is None
+    assert (
+        graphprobe.assert_compiles_like_eager(torch.compile(relu, backend="eager"), *operands, backend="eager") is None
+    )
+    assert operands[1].grad is None and torch.equal(state, torch.get_rng_state())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_differs_says_where(operands: tuple[torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as caught:
+        graphprobe.assert_compiles_like_eager(relu, *operands, backend=FAULTY, out=tmp_path / "out")
+    assert isinstance(caught.value, CompiledDiffers)
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith(f"FAULT: compiled with {FAULTY}, relu (") and first.endswith(
+        "does not compute what it computes uncompiled"
+    )
+    text = "\n".join(rest)
+    assert "torch.relu gives wrong numbers. Stage: " in text and "rms of z is" in text
+    line = relu.__code__.co_firstlineno + 1
+    assert re.search(rf"line: \S+test_pytest_plugin\.py:{line}$", text, re.MULTILINE)
+    (finding,) = caught.value.diagnosis.findings
+    assert finding.dossier is not None and Path(finding.dossier).is_relative_to(tmp_path / "out")
+    assert f"dossier: {finding.dossier}" in text and (Path(finding.dossier) / "repro.py").is_file()
+
+
+def test_what_cannot_be_told_does_not_pass(operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def wrong_arguments(x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.ones(3)
+
+    with pytest.raises(CompiledDiffers, match="UNDECIDED: whether .*wrong_arguments .*did not pass") as caught:
+        graphprobe.assert_compiles_like_eager(wrong_arguments, operands[0], backend="eager")
+    assert "uncompiled and compiled it raises RuntimeError: " in str(caught.value)
+    assert caught.value.diagnosis.verdict == "undecided"
+
+
+def test_what_differed_once_is_not_called_healthy(
+    operands: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rungs = _WholeFirst._rungs
+
+    def differs_first(self: _WholeFirst, reference: object) -> None:
+        rungs(self, reference)  # type: ignore[arg-type]
+        self.first = [Difference("wrong_value", 0, "outputs[0]", "off by one")]
+        super(_WholeFirst, self)._rungs(reference)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_WholeFirst, "_rungs", differs_first)
+    with pytest.raises(CompiledDiffers, match="compiled as it is, it differed: wrong_value in outputs"):
+        graphprobe.assert_compiles_like_eager(relu, *operands, backend="eager")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"backend": "no_such"}, "there is no such backend"),
+        ({"grad": "yes"}, "it takes True, False or 'auto'"),
+        ({"dynamic": 1.5}, "it takes True, False or None"),
+        ({"out": "."}, "it exists and is not an empty folder"),
+    ],
+)
+def test_wrong_use(
+    changed: dict[str, object], said: str, operands: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(UsageError, match=said):
+        graphprobe.assert_compiles_like_eager(relu, *operands, **changed)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="fn must be a function or module"):
+        graphprobe.assert_compiles_like_eager(3)  # type: ignore[arg-type]
