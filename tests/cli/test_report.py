@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
+import graphprobe
 from conftest import Finished
 from graphprobe.analysis.timing_records import Profile, Span, write_profile
 from graphprobe.cli.main import main
@@ -55,6 +57,13 @@ def test_kinds(tmp_path: Path) -> None:
     comparison = tmp_path / "compared" / "comparison.json"
     comparison.write_text(json.dumps({"outcome": "same", "candidate": {}, "reference": {}}))
     assert kind_of(comparison) == kind_of(comparison.parent) == "comparison"
+
+
+def test_a_rank_of_a_dump_is_a_dump(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    with graphprobe.dump(str(tmp_path / "dump"), data="stats", model=model):
+        model(torch.ones(1, 2))
+    assert kind_of(tmp_path / "dump") == kind_of(tmp_path / "dump" / "rank0") == "dump"
 
 
 def test_a_profile(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
 from graphprobe.report.html.diagnosis_file import FINDING, dossiers_in, is_diagnosis, result_in
+from graphprobe.store import layout
 from graphprobe.store.reader import Run
 
 Kind = Literal["run", "diagnosis", "comparison", "dump", "profile"]
@@ -71,11 +72,12 @@ def _nothing(path: Path) -> UsageError:
 
 
 def _is_run(path: Path) -> bool:
+    """The folder of one rank of a dump has a manifest, too, and no events."""
     try:
-        Run.open(path)
+        run = Run.open(path)
     except RunNotFoundError:
         return False
-    return True
+    return (run.tool_dir / layout.EVENTS).is_file()
 
 
 def _is_dump(path: Path) -> bool:
