@@ -96,6 +96,21 @@ def test_forwards_are_told_apart_by_what_they_saved() -> None:
     assert Forwards().of_backward([shared]) is None
 
 
+def test_memory_that_was_freed_and_taken_again_is_no_trace_of_a_forward() -> None:
+    place = bytearray(16)
+    forwards = Forwards()
+    returned = torch.frombuffer(place, dtype=torch.float32)
+    forwards.add(Forward(0), [returned])
+    assert forwards.of_backward([returned]).step == 0
+    address = returned.data_ptr()
+    del returned
+    other = torch.ones(1)
+    forwards.add(Forward(1), [other])
+    gradient = torch.frombuffer(place, dtype=torch.float32)
+    assert gradient.data_ptr() == address
+    assert forwards.of_backward([gradient]).step == 1
+
+
 @pytest.mark.parametrize("stage", ["forward", "backward"])
 def test_two_functions_have_steps_of_their_own(dumping: Any, stage: str) -> None:
     backend = dumping.backend("aot_eager", dump_step="1")

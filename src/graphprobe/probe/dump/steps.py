@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch.multiprocessing import reductions
+
+_weak: Any = reductions.StorageWeakRef  # not annotated
 
 REMEMBERED = 64
 """Forward calls whose backward may still come; older ones are forgotten."""
@@ -37,7 +41,8 @@ class Forward:
     Attributes:
         step: its number.
         data_index: number of the folder, None when nothing of the step was dumped yet.
-        memory: addresses of what it returned, for a backward to find it by.
+        memory: weak references to what it returned, by address, for a backward to find it by. Where something was
+            freed, something else may lie by now.
         consumed: whether a backward has found it.
     """
 
@@ -46,7 +51,7 @@ class Forward:
     def __init__(self, step: int) -> None:
         self.step = step
         self.data_index: int | None = None
-        self.memory: frozenset[int] = frozenset()
+        self.memory: dict[int, Any] = {}
         self.consumed = False
 
 
@@ -62,7 +67,7 @@ class Forwards:
 
     def add(self, call: Forward, outputs: Iterable[object]) -> None:
         """A forward call is over."""
-        call.memory = _memory(outputs)
+        call.memory = {address: _weak(storage) for address, storage in _memory(outputs).items()}
         self._calls.append(call)
 
     def of_backward(self, inputs: Iterable[object]) -> Forward | None:
@@ -71,17 +76,25 @@ class Forwards:
         if not calls:
             return None
         memory = _memory(inputs)
-        best = max(range(len(calls)), key=lambda i: (len(memory & calls[i].memory), not calls[i].consumed, i))
+        best = max(range(len(calls)), key=lambda i: (_shared(calls[i], memory), not calls[i].consumed, i))
         calls[best].consumed = True
         return calls[best]
 
 
-def _memory(values: Iterable[object]) -> frozenset[int]:
-    found = set()
+def _shared(call: Forward, memory: Iterable[int]) -> int:
+    """How many of the addresses hold what the call has returned, and still do."""
+    known = (call.memory.get(address) for address in memory)
+    return sum(storage is not None and not storage.expired() for storage in known)
+
+
+def _memory(values: Iterable[object]) -> dict[int, torch.UntypedStorage]:
+    found = {}
     for value in values:
         if isinstance(value, torch.Tensor):
             try:
-                found.add(value.untyped_storage().data_ptr())
+                storage = value.untyped_storage()
+                found[storage.data_ptr()] = storage
             except Exception:  # no storage: sparse, or a subclass that keeps its values elsewhere
                 continue
-    return frozenset(found - {0})
+    found.pop(0, None)
+    return found
