@@ -43,6 +43,7 @@ SESSIONS = {
     "dump": [],
     "overflow_and_watch": [],
     "ptdbg": [],
+    "reduce": [],
     "troubleshooting_flow": [],
 }
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
