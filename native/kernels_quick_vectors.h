@@ -57,6 +57,11 @@ struct Lost {
         negative -= (magnitude == infinity) & (bits < 0);
         return magnitude < infinity;
     }
+    void add(const Lost& more) {
+        nan += more.nan;
+        positive += more.positive;
+        negative += more.negative;
+    }
     void finish(Quick& quick) const {
         quick.nan += total_of(nan);
         quick.positive_inf += total_of(positive);
@@ -76,61 +81,88 @@ struct Flag {
 
 inline bool is_finite(double x) { return __builtin_fabs(x) < __builtin_inf(); }
 
-// Much as in the version for AVX-512: 8 values are added as floats before they are widened, and a group whose squares
-// are not finite is read again with a mask, as is the group after such a one.
+// Much as in the version for AVX-512: in each lane of two accumulators 16 values are added as floats before they are
+// widened. Two, because one would wait for itself. A group whose squares are not finite is read again with a mask, as is
+// the group after such a one.
 struct FloatSums {
+    static constexpr int vectors = 32;
+    static constexpr size_t group = vectors * float_lanes;
+
     Doubles sum{}, squares{};
-    FloatVector low = all<FloatVector>(__builtin_inff()), high = -low;
+    FloatVector low[2], high[2];
     Ints zeros{};
     Lost<Ints> lost;
     bool masked = false;
 
-    template <bool with_mask>
-    inline __attribute__((always_inline)) bool add_group(const float* x) {
-        FloatVector s[2] = {}, q[2] = {}, least = low, most = high;
-        Ints none{}, outside{};
-#pragma GCC unroll 8
-        for (int k = 0; k < 8; ++k) {
+    FloatSums() {
+        low[0] = low[1] = all<FloatVector>(__builtin_inff());
+        high[0] = high[1] = -low[0];
+    }
+
+    // Returns whether all squares are finite; if not, nothing was added.
+    inline __attribute__((always_inline)) bool add_clean(const float* x) {
+        FloatVector s[2] = {}, q[2] = {}, least[2] = {low[0], low[1]}, most[2] = {high[0], high[1]};
+        Ints none[2] = {};
+#pragma GCC unroll 1  // unrolled, it would be made a tree of sums that needs more registers than there are
+        for (int k = 0; k < vectors; k += 2)
+#pragma GCC unroll 2
+            for (int side = 0; side < 2; ++side) {
+                FloatVector v;
+                memcpy(&v, x + (k + side) * float_lanes, width);
+                none[side] -= v == 0.0f;
+                least[side] = lesser(least[side], v);
+                most[side] = greater(most[side], v);
+                s[side] += v;
+                q[side] = plus_square(q[side], v);
+            }
+        const Doubles more = widened(q[0]) + widened(q[1]);
+        if (!is_finite(total_of(more))) return false;
+        add(s, more, none);
+        for (int side = 0; side < 2; ++side) low[side] = least[side], high[side] = most[side];
+        masked = false;
+        return true;
+    }
+
+    __attribute__((noinline)) void add_masked(const float* x) {
+        FloatVector s[2] = {}, q[2] = {}, least = low[0], most = high[0];
+        Ints none[2] = {}, outside{};
+        Lost<Ints> found;
+#pragma GCC unroll 1
+        for (int k = 0; k < vectors; ++k) {
             Ints bits;
             memcpy(&bits, x + k * float_lanes, width);
+            const Ints finite = found.add(bits, all<Ints>(0x7f800000)), kept = bits & finite;
+            outside |= ~finite;
+            none[0] -= (bits & 0x7fffffff) == 0;
+            const Ints up = select(bits, all<Ints>(0x7f800000), finite), down = up | (~finite & INT32_MIN);
             FloatVector v, below, above;
-            if (with_mask) {
-                const Ints finite = lost.add(bits, all<Ints>(0x7f800000));
-                outside |= ~finite;
-                const Ints kept = bits & finite;
-                memcpy(&v, &kept, width);
-                const Ints up = select(bits, all<Ints>(0x7f800000), finite), down = up | (~finite & INT32_MIN);
-                memcpy(&below, &up, width);
-                memcpy(&above, &down, width);
-            } else {
-                memcpy(&v, &bits, width);
-                below = above = v;
-            }
-            none -= (bits & 0x7fffffff) == 0;
+            memcpy(&v, &kept, width);
+            memcpy(&below, &up, width);
+            memcpy(&above, &down, width);
             least = lesser(least, below);
             most = greater(most, above);
             s[k & 1] += v;
             q[k & 1] = plus_square(q[k & 1], v);
         }
-        const Doubles more = widened(q[0] + q[1]);
-        if (!with_mask && !is_finite(total_of(more))) return false;
-        sum += widened(s[0] + s[1]);
-        squares += more;
-        low = least;
-        high = most;
-        zeros += none;
-        masked = with_mask && total_of(outside) != 0;
-        return true;
+        add(s, widened(q[0]) + widened(q[1]), none);
+        lost.add(found);
+        low[0] = least;
+        high[0] = most;
+        masked = total_of(outside) != 0;
     }
-    __attribute__((noinline)) void add_masked(const float* x) { add_group<true>(x); }
+
+    inline __attribute__((always_inline)) void add(const FloatVector* s, Doubles more, const Ints* none) {
+        sum += widened(s[0]) + widened(s[1]);
+        squares += more;
+        zeros += none[0] + none[1];
+    }
 };
 
 void quick_float_block(const float* x, size_t n, Quick& quick) {
     FloatSums sums;
-    constexpr size_t group = 8 * float_lanes;
     size_t i = 0;
-    for (; i + group <= n; i += group)
-        if (sums.masked || !sums.add_group<false>(x + i)) sums.add_masked(x + i);
+    for (; i + sums.group <= n; i += sums.group)
+        if (sums.masked || !sums.add_clean(x + i)) sums.add_masked(x + i);
     quick.sum += total_of(sums.sum);
     quick.squares += total_of(sums.squares);
     quick.zeros += total_of(sums.zeros);
@@ -139,9 +171,10 @@ void quick_float_block(const float* x, size_t n, Quick& quick) {
         quick.min = v < quick.min ? static_cast<double>(v) : quick.min;
         quick.max = v > quick.max ? static_cast<double>(v) : quick.max;
     };
+    const FloatVector low = lesser(sums.low[0], sums.low[1]), high = greater(sums.high[0], sums.high[1]);
     for (int k = 0; k < float_lanes; ++k) {
-        quick.min = sums.low[k] < quick.min ? static_cast<double>(sums.low[k]) : quick.min;
-        quick.max = sums.high[k] > quick.max ? static_cast<double>(sums.high[k]) : quick.max;
+        quick.min = low[k] < quick.min ? static_cast<double>(low[k]) : quick.min;
+        quick.max = high[k] > quick.max ? static_cast<double>(high[k]) : quick.max;
     }
     for (; i < n; ++i) {
         const float value = load<float>(reinterpret_cast<const char*>(x + i));

@@ -27,6 +27,9 @@ DOCS = ROOT / "docs"
 SETUPS = ROOT / "tests" / "doc_setups"
 heavy = pytest.mark.heavy
 
+BROKEN = SETUPS / "reduce" / "broken.py"
+WRONG = f"sed s/compile_error/accuracy/ {shlex.quote(str(BROKEN))} > wrong.py"
+
 SESSIONS = {
     "README": [f"cp -r {shlex.quote(str(ROOT / 'examples'))} ."],
     "compare": [
@@ -40,10 +43,11 @@ SESSIONS = {
     "convert": ["python dumps.py"],
     "api_dump": [],
     "backends": [],
+    "diagnose": [WRONG, "grep -v _inductor wrong.py > right.py"],
     "dump": [],
     "overflow_and_watch": [],
     "ptdbg": [],
-    "reduce": [],
+    "reduce": [WRONG],
     "troubleshooting_flow": [],
 }
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""

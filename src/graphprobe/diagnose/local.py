@@ -237,7 +237,8 @@ def _wide(
     """A Reference for every noisy output, None for the others."""
     facts = _facts(inputs, wanted, rounded)
     roundoff = facts.unit_roundoff if facts is not None else 2.0**-53
-    found = iter(references(call, args, kwargs, roundoff=roundoff, runs=RUNS, terms=terms_of(op, inputs, wanted)))
+    terms = terms_of(op, inputs, wanted)
+    found = iter(references(call, args, kwargs, roundoff=roundoff, runs=RUNS, terms=terms, rough=terms is None))
     return [next(found, None) if is_noisy(value) else None for value in wanted]
 
 

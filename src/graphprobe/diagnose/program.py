@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from graphprobe.diagnose.reachable import reachable_modules
+from graphprobe.engine.accumulation import rough_sums
 from graphprobe.engine.isolate import Raised, raised_from
 from graphprobe.engine.reference import InFloat64, is_noisy
 from graphprobe.engine.replay import computed
@@ -143,7 +144,7 @@ class Program:
         return CallRecord(values=to_bytes(capture(values, rng=False))), None
 
     def run_wide(self, seed: int | None, roundoff: float) -> list[CallRecord]:
-        """The calls in float64, with every floating-point input multiplied by 1 ± roundoff if a seed is given.
+        """The calls in float64; if a seed is given, on inputs times 1 ± roundoff, and with sums as rough as float32's.
 
         Parameters and buffers are widened in place: call it in a child process.
         """
@@ -176,7 +177,8 @@ class Program:
                             values[name] = once(value)
         calls = [tree_map(lambda v: once(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
         wide = Program(self.fn, calls, self.between, self.grad, self.seed)
-        with InFloat64():
+        rough = contextlib.nullcontext() if generator is None else rough_sums(generator, roundoff)
+        with rough, InFloat64():
             return wide.run(lambda fn: fn)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from graphprobe.engine.accumulation import rough_sums
 from graphprobe.errors import UsageError
 from graphprobe.numerics.dtypes import WorkingDtype, working_dtype
 from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
@@ -182,6 +184,7 @@ def references(
     runs: int = RUNS,
     seed: int = 0,
     terms: int | None = None,
+    rough: bool = False,
 ) -> list[Reference]:
     """Runs `fn` in float64 on captured inputs, and on inputs perturbed by ±u·x.
 
@@ -195,6 +198,8 @@ def references(
         runs: perturbed runs; 0 leaves sigma 0.
         seed: of the signs. Global generators are not touched.
         terms: K, for sums over K products (see `terms_of`): adds sqrt(K)·op(|x|). None for everything else.
+        rough: for what has sums inside, such as a variance: in the perturbed runs these are as inaccurate as sums made
+            one term after the other, see `engine.accumulation`.
 
     Returns:
         a `Reference` for every floating-point or complex output, in order.
@@ -217,7 +222,8 @@ def references(
         return _call(fn, _map(change, state), _map(change, positional), _map(change, named))
 
     exact = run(perturbed=False)
-    noisy = [run() for _ in range(runs)]
+    with rough_sums(generator, roundoff) if rough else contextlib.nullcontext():
+        noisy = [run() for _ in range(runs)]
     for other in noisy:
         if len(other) != len(exact):
             raise UsageError(f"{len(other)} outputs on perturbed inputs, {len(exact)} on the captured ones")

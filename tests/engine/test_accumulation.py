@@ -1,0 +1,140 @@
+"""The errors that float64 runs with rough sums have, against those that recursive sums in float32 have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from graphprobe.engine.accumulation import ROUNDOFF, rough_sums
+
+K = 4096
+ROWS = 256
+
+
+def recursive(terms: torch.Tensor) -> torch.Tensor:
+    """The sum over the last dimension, in float32, one term after the other."""
+    total = torch.zeros(terms.shape[:-1])
+    for k in range(terms.shape[-1]):
+        total = total + terms[..., k]
+    return total
+
+
+def rough(fn: Callable[..., torch.Tensor], *args: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    with rough_sums(torch.Generator().manual_seed(seed)):
+        return fn(*args)
+
+
+def rms(values: torch.Tensor) -> float:
+    return float(values.double().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 3.0])
+@pytest.mark.parametrize("name", ["sum", "mean", "mm"])
+def test_the_error_is_that_of_a_recursive_sum(name: str, shift: float) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(ROWS, K) + shift
+    weight = torch.randn(K) if name == "mm" else torch.ones(K)
+    terms = x * weight  # rounded: the same terms for both
+    share = 1 / K if name == "mean" else 1.0
+    got = rms(recursive(terms).double() * share - terms.double().sum(-1) * share)
+    wide = terms.double()
+    if name == "mm":
+        ours = rough(torch.mm, wide, torch.ones(K, 1, dtype=torch.float64))[:, 0] - wide.sum(-1)
+    else:
+        fn = {"sum": torch.sum, "mean": torch.mean}[name]
+        ours = rough(lambda t: fn(t, dim=-1), wide) - fn(wide, dim=-1)
+    assert 0.2 < got / rms(ours) < 1.0  # a rounding is at most u, and 0.4 u in the mean square
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.var((0, 2)),
+        lambda x: torch.var_mean(x, (0, 2))[0],
+        lambda x: F.batch_norm(x, torch.zeros(8).double(), torch.ones(8).double(), training=True),
+        lambda x: F.layer_norm(x, x.shape[-1:]),
+        lambda x: F.group_norm(x, 2),
+        lambda x: torch.softmax(x, -1),
+        lambda x: torch.log_softmax(x, -1),
+        lambda x: torch.logsumexp(x, -1),
+        lambda x: F.conv1d(x, x[:4, :, :3]),
+        lambda x: F.conv_transpose1d(x, x[:8, :, :3]),
+        lambda x: x.cumsum(-1),
+        lambda x: torch.linalg.vector_norm(x),
+        lambda x: F.mse_loss(x, -x),
+        lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        lambda x: torch.zeros(4, 8, 64, dtype=x.dtype).index_add(0, torch.zeros(32, dtype=torch.int64), x),
+        lambda x: torch.zeros(4, 8, 64, dtype=x.dtype).index_add_(0, torch.zeros(32, dtype=torch.int64), x),
+    ],
+)
+def test_sums_inside_other_ops(fn: Callable[..., torch.Tensor]) -> None:
+    x = torch.randn(32, 8, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    exact, got = fn(x), rough(fn, x)
+    assert got.dtype == exact.dtype
+    gap = rms(got - exact) / rms(exact)
+    assert ROUNDOFF / 8 < gap < 512 * ROUNDOFF
+    assert torch.equal(got, rough(fn, x))
+    assert not torch.equal(got, rough(fn, x, seed=1))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * 3 + x.exp(),
+        lambda x: x.transpose(0, 1).reshape(-1),
+        lambda x: x.amax(0),
+        lambda x: x[:, :1].sum(1),  # one term
+        lambda x: (x > 0).sum(0, dtype=torch.float64),
+        lambda x: (x > 0).double().sum(0),  # integers
+        lambda x: x.float().sum(0),
+        lambda x: torch.zeros(40, 8, dtype=x.dtype).index_copy(0, torch.arange(32), x),
+        lambda x: torch.zeros(40, 8, dtype=x.dtype).index_put((torch.arange(32),), x),
+    ],
+)
+def test_what_adds_nothing_is_exact(fn: Callable[..., torch.Tensor]) -> None:
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert torch.equal(rough(fn, x), fn(x))
+
+
+def test_the_sums_of_a_backward() -> None:
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        bias = torch.zeros(8, dtype=torch.float64, requires_grad=True)
+        ((x + bias) ** 2).sum().backward()
+        assert bias.grad is not None
+        return bias.grad
+
+    gap = rms(rough(gradient, x) - gradient(x)) / rms(gradient(x))
+    assert ROUNDOFF / 8 < gap < 64 * ROUNDOFF
+
+
+def test_the_statistics_of_a_batch_norm_are_updated() -> None:
+    x = torch.randn(16, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def statistics(x: torch.Tensor) -> torch.Tensor:
+        mean, var = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+        F.batch_norm(x, mean, var, training=True)
+        return torch.cat([mean, var])
+
+    exact, got = statistics(x), rough(statistics, x)
+    assert not torch.equal(got, exact)
+    torch.testing.assert_close(got, exact, rtol=1e-5, atol=1e-7)
+
+
+def test_the_mode_is_gone_afterwards_and_no_generator_is_touched() -> None:
+    state = torch.get_rng_state()
+    x = torch.ones(4, 4, dtype=torch.float64) / 3
+    with pytest.raises(RuntimeError, match="shape"), rough_sums(torch.Generator()):
+        x.sum().reshape(3)
+    assert torch.equal(x.sum(), x.sum())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_higher_order_operator_runs_as_ever() -> None:
+    x = torch.randn(8, 8, dtype=torch.float64)
+    fn = lambda x: torch.cond(x.sum() > -1e9, lambda t: t.sum(0), lambda t: t.cos().sum(0), (x,))  # noqa: E731
+    assert rough(fn, x).shape == (8,)
