@@ -25,7 +25,6 @@ from graphprobe.report.html.table import Column
 
 DOCS = ROOT / "docs"
 SETUPS = ROOT / "tests" / "doc_setups"
-heavy = pytest.mark.heavy
 
 BROKEN = SETUPS / "reduce" / "broken.py"
 WRONG = f"sed s/compile_error/accuracy/ {shlex.quote(str(BROKEN))} > wrong.py"
@@ -67,10 +66,6 @@ ELSEWHERE = {
 }
 """Pages that have a test of their own, below tests."""
 
-HEAVY = SESSIONS.keys() - {"ptdbg"}
-"""All but one: they start torch several times."""
-
-
 WORDS = re.compile(r"`graphprobe ([a-z][^`]*)`")
 """Commands in running text."""
 
@@ -79,7 +74,7 @@ def page(name: str) -> Path:
     return ROOT / "README.md" if name == "README" else DOCS / f"{name}.md"
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=heavy) if n in HEAVY else n for n in SESSIONS])
+@pytest.mark.parametrize("name", SESSIONS)
 def test_page(name: str, tmp_path: Path) -> None:
     setup = SETUPS / name
     if setup.is_dir():

@@ -86,7 +86,6 @@ def test_pages_exist(page: str) -> None:
     assert (ROOT / "docs" / page).is_file()
 
 
-@pytest.mark.heavy
 def test_random_numbers(run_python: Python, tmp_path: Path) -> None:
     programs = re.findall(r"```python\n(.*?)```", TROUBLES, re.DOTALL)
     shown = re.findall(r"```text\n(.*?)```", TROUBLES, re.DOTALL)

@@ -7,8 +7,6 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from conftest import ROOT, Finished
 from doc_session import matches, run_step, steps_of
 from graphprobe.report.html import passes, run_code, sources
@@ -38,7 +36,6 @@ def test_the_report_of_a_run(tmp_path: Path, open_report: OpenReport) -> None:
     assert axe_faults(opened.page) == []
 
 
-@pytest.mark.heavy
 def test_the_report_of_a_fault(run_python: Python, tmp_path: Path, open_report: OpenReport) -> None:
     do(FAULT, tmp_path)
     opened = open_report(tmp_path / "fault.html", dark=True)
