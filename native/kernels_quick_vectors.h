@@ -57,11 +57,6 @@ struct Lost {
         negative -= (magnitude == infinity) & (bits < 0);
         return magnitude < infinity;
     }
-    void add(const Lost& more) {
-        nan += more.nan;
-        positive += more.positive;
-        negative += more.negative;
-    }
     void finish(Quick& quick) const {
         quick.nan += total_of(nan);
         quick.positive_inf += total_of(positive);
@@ -74,10 +69,12 @@ inline Vector select(Vector a, Vector b, Vector chosen) {  // chosen is a mask o
     return (a & chosen) | (b & ~chosen);
 }
 
-template <bool b>
-struct Flag {
-    static constexpr bool value = b;
-};
+inline bool any(Ints v) {
+    int64_t part[width / 8], found = 0;
+    memcpy(part, &v, width);
+    for (int64_t p : part) found |= p;
+    return found != 0;
+}
 
 inline bool is_finite(double x) { return __builtin_fabs(x) < __builtin_inf(); }
 
@@ -117,44 +114,62 @@ struct FloatSums {
             }
         const Doubles more = widened(q[0]) + widened(q[1]);
         if (!is_finite(total_of(more))) return false;
-        add(s, more, none);
+        add(s, more);
+        zeros += none[0] + none[1];
         for (int side = 0; side < 2; ++side) low[side] = least[side], high[side] = most[side];
         masked = false;
         return true;
     }
 
+    // In two rounds: for one there are not registers enough.
     __attribute__((noinline)) void add_masked(const float* x) {
+        masked = count(x);
         FloatVector s[2] = {}, q[2] = {}, least = low[0], most = high[0];
-        Ints none[2] = {}, outside{};
-        Lost<Ints> found;
+#pragma GCC unroll 1
+        for (int k = 0; k < vectors; k += 2)
+#pragma GCC unroll 2
+            for (int side = 0; side < 2; ++side) {
+                Ints bits;
+                memcpy(&bits, x + (k + side) * float_lanes, width);
+                const Ints bad = (bits & 0x7fffffff) > 0x7f7fffff, kept = bits & ~bad;
+                const Ints up = kept | (bad & 0x7f800000), down = up | (bad & INT32_MIN);
+                FloatVector v, below, above;
+                memcpy(&v, &kept, width);
+                memcpy(&below, &up, width);
+                memcpy(&above, &down, width);
+                least = lesser(least, below);
+                most = greater(most, above);
+                s[side] += v;
+                q[side] = plus_square(q[side], v);
+            }
+        add(s, widened(q[0]) + widened(q[1]));
+        low[0] = least;
+        high[0] = most;
+    }
+
+    // Zeros, and what is not finite, by kind. Returns whether there was any of these.
+    inline __attribute__((always_inline)) bool count(const float* x) {
+        Ints none{}, outside{}, positive{}, negative{};
 #pragma GCC unroll 1
         for (int k = 0; k < vectors; ++k) {
             Ints bits;
             memcpy(&bits, x + k * float_lanes, width);
-            const Ints finite = found.add(bits, all<Ints>(0x7f800000)), kept = bits & finite;
-            outside |= ~finite;
-            none[0] -= (bits & 0x7fffffff) == 0;
-            const Ints up = select(bits, all<Ints>(0x7f800000), finite), down = up | (~finite & INT32_MIN);
-            FloatVector v, below, above;
-            memcpy(&v, &kept, width);
-            memcpy(&below, &up, width);
-            memcpy(&above, &down, width);
-            least = lesser(least, below);
-            most = greater(most, above);
-            s[k & 1] += v;
-            q[k & 1] = plus_square(q[k & 1], v);
+            const Ints magnitude = bits & 0x7fffffff;
+            none -= magnitude == 0;
+            outside -= magnitude > 0x7f7fffff;
+            positive -= bits == 0x7f800000;
+            negative -= bits == static_cast<int32_t>(0xff800000);
         }
-        add(s, widened(q[0]) + widened(q[1]), none);
-        lost.add(found);
-        low[0] = least;
-        high[0] = most;
-        masked = total_of(outside) != 0;
+        zeros += none;
+        lost.nan += outside - positive - negative;
+        lost.positive += positive;
+        lost.negative += negative;
+        return any(outside);
     }
 
-    inline __attribute__((always_inline)) void add(const FloatVector* s, Doubles more, const Ints* none) {
+    inline __attribute__((always_inline)) void add(const FloatVector* s, Doubles more) {
         sum += widened(s[0]) + widened(s[1]);
         squares += more;
-        zeros += none[0] + none[1];
     }
 };
 
@@ -191,51 +206,91 @@ void quick_float_block(const float* x, size_t n, Quick& quick) {
     }
 }
 
-void quick_double_block(const double* x, size_t n, Quick& quick) {
-    Doubles sum[2] = {}, squares[2] = {}, low = all<Doubles>(__builtin_inf()), high = -low;
+inline Doubles lesser(Doubles a, Doubles b) {
+#if defined(__AVX2__)
+    return _mm256_min_pd(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
+inline Doubles greater(Doubles a, Doubles b) {
+#if defined(__AVX2__)
+    return _mm256_max_pd(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+struct DoubleSums {
+    static constexpr int vectors = 32;
+    static constexpr size_t group = vectors * double_lanes;
+
+    Doubles sum[2] = {}, squares[2] = {}, low[2], high[2];
     Longs zeros{};
     Lost<Longs> lost;
-    constexpr int64_t infinity = 0x7ff0000000000000;
-    constexpr size_t group = 8 * double_lanes;
-    auto add = [&](size_t at, auto flag) {
-        constexpr bool with_mask = decltype(flag)::value;
-        Doubles s[2] = {sum[0], sum[1]}, q[2] = {squares[0], squares[1]}, least = low, most = high;
-        Longs none{};
-#pragma GCC unroll 8
-        for (int k = 0; k < 8; ++k) {
-            Longs bits;
-            memcpy(&bits, x + at + k * double_lanes, width);
-            Doubles v, below, above;
-            if (with_mask) {
-                const Longs finite = lost.add(bits, all<Longs>(infinity)), kept = bits & finite;
-                memcpy(&v, &kept, width);
-                const Longs up = select(bits, all<Longs>(infinity), finite), down = up | (~finite & INT64_MIN);
-                memcpy(&below, &up, width);
-                memcpy(&above, &down, width);
-            } else {
-                memcpy(&v, &bits, width);
-                below = above = v;
+
+    DoubleSums() {
+        low[0] = low[1] = all<Doubles>(__builtin_inf());
+        high[0] = high[1] = -low[0];
+    }
+
+    inline __attribute__((always_inline)) bool add_clean(const double* x) {
+        Doubles s[2] = {sum[0], sum[1]}, q[2] = {squares[0], squares[1]};
+        Doubles least[2] = {low[0], low[1]}, most[2] = {high[0], high[1]};
+        Longs none[2] = {};
+#pragma GCC unroll 1
+        for (int k = 0; k < vectors; k += 2)
+#pragma GCC unroll 2
+            for (int side = 0; side < 2; ++side) {
+                Doubles v;
+                memcpy(&v, x + (k + side) * double_lanes, width);
+                none[side] -= v == 0.0;
+                least[side] = lesser(least[side], v);
+                most[side] = greater(most[side], v);
+                s[side] += v;
+                q[side] += v * v;
             }
-            none -= (bits & INT64_MAX) == 0;
-            least = below < least ? below : least;
-            most = above > most ? above : most;
-            s[k & 1] += v;
-            q[k & 1] += v * v;
+        if (!is_finite(total_of(q[0] + q[1]))) return false;
+        for (int side = 0; side < 2; ++side) {
+            sum[side] = s[side], squares[side] = q[side];
+            low[side] = least[side], high[side] = most[side];
+            zeros += none[side];
         }
-        if (!with_mask && !is_finite(total_of(q[0] + q[1]))) return false;
-        for (int k = 0; k < 2; ++k) sum[k] = s[k], squares[k] = q[k];
-        low = least;
-        high = most;
-        zeros += none;
         return true;
-    };
+    }
+
+    __attribute__((noinline)) void add_masked(const double* x) {
+#pragma GCC unroll 1
+        for (int k = 0; k < vectors; ++k) {
+            Longs bits;
+            memcpy(&bits, x + k * double_lanes, width);
+            const Longs finite = lost.add(bits, all<Longs>(0x7ff0000000000000)), kept = bits & finite;
+            zeros -= (bits & INT64_MAX) == 0;
+            const Longs up = select(bits, all<Longs>(0x7ff0000000000000), finite), down = up | (~finite & INT64_MIN);
+            Doubles v, below, above;
+            memcpy(&v, &kept, width);
+            memcpy(&below, &up, width);
+            memcpy(&above, &down, width);
+            low[0] = lesser(low[0], below);
+            high[0] = greater(high[0], above);
+            sum[k & 1] += v;
+            squares[k & 1] += v * v;
+        }
+    }
+};
+
+void quick_double_block(const double* x, size_t n, Quick& quick) {
+    DoubleSums sums;
+    constexpr int64_t infinity = 0x7ff0000000000000;
     size_t i = 0;
-    for (; i + group <= n; i += group)
-        if (!add(i, Flag<false>())) add(i, Flag<true>());
-    quick.sum += total_of(sum[0] + sum[1]);
-    quick.squares += total_of(squares[0] + squares[1]);
-    quick.zeros += total_of(zeros);
-    lost.finish(quick);
+    for (; i + sums.group <= n; i += sums.group)
+        if (!sums.add_clean(x + i)) sums.add_masked(x + i);
+    quick.sum += total_of(sums.sum[0] + sums.sum[1]);
+    quick.squares += total_of(sums.squares[0] + sums.squares[1]);
+    const Doubles low = lesser(sums.low[0], sums.low[1]), high = greater(sums.high[0], sums.high[1]);
+    quick.zeros += total_of(sums.zeros);
+    sums.lost.finish(quick);
     auto one = [&](double v) {
         quick.min = v < quick.min ? v : quick.min;
         quick.max = v > quick.max ? v : quick.max;
