@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import pytest
 import torch
 from reduction import reduction_cases
@@ -216,6 +217,17 @@ def test_aten_graphs_of_inductor(watching):
         torch.compile(lambda x: (torch.relu(x.sin() + 1) * 2).sum())(x).backward()
     assert left(watch) == ["relu.default"]
     assert watch.ended.reduction.case.inductor_config["cpp.inject_relu_bug_TESTING_ONLY"] == "accuracy"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("after", ["dynamo", "aot"])
+def test_a_convnet_in_training_is_left_alone(after, watching):
+    """Its batch norms add 1024 values one after the other once it is compiled."""
+    watch, said = watching(after, 4)
+    net, (x,), _ = cases.load(cases.path("controls", "convnet_training")).make()
+    torch.compile(net)(x).backward()
+    assert (watch.ended.reduction, watch.ended.notes, said) == (None, [], [])
+    assert watch.ended.graphs == (1 if after == "dynamo" else 2)
 
 
 @pytest.mark.heavy
