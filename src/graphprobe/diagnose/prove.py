@@ -56,8 +56,9 @@ REPRO_FAILS = 1
 SMALL = 3
 """Calls of a piece that is small enough as it is."""
 
-SHORTEN_S, SHORTEN_WHOLE_S = 20.0, 60.0
-"""For how long a larger piece is made smaller; the second where only what is left can tell which op is to blame."""
+SHORTEN_S, SHORTEN_WHOLE_S, SHORTEN_CHECKS = 20.0, 60.0, 12
+"""For how long a larger piece is made smaller; the second where only what is left can tell which op is to blame, and as
+many checks of a piece at the least, or a slow machine would name another op."""
 
 
 def _graphs_of_inductor() -> Any:
@@ -98,6 +99,7 @@ class Prover:
         self.changed: Changed = changed_settings()
         self.own_backend = None if isinstance(compilation.backend, str) else own_backend(compilation.backend)
         self.compiles = 0
+        self.check_s = 0.0  # the longest check of a piece so far
 
     def prove(self, suspect: Suspect) -> Finding | None:
         """The suspect as a finding with its dossier; None when no piece of the program fails on its own."""
@@ -116,6 +118,7 @@ class Prover:
         With `graphs_only` the fault is one of Inductor's graphs: these are run op by op first, which needs no kernels,
         and only a case that fails there is compiled to the end.
         """
+        started = time.monotonic()
         try:
             reference = reference_of(case)
         except Exception:  # a piece that cannot stand alone
@@ -126,7 +129,9 @@ class Prover:
             if not quick.fails:
                 return quick
         self.compiles += 1
-        return check(case, timeout_s=limit, reference=reference, backend=self.compilation.maker)
+        result = check(case, timeout_s=limit, reference=reference, backend=self.compilation.maker)
+        self.check_s = max(self.check_s, time.monotonic() - started)
+        return result
 
     def candidates(self, suspect: Suspect) -> Iterator[Case]:
         """Pieces to try, the smallest first: the op, the op with what feeds it, the user's line, the whole graph."""
@@ -198,7 +203,7 @@ class Prover:
             kind = kind_of_death(None if result.died == "timeout" else result.died)
         if suspect.direction == "backward" and kind == "wrong_value":
             kind = "wrong_gradient"
-        case, result, short = self.smaller(case, result, budget_s=SHORTEN_WHOLE_S if suspect.whole else SHORTEN_S)
+        case, result, short = self.smaller(case, result, tells=suspect.whole)
         place: Place = (suspect.op, suspect.node.name, suspect.source, suspect.module, suspect.also)
         if suspect.whole and short:
             place = place_in(case)
@@ -231,13 +236,17 @@ class Prover:
         *,
         backend: Callable[[], Any] | None = None,
         enough: int = SMALL,
-        budget_s: float = SHORTEN_S,
+        tells: bool = False,
     ) -> tuple[Case, CaseResult, bool]:
-        """The case, with fewer calls if it has more than `enough` and they can be left out in time; were any?"""
+        """The case, with fewer calls if it has more than `enough` and they can be left out in time; were any?
+
+        `tells`: only what is left can tell which op is to blame, which is worth more time.
+        """
         before = len(named(case))
         if before <= enough or case.caches:
             return case, result, False
         limit = self.compilation.timeout_s
+        budget_s = max(SHORTEN_WHOLE_S, SHORTEN_CHECKS * self.check_s) if tells else SHORTEN_S
         short = shortened(case, budget_s=budget_s, timeout_s=limit, backend=backend or self.compilation.maker)
         if short is None or len(named(short)) >= before:
             return case, result, False

@@ -321,7 +321,8 @@ def whole(
                 aot = known["stage"] == "aot" and compilation.is_inductor
                 unnamed = "op" not in known
                 backend = (lambda: "aot_eager") if aot else None
-                case, result, short = prover.smaller(case, result, backend=backend, enough=1 if unnamed else SMALL)
+                enough = 1 if unnamed else SMALL
+                case, result, short = prover.smaller(case, result, backend=backend, enough=enough, tells=unnamed)
                 if unnamed and (short or len(named(case)) <= SMALL):
                     known = known | dict(zip(("op", "node", "source", "module", "also"), place_in(case), strict=True))
                 made = Finding(**{"flaky_rate": result.rate, **known})

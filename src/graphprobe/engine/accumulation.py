@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.op_mode import Operator, OpMode, decomposition_of
+from graphprobe.internals.op_mode import OpMode, Overload, decomposition_of
+from graphprobe.internals.operators import operator_of
 from graphprobe.internals.trees import tree_leaves, tree_map
 
 ROUNDOFF = 2.0**-24
@@ -65,9 +66,11 @@ class _Rough:
     def __init__(self, generator: torch.Generator, roundoff: float) -> None:
         self._generator, self._u = generator, roundoff
 
-    def around(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = op._schema.name.split("::")[-1]
-        name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    def around(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        operator = operator_of(op)
+        if operator is None or operator.namespace != "aten":
+            return op(*args, **kwargs)
+        name = operator.name.removesuffix("_")
         if name in COMPOSED:
             made_of = decomposition_of(op)
             if made_of is not None:
@@ -102,12 +105,12 @@ class _Rough:
 
 
 _Finish = Callable[[list[Any]], list[Any]]
-_Errors = Callable[[Operator, tuple[Any, ...], dict[str, Any]], _Finish]
+_Errors = Callable[[Overload, tuple[Any, ...], dict[str, Any]], _Finish]
 """Looks at the arguments before the op runs, which may overwrite them, and then turns the results into their errors, in
 units of u; None: no error."""
 
 
-def _of_sums(name: str, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Finish:
+def _of_sums(name: str, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Finish:
     squares = _outputs(op(*tree_map(_squared, args), **tree_map(_squared, kwargs)))
 
     def finish(outputs: list[Any]) -> list[Any]:
@@ -124,14 +127,14 @@ def _of_sums(name: str, op: Operator, args: tuple[Any, ...], kwargs: dict[str, A
     return finish
 
 
-def _of_scatters(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Finish:
+def _of_scatters(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Finish:
     (squares,) = _outputs(op(*tree_map(_squared, args), **tree_map(_squared, kwargs)))
     (terms,) = _outputs(op(*tree_map(_one, args), **tree_map(_one, kwargs)))
     terms = terms.detach().clone()
     return lambda outputs: [_recursive(terms.abs(), outputs[0], squares) if _is_wide(outputs[0]) else None]
 
 
-def _of_pairs(_: Operator, args: tuple[Any, ...], __: dict[str, Any]) -> _Finish:
+def _of_pairs(_: Overload, args: tuple[Any, ...], __: dict[str, Any]) -> _Finish:
     size = args[0].numel()
 
     def finish(outputs: list[Any]) -> list[Any]:
@@ -142,7 +145,7 @@ def _of_pairs(_: Operator, args: tuple[Any, ...], __: dict[str, Any]) -> _Finish
     return finish
 
 
-def _of_positive(_: Operator, args: tuple[Any, ...], __: dict[str, Any]) -> _Finish:
+def _of_positive(_: Overload, args: tuple[Any, ...], __: dict[str, Any]) -> _Finish:
     size = max((v.numel() for v in tree_leaves(args) if isinstance(v, torch.Tensor)), default=1)
 
     def finish(outputs: list[Any]) -> list[Any]:

@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphprobe.internals.require import require
 
-Operator = OpOverload
+Overload = OpOverload
 """`torch.ops.aten.add.Tensor` and its like."""
 
-Around = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
+Around = Callable[[Overload, tuple[Any, ...], dict[str, Any]], Any]
 """Is called in place of an operator, with its arguments, and returns what the operator shall return."""
 
 
@@ -35,7 +35,7 @@ class OpMode(TorchDispatchMode):
         return self._around(func, args, kwargs or {})
 
 
-def decomposition_of(op: Operator) -> Callable[..., Any] | None:
+def decomposition_of(op: Overload) -> Callable[..., Any] | None:
     """What torch says the operator is made of; None where it says nothing."""
     table = require("torch._decomp", "decomposition_table", purpose="running an operator as its decomposition")
     found: Callable[..., Any] | None = table.get(op)
