@@ -115,6 +115,7 @@ def test_healthy_callable(diagnose: Python, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["small.json", "targets.py"]
 
 
+@pytest.mark.heavy
 def test_fault_in_a_script(diagnose: Python, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RELU)
     done = diagnose("--json", "result.json", "--out", "proofs", "train.py", "--epochs", "1")

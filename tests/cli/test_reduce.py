@@ -148,6 +148,7 @@ def reduce_script(run_python, tmp_path):
     return run
 
 
+@pytest.mark.heavy
 def test_a_script_is_reduced(reduce_script, tmp_path: Path) -> None:
     backend = "relu_accuracy_error_TESTING_ONLY"
     done = reduce_script("-o", "small", "--json", "result.json", "script.py", backend, "--level", "9")
@@ -175,6 +176,7 @@ def test_a_script_in_which_nothing_fails(words: list[str], code: int, said: str,
     assert os.listdir(tmp_path) == ["script.py"]
 
 
+@pytest.mark.heavy
 def test_variables_in_a_run(reduce_script, tmp_path: Path) -> None:
     variables = {"TORCHDYNAMO_REPRO_AFTER": "dynamo", "TORCHDYNAMO_REPRO_LEVEL": "2"}
     done = reduce_script("--out", "runs", "script.py", "relu_compile_error_TESTING_ONLY", command="run", env=variables)

@@ -26,7 +26,7 @@ def check(plain: Any, watched: dict[str, Any], backends: tuple[str, ...]) -> Non
         assert {model.compile["backend"] for model in run.models()} == set(backends), way
 
 
-@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.heavy if f == "bert" else ()) for f in FAMILIES])
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.heavy if f in SLOW else ()) for f in FAMILIES])
 def test_bit_for_bit(family: str, watched_and_not: Callable[..., Any]) -> None:
     ways = ("everything",) if family in SLOW else ("default", "everything")
     plain, watched = watched_and_not("families.py", family, ways=ways)

@@ -24,6 +24,7 @@ def records(run_python: Callable[..., Any], tmp_path_factory: pytest.TempPathFac
     return dict(json.loads(done.out.partition("RESULT ")[2]))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("case", CASES)
 def test_order_is_the_profilers(case: str, direction: str, records: dict[str, Any]) -> None:
@@ -33,6 +34,7 @@ def test_order_is_the_profilers(case: str, direction: str, records: dict[str, An
     assert record["starts"] == sorted(record["starts"])
 
 
+@pytest.mark.heavy
 def test_the_cases_have_kernels_and_library_calls(records: dict[str, Any]) -> None:
     names = {case: records[case]["forward"]["recorded"] for case in CASES}
     assert names["mlp"].count("addmm") == 2

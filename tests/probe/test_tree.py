@@ -124,7 +124,8 @@ def test_every_file_is_in_the_events_and_as_it_was_written(collected: tuple[Run,
     assert run.problems == []
 
 
-@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("everything", [False, True])
 def test_every_script_reproduces_the_outputs_in_a_fresh_process(
     collected: tuple[Run, Any], run_python: Callable[..., Any], everything: bool
 ) -> None:
@@ -182,6 +183,7 @@ def as_onnx(run_python: Callable[..., Any], tmp_path_factory: pytest.TempPathFac
     return Run.open(out)
 
 
+@pytest.mark.heavy
 def test_pbtxt_parses_and_passes_the_checks_of_onnx(as_onnx: Run) -> None:
     import onnx
     from google.protobuf import text_format

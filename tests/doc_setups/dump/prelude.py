@@ -1,0 +1,3 @@
+import torch  # noqa: F401
+
+import graphprobe  # noqa: F401

@@ -46,6 +46,7 @@ def test_inductor_stages_reproduce(name: str, without: str, tmp_path: Path) -> N
     check(tmp_path, without=without)
 
 
+@pytest.mark.heavy
 def test_inductor_stages_reproduce_with_symbolic_sizes(tmp_path: Path) -> None:
     stages = Stages(tmp_path)
     with stages.tapped():
