@@ -203,7 +203,7 @@ class Prover:
             kind = kind_of_death(None if result.died == "timeout" else result.died)
         if suspect.direction == "backward" and kind == "wrong_value":
             kind = "wrong_gradient"
-        case, result, short = self.smaller(case, result, tells=suspect.whole)
+        case, result, short = self.smaller(case, result, tells=suspect.whole and "op" not in suspect.known)
         place: Place = (suspect.op, suspect.node.name, suspect.source, suspect.module, suspect.also)
         if suspect.whole and short:
             place = place_in(case)
