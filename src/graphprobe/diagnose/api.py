@@ -33,6 +33,12 @@ log = logging.getLogger(__name__)
 PERTURBED = 3
 """Float64 runs of the program on perturbed inputs."""
 
+ONE_THREAD = (
+    "torch had one thread: what goes wrong only where a loop is shared out among threads was not looked into; "
+    "OMP_NUM_THREADS=2 gives it two"
+)
+"""Of a healthy verdict for kernels on CPU: the number of threads is part of the code that Inductor writes."""
+
 
 def diagnose(
     fn: Callable[..., Any],
@@ -321,6 +327,8 @@ class Ladder:
             self.result.notes += [f"{d.kind} in {d.where}: {d.text}" for d in last or []]
         else:
             self.result.verdict = "healthy"
+            if self.compilation.is_inductor and self.reference is not None and in_one_thread(self.reference):
+                self.result.notes.append(ONE_THREAD)
 
     def _has_rung(self, name: str) -> bool:
         return self.compilation.is_inductor or name in ("dynamo", "kernels")
@@ -347,6 +355,12 @@ class Ladder:
         assert self.reference is not None
         found = compare_calls(self.reference, [read(r) for r in report.calls])
         return [d for d in found if d.certain]
+
+
+def in_one_thread(reference: Reference) -> bool:
+    """Whether loops on a CPU were run, and no second thread could have a part in one."""
+    values = [v for call in reference.eager[0] for v in (*call.outputs, *call.inputs) if isinstance(v, torch.Tensor)]
+    return torch.get_num_threads() == 1 and any(v.device.type == "cpu" for v in values)
 
 
 def isolated_wide(program: Program, seed: int | None, roundoff: float) -> list[CallRecord]:
