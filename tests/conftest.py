@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from warm.pool import Warm, shared
+
 ROOT = Path(__file__).resolve().parent.parent
 
 CHANGES_WHAT_IS_COLLECTED = ("TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE", "TORCHINDUCTOR_FORCE_DISABLE_CACHES")
@@ -44,15 +46,12 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture(scope="session")
-def run_python() -> Callable[..., Finished]:
-    """Runs `python ARGS` in a fresh process that finds the sources of this repository; never raises on a bad exit."""
-
+def _runner(executable: str) -> Callable[..., Finished]:
     def run(*args: str, cwd: Path = ROOT, timeout_s: float = 300, env: dict[str, str] | None = None) -> Finished:
         path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, *args],
+            [executable, *args],
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": path, **(env or {})},
             capture_output=True,
@@ -65,6 +64,24 @@ def run_python() -> Callable[..., Finished]:
         return Finished(done.returncode, done.stdout, done.stderr, cpu_s)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., Finished]:
+    """Runs `python ARGS` in a fresh process that finds the sources of this repository; never raises on a bad exit."""
+    return _runner(sys.executable)
+
+
+@pytest.fixture(scope="session")
+def run_warm(warm: Warm) -> Callable[..., Finished]:
+    """The same, with torch and its compiler loaded already where that makes no difference; its `cpu_s` is nothing."""
+    return _runner(warm.executable)
+
+
+@pytest.fixture(scope="session")
+def warm() -> Warm:
+    """Starts Python at once, with torch and its compiler loaded: for what does not depend on how that comes about."""
+    return shared()
 
 
 def own_bytes() -> int:

@@ -100,22 +100,25 @@ def _pattern(line: str) -> str:
     return "".join(parts) + r"\n"
 
 
-def _commands(folder: Path) -> Path:
+def _commands(folder: Path, python: str) -> Path:
     """A folder with `python` and `graphprobe` as they are here, whatever is installed."""
     made = folder.with_name(f"{folder.name}-commands")
     if not made.is_dir():
         made.mkdir()
         for name, module in (("python", ""), ("graphprobe", " -m graphprobe")):
-            (made / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{module} "$@"\n')
+            (made / name).write_text(f'#!/bin/sh\nexec {shlex.quote(python)}{module} "$@"\n')
             (made / name).chmod(0o755)
     return made
 
 
-def run_step(step: Step, folder: Path, *, prelude: str = "", env: Mapping[str, str] | None = None) -> str:
+def run_step(
+    step: Step, folder: Path, *, prelude: str = "", env: Mapping[str, str] | None = None, python: str = sys.executable
+) -> str:
     """Do it in `folder`, and give what it said, on both streams in the order of a terminal.
 
     Args:
         prelude: what a program that is run stands on, such as a model.
+        python: what runs programs and graphprobe.
     """
     if step.file is not None:
         path = folder / step.file
@@ -126,10 +129,10 @@ def run_step(step: Step, folder: Path, *, prelude: str = "", env: Mapping[str, s
     variables = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})}
     if step.program is not None:
         (folder / "page.py").write_text(f"{prelude}\n{step.program}", encoding="utf-8")
-        words = [sys.executable, "page.py"]
+        words = [python, "page.py"]
     else:
         assert step.command is not None
-        variables["PATH"] = os.pathsep.join([str(_commands(folder)), variables["PATH"]])
+        variables["PATH"] = os.pathsep.join([str(_commands(folder, python)), variables["PATH"]])
         # What make would do is asked of make: the tests are not to start the tests.
         dry = f"make -n -C {shlex.quote(str(ROOT))} "
         words = ["bash", "-c", re.sub(r"^make ", dry, step.command)]

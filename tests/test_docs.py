@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from graphprobe.records import TensorStats
 from graphprobe.report import comparison_csv
 from graphprobe.report.html import comparison_table, dump_table, heat
 from graphprobe.report.html.table import Column
+from warm.pool import Warm
 
 DOCS = ROOT / "docs"
 SETUPS = ROOT / "tests" / "doc_setups"
@@ -51,6 +53,9 @@ SESSIONS = {
 }
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
 
+COLD = {"README", "ptdbg"}
+"""Pages whose programs are started as a reader starts them; what ptdbg shows has the frames below the program's."""
+
 ELSEWHERE = {
     "dump_config": "dump_plan/test_page.py",
     "explain": "cli/test_explain.py",
@@ -75,17 +80,18 @@ def page(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", SESSIONS)
-def test_page(name: str, tmp_path: Path) -> None:
+def test_page(name: str, warm: Warm, tmp_path: Path) -> None:
+    python = sys.executable if name in COLD else warm.executable
     setup = SETUPS / name
     if setup.is_dir():
         shutil.copytree(setup, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     prelude = (setup / "prelude.py").read_text(encoding="utf-8") if (setup / "prelude.py").is_file() else ""
     for command in SESSIONS[name]:
-        run_step(Step(0, command=command), tmp_path)
+        run_step(Step(0, command=command), tmp_path, python=python)
     steps = list(steps_of(page(name).read_text(encoding="utf-8")))
     assert steps
     for step in steps:
-        said = run_step(step, tmp_path, prelude=prelude)
+        said = run_step(step, tmp_path, prelude=prelude, python=python)
         if step.shown is not None:
             assert matches(step.shown, said), f"{name}, line {step.line}, shows\n{step.shown}\nand it printed\n{said}"
 

@@ -221,9 +221,9 @@ step(torch.cat([x[:4], torch.zeros(4, 100)]))
 
 
 @pytest.mark.heavy
-def test_overflow_found(run_python: Callable[..., Finished], tmp_path: Path) -> None:
+def test_overflow_found(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OVERFLOW)
-    done = run_python("train.py", cwd=tmp_path)
+    done = run_warm("train.py", cwd=tmp_path)
     assert done.code == 1, done.err
     *_, last = done.err.splitlines()
     is_shown("overflow-found", f"error[overflow-found]: {last.partition('OverflowFoundError: ')[2]}")
@@ -243,10 +243,10 @@ torch.compile(lambda x: x + 1, backend="dying")(torch.ones(1))
 
 
 @pytest.mark.heavy
-def test_graph_died(run_python: Callable[..., Finished], tmp_path: Path) -> None:
+def test_graph_died(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DYING)
     env = {"TORCHDYNAMO_REPRO_AFTER": "dynamo", "TORCHDYNAMO_REPRO_LEVEL": "3"}
-    done = run_python("-m", "graphprobe", "run", "train.py", cwd=tmp_path, env=env)
+    done = run_warm("-m", "graphprobe", "run", "train.py", cwd=tmp_path, env=env)
     assert done.code != 0
     said = re.search(r"a compiled graph was not run here[^\n]*", done.err)
     assert said is not None, done.err

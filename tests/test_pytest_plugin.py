@@ -75,13 +75,11 @@ def test_forks(x):
 PAGE = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
 
 
-def pytest_in(folder: Path, run_python: Python, program: str, *options: str) -> Finished:
+def pytest_in(folder: Path, run_warm: Python, program: str, *options: str) -> Finished:
     (folder / "test_net.py").write_text(program)
     (folder / "pytest.ini").write_text("[pytest]\n")
     env = {"CI": "", "BUILD_NUMBER": "", "COLUMNS": "80"}  # what pytest prints depends on them
-    return run_python(
-        "-m", "pytest", "-p", "graphprobe_pytest", "-p", "no:cacheprovider", *options, cwd=folder, env=env
-    )
+    return run_warm("-m", "pytest", "-p", "graphprobe_pytest", "-p", "no:cacheprovider", *options, cwd=folder, env=env)
 
 
 def told(done: Finished) -> dict[str, str]:
@@ -93,9 +91,9 @@ def told(done: Finished) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def quick(run_python: Python, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+def quick(run_warm: Python, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     folder = tmp_path_factory.mktemp("quick")
-    return folder, pytest_in(folder, run_python, QUICK, "--graphprobe", "-n", "0")
+    return folder, pytest_in(folder, run_warm, QUICK, "--graphprobe", "-n", "0")
 
 
 def test_failing_tests_are_told_apart(quick: tuple[Path, Finished]) -> None:
@@ -120,20 +118,20 @@ def test_failing_tests_are_told_apart(quick: tuple[Path, Finished]) -> None:
     assert done.out.count("diagnosing the compiled calls of") == 2
 
 
-def test_the_proof_fails_alone(quick: tuple[Path, Finished], run_python: Python, tmp_path: Path) -> None:
+def test_the_proof_fails_alone(quick: tuple[Path, Finished], run_warm: Python, tmp_path: Path) -> None:
     folder, done = quick
     shown = done.out.rpartition("= graphprobe =")[2]
     (repro,) = re.findall(r"^  python (\S+)$", shown, re.MULTILINE)
     lines = done.out.rstrip().splitlines()
     assert repro in lines[-2], "the last line but the count of pytest"
     assert Path(repro).is_relative_to(".graphprobe/test_net.py-test_wrong")
-    alone = run_python(str(folder / repro), cwd=tmp_path)
+    alone = run_warm(str(folder / repro), cwd=tmp_path)
     assert alone.code == 1 and alone.out.rstrip().endswith("FAULT: wrong_value"), alone.err
 
 
 @pytest.mark.heavy
-def test_workers_hand_over_what_they_found(quick: tuple[Path, Finished], run_python: Python, tmp_path: Path) -> None:
-    done = pytest_in(tmp_path, run_python, QUICK, "--graphprobe", "-n", "2", "--graphprobe-out", "found")
+def test_workers_hand_over_what_they_found(quick: tuple[Path, Finished], run_warm: Python, tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, run_warm, QUICK, "--graphprobe", "-n", "2", "--graphprobe-out", "found")
     assert done.code == 1 and "4 failed, 1 passed" in done.out
 
     def verdicts(finished: Finished) -> dict[str, str]:
@@ -143,18 +141,18 @@ def test_workers_hand_over_what_they_found(quick: tuple[Path, Finished], run_pyt
     assert len(list((tmp_path / "found").glob("test_net.py-test_wrong/*/*/repro.py"))) == 1
 
 
-def test_the_page_prints_what_it_shows(run_python: Python, tmp_path: Path) -> None:
+def test_the_page_prints_what_it_shows(run_warm: Python, tmp_path: Path) -> None:
     """A fault of Inductor gives a dossier whose script fails alone, its healthy twin nothing."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (shown,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     command, _, expected = shown.removeprefix("$ pytest ").partition("\n")
-    done = pytest_in(tmp_path, run_python, program, "-n", "0", *command.split())
+    done = pytest_in(tmp_path, run_warm, program, "-n", "0", *command.split())
     pattern = re.escape(expected.strip()).replace("…\\\n", ".*\n", 1).replace("…", r"[^\n]*")
     assert done.code == 1 and re.fullmatch(pattern, done.out.strip(), re.DOTALL), done.out
     (repro,) = (tmp_path / ".graphprobe").glob("test_net.py-test_by_hand/0-Net/*/repro.py")
-    alone = run_python(str(repro), cwd=tmp_path)
+    alone = run_warm(str(repro), cwd=tmp_path)
     assert alone.code == 1 and alone.out.rstrip().endswith("FAULT: wrong_value")
-    again = pytest_in(tmp_path, run_python, program, "--graphprobe", "-n", "0", "-k", "test_compiles")
+    again = pytest_in(tmp_path, run_warm, program, "--graphprobe", "-n", "0", "-k", "test_compiles")
     assert again.code == 0 and "= graphprobe =" not in again.out
 
 
@@ -172,7 +170,7 @@ def test_the_page_names_every_option() -> None:
 
 
 @pytest.mark.heavy
-def test_a_diagnosis_in_the_error_is_not_made_again(run_python: Python, tmp_path: Path) -> None:
+def test_a_diagnosis_in_the_error_is_not_made_again(run_warm: Python, tmp_path: Path) -> None:
     program = f'''
 import torch
 import graphprobe
@@ -185,7 +183,7 @@ def net(x):
 def test_it():
     graphprobe.assert_compiles_like_eager(net, torch.ones(3), backend="{FAULTY}")
 '''
-    done = pytest_in(tmp_path, run_python, program, "--graphprobe", "-n", "0")
+    done = pytest_in(tmp_path, run_warm, program, "--graphprobe", "-n", "0")
     assert done.code == 1 and "diagnosing" not in done.out and not (tmp_path / ".graphprobe").exists()
     assert told(done)["test_it"].startswith("FAULT net (test_net.py:6): Compiled, torch.relu gives wrong numbers")
     assert "E           operation: torch.relu, node relu" in done.out

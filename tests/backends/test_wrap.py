@@ -12,9 +12,9 @@ import torch
 
 import graphprobe
 from conftest import Finished
-from faults.zygote import Zygote
 from graphprobe.probe import active
 from graphprobe.store.reader import Run
+from warm.pool import Warm
 
 
 @pytest.fixture(autouse=True)
@@ -162,9 +162,9 @@ torch.compile(g, backend="aot_eager")(torch.ones(2))
 """
 
 
-def test_wrap_under_run(zygote: Zygote, tmp_path: Path) -> None:
+def test_wrap_under_run(warm: Warm, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WITH_RUN)
-    done = zygote.graphprobe("run", "--out", "out", "program.py", cwd=tmp_path)
+    done = warm.graphprobe("run", "--out", "out", "program.py", cwd=tmp_path)
     assert done.code == 0, done.err
     assert not (tmp_path / "torch_compile_debug").exists()
     run = Run.open(tmp_path / "out")
@@ -172,9 +172,9 @@ def test_wrap_under_run(zygote: Zygote, tmp_path: Path) -> None:
     assert {e.where.model for e in run.events() if e.kind == "ir"} == {0}
 
 
-def test_wrap_by_itself_closes_at_exit(zygote: Zygote, tmp_path: Path) -> None:
+def test_wrap_by_itself_closes_at_exit(warm: Warm, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WITH_RUN)
-    done = zygote.python("program.py", cwd=tmp_path)
+    done = warm.python("program.py", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     run = Run.open(tmp_path)
     assert (functions(run), run.state) == (["f"], "finished")
@@ -182,13 +182,13 @@ def test_wrap_by_itself_closes_at_exit(zygote: Zygote, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["import torch", "pass", "import torch._dynamo"])
 def test_wrap_under_the_switch_leaves_the_rest_collected(
-    first: str, run_python: Callable[..., Finished], tmp_path: Path
+    first: str, run_warm: Callable[..., Finished], tmp_path: Path
 ) -> None:
     program = first + WITH_RUN.replace('wrap("aot_eager"', "wrap(mine").replace(
         "backend =", "def mine(gm, inputs): return gm.forward\nbackend ="
     )
     (tmp_path / "program.py").write_text(program)
-    done = run_python("program.py", cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
+    done = run_warm("program.py", cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
     assert done.code == 0, done.err
     run = Run.open(tmp_path)
     assert functions(run) == ["f", "g"]

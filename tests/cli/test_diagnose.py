@@ -94,11 +94,11 @@ print("went on with", f(torch.ones(1)).item(), f(torch.ones(1)).item())
 
 
 @pytest.fixture
-def diagnose(run_python: Python, tmp_path: Path) -> Python:
+def diagnose(run_warm: Python, tmp_path: Path) -> Python:
     (tmp_path / "targets.py").write_text(TARGETS)
 
     def run(*args: str) -> Finished:
-        return run_python("-m", "graphprobe", "diagnose", *args, cwd=tmp_path)
+        return run_warm("-m", "graphprobe", "diagnose", *args, cwd=tmp_path)
 
     return run
 

@@ -84,8 +84,8 @@ def page_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "code"), [("toy.py", 1), ("mended.py", 0)])
-def test_page_scripts(page_files: Path, run_python: Python, name: str, code: int) -> None:
-    done = run_python("-m", "graphprobe", "explain", name, cwd=page_files)
+def test_page_scripts(page_files: Path, run_warm: Python, name: str, code: int) -> None:
+    done = run_warm("-m", "graphprobe", "explain", name, cwd=page_files)
     assert masked(done.out) == masked(shown(f"graphprobe explain {name}")) and done.code == code
 
 
@@ -137,10 +137,10 @@ def test_killed_run_and_run_of_before(page_files: Path, tmp_path: Path) -> None:
     assert told["not_observed"][0].startswith("breaks before which there was no graph")
 
 
-def test_script(tmp_path: Path, run_python: Python) -> None:
+def test_script(tmp_path: Path, run_warm: Python) -> None:
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     command = ["explain", "--json", "out.json", "--backend", "eager", "program.py", "--json", "7"]
-    done = run_python("-m", "graphprobe", *command, cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", *command, cwd=tmp_path)
     assert done.out.startswith("arguments ['--json', '7'] __main__\n")
     assert "Traceback" in done.err and "graphprobe" not in done.err.partition("Traceback")[2].partition("from user")[0]
     assert done.code == 1

@@ -34,13 +34,13 @@ SEED_ROWS = (
 """The tools of PyTorch's guide, in its order."""
 
 
-def test_logs_page(run_python: Python, tmp_path: Path) -> None:
+def test_logs_page(run_warm: Python, tmp_path: Path) -> None:
     for program in re.findall(r"```python\n(.*?)```", LOGS, re.DOTALL):
         (tmp_path / program.split()[1]).write_text(program)
     for block in re.findall(r"```console\n(.*?)```", LOGS, re.DOTALL):
         for piece in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, shown = piece.partition("\n")
-            done = run_python("-m", *shlex.split(command), cwd=tmp_path)
+            done = run_warm("-m", *shlex.split(command), cwd=tmp_path)
             if shown:
                 pattern = re.escape(shown.strip()).replace("…", r"[^\n]*")
                 said = done.out + done.err
@@ -86,10 +86,10 @@ def test_pages_exist(page: str) -> None:
     assert (ROOT / "docs" / page).is_file()
 
 
-def test_random_numbers(run_python: Python, tmp_path: Path) -> None:
+def test_random_numbers(run_warm: Python, tmp_path: Path) -> None:
     programs = re.findall(r"```python\n(.*?)```", TROUBLES, re.DOTALL)
     shown = re.findall(r"```text\n(.*?)```", TROUBLES, re.DOTALL)
-    done = run_python("-c", programs[0], cwd=tmp_path)
+    done = run_warm("-c", programs[0], cwd=tmp_path)
     assert (done.code, done.out) == (0, shown[0]), done.err
-    done = run_python("-c", programs[1], cwd=tmp_path)
+    done = run_warm("-c", programs[1], cwd=tmp_path)
     assert (done.code, done.out) == (0, shown[1]), done.err

@@ -38,20 +38,18 @@ def invoke(*args: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def recorded(run_python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(run_warm: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the program."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "program.py").write_text(RECOMPILES)
-    done = run_python("-m", "graphprobe", "run", "-q", "--no-ops", "program.py", cwd=folder)
+    done = run_warm("-m", "graphprobe", "run", "-q", "--no-ops", "program.py", cwd=folder)
     assert done.code == 0, done.err
     return folder
 
 
-def test_a_script(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_script(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(RECOMPILES)
-    done = run_python(
-        "-m", "graphprobe", "recompiles", "--json", "out.json", "program.py", "--epochs", "2", cwd=tmp_path
-    )
+    done = run_warm("-m", "graphprobe", "recompiles", "--json", "out.json", "program.py", "--epochs", "2", cwd=tmp_path)
     assert done.code == 1, done.err
     said = done.out.splitlines()
     assert said[:4] == [
@@ -68,8 +66,8 @@ def test_a_script(run_python: Callable[..., Any], tmp_path: Path) -> None:
     assert (group["kind"], group["where"]["line"], group["count"]) == ("int-changed", 6, 2)
 
 
-def test_a_silent_script(run_python: Callable[..., Any], tmp_path: Path) -> None:
-    done = run_python("-m", "graphprobe", "recompiles", "-c", SILENT, cwd=tmp_path)
+def test_a_silent_script(run_warm: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_warm("-m", "graphprobe", "recompiles", "-c", SILENT, cwd=tmp_path)
     assert (done.code, done.out) == (0, "no recompilations\n"), done.err
     assert not list(tmp_path.iterdir())
 
@@ -85,13 +83,13 @@ def test_a_program_that_fails_is_undecided_unless_something_was_found() -> None:
     assert command._exit_code(RecompileReport(complete=False), None) == 125
 
 
-def test_a_run_on_disk(recorded: Path, run_python: Callable[..., Any]) -> None:
+def test_a_run_on_disk(recorded: Path, run_warm: Callable[..., Any]) -> None:
     """Without torch: the same groups as of the script itself."""
     code = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['graphprobe', 'recompiles']\n"
         "from graphprobe.cli.main import main; main()"
     )
-    done = run_python("-c", code, cwd=recorded)
+    done = run_warm("-c", code, cwd=recorded)
     assert done.code == 1, done.err
     assert "  int-changed ×2: n changed: 2, 3, 4" in done.out
     assert "    guard at program.py:6 in scale" in done.out and "    called from program.py:12 in work" in done.out

@@ -25,9 +25,9 @@ HAS_RELU = "grep -q relu graph.txt && exit 3 || exit 0"
 
 
 @pytest.fixture(scope="module")
-def dossier(tmp_path_factory, run_python):
+def dossier(tmp_path_factory, run_warm):
     folder = tmp_path_factory.mktemp("reduce")
-    done = run_python("-c", MAKE.format(diagnose=str(ROOT / "tests" / "diagnose")), cwd=folder)
+    done = run_warm("-c", MAKE.format(diagnose=str(ROOT / "tests" / "diagnose")), cwd=folder)
     assert done.code == 0, done.err
     return folder / "case"
 
@@ -138,11 +138,11 @@ if "raise" in sys.argv:
 
 
 @pytest.fixture
-def reduce_script(run_python, tmp_path):
+def reduce_script(run_warm, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
 
     def run(*args: str, command: str = "reduce", env: dict[str, str] | None = None) -> Finished:
-        done: Finished = run_python("-m", "graphprobe", command, *args, cwd=tmp_path, env=env)
+        done: Finished = run_warm("-m", "graphprobe", command, *args, cwd=tmp_path, env=env)
         return done
 
     return run

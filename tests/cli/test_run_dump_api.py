@@ -21,10 +21,10 @@ sys.exit(7)
 """
 
 
-def test_dump_by_options(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_dump_by_options(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("--dump", "tensor", "--level", "mix", "--steps", "0|2", "--apis", "Linear,*linear", "--dump-to", "d")
-    done = run_python("-m", "graphprobe", "run", *options, "train.py", "--own", cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", *options, "train.py", "--own", cwd=tmp_path)
     assert done.code == 7, done.err
     assert done.out == "arguments ['--own']\n"
     assert "8 calls dumped to d" in done.err
@@ -39,7 +39,7 @@ def test_dump_by_options(run_python: Callable[..., Any], tmp_path: Path) -> None
     assert [call.source for call in dump.calls(0, 0)] == ["train.py:6"] * 4
 
 
-def test_mistakes_are_found_before_the_program_runs(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_mistakes_are_found_before_the_program_runs(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     for options, said in {
         ("--dump", "all"): "'all'",
@@ -47,6 +47,6 @@ def test_mistakes_are_found_before_the_program_runs(run_python: Callable[..., An
         ("--dump", "stats", "--steps", "3-1"): "3-1",
         ("--api-config", "none.json"): "none.json",
     }.items():
-        done = run_python("-m", "graphprobe", "run", *options, "train.py", cwd=tmp_path)
+        done = run_warm("-m", "graphprobe", "run", *options, "train.py", cwd=tmp_path)
         assert done.code == 2 and said in done.err and "arguments" not in done.out
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

@@ -39,18 +39,18 @@ print(y.sum().item(), sys.argv)
 
 
 def finished(
-    run_python: Python, folder: Path, *options: str, script: str = SCRIPT, backend: str = "aot_eager"
+    run_warm: Python, folder: Path, *options: str, script: str = SCRIPT, backend: str = "aot_eager"
 ) -> Finished:
     (folder / "script.py").write_text(script.replace("BACKEND", backend), "utf-8")
-    done = run_python("-m", "graphprobe", "run", *options, "script.py", "--flag", cwd=folder)
+    done = run_warm("-m", "graphprobe", "run", *options, "script.py", "--flag", cwd=folder)
     assert done.code == 0, done.err
     return done
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.heavy)])
-def test_a_script_as_it_is(backend: str, run_python: Python, tmp_path: Path) -> None:
-    done = finished(run_python, tmp_path, "--dump-graph", "stats", "--dump-step", "1", backend=backend)
-    assert done.out == run_python("script.py", "--flag", cwd=tmp_path).out, "the program computes what it does without"
+def test_a_script_as_it_is(backend: str, run_warm: Python, tmp_path: Path) -> None:
+    done = finished(run_warm, tmp_path, "--dump-graph", "stats", "--dump-step", "1", backend=backend)
+    assert done.out == run_warm("script.py", "--flag", cwd=tmp_path).out, "the program computes what it does without"
     (folder,) = open_dump(tmp_path).folders
     ops = [op.record for op in folder.ops()]
     assert {op.place.model_name for op in ops} == {"Linear", "function"}
@@ -66,11 +66,11 @@ def test_a_script_as_it_is(backend: str, run_python: Python, tmp_path: Path) -> 
 
 
 @pytest.mark.heavy
-def test_single_ops_begin_with_the_import_of_torch(run_python: Python, tmp_path: Path) -> None:
+def test_single_ops_begin_with_the_import_of_torch(run_warm: Python, tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(json.dumps({"dump": {"dump_path": ".", "dump_list": [], "dump_op_switch": "on"}}))
     script = "import torch\nx = torch.ones(2)\ntorch.compile(lambda x: x.sin(), backend='BACKEND')(x)\nx.cos()\n"
     finished(
-        run_python, tmp_path, "--dump-config", "c.json", "--dump-path", ".", "--dump-layer", "ones cos", script=script
+        run_warm, tmp_path, "--dump-config", "c.json", "--dump-path", ".", "--dump-layer", "ones cos", script=script
     )
     (folder,) = open_dump(tmp_path).folders
     assert [op.record.op.op_name for op in folder.ops() if op.record.op.engine == "eager"] == ["ones", "cos"]

@@ -123,7 +123,7 @@ QUICK = ("flipped element", "weight noise", "doubled input gradient")
 EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.heavy) for name in FAULTS]
 
 
-@pytest.mark.parametrize("dtype", [FLOAT, NARROW], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [FLOAT, pytest.param(NARROW, marks=pytest.mark.heavy)], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", EACH)
 def test_first_divergence_is_the_planted_call(name: str, dtype: torch.dtype) -> None:
     _, kind, label, module = FAULTS[name]

@@ -20,13 +20,13 @@ ENV = {"OMP_NUM_THREADS": "1", "CI": "true", "PYTHONWARNINGS": "error::graphprob
 Run = Callable[..., Finished]
 
 
-def run_scenario(name: str, folder: Path, run_python: Run, helper: str = "network", *arguments: str) -> Finished:
+def run_scenario(name: str, folder: Path, run_warm: Run, helper: str = "network", *arguments: str) -> Finished:
     text = (SCENARIOS / f"{name}.py").read_text()
     changed = text.replace("from ptdbg_ascend import *", "from graphprobe.compat.ptdbg import *")
     assert sum(a != b for a, b in zip(text.splitlines(), changed.splitlines(), strict=True)) == 1
     (folder / "run.py").write_text(changed)
     (folder / f"{helper}.py").write_text((SCENARIOS / f"{helper}.py").read_text())
-    return run_python("run.py", *arguments, cwd=folder, env=ENV)
+    return run_warm("run.py", *arguments, cwd=folder, env=ENV)
 
 
 def rows_of(pkl: Path) -> list[list[Any]]:
@@ -38,9 +38,9 @@ def names_of(pkl: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def accuracy(tmp_path_factory: pytest.TempPathFactory, run_python: Run) -> Path:
+def accuracy(tmp_path_factory: pytest.TempPathFactory, run_warm: Run) -> Path:
     folder = tmp_path_factory.mktemp("accuracy")
-    done = run_scenario("accuracy", folder, run_python)
+    done = run_scenario("accuracy", folder, run_warm)
     assert done.code == 0, done.err
     return folder
 
@@ -114,8 +114,8 @@ def test_modes(accuracy: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_one_call(tmp_path: Path, run_python: Run) -> None:
-    done = run_scenario("one_call", tmp_path, run_python)
+def test_one_call(tmp_path: Path, run_warm: Run) -> None:
+    done = run_scenario("one_call", tmp_path, run_warm)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0] == "2_Functional_linear_forward"
@@ -124,8 +124,8 @@ def test_one_call(tmp_path: Path, run_python: Run) -> None:
     assert "2_Functional_linear_backward" in lines
 
 
-def test_overflow(tmp_path: Path, run_python: Run) -> None:
-    done = run_scenario("overflow", tmp_path, run_python)
+def test_overflow(tmp_path: Path, run_warm: Run) -> None:
+    done = run_scenario("overflow", tmp_path, run_warm)
     assert done.code != 0
     assert done.out.splitlines() == ["step 0 done", "step 1 done"]
     assert "overflow 2 of 2: torch.Tensor.mul" in done.err and "run.py:" in done.err
@@ -143,9 +143,9 @@ def test_overflow(tmp_path: Path, run_python: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "api", "culprit"), [("gpt2", "Torch_tanh", "torch.pow"), ("convnet", "Functional_conv2d", "conv2d")]
 )
-def test_gpt2_and_a_convnet(name: str, api: str, culprit: str, tmp_path: Path, run_python: Run) -> None:
+def test_gpt2_and_a_convnet(name: str, api: str, culprit: str, tmp_path: Path, run_warm: Run) -> None:
     """All three scenarios: the second run of an operator is 3 % off; the stack of a call; a weight that overflows."""
-    done = run_scenario("real_models", tmp_path, run_python, "models", name)
+    done = run_scenario("real_models", tmp_path, run_warm, "models", name)
     wrong, again = (rows_of_result(tmp_path / folder) for folder in ("npu", "again"))
     assert len(wrong) == len(again) > 150
     assert {line["Verdict"] for line in again} == {"ok"}

@@ -60,9 +60,9 @@ out = model(x)
 IMPORTS = "from graphprobe.compat import torchair\nfrom graphprobe.compat.torchair import logger"
 
 
-def tree(folder: Path, script: str, run_python: Callable[..., Finished]) -> tuple[Run, list[str]]:
+def tree(folder: Path, script: str, run_warm: Callable[..., Finished]) -> tuple[Run, list[str]]:
     (folder / "main.py").write_text(script.format(imports=IMPORTS), encoding="utf-8")
-    done = run_python("main.py", cwd=folder)
+    done = run_warm("main.py", cwd=folder)
     assert done.code == 0, done.err
     run = Run.open(folder)
     (only,) = (folder / "torch_compile_debug").glob("run_*")
@@ -71,8 +71,8 @@ def tree(folder: Path, script: str, run_python: Callable[..., Finished]) -> tupl
     return run, sorted(str(path.relative_to(only)) for path in only.rglob("*") if path.is_file())
 
 
-def test_max_autotune(run_python: Callable[..., Finished], tmp_path: Path) -> None:
-    run, files = tree(tmp_path, MAX_AUTOTUNE, run_python)
+def test_max_autotune(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+    run, files = tree(tmp_path, MAX_AUTOTUNE, run_warm)
     text = "\n".join(files)
     assert {
         "torchdynamo/debug.log",
@@ -96,8 +96,8 @@ def test_max_autotune(run_python: Callable[..., Finished], tmp_path: Path) -> No
     assert (run.run_dir / "torchdynamo/debug.log").stat().st_size > 0  # the script has set_logs on
 
 
-def test_reduce_overhead(run_python: Callable[..., Finished], tmp_path: Path) -> None:
-    run, files = tree(tmp_path, REDUCE_OVERHEAD, run_python)
+def test_reduce_overhead(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+    run, files = tree(tmp_path, REDUCE_OVERHEAD, run_warm)
     assert {
         "torchdynamo/debug.log",
         "graphprobe/debug.log",

@@ -10,9 +10,7 @@ import score
 
 QUICK = {
     "codegen_sin",
-    "sinh_overflow",
     "masked_attention",
-    "mutation_and_views",
 }
 """Run by `make test`; the rest is marked `heavy`."""
 

@@ -17,9 +17,9 @@ WORKERS = range(8)
 
 
 @pytest.fixture(scope="module")
-def collected(run_python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any]:
+def collected(run_warm: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any]:
     out = tmp_path_factory.mktemp("threads")
-    done = run_python(
+    done = run_warm(
         "-m", "graphprobe", "run", "-q", "--save-inputs", "--graph-dump", "py", "--out", str(out), str(PROGRAM),
         env={"OMP_NUM_THREADS": "1"},
     )  # fmt: skip

@@ -26,7 +26,7 @@ COLUMNS = (ROOT / "docs" / "formats" / "exports.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def page(run_python: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(run_warm: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which every command of the page has run, and has said what the page shows."""
     folder = tmp_path_factory.mktemp("page")
     for program in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
@@ -39,7 +39,7 @@ def page(run_python: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 (folder / words[1]).mkdir()
                 continue
             if words[1] == "run":
-                ran = run_python("-m", *words, cwd=folder, env={"TORCHINDUCTOR_COMPILE_THREADS": "1"})
+                ran = run_warm("-m", *words, cwd=folder, env={"TORCHINDUCTOR_COMPILE_THREADS": "1"})
                 code, said = ran.code, ran.out + ran.err
             else:
                 with contextlib.chdir(folder):
@@ -48,7 +48,7 @@ def page(run_python: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert code == 0, said
             pattern = re.escape(shown.strip()).replace("…", r"[^\n]*")
             assert re.fullmatch(pattern, said.strip()), said
-    read = run_python("largest.py", cwd=folder)
+    read = run_warm("largest.py", cwd=folder)
     assert read.out.endswith("['step', 'label', 'slot', 'max']\n"), read.err
     return folder
 

@@ -15,16 +15,16 @@ ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="module")
-def plain(run_python: Callable[..., Any]) -> Any:
-    done = run_python(str(PROGRAM), env=ENV)
+def plain(run_warm: Callable[..., Any]) -> Any:
+    done = run_warm(str(PROGRAM), env=ENV)
     assert done.code == 0, done.err
     assert done.out.count("\n") > 100 and "raised RuntimeError" in done.out
     return done
 
 
 @pytest.mark.parametrize(("level", "data"), [("mix", "tensor"), ("api", "stats"), ("module", "stats")])
-def test_eager_programs(run_python: Callable[..., Any], plain: Any, tmp_path: Path, level: str, data: str) -> None:
-    done = run_python(str(PROGRAM), "dump", str(tmp_path / "d"), level, data, env=ENV)
+def test_eager_programs(run_warm: Callable[..., Any], plain: Any, tmp_path: Path, level: str, data: str) -> None:
+    done = run_warm(str(PROGRAM), "dump", str(tmp_path / "d"), level, data, env=ENV)
     assert done.code == 0, done.err[-3000:]
     assert done.out.splitlines() == plain.out.splitlines()
     assert without_addresses(done.err) == without_addresses(plain.err)

@@ -32,8 +32,8 @@ FAULTS = [
 
 
 @pytest.fixture(scope="module")
-def told(run_python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[Any]]]:
-    done = run_python(str(PROGRAM), str(tmp_path_factory.mktemp("failing")), *FAULTS, env={"OMP_NUM_THREADS": "1"})
+def told(run_warm: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[Any]]]:
+    done = run_warm(str(PROGRAM), str(tmp_path_factory.mktemp("failing")), *FAULTS, env={"OMP_NUM_THREADS": "1"})
     assert done.code == 0, done.err[-4000:]
     assert "OwnFault" not in done.err
     sections = re.split(r"^### (?!missing)(.*)\n", done.out, flags=re.M)[1:]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 FAMILIES = ("gpt2", "bert", "convnet", "mutating", "branching")
-SLOW = ("gpt2", "bert", "convnet")
+SLOW = ("gpt2", "bert", "convnet", "mutating")
 
 
 def check(plain: Any, watched: dict[str, Any], backends: tuple[str, ...]) -> None:

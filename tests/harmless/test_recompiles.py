@@ -13,10 +13,10 @@ from harmless.conftest import without_time_and_process
 PROGRAM = Path(__file__).parent / "programs" / "recompiling.py"
 
 
-def test_the_same_with_and_without(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_same_with_and_without(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     env = {"OMP_NUM_THREADS": "1", "TORCH_LOGS": "recompiles"}
-    plain = run_python(str(PROGRAM), cwd=tmp_path, env=env)
-    watched = run_python("-m", "graphprobe", "recompiles", str(PROGRAM), cwd=tmp_path, env=env)
+    plain = run_warm(str(PROGRAM), cwd=tmp_path, env=env)
+    watched = run_warm("-m", "graphprobe", "recompiles", str(PROGRAM), cwd=tmp_path, env=env)
     assert plain.code == 0, plain.err
     assert watched.code == 1, watched.err
     assert "Recompiling function forward" in plain.err and "hit config.recompile_limit (4)" in plain.err

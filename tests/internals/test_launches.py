@@ -18,8 +18,8 @@ CASES = ("mlp", "conv", "dropout", "cond_true", "cond_false", "fallbacks")
 
 
 @pytest.fixture(scope="module")
-def records(run_python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    done = run_python(str(PROGRAM), str(tmp_path_factory.mktemp("launches")), env={"OMP_NUM_THREADS": "1"})
+def records(run_warm: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    done = run_warm(str(PROGRAM), str(tmp_path_factory.mktemp("launches")), env={"OMP_NUM_THREADS": "1"})
     assert done.code == 0, done.err[-4000:]
     return dict(json.loads(done.out.partition("RESULT ")[2]))
 

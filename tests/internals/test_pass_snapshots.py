@@ -205,13 +205,13 @@ def test_passes_outside_of_a_compilation_are_not_collected() -> None:
     assert ran == ["other"]
 
 
-def test_it_works_before_anything_was_compiled(run_python: Callable[..., Finished]) -> None:
+def test_it_works_before_anything_was_compiled(run_warm: Callable[..., Finished]) -> None:
     code = (
         "from graphprobe.internals.pass_snapshots import Snapshots\n"
         "with Snapshots().active():\n"
         "    import torch._inductor.compile_fx as c\n"
         "    print(c.pre_grad_passes.__qualname__)"
     )
-    done = run_python("-c", code)
+    done = run_warm("-c", code)
     assert done.code == 0, done.err
     assert "Snapshots" in done.out

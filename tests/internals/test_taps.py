@@ -91,8 +91,8 @@ print(folder)
 @pytest.mark.parametrize(
     "lost", [["guards"], ["lowering"], ["aot_graphs"], ["passes", "post_grad_passes"], ["dynamo_graph"], ["metrics"]]
 )
-def test_a_torch_that_lacks_a_name(lost: list[str], run_python: Callable[..., Any], tmp_path: Path) -> None:
-    done = run_python("-c", WITHOUT, str(tmp_path), json.dumps(lost))
+def test_a_torch_that_lacks_a_name(lost: list[str], run_warm: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_warm("-c", WITHOUT, str(tmp_path), json.dumps(lost))
     assert done.code == 0, done.err[-4000:]
     assert done.out.startswith("RESULT 10.09")
     tool_dir = Path(done.out.splitlines()[1]) / "graphprobe"

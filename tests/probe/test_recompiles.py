@@ -141,11 +141,17 @@ def test_behind_a_graph_break() -> None:
 
 
 def test_threads() -> None:
-    """Every thread counts, and its name is kept."""
+    """Every thread counts, and its name is kept.
+
+    torch remembers sizes by file, line and name, which the three functions share: had one thread seen both sizes before
+    another compiled, the other's first graph would be dynamic already, and nothing would be compiled again.
+    """
     functions = [compiled(lambda x: x + 1), compiled(lambda x: x * 2), compiled(lambda x: x - 3)]
+    all_compiled = threading.Barrier(len(functions), timeout=120)
 
     def work(f: Any) -> None:
         f(ones(4))
+        all_compiled.wait()
         f(ones(5))
 
     with graphprobe.recompiles() as found:

@@ -17,10 +17,10 @@ PROGRAM, *BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 OUTPUTS = re.findall(r"```text\n(.*?)```", PAGE, re.S)
 
 
-def test_the_program(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_program(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     (shown,) = re.findall(r"```console\n\$ graphprobe recompiles train.py\n(.*?)```", PAGE, re.S)
-    done = run_python("-m", "graphprobe", "recompiles", "train.py", cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "recompiles", "train.py", cwd=tmp_path)
     assert done.code == 1, done.err
     assert done.out == shown
 

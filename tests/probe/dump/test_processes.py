@@ -49,11 +49,11 @@ for _ in range(3):
 
 
 @pytest.mark.parametrize("data", ["stats", pytest.param("tensor", marks=pytest.mark.heavy)])
-def test_a_script_of_torchair_with_every_option(data: str, run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_script_of_torchair_with_every_option(data: str, run_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump_config.json").write_text('{"dump": {"dump_path": "dump", "dump_mode": "output"}}', "utf-8")
     (tmp_path / "main.py").write_text(SCRIPT.replace("{data}", data), "utf-8")
-    done = run_python("main.py", cwd=tmp_path)
+    done = run_warm("main.py", cwd=tmp_path)
     assert (done.code, done.out.split()) == (0, ["16.0"] * 3), done.err
     (folder,) = open_dump(tmp_path / "dump").folders
     assert folder.time_dir.parent == tmp_path / "dump" / "worldsize1_global_rank0"
@@ -77,9 +77,9 @@ def test_a_script_of_torchair_with_every_option(data: str, run_python: Callable[
 
 
 @pytest.mark.heavy
-def test_a_folder_for_each_rank(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_folder_for_each_rank(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run_python(*torchrun, str(PROGRAMS / "ranks.py"), str(tmp_path), cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    done = run_warm(*torchrun, str(PROGRAMS / "ranks.py"), str(tmp_path), cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
     assert done.code == 0, done.err[-4000:]
     folders = sorted(open_dump(tmp_path).folders, key=lambda folder: folder.time_dir.parent.name)
     assert [folder.time_dir.parent.name for folder in folders] == [f"worldsize2_global_rank{rank}" for rank in (0, 1)]
@@ -127,9 +127,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_was_written_before_a_kill_opens(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_was_written_before_a_kill_opens(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(KILLED, "utf-8")
-    done = run_python("main.py", str(tmp_path), cwd=tmp_path)
+    done = run_warm("main.py", str(tmp_path), cwd=tmp_path)
     assert done.code == -9
     (folder,) = open_dump(tmp_path).folders
     assert folder.state == "killed"

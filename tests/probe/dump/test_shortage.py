@@ -52,10 +52,10 @@ def read(folder: DumpFolder) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("limit", ["none", str(2 * RESERVE_BYTES)])
-def test_a_disk_that_refuses_large_files(limit: str, run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_disk_that_refuses_large_files(limit: str, run_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "main.py").write_text(LIMITED, "utf-8")
-    done = run_python("main.py", limit, "tensor", cwd=tmp_path)
+    done = run_warm("main.py", limit, "tensor", cwd=tmp_path)
     assert (done.code, done.out.strip()) == (0, EXPECTED), done.err[-4000:]
     (folder,) = open_dump(tmp_path / "dump").folders
     assert folder.manifest is not None and folder.manifest.state == "finished"
@@ -135,10 +135,10 @@ def test_the_byte_budget_ends_the_dump_and_not_the_program(data: str, dumping: A
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("data", ["tensor", "stats"])
-def test_a_rank_that_is_killed_in_an_op(data: str, run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_in_an_op(data: str, run_warm: Callable[..., Any], tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     program = str(PROGRAMS / "ranks_killed.py")
-    done = run_python(*torchrun, program, str(tmp_path), data, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    done = run_warm(*torchrun, program, str(tmp_path), data, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
     assert done.code != 0 and "SIGKILL" in done.err + done.out
     folders = {folder.time_dir.parent.name: folder for folder in open_dump(tmp_path).folders}
     whole, torn = (folders[f"worldsize2_global_rank{rank}"] for rank in (0, 1))

@@ -48,7 +48,7 @@ class Recorded:
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory, run_python: Callable[..., Finished]) -> Recorded:
+def recorded(tmp_path_factory: pytest.TempPathFactory, run_warm: Callable[..., Finished]) -> Recorded:
     """By the name of the function; a second one of that name has its number, too."""
     here, out, answers = (tmp_path_factory.mktemp(name) for name in ("program", "out", "answers"))
     text = (PROGRAMS / "failing.py").read_text("utf-8")
@@ -57,13 +57,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, run_python: Callable[...,
     (here / "failing.py").write_text(text, "utf-8")
     (here / "parts.py").write_text((PROGRAMS / "parts.py").read_text("utf-8"), "utf-8")
     command = ["-m", "graphprobe", "run", "--record-frames", "--out", str(out), "failing.py"]
-    program = run_python(*command, cwd=here)
+    program = run_warm(*command, cwd=here)
     for path in here.iterdir():
         path.unlink() if path.is_file() else None
     (run,) = out.iterdir()
     frames = run / "graphprobe" / "frames"
     assert frames.is_dir(), program.err
-    replayed = run_python("-c", REPLAY_ALL, str(frames), str(answers), cwd=answers)
+    replayed = run_warm("-c", REPLAY_ALL, str(frames), str(answers), cwd=answers)
     assert replayed.code == 0, replayed.err
     records = {folder.name: folder for folder in sorted(frames.iterdir())}
     verdicts = {name: json.loads((answers / f"{name}.json").read_text()) for name in records}

@@ -77,11 +77,11 @@ def test_the_run_tells_of_its_records(recorded: Recorded) -> None:
 
 
 def test_the_script_alone_and_what_it_says_of_a_repaired_program(
-    recorded: Recorded, run_python: Callable[..., Finished], tmp_path: Path
+    recorded: Recorded, run_warm: Callable[..., Finished], tmp_path: Path
 ) -> None:
     folder = tmp_path / "moved"
     shutil.copytree(record_named(recorded, "inner"), folder)
-    broken = run_python("-I", str(folder / "replay.py"), cwd=tmp_path, env={"PYTHONPATH": ""})
+    broken = run_warm("-I", str(folder / "replay.py"), cwd=tmp_path, env={"PYTHONPATH": ""})
     assert broken.code == 1, broken.err
     assert "Data-dependent branching" in broken.out and "moved/source/parts.py" in broken.out
     assert broken.out.rstrip().endswith("REPRODUCED: the frame fails as it was recorded")
@@ -89,7 +89,7 @@ def test_the_script_alone_and_what_it_says_of_a_repaired_program(
     text = source.read_text("utf-8")
     source.write_text(text.replace("if y.sum() > limit:", "if y.dim() > 0:"), "utf-8")
     assert source.read_text("utf-8") != text
-    repaired = run_python("-m", "graphprobe", "replay", str(folder), "--json", cwd=tmp_path)
+    repaired = run_warm("-m", "graphprobe", "replay", str(folder), "--json", cwd=tmp_path)
     assert repaired.code == 0, repaired.err
     (answer,) = json.loads(repaired.out)["replays"]
     assert answer["verdict"] == "gone" and answer["function"] == "with_closure.<locals>.inner"
