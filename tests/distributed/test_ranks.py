@@ -86,9 +86,8 @@ def test_the_environment_switch_on_each_rank(alone: list[str], run_python: Calla
     check_ranks(sorted(Run.find_all(tmp_path / "torch_compile_debug"), key=lambda run: run.manifest.rank))
 
 
-@pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(method, marks=pytest.mark.heavy) for method in ("os.fork", "spawn"))]
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("method", ["fork", "os.fork", "spawn"])
 def test_children(method: str, run_python: Callable[..., Any], tmp_path: Path) -> None:
     # torch's own compile threads do not survive a fork: with a cold kernel cache the child would wait for them.
     env = {**ENV, "TORCHINDUCTOR_COMPILE_THREADS": "1"}

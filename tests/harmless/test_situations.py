@@ -41,13 +41,10 @@ def test_situations(watched_and_not: Callable[..., Any]) -> None:
         assert any("size mismatch" in reason for reason in reasons)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "logs",
-    [
-        "recompiles,graph_breaks,inductor,aot_graphs",
-        pytest.param("+dynamo", marks=pytest.mark.heavy),
-        pytest.param("post_grad_graphs,output_code,schedule,+aot", marks=pytest.mark.heavy),
-    ],
+    ["recompiles,graph_breaks,inductor,aot_graphs", "+dynamo", "post_grad_graphs,output_code,schedule,+aot"],
 )
 def test_torch_logs_say_what_they_said(logs: str, watched_and_not: Callable[..., Any]) -> None:
     which = ("recompiles_with_dynamic_shapes", "graph_breaks")

@@ -36,6 +36,7 @@ def facts(run: Run) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.heavy
 def test_program_prints_the_same_as_without(plain: str, collected: tuple[Run, Any]) -> None:
     assert plain.startswith("RESULT [")
     assert collected[1].out == plain
