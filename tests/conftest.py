@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from warm.pool import Warm, shared
+from warm.pool import Warm
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,9 +79,11 @@ def run_warm(warm: Warm) -> Callable[..., Finished]:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Warm:
+def warm() -> Iterator[Warm]:
     """Starts Python at once, with torch and its compiler loaded: for what does not depend on how that comes about."""
-    return shared()
+    started = Warm()
+    yield started
+    started.close()
 
 
 def own_bytes() -> int:

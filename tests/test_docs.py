@@ -54,7 +54,7 @@ SESSIONS = {
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
 
 COLD = {"README", "ptdbg"}
-"""Pages whose programs are started as a reader starts them; what ptdbg shows has the frames below the program's."""
+"""Pages that `make test` too starts as their reader does; what ptdbg shows has the frames below the program's."""
 
 ELSEWHERE = {
     "dump_config": "dump_plan/test_page.py",
@@ -79,9 +79,18 @@ def page(name: str) -> Path:
     return ROOT / "README.md" if name == "README" else DOCS / f"{name}.md"
 
 
-@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize("name", sorted(SESSIONS.keys() - COLD))
 def test_page(name: str, warm: Warm, tmp_path: Path) -> None:
-    python = sys.executable if name in COLD else warm.executable
+    follow(name, tmp_path, warm.executable)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in COLD else pytest.mark.heavy) for n in SESSIONS])
+def test_page_from_a_cold_start(name: str, tmp_path: Path) -> None:
+    follow(name, tmp_path, sys.executable)
+
+
+def follow(name: str, tmp_path: Path, python: str) -> None:
+    """Do what the page says, and hold what is printed against what it shows."""
     setup = SETUPS / name
     if setup.is_dir():
         shutil.copytree(setup, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))

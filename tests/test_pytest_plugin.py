@@ -118,14 +118,14 @@ def test_failing_tests_are_told_apart(quick: tuple[Path, Finished]) -> None:
     assert done.out.count("diagnosing the compiled calls of") == 2
 
 
-def test_the_proof_fails_alone(quick: tuple[Path, Finished], run_warm: Python, tmp_path: Path) -> None:
+def test_the_proof_fails_alone(quick: tuple[Path, Finished], run_python: Python, tmp_path: Path) -> None:
     folder, done = quick
     shown = done.out.rpartition("= graphprobe =")[2]
     (repro,) = re.findall(r"^  python (\S+)$", shown, re.MULTILINE)
     lines = done.out.rstrip().splitlines()
     assert repro in lines[-2], "the last line but the count of pytest"
     assert Path(repro).is_relative_to(".graphprobe/test_net.py-test_wrong")
-    alone = run_warm(str(folder / repro), cwd=tmp_path)
+    alone = run_python(str(folder / repro), cwd=tmp_path)
     assert alone.code == 1 and alone.out.rstrip().endswith("FAULT: wrong_value"), alone.err
 
 
@@ -141,7 +141,7 @@ def test_workers_hand_over_what_they_found(quick: tuple[Path, Finished], run_war
     assert len(list((tmp_path / "found").glob("test_net.py-test_wrong/*/*/repro.py"))) == 1
 
 
-def test_the_page_prints_what_it_shows(run_warm: Python, tmp_path: Path) -> None:
+def test_the_page_prints_what_it_shows(run_warm: Python, run_python: Python, tmp_path: Path) -> None:
     """A fault of Inductor gives a dossier whose script fails alone, its healthy twin nothing."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (shown,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
@@ -150,7 +150,7 @@ def test_the_page_prints_what_it_shows(run_warm: Python, tmp_path: Path) -> None
     pattern = re.escape(expected.strip()).replace("…\\\n", ".*\n", 1).replace("…", r"[^\n]*")
     assert done.code == 1 and re.fullmatch(pattern, done.out.strip(), re.DOTALL), done.out
     (repro,) = (tmp_path / ".graphprobe").glob("test_net.py-test_by_hand/0-Net/*/repro.py")
-    alone = run_warm(str(repro), cwd=tmp_path)
+    alone = run_python(str(repro), cwd=tmp_path)
     assert alone.code == 1 and alone.out.rstrip().endswith("FAULT: wrong_value")
     again = pytest_in(tmp_path, run_warm, program, "--graphprobe", "-n", "0", "-k", "test_compiles")
     assert again.code == 0 and "= graphprobe =" not in again.out

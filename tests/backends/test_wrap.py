@@ -14,7 +14,6 @@ import graphprobe
 from conftest import Finished
 from graphprobe.probe import active
 from graphprobe.store.reader import Run
-from warm.pool import Warm
 
 
 @pytest.fixture(autouse=True)
@@ -162,9 +161,9 @@ torch.compile(g, backend="aot_eager")(torch.ones(2))
 """
 
 
-def test_wrap_under_run(warm: Warm, tmp_path: Path) -> None:
+def test_wrap_under_run(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WITH_RUN)
-    done = warm.graphprobe("run", "--out", "out", "program.py", cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", "--out", "out", "program.py", cwd=tmp_path)
     assert done.code == 0, done.err
     assert not (tmp_path / "torch_compile_debug").exists()
     run = Run.open(tmp_path / "out")
@@ -172,9 +171,9 @@ def test_wrap_under_run(warm: Warm, tmp_path: Path) -> None:
     assert {e.where.model for e in run.events() if e.kind == "ir"} == {0}
 
 
-def test_wrap_by_itself_closes_at_exit(warm: Warm, tmp_path: Path) -> None:
+def test_wrap_by_itself_closes_at_exit(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WITH_RUN)
-    done = warm.python("program.py", cwd=tmp_path)
+    done = run_warm("program.py", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     run = Run.open(tmp_path)
     assert (functions(run), run.state) == (["f"], "finished")

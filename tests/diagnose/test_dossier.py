@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
 from graphprobe.diagnose.finding import Finding, Kind
 from graphprobe.engine.values import capture
 from graphprobe.errors import UsageError
-from warm.pool import shared
 
 VERSIONS = {"torch": torch.__version__}
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
@@ -60,7 +60,7 @@ def write(folder: Path, case: Case, **more: Any) -> Path:
 def run(folder: Path, *options: str) -> tuple[int, str]:
     """The exit code, and what the repro printed."""
     done = subprocess.run(
-        [shared().executable, "-I", str(folder / "repro.py"), *options],
+        [sys.executable, "-I", str(folder / "repro.py"), *options],
         cwd="/",
         capture_output=True,
         text=True,
@@ -95,7 +95,7 @@ def test_the_same_without_the_fault_passes_as_its_test_does(tmp_path: Path) -> N
     folder = write(tmp_path / "gone", grow_case())
     options = ["-p", "no:cacheprovider", "-q", "--rootdir", str(folder)]
     done = subprocess.run(
-        [shared().executable, "-m", "pytest", *options, str(folder / "test_repro.py")],
+        [sys.executable, "-m", "pytest", *options, str(folder / "test_repro.py")],
         capture_output=True,
         text=True,
         check=False,

@@ -6,6 +6,7 @@ import functools
 import math
 import operator as op
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,6 @@ from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction.case_folder import finding_of
 from graphprobe.diagnose.reduction.load_case import load_case
 from graphprobe.engine.values import capture
-from warm.pool import shared
 
 LIMIT = (3, "words")
 SHARED: list[int] = []
@@ -84,7 +84,7 @@ def relu_case(**settings: Any) -> Case:
 def run_repro_of(case: Case, folder: Path) -> subprocess.CompletedProcess[str]:
     write_dossier(folder, case, finding_of(case, "because"), versions={})
     return subprocess.run(
-        [shared().executable, "-I", "repro.py"], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-I", "repro.py"], cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -125,9 +125,7 @@ def test_a_value_that_a_backend_gets_wrong_is_traced_to_its_op(tmp_path: Path) -
     assert finding.op.endswith("gelu")
     assert finding.dossier is not None
     repro = Path(finding.dossier) / "repro.py"
-    done = subprocess.run(
-        [shared().executable, "-I", str(repro)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([sys.executable, "-I", str(repro)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     healthy = graphprobe.diagnose(model, torch.randn(4, 8), grad=False, backend=exact, out=tmp_path / "healthy")
     assert healthy.verdict == "healthy"

@@ -6,14 +6,14 @@ import ctypes
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from conftest import Finished
 from faults.programs import size_on_disk, sound, write_step
 from graphprobe.store.reader import Run
-from warm.pool import Ended, Warm
 
 FILL = """
 hog = open({path!r}, "wb", 0)
@@ -45,15 +45,15 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def plain(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def plain(run_warm: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("plain")
-    done = warm.python(str(write_step(folder / "step.py")), cwd=folder)
+    done = run_warm(str(write_step(folder / "step.py")), cwd=folder)
     assert done.code == 0, done.err
     assert done.out.count("\n") == 3
     return done
 
 
-def same(done: Ended, plain: Ended) -> None:
+def same(done: Finished, plain: Finished) -> None:
     assert done.code == 0, done.err
     assert done.out == plain.out
     assert "Traceback" not in done.err
@@ -61,10 +61,10 @@ def same(done: Ended, plain: Ended) -> None:
 
 
 @pytest.mark.parametrize("size", ["100k", "128k", "160k"])
-def test_full_disk(size: str, warm: Warm, disk: Path, tmp_path: Path, plain: Ended) -> None:
+def test_full_disk(size: str, run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished) -> None:
     mount("-t", "tmpfs", "-o", f"size={size}", "graphprobe-test", str(disk))
     script = write_step(tmp_path / "step.py")
-    done = warm.graphprobe("run", "--out", str(disk), "--log-level", "debug", str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", "--out", str(disk), "--log-level", "debug", str(script), cwd=tmp_path)
     same(done, plain)
     run = Run.open(disk)
     assert run.state == "finished"
@@ -75,12 +75,14 @@ def test_full_disk(size: str, warm: Warm, disk: Path, tmp_path: Path, plain: End
     assert not list(disk.rglob(".tmp-*"))
 
 
-def test_full_disk_that_gets_room_again(warm: Warm, disk: Path, tmp_path: Path, plain: Ended) -> None:
+def test_full_disk_that_gets_room_again(
+    run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished
+) -> None:
     mount("-t", "tmpfs", "-o", "size=1m", "graphprobe-test", str(disk))
     setup = FILL.format(path=str(disk / "hog"))
     between = f"os.unlink({str(disk / 'hog')!r})\nhog.close()\ntime.sleep(2.2)"
     script = write_step(tmp_path / "step.py", setup=setup, between=between)
-    done = warm.graphprobe("run", "--out", str(disk), str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", "--out", str(disk), str(script), cwd=tmp_path)
     same(done, plain)
     run = Run.open(disk)
     sound(run)
@@ -89,11 +91,13 @@ def test_full_disk_that_gets_room_again(warm: Warm, disk: Path, tmp_path: Path, 
     assert "model__0/forward/code" not in run.artifacts()
 
 
-def test_disk_that_somebody_else_fills(warm: Warm, disk: Path, tmp_path: Path, plain: Ended) -> None:
+def test_disk_that_somebody_else_fills(
+    run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished
+) -> None:
     mount("-t", "tmpfs", "-o", "size=1m", "graphprobe-test", str(disk))
     setup = FILL.format(path=str(disk / "hog"))
     script = write_step(tmp_path / "step.py", setup=setup)
-    done = warm.graphprobe("run", "--out", str(disk), "--log-level", "debug", str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", "--out", str(disk), "--log-level", "debug", str(script), cwd=tmp_path)
     same(done, plain)
     run = Run.open(disk)
     sound(run)
@@ -102,7 +106,9 @@ def test_disk_that_somebody_else_fills(warm: Warm, disk: Path, tmp_path: Path, p
 
 
 @pytest.mark.parametrize("kind", ["read-only", "too small", "a file", "below a file"])
-def test_target_that_cannot_be_written_is_refused_first(kind: str, warm: Warm, disk: Path, tmp_path: Path) -> None:
+def test_target_that_cannot_be_written_is_refused_first(
+    kind: str, run_warm: Callable[..., Finished], disk: Path, tmp_path: Path
+) -> None:
     target, mounted = disk, {"read-only": "ro", "too small": "size=16k"}
     if kind in mounted:
         mount("-t", "tmpfs", "-o", mounted[kind], "graphprobe-test", str(disk))
@@ -112,7 +118,7 @@ def test_target_that_cannot_be_written_is_refused_first(kind: str, warm: Warm, d
         target = target / "deeper" if kind == "below a file" else target
     before = sorted(disk.rglob("*"))
     script = write_step(tmp_path / "step.py", setup="open('ran', 'w')")
-    done = warm.graphprobe("run", "--out", str(target), str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", "--out", str(target), str(script), cwd=tmp_path)
     assert done.code == 2
     assert done.out == ""
     assert done.err.startswith(f"error[usage]: no run can be written under {target}: ")
@@ -121,18 +127,20 @@ def test_target_that_cannot_be_written_is_refused_first(kind: str, warm: Warm, d
     assert sorted(disk.rglob("*")) == before
 
 
-def test_read_only_target_of_the_switch_is_a_warning(warm: Warm, disk: Path, tmp_path: Path, plain: Ended) -> None:
+def test_read_only_target_of_the_switch_is_a_warning(
+    run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished
+) -> None:
     mount("-t", "tmpfs", "-o", "ro", "graphprobe-test", str(disk))
     script = write_step(tmp_path / "step.py", setup="import graphprobe")
     env = {"TORCH_COMPILE_DEBUG": "1", "GRAPHPROBE_OUT": str(disk)}
-    done = warm.python(str(script), cwd=tmp_path, env=env)
+    done = run_warm(str(script), cwd=tmp_path, env=env)
     assert done.code == 0, done.err
     assert done.out == plain.out
     assert "GraphprobeWarning: nothing is collected" in done.err
     assert "Read-only file system" in done.err
 
 
-def test_target_turns_read_only(warm: Warm, disk: Path, tmp_path: Path, plain: Ended) -> None:
+def test_target_turns_read_only(run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished) -> None:
     """A second, read-only mount of the same folder: `remount,ro` itself is refused while a file is open for writing."""
     mount("-t", "tmpfs", "-o", "size=10m", "graphprobe-test", str(disk))
     between = (
@@ -140,7 +148,7 @@ def test_target_turns_read_only(warm: Warm, disk: Path, tmp_path: Path, plain: E
         f"subprocess.run(['mount', '-o', 'remount,bind,ro', {str(disk)!r}], check=True)"
     )
     script = write_step(tmp_path / "step.py", between=between)
-    done = warm.graphprobe("run", "--out", str(disk), str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", "--out", str(disk), str(script), cwd=tmp_path)
     same(done, plain)
     run = Run.open(disk)
     sound(run)
@@ -150,9 +158,9 @@ def test_target_turns_read_only(warm: Warm, disk: Path, tmp_path: Path, plain: E
     assert "Read-only file system" in done.err
 
 
-def test_folder_deleted_in_the_middle(warm: Warm, tmp_path: Path, plain: Ended) -> None:
+def test_folder_deleted_in_the_middle(run_warm: Callable[..., Finished], tmp_path: Path, plain: Finished) -> None:
     script = write_step(tmp_path / "step.py", between="shutil.rmtree('out')")
-    done = warm.graphprobe("run", "--out", "out", str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", "--out", "out", str(script), cwd=tmp_path)
     same(done, plain)
     assert "graphprobe: the run in " in done.err
     assert "cannot be read" in done.err
@@ -179,11 +187,23 @@ atexit.register(lambda: print("BIGGEST", biggest, file=sys.stderr))
 
 
 @pytest.mark.parametrize("budget", [0, 20_000, 30_000, 100_000])
-def test_budget_is_never_exceeded(budget: int, warm: Warm, tmp_path: Path, plain: Ended) -> None:
+def test_budget_is_never_exceeded(
+    budget: int, run_warm: Callable[..., Finished], tmp_path: Path, plain: Finished
+) -> None:
     script = write_step(tmp_path / "step.py", setup=WATCH)
     size = f"{budget // 1000}KB" if budget else "0"
-    done = warm.graphprobe(
-        "run", "--out", "out", "--max-bytes", size, "--log-level", "debug", str(script), cwd=tmp_path
+    done = run_warm(
+        "-m",
+        "graphprobe",
+        "run",
+        "--out",
+        "out",
+        "--max-bytes",
+        size,
+        "--log-level",
+        "debug",
+        str(script),
+        cwd=tmp_path,
     )
     same(done, plain)
     run = Run.open(tmp_path / "out")
@@ -200,11 +220,11 @@ def test_budget_is_never_exceeded(budget: int, warm: Warm, tmp_path: Path, plain
     assert 0 < seen <= budget, "never, not only at the end"
 
 
-def test_saved_inputs_larger_than_the_budget(warm: Warm, tmp_path: Path) -> None:
+def test_saved_inputs_larger_than_the_budget(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     large = "print('LARGE', float(torch.compile(g)(torch.ones(1 << 18))))"
     script = write_step(tmp_path / "step.py", between=large)
-    plain = warm.python(str(script), cwd=tmp_path)
-    done = warm.graphprobe("run", "--save-inputs", "--max-bytes", "900KB", str(script), cwd=tmp_path)
+    plain = run_warm(str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", "--save-inputs", "--max-bytes", "900KB", str(script), cwd=tmp_path)
     same(done, plain)
     run = Run.open(tmp_path)
     sound(run)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conftest import Finished
 from faults.programs import sound, write_step
 from graphprobe.store.reader import Run
-from warm.pool import Warm
 
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 IN_A_PASS = f"""
@@ -51,10 +52,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_killed_run_opens_and_is_whole(case: str, warm: Warm, tmp_path: Path) -> None:
+def test_a_killed_run_opens_and_is_whole(case: str, run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     setup, expected = CASES[case]
     script = write_step(tmp_path / "step.py", setup=f"{setup}\nprint(os.getpid(), flush=True)\n")
-    done = warm.graphprobe("run", str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path)
     assert done.code == -9, done.err
     run = Run.open(tmp_path)
     assert run.manifest.pid == int(done.out.split()[0])
@@ -66,12 +67,12 @@ def test_a_killed_run_opens_and_is_whole(case: str, warm: Warm, tmp_path: Path) 
     assert not any(address.startswith("model__1/") for address in run.artifacts())
 
 
-def test_ls_says_that_it_was_killed(warm: Warm, tmp_path: Path) -> None:
+def test_ls_says_that_it_was_killed(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     script = write_step(tmp_path / "step.py", setup=IN_A_PASS.replace("CALL", "1"))
-    assert warm.graphprobe("run", str(script), cwd=tmp_path).code == -9
-    done = warm.graphprobe("ls", cwd=tmp_path)
+    assert run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path).code == -9
+    done = run_warm("-m", "graphprobe", "ls", cwd=tmp_path)
     assert done.code == 0, done.err
     assert "killed" in done.out
-    shown = warm.graphprobe("show", str(tmp_path), "model__0/forward/graph", cwd=tmp_path)
+    shown = run_warm("-m", "graphprobe", "show", str(tmp_path), "model__0/forward/graph", cwd=tmp_path)
     assert shown.code == 0, shown.err
     assert "torch.ops.aten.mm" in shown.out

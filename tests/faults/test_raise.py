@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conftest import Finished
 from faults.programs import sound, without_our_frames, write_step
 from graphprobe.store.reader import Run
-from warm.pool import Warm
 
 BACKEND = """
 def backend(gm, inputs):
@@ -67,11 +68,11 @@ CASES = {
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=pytest.mark.heavy if name == "C++ compiler" else ()) for name in CASES]
 )
-def test_the_exception_is_the_programs_own(case: str, warm: Warm, tmp_path: Path) -> None:
+def test_the_exception_is_the_programs_own(case: str, run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     setup, options, direction, stage, words = CASES[case]
     script = write_step(tmp_path / "step.py", setup=setup, options=options)
-    plain = warm.python(str(script), cwd=tmp_path)
-    done = warm.graphprobe("run", str(script), cwd=tmp_path)
+    plain = run_warm(str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path)
     assert plain.code == done.code == 1, plain.err + done.err
     assert words in plain.err
     assert plain.out == done.out
@@ -107,7 +108,7 @@ def test_the_exception_is_the_programs_own(case: str, warm: Warm, tmp_path: Path
 
 
 def test_the_graph_before_the_failing_pass_is_whole_although_the_pass_has_changed_it(
-    warm: Warm, tmp_path: Path
+    run_warm: Callable[..., Finished], tmp_path: Path
 ) -> None:
     setup = """
 def custom_pass(graph, call):
@@ -117,7 +118,7 @@ def custom_pass(graph, call):
 config.post_grad_custom_pre_pass = Custom()
 """
     script = write_step(tmp_path / "step.py", setup=setup)
-    assert warm.graphprobe("run", str(script), cwd=tmp_path).code == 1
+    assert run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path).code == 1
     run = Run.open(tmp_path)
     (failure,) = [event for event in run.events() if event.kind == "failure"]
     graph = run.text(failure).partition("# The graph before it:\n")[2]
@@ -125,11 +126,11 @@ config.post_grad_custom_pre_pass = Custom()
     assert "aten.neg" not in graph
 
 
-def test_a_failure_that_dynamo_falls_back_from(warm: Warm, tmp_path: Path) -> None:
+def test_a_failure_that_dynamo_falls_back_from(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     setup = BACKEND + "torch._dynamo.config.suppress_errors = True"
     script = write_step(tmp_path / "step.py", setup=setup, options=", backend=backend")
-    plain = warm.python(str(script), cwd=tmp_path)
-    done = warm.graphprobe("run", str(script), cwd=tmp_path)
+    plain = run_warm(str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path)
     assert plain.code == done.code == 0
     assert plain.out == done.out
     run = Run.open(tmp_path)
@@ -138,7 +139,7 @@ def test_a_failure_that_dynamo_falls_back_from(warm: Warm, tmp_path: Path) -> No
     assert "the backend says no" in run.models()[0].compile["failure"]
 
 
-def test_compiled_code_that_raises_when_it_runs(warm: Warm, tmp_path: Path) -> None:
+def test_compiled_code_that_raises_when_it_runs(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     setup = """
 def backend(gm, inputs):
     def run(*args):
@@ -146,8 +147,8 @@ def backend(gm, inputs):
     return run
 """
     script = write_step(tmp_path / "step.py", setup=setup, options=", backend=backend")
-    plain = warm.python(str(script), cwd=tmp_path)
-    done = warm.graphprobe("run", "--save-inputs", str(script), cwd=tmp_path)
+    plain = run_warm(str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", "--save-inputs", str(script), cwd=tmp_path)
     assert plain.code == done.code == 1
     assert without_our_frames(plain.err) == without_our_frames(done.err)
     run = Run.open(tmp_path)
@@ -160,16 +161,18 @@ def backend(gm, inputs):
     assert "outputs.safetensors" not in names
 
 
-def test_a_fault_of_graphprobes_own_is_told_and_harms_nothing(warm: Warm, tmp_path: Path) -> None:
+def test_a_fault_of_graphprobes_own_is_told_and_harms_nothing(
+    run_warm: Callable[..., Finished], tmp_path: Path
+) -> None:
     setup = """
 from graphprobe.probe.trail import Trail
 def broken(*args, **kwargs):
     raise RuntimeError("graphprobe is broken")
 Trail.pass_begins = Trail.graph = broken
 """
-    plain = warm.python(str(write_step(tmp_path / "plain.py")), cwd=tmp_path)
+    plain = run_warm(str(write_step(tmp_path / "plain.py")), cwd=tmp_path)
     script = write_step(tmp_path / "step.py", setup=setup)
-    done = warm.graphprobe("run", str(script), cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out == plain.out
     run = Run.open(tmp_path)

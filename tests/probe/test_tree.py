@@ -128,20 +128,20 @@ def test_every_file_is_in_the_events_and_as_it_was_written(collected: tuple[Run,
 @pytest.mark.heavy
 @pytest.mark.parametrize("everything", [False, True])
 def test_every_script_reproduces_the_outputs_in_a_fresh_process(
-    collected: tuple[Run, Any], run_warm: Callable[..., Any], everything: bool
+    collected: tuple[Run, Any], run_python: Callable[..., Any], everything: bool
 ) -> None:
     run = collected[0]
     scripts = sorted(run.tool_dir.glob("model__*/*/*.py"))
     assert len(scripts) == 4 * 2 * 3
     # The recompiles' scripts differ in shapes alone; each takes a fresh process that imports torch and lowers a graph.
     for script in scripts if everything else [s for s in scripts if s.parts[-3] in ("model__0", "model__1")]:
-        done = run_warm("-I", str(script), cwd=run.tool_dir)
+        done = run_python("-I", str(script), cwd=run.tool_dir)
         assert done.code == 0, f"{script}\n{done.out}\n{done.err}"
         assert re.search(r"^EQUAL: all \d+ outputs$", done.out, re.M), done.out
 
 
 def test_a_changed_input_makes_the_script_say_so(
-    collected: tuple[Run, Any], run_warm: Callable[..., Any], tmp_path: Path
+    collected: tuple[Run, Any], run_python: Callable[..., Any], tmp_path: Path
 ) -> None:
     """The check can fail: one bit of one input flipped."""
     folder = collected[0].tool_dir / "model__1" / "forward"
@@ -153,7 +153,7 @@ def test_a_changed_input_makes_the_script_say_so(
     begin = next(v["data_offsets"][0] for k, v in header.items() if k not in ("__metadata__",) and "rng" not in k)
     data[start + begin + 2] ^= 0x40
     (tmp_path / "inputs.safetensors").write_bytes(bytes(data))
-    done = run_warm("-I", str(tmp_path / "output_code.py"))
+    done = run_python("-I", str(tmp_path / "output_code.py"))
     assert done.code == 1, done.out + done.err
     assert "DIFFERENT" in done.out
 

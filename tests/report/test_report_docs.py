@@ -11,7 +11,7 @@ from conftest import ROOT, Finished
 from doc_session import matches, run_step, steps_of
 from graphprobe.report.html import passes, run_code, sources
 from report.browser import OpenReport, axe_faults, draw_everything
-from warm.pool import shared
+from warm.pool import Warm
 
 Python = Callable[..., Finished]
 
@@ -19,14 +19,14 @@ PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
 RUN, FAULT, *_ = re.split(r"^## ", PAGE, flags=re.MULTILINE)
 
 
-def do(text: str, folder: Path) -> None:
+def do(text: str, folder: Path, warm: Warm) -> None:
     for step in steps_of(text):
-        said = run_step(step, folder, python=shared().executable)
+        said = run_step(step, folder, python=warm.executable)
         assert step.shown is None or matches(step.shown, said), said
 
 
-def test_the_report_of_a_run(tmp_path: Path, open_report: OpenReport) -> None:
-    do(RUN, tmp_path)
+def test_the_report_of_a_run(warm: Warm, tmp_path: Path, open_report: OpenReport) -> None:
+    do(RUN, tmp_path, warm)
     opened = open_report(tmp_path / "run.html")
     assert "COMPILED" in opened.text("h1")
     draw_everything(opened.page)
@@ -37,14 +37,14 @@ def test_the_report_of_a_run(tmp_path: Path, open_report: OpenReport) -> None:
     assert axe_faults(opened.page) == []
 
 
-def test_the_report_of_a_fault(run_warm: Python, tmp_path: Path, open_report: OpenReport) -> None:
-    do(FAULT, tmp_path)
+def test_the_report_of_a_fault(warm: Warm, run_python: Python, tmp_path: Path, open_report: OpenReport) -> None:
+    do(FAULT, tmp_path, warm)
     opened = open_report(tmp_path / "fault.html", dark=True)
     draw_everything(opened.page)
     assert opened.page.locator(".ladder .badge.bad").count() == 1
     kernel = opened.page.locator("#code .pane").last.inner_text()
     assert "decltype(tmp0)(1)" in kernel  # the 1 that is too much
-    done = run_warm(*shlex.split(opened.text("#verdict .command code"))[1:], cwd=tmp_path)
+    done = run_python(*shlex.split(opened.text("#verdict .command code"))[1:], cwd=tmp_path)
     assert done.code == 1
     assert axe_faults(opened.page) == []
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -24,7 +25,6 @@ READ_EACH_TIME = {
     "TORCHINDUCTOR_COMPILE_THREADS",  # the server has its own
     "TORCH_COMPILE_DEBUG_DIR",
 }
-FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def counts(variable: str) -> bool:
@@ -34,10 +34,9 @@ def counts(variable: str) -> bool:
 
 def is_usual(args: list[str], environment: dict[str, str]) -> bool:
     """Whether a fork of the server is what Python would be with these arguments, in this environment."""
-    words = [word for word in args if word not in ("-I", "-u")]
-    if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
+    if not args or (args[0].startswith("-") and args[0] not in ("-m", "-c")):
         return False
-    if words[0] == "-m" and words[1:2] not in (["graphprobe"], ["pytest"]):
+    if args[0] == "-m" and args[1:2] not in (["graphprobe"], ["pytest"]):
         return False
     here = {name: value for name, value in os.environ.items() if counts(name)}
     return here == {name: value for name, value in environment.items() if counts(name)}
@@ -57,19 +56,13 @@ def main(folder: str, args: list[str]) -> None:
     standard = array.array("i", [0, 1, 2])
     connection.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, standard)])
     connection.sendall(request + b"\n")
-    answers = connection.makefile("r", encoding="utf-8")
-    child = int(answers.readline())
-    for number in FORWARDED:
-        signal.signal(number, lambda number, frame: os.kill(child, number))
-    code = int(answers.readline())
+    code = int(connection.makefile("r", encoding="utf-8").readline())
     if code >= 0:
         os._exit(code)
-    # Dead by a signal: this process dies of it too, and leaves no core.
-    import resource
-
+    # It died of a signal, and so does this process, but leaves no core.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
+    if -code == signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import dataclasses
-import functools
-import os
 import shlex
 import subprocess
 import sys
@@ -13,16 +9,6 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE.parents[1] / "src"
-
-
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """A program that ended: exit code (negative: the signal that killed it), and what it said."""
-
-    code: int
-    out: str
-    err: str
 
 
 class Warm:
@@ -50,35 +36,8 @@ class Warm:
         said = self._server.stdout.readline()
         assert said == "listening\n", f"the server of warm processes said {said!r}"
 
-    def python(self, *args: str, cwd: Path, env: dict[str, str] | None = None, timeout_s: float = 120) -> Ended:
-        """`python ARGS` with the sources of this repository; never raises on a bad exit."""
-        path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH", "")]))
-        done = subprocess.run(
-            [self.executable, *args],
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": path, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
-
-    def graphprobe(self, *args: str, cwd: Path, env: dict[str, str] | None = None, timeout_s: float = 120) -> Ended:
-        """`python -m graphprobe ARGS`."""
-        return self.python("-m", "graphprobe", *args, cwd=cwd, env=env, timeout_s=timeout_s)
-
     def close(self) -> None:
         assert self._server.stdin is not None
         self._server.stdin.close()
         self._server.wait(30)
         self._folder.cleanup()
-
-
-@functools.cache
-def shared() -> Warm:
-    """The one of this process, started when it is first asked for."""
-    started = Warm()
-    atexit.register(started.close)
-    return started

@@ -68,7 +68,6 @@ def serve(folder: Path) -> dict[str, Any] | None:
                     forks[ended] = (pid, connection)
                     waiting.register(ended, selectors.EVENT_READ)
                     waiting.register(connection, selectors.EVENT_READ, ended)
-                    _tell(connection, pid)
                 elif key.data is not None:  # the client is gone: so is who wanted this
                     waiting.unregister(key.fileobj)
                     with suppress(ProcessLookupError, PermissionError):
@@ -79,7 +78,9 @@ def serve(folder: Path) -> dict[str, Any] | None:
                     with suppress(KeyError):
                         waiting.unregister(connection)
                     os.close(key.fd)
-                    _tell(connection, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    with suppress(OSError):  # the client is gone
+                        connection.sendall(f"{code}\n".encode())
                     connection.close()
 
 
@@ -115,11 +116,6 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(data), list(fds)
 
 
-def _tell(connection: socket.socket, number: int) -> None:
-    with suppress(OSError):  # it is gone
-        connection.sendall(f"{number}\n".encode())
-
-
 def become(request: dict[str, Any], executable: str) -> int:
     """Be what was asked for; returns the exit code."""
     os.setsid()
@@ -130,20 +126,17 @@ def become(request: dict[str, Any], executable: str) -> int:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ |= {**request["environment"], **OWN}
-    args = [word for word in request["args"] if word not in ("-I", "-u")]
-    isolated = "-I" in request["args"]
-    if "-u" in request["args"] or os.environ.get("PYTHONUNBUFFERED"):
+    args = request["args"]
+    if os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     if threads := os.environ.get("OMP_NUM_THREADS"):
         import torch
 
         torch.set_num_threads(int(threads))
     sys.executable = executable
-    own = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    path = [entry for entry in sys.path if entry not in own]
     first = "" if args[0] == "-c" else os.getcwd() if args[0] == "-m" else str(Path(args[0]).resolve().parent)
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:] = path if isolated else [first, *added, *path]
+    sys.path[:] = [first, *added, *(entry for entry in sys.path[1:] if entry not in added)]
     return _run(args)
 
 
@@ -176,10 +169,6 @@ def _run(args: list[str]) -> int:
     except BaseException as error:
         trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        if isinstance(error, KeyboardInterrupt):
-            sys.stdout.flush()
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
         return 1
     return 0
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conftest import Finished
 from warm.pool import Warm
+
+Python = Callable[..., Finished]
 
 WARM = "import sys; print('torch._inductor.compile_fx' in sys.modules)"
 
@@ -27,32 +31,32 @@ WARM = "import sys; print('torch._inductor.compile_fx' in sys.modules)"
         "print(sys.path[0] == '', 'graphprobe' in sys.modules, os.getcwd())",
     ],
 )
-def test_it_ends_and_says_what_python_does(code: str, warm: Warm, tmp_path: Path) -> None:
+def test_it_ends_and_says_what_python_does(code: str, run_warm: Python, tmp_path: Path) -> None:
     code = f"import atexit, os, signal, sys, threading\n{code}"
     plain = subprocess.run(
         [sys.executable, "-c", code, "word"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    fork = warm.python("-c", code, "word", cwd=tmp_path)
+    fork = run_warm("-c", code, "word", cwd=tmp_path)
     assert (fork.code, fork.out, fork.err) == (plain.returncode, plain.stdout, plain.stderr)
 
 
-def test_a_script_sees_its_own_file_and_folder(warm: Warm, tmp_path: Path) -> None:
+def test_a_script_sees_its_own_file_and_folder(run_warm: Python, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("VALUE = 5\n")
     script = tmp_path / "script.py"
     script.write_text("import beside, sys\nprint(__name__, __file__, beside.VALUE, sys.argv[1:])\n")
-    done = warm.python(str(script), "a", cwd=Path("/"))
+    done = run_warm(str(script), "a", cwd=Path("/"))
     assert done.out == f"__main__ {script} 5 ['a']\n", done.err
 
 
-def test_what_is_read_while_torch_loads_starts_python_as_ever(warm: Warm, tmp_path: Path) -> None:
-    assert warm.python("-c", WARM, cwd=tmp_path).out == "True\n"
-    assert warm.python("-c", WARM, cwd=tmp_path, env={"TORCH_LOGS": "graph_breaks"}).out == "False\n"
-    assert warm.python("-X", "utf8", "-c", WARM, cwd=tmp_path).out == "False\n"
+def test_what_is_read_while_torch_loads_starts_python_as_ever(run_warm: Python, tmp_path: Path) -> None:
+    assert run_warm("-c", WARM, cwd=tmp_path).out == "True\n"
+    assert run_warm("-c", WARM, cwd=tmp_path, env={"TORCH_LOGS": "graph_breaks"}).out == "False\n"
+    assert run_warm("-X", "utf8", "-c", WARM, cwd=tmp_path).out == "False\n"
 
 
-def test_what_it_starts_is_warm_too(warm: Warm, tmp_path: Path) -> None:
+def test_what_it_starts_is_warm_too(run_warm: Python, tmp_path: Path) -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WARM!r}])"
-    assert warm.python("-c", code, cwd=tmp_path).out == "True\n"
+    assert run_warm("-c", code, cwd=tmp_path).out == "True\n"
 
 
 def test_it_ends_with_who_asked_for_it(warm: Warm, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ PERTURBED = 3
 
 ONE_THREAD = (
     "torch had one thread: what goes wrong only where a loop is shared out among threads was not looked into; "
-    "OMP_NUM_THREADS=2 gives it two"
+    "OMP_NUM_THREADS=2 gives it two, unless the program sets their number itself"
 )
 """Of a healthy verdict for kernels on CPU: the number of threads is part of the code that Inductor writes."""
 

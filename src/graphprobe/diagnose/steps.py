@@ -261,8 +261,8 @@ def partition(program: Program, compilation: Compilation) -> RungReport:
             if a.direction == "backward" and forward is not None and forward.inputs:
                 found = saved_wrongly(forward.graph, forward.inputs[0], a.graph, b.graph, a.inputs[0], b.inputs[0])
                 if found is not None:  # by its values, which tell more than what is left of the whole graph
-                    place = {"op": found.op, "node": found.node.name, "source": found.source, "module": found.module}
-                    found.known |= {**place, "also": found.also}
+                    found.known |= {"op": found.op, "node": found.node.name, "also": found.also}
+                    found.known |= {"source": found.source, "module": found.module}
             if found is None:
                 found = changed_between("joint", a.direction, a.graph, b.graph, a.inputs[0], b.inputs[0])
             suspects += [found] if found is not None else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,6 @@ from graphprobe.probe.formats import IRGraph, Script
 from graphprobe.probe.formats.code_py import output_code_source
 from graphprobe.probe.formats.fx_py import fx_py_source
 from graphprobe.probe.formats.ir_py import ir_py_source
-from warm.pool import shared
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -222,5 +222,5 @@ def train(program: Callable[[], Program], backend: Any, *, dynamic: bool = False
 
 def run_script(path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """In a fresh process without our package: `-I` ignores PYTHONPATH and the script's folder."""
-    command = [shared().executable, "-I", str(path), *args]
+    command = [sys.executable, "-I", str(path), *args]
     return subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=300, check=False)
