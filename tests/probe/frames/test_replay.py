@@ -99,3 +99,13 @@ def test_the_script_alone_and_what_it_says_of_a_repaired_program(
 def test_the_programs_still_lie_beside_the_tests() -> None:
     """The fixture deletes its own copy, and no more."""
     assert sorted(path.name for path in PROGRAMS.glob("*.py")) == ["failing.py", "parts.py"]
+
+
+def test_a_torch_that_does_not_load_decides_nothing(
+    recorded: Recorded, run_python: Callable[..., Finished], tmp_path: Path
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libtorch.so: not found')\n", "utf-8")
+    script = record_named(recorded, "dict_key") / "replay.py"
+    done = run_python(str(script), env={"PYTHONPATH": str(tmp_path)})
+    assert (done.code, "libtorch.so: not found" in done.err) == (125, True)  # 1 would make git bisect blame it

@@ -137,6 +137,19 @@ def replay_script(record: FrameRecord) -> str:
 # It exits 1 while the frame fails as recorded, 0 when it is traced, 125 when it cannot tell.
 
 from __future__ import annotations
+
+import gc
+import sys
+import traceback
+
+gc.disable()  # what is imported stays: looking it through for garbage, at exit too, takes a quarter of a replay
+try:
+    import torch._dynamo
+except Exception:
+    traceback.print_exc()
+    sys.exit(125)
+gc.freeze()
+gc.enable()
 """
     tail = """
 if __name__ == "__main__":
