@@ -203,12 +203,12 @@ def _script(
         say(text)
 
     def done(reduction: CaseReduction) -> None:
-        # At once, for the script may crash yet; the whole comes behind what it prints.
+        # At once, for what the script does when it is left may fail; the whole comes behind what it prints.
         note(f"reduced from {reduction.before} calls to {reduction.after}: {reduction.folder / 'repro'}")
         _write(result, _document(reduction))
 
     options = {**options, "on_progress": lambda p: line.tell(_line(p))}
-    watch = ScriptWatch(asked, out=out, on_note=note, on_reduction=done, options=options)
+    watch = ScriptWatch(asked, out=out, on_note=note, on_reduction=done, options=options, exit=True)
     watch.install()
     try:
         with line:

@@ -37,10 +37,10 @@ def watching(tmp_path, monkeypatch):
     monkeypatch.setattr("graphprobe.diagnose.reduction.reduce_case.run_repro", lambda *_, **__: 1)  # takes a process
     made = []
 
-    def make(after=None, level=2, **options):
+    def make(after=None, level=2, exit=False, **options):
         said = []
         asked = None if after is None else Asked(after, level)
-        watch = ScriptWatch(asked, on_note=said.append, on_reduction=lambda _: None, options=options or None)
+        watch = ScriptWatch(asked, on_note=said.append, on_reduction=lambda _: None, options=options or None, exit=exit)
         watch.install()
         made.append(watch)
         return watch, said
@@ -52,6 +52,17 @@ def watching(tmp_path, monkeypatch):
 
 def left(watch):
     return [str(getattr(n.target, "__name__", n.target)) for n in calls_of(watch.ended.reduction.case.graph)]
+
+
+@pytest.mark.parametrize(("backend", "level"), [("compile", 2), ("compile", 4), ("runtime", 2), ("accuracy", 4)])
+def test_a_program_is_left_when_that_is_all_that_is_wanted(backend, level, watching):
+    watch, _ = watching("dynamo", level, exit=True)
+    net, x = mlp()
+    compiled = torch.compile(net, backend=f"relu_{backend}_error_TESTING_ONLY")
+    with pytest.raises(watch_script.ReducedExit) as left_by:
+        compiled(x)
+    assert left_by.value.code is None  # as of sys.exit(): no failure
+    assert left(watch) == ["relu"]
 
 
 @pytest.mark.parametrize("level", [2, 4])

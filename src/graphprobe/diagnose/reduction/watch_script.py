@@ -37,6 +37,10 @@ class GraphDiedError(GraphprobeError):
     slug = "graph-died"
 
 
+class ReducedExit(SystemExit):
+    """Ends the program as `sys.exit()` would, because what was wanted of it is on disk."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """After which stage graphs are taken, and what is looked for.
@@ -94,6 +98,8 @@ class ScriptWatch:
         on_note: is told what happens, one sentence each.
         on_reduction: is told the result; None: `on_note` is told where it lies.
         options: of `reduce_case`.
+        exit: whether the program is left, by `ReducedExit`, once a graph was reduced; else it goes on, and fails as it
+            would have.
     """
 
     def __init__(
@@ -104,11 +110,12 @@ class ScriptWatch:
         on_note: Callable[[str], None] | None = None,
         on_reduction: Callable[[CaseReduction], None] | None = None,
         options: Mapping[str, Any] | None = None,
+        exit: bool = False,
     ) -> None:
         self.asked, self.out = asked, out
         self.ended = Ended()
         self._on_note, self._on_reduction = on_note or _warned, on_reduction
-        self._options = dict(options or {})
+        self._options, self._exit = dict(options or {}), exit
         self._base = Path.cwd()  # the program may go elsewhere
         self._hooks = ReproHooks(self._place, self._dynamo, self._aot)
         self._children = Children()
@@ -211,6 +218,9 @@ class ScriptWatch:
 
         Args:
             tried: what the case was seen to do, with its values.
+
+        Raises:
+            ReducedExit: it was reduced, and that is all that was wanted.
         """
         from graphprobe.diagnose.reduction import script_cases
         from graphprobe.diagnose.reduction.reduce_case import reduce_case
@@ -242,6 +252,8 @@ class ScriptWatch:
                 self._on_note(f"reduced from {result.before} calls to {result.after}: {folder / 'repro'}")
             if result is not None and backend.name is None and case.own_backend is None:
                 self._on_note(f"the backend has no name: repro.py has {case.backend!r} in its place, give it yours")
+        if self._exit:
+            raise ReducedExit
 
     def _elsewhere(self, case: Case, backend: Backend, folder: Path) -> bool:
         """CUDA is in use, so that no child can judge: another process reduces what is on disk."""
