@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.graphprobe-setup
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup browser demo test test-all check format bench clean
+.PHONY: FORCE help setup browser msprobe demo test test-all check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup_env.sh $(NATIVE) $(if $(T
 browser: ## install Chromium, with which the tests open the HTML report (Debian, as root)
 	@bash scripts/setup_browser.sh install
 
+msprobe: $(STAMP) ## create .venv-msprobe with mindstudio-probe, to hold graphprobe against it
+	@bash scripts/setup_msprobe.sh $(VENV)
+
 demo: $(STAMP) ## find a fault planted in the compiler, then collect what a small GPT-2 training step compiles
 	@rm -rf $(DEMO) $(FAULT)
 	$(BIN)/graphprobe demo --out $(FAULT)
@@ -34,7 +37,7 @@ test: check ## checks, then every test that needs neither a GPU nor much time
 	@bash scripts/setup_browser.sh
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not heavy and not cuda"
 
-test-all: check ## the heavy tests too; those that need a GPU skip where there is none
+test-all: check msprobe ## the heavy tests too; those that need a GPU skip where there is none
 	@bash scripts/setup_browser.sh
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
@@ -51,7 +54,7 @@ bench: $(STAMP) ## run the benchmarks; see bench/README.md
 	@set -e; for file in bench/compile_overhead.py bench/criterion.py bench/stats_kernel.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean: ## remove what the other targets made, the environment included
-	rm -rf $(VENV) $(DEMO) $(FAULT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-msprobe $(DEMO) $(FAULT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf native/.cmake native/.ninja_* native/.skbuild-info.json native/CMakeCache.txt native/CMakeFiles \
 		native/CMakeInit.txt native/build.ninja native/cmake_install.cmake src/graphprobe/numerics/_native*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +19,12 @@ from torch.nn import functional as F  # noqa: N812
 import graphprobe
 from compare.made import call, scalar, tensor
 from compare.recording import MemoryDump
-from conftest import ROOT
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.run import Comparison, compare_dumps
 from graphprobe.store.calls import CallDump
 from graphprobe.store.foreign.msprobe_write import write_msprobe
+from msprobe_tool import DATA, compared, dumped, needs_msprobe
 
-DATA = ROOT / "tests" / "data" / "msprobe"
 KINDS = ["statistics", "tensor", "md5", "modules"]
 Change = Callable[[nn.Module], None]
 
@@ -180,7 +176,7 @@ def test_a_folder_of_another_name_is_no_dump_of_msprobe(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(importlib.util.find_spec("msprobe") is None, reason="mindstudio-probe is not installed")
+@needs_msprobe
 @pytest.mark.parametrize("wrong", [False, True])
 def test_msprobe_finds_gradients_required_alike(tmp_path: Path, wrong: bool) -> None:
     """Its own comparison of our dump with its own, by the column that says so."""
@@ -189,16 +185,20 @@ def test_msprobe_finds_gradients_required_alike(tmp_path: Path, wrong: bool) -> 
         path = tmp_path / "ours" / "step0" / "rank0" / "dump.json"
         path.write_text(path.read_text().replace('"requires_grad": true', '"requires_grad": false'))
     shutil.copytree(DATA / "statistics", tmp_path / "theirs")
-    (tmp_path / "out").mkdir()
-    for path in (tmp_path, *tmp_path.rglob("*")):  # it refuses files that others may write
-        path.chmod(0o750 if path.is_dir() else 0o640)
-    subprocess.run(
-        [sys.executable, "-m", "msprobe.msprobe", "compare", "-tp", str(tmp_path / "ours" / "step0"), "-gp",
-         str(tmp_path / "theirs" / "step0"), "-o", str(tmp_path / "out")],
-        check=True, capture_output=True, timeout=200,
-    )  # fmt: skip
-    (result,) = (tmp_path / "out").glob("*.csv")
-    with open(result, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if "N/A" not in (row["NPU Name"], row["Bench Name"])]
+    found = compared(tmp_path / "ours" / "step0", tmp_path / "theirs" / "step0", tmp_path / "out")
+    rows = [row for row in found if "N/A" not in (row["NPU Name"], row["Bench Name"])]
     assert len(rows) > 40
     assert any(row["Requires_grad Consistent"] == "False" for row in rows) == wrong
+
+
+@pytest.mark.heavy
+@needs_msprobe
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_msprobe_dumps_now(tmp_path: Path, kind: str) -> None:
+    """Not the stored dumps, which are of another day and machine."""
+    theirs = open_dump(dumped(kind, tmp_path))
+    with compare_dumps(ours(kind, tmp_path / "ours"), theirs) as found:
+        assert found.summary.outcome == "same", found.summary.findings
+        assert found.summary.counts.pairs >= 6
+    with compare_dumps(ours(kind, tmp_path / "wrong", scaled), theirs) as found:
+        assert found.summary.first is not None and found.summary.first.kind == "state", found.summary.findings

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT
 from foreign_dumps import example, scalar
 from graphprobe.errors import UsageError
 from graphprobe.store.calls import CallDump, Scalar
 from graphprobe.store.foreign.msprobe import MsprobeDump
 from graphprobe.store.foreign.msprobe_write import item_from_scalar, write_msprobe
-
-DATA = ROOT / "tests" / "data" / "msprobe"
+from msprobe_tool import DATA, compared, needs_msprobe
 
 
 def assert_same(one: CallDump, other: CallDump, *, values: bool) -> None:
@@ -141,7 +135,7 @@ def test_who_wrote_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(find_spec("msprobe") is None, reason="mindstudio-probe is not installed")
+@needs_msprobe
 @pytest.mark.parametrize("kind", ["statistics", "tensor"])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_msprobe_compares_it(tmp_path: Path, kind: str, wrong: bool) -> None:
@@ -153,17 +147,8 @@ def test_msprobe_compares_it(tmp_path: Path, kind: str, wrong: bool) -> None:
         document = json.loads(path.read_text())
         document["data"]["Functional.linear.0.forward"]["output"][0]["shape"] = [9, 9]
         path.write_text(json.dumps(document))
-    (tmp_path / "out").mkdir()
-    for path in (tmp_path, *tmp_path.rglob("*")):  # it refuses files that others may write
-        path.chmod(0o750 if path.is_dir() else 0o640)
-    subprocess.run(
-        [sys.executable, "-m", "msprobe.msprobe", "compare", "-tp", str(tmp_path / "ours" / "step0"), "-gp",
-         str(tmp_path / "theirs" / "step0"), "-o", str(tmp_path / "out")],
-        check=True, capture_output=True, timeout=200,
-    )  # fmt: skip
-    (result,) = (tmp_path / "out").glob("*.csv")
-    with open(result, newline="") as file:
-        rows = {row["NPU Name"]: row["Result"] for row in csv.DictReader(file)}
+    found = compared(tmp_path / "ours" / "step0", tmp_path / "theirs" / "step0", tmp_path / "out")
+    rows = {row["NPU Name"]: row["Result"] for row in found}
     assert len(rows) > 40
     odd = {name for name, verdict in rows.items() if verdict != "pass"}
     assert bool(odd) == wrong
