@@ -270,6 +270,22 @@ def main(
 
 # </replay>
 
+GUARD = """\
+# What keeps this file from being loaded decides nothing, and 1, Python's own exit code for it, would say that it had.
+if __name__ == "__main__":
+    import os
+    import sys
+    import traceback
+
+    def cannot_run(kind, error, trace):
+        traceback.print_exception(kind, error, trace)
+        sys.stdout.flush()
+        os._exit(130 if kind is KeyboardInterrupt else 125)
+
+    sys.excepthook = cannot_run
+"""
+"""Stands first in a generated script, so that it ends with 125 where torch, or a kernel, is lacking."""
+
 
 def embedded() -> str:
     """The replay code as text for a generated script; it defines `main`, `load_constants`, `Undecided`."""

@@ -142,3 +142,13 @@ def test_output_code_constants_benchmark_and_problems(tmp_path: Path) -> None:
     done = run_script(path)
     assert done.returncode == 125
     assert problem in done.stdout
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError('g++ failed')", "from torch._inductor import not_in_this_torch"])
+def test_output_code_that_does_not_load_decides_nothing(text: str, tmp_path: Path) -> None:
+    """As its kernels are compiled when it is imported, and it takes private names of the torch it was made with."""
+    path = tmp_path / "output_code.py"
+    path.write_text(output_code_source(f"{text}\n{CODE}").source)
+    done = run_script(path)
+    assert done.returncode == 125
+    assert "Error: " in done.stderr

@@ -79,7 +79,7 @@ def output_code_source(
         benchmark="inductor_main" if benchmark else None,
     )
     head = "".join(f"# cannot be reproduced in another process: {line}\n" for line in problems)
-    source = f"{head}{body}\n\n# What follows was added by graphprobe: it runs `call` and compares.\n"
+    source = f"{head}{replay.GUARD}\n{body}\n\n# What follows was added by graphprobe: it runs `call` and compares.\n"
     return Script(
         source=f"{source}{replay.embedded()}\n\n{metas}{tail}",
         constants=blob,

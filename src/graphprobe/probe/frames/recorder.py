@@ -138,16 +138,12 @@ def replay_script(record: FrameRecord) -> str:
 
 from __future__ import annotations
 
+{replay.GUARD}
 import gc
-import sys
-import traceback
 
 gc.disable()  # what is imported stays: looking it through for garbage, at exit too, takes a quarter of a replay
-try:
-    import torch._dynamo
-except Exception:
-    traceback.print_exc()
-    sys.exit(125)
+import torch._dynamo
+
 gc.freeze()
 gc.enable()
 """
