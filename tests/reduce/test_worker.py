@@ -215,6 +215,10 @@ def test_a_large_job_to_a_process_that_dies_or_hangs_reading_nothing() -> None:
 def test_a_process_that_stops_before_it_takes_a_job_is_asked_once(worker: Worker) -> None:
     pid = int(worker.ask(b"pid").value or b"0")
     os.kill(pid, signal.SIGSTOP)  # so that it dies when the next job was written, and not read
+    while any(
+        stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    ):
+        time.sleep(0.01)  # one of its threads may be quicker than the signal
     killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
     killer.start()
     assert worker.ask(b"upper a").value == b"A"

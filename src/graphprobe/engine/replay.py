@@ -270,21 +270,12 @@ def main(
 
 # </replay>
 
-GUARD = """\
-# What keeps this file from being loaded decides nothing, and 1, Python's own exit code for it, would say that it had.
-if __name__ == "__main__":
-    import os
-    import sys
-    import traceback
-
-    def cannot_run(kind, error, trace):
-        traceback.print_exception(kind, error, trace)
-        sys.stdout.flush()
-        os._exit(130 if kind is KeyboardInterrupt else 125)
-
-    sys.excepthook = cannot_run
-"""
-"""Stands first in a generated script, so that it ends with 125 where torch, or a kernel, is lacking."""
+GUARD = (
+    'if __name__ == "__main__": import os, sys, traceback; sys.excepthook = lambda *error: (traceback.print_exception('
+    "*error), sys.stdout.flush(), os._exit(130 if error[0] is KeyboardInterrupt else 125))"
+)
+"""First line of a generated script. What keeps it from being loaded, a lack of torch or a kernel that does not compile,
+decides nothing; 1, Python's own exit code for that, would say that it had."""
 
 
 def embedded() -> str:

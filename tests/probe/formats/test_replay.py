@@ -148,7 +148,11 @@ def test_output_code_constants_benchmark_and_problems(tmp_path: Path) -> None:
 def test_output_code_that_does_not_load_decides_nothing(text: str, tmp_path: Path) -> None:
     """As its kernels are compiled when it is imported, and it takes private names of the torch it was made with."""
     path = tmp_path / "output_code.py"
-    path.write_text(output_code_source(f"{text}\n{CODE}").source)
+    for head in ("\n", "# AOT ID: ['0_forward']\n"):
+        code = f"{head}{text}\n{CODE}"
+        source = output_code_source(code).source
+        assert source.splitlines()[1 : len(code.splitlines()) - 4] == code.splitlines()[1:-4]  # the trace has numbers
+    path.write_text(source)
     done = run_script(path)
     assert done.returncode == 125
     assert "Error: " in done.stderr

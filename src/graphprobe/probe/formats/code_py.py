@@ -25,6 +25,14 @@ if __name__ == "__main__":
 """
 
 
+def _guarded(body: str) -> str:
+    """With the guard in its first line, where that is empty or a comment, so that the others keep their numbers."""
+    first, end, rest = body.partition("\n")
+    if first.strip() and not first.lstrip().startswith("#"):
+        return body
+    return f"{replay.GUARD}  {first}".rstrip() + end + rest
+
+
 def _without_main(code: str) -> tuple[str, bool]:
     """Turns the module's own `if __name__ == "__main__":` into a function; whether there was one."""
     lines = code.splitlines()
@@ -79,7 +87,7 @@ def output_code_source(
         benchmark="inductor_main" if benchmark else None,
     )
     head = "".join(f"# cannot be reproduced in another process: {line}\n" for line in problems)
-    source = f"{head}{replay.GUARD}\n{body}\n\n# What follows was added by graphprobe: it runs `call` and compares.\n"
+    source = f"{head}{_guarded(body)}\n\n# What follows was added by graphprobe: it runs `call` and compares.\n"
     return Script(
         source=f"{source}{replay.embedded()}\n\n{metas}{tail}",
         constants=blob,

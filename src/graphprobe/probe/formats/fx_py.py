@@ -180,7 +180,7 @@ def preamble(title: str, graph: GraphSource, inputs: Sequence[object]) -> str:
     beside = "Path(__file__).resolve().with_suffix('.constants.safetensors')"
     loading = f"load_constants({beside})" if graph.tensors else "{}"
     parts = [
-        text + "\n" + replay.GUARD + "\n" + replay.embedded(),
+        text + "\n" + replay.GUARD + "\n\n" + replay.embedded(),
         "".join(f"import {module}\n" for module in imports).rstrip(),
         HELPERS.strip(),
         *([BUILD_MODULE.strip()] if any(" module(" in text for text in graph.functions) else []),
