@@ -7,7 +7,7 @@ then compiles a step that Dynamo cannot trace. It runs as it is and under `graph
 moved away, and the record is replayed by its own `replay.py` and by `graphprobe replay`. Everything runs in processes
 of one thread, in turns, one of each way a round. `wall` is the median of the seconds from start to exit, torch's own
 import included; `cpu` that of processor time, which is what to look at on a machine with other work. `import` is
-`import torch._dynamo` and nothing else; a replay does that with the collector at rest, which saves a fifth of it.
+`import torch._dynamo` and nothing else; a replay does that with the collector at rest, and may take less.
 """
 
 from __future__ import annotations

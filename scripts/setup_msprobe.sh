@@ -4,7 +4,7 @@
 #   scripts/setup_msprobe.sh VENV [TARGET]        TARGET defaults to VENV-msprobe
 #
 # It sees what is installed in VENV, torch and graphprobe included, and adds what mindstudio-probe needs beyond that.
-# Not in VENV itself: transformers takes a second longer to import where there is scikit-learn, which it brings along.
+# Not in VENV itself, so that all other tests run without what it brings along: pandas, scipy, scikit-learn.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

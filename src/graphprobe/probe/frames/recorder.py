@@ -141,7 +141,7 @@ from __future__ import annotations
 {replay.GUARD}
 import gc
 
-gc.disable()  # what is imported stays: looking it through for garbage, at exit too, takes a quarter of a replay
+gc.disable()  # what is imported stays, and need not be looked through for garbage again and again, nor at exit
 import torch._dynamo
 
 gc.freeze()
