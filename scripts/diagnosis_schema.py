@@ -1,4 +1,4 @@
-"""Writes docs/formats/diagnosis.schema.json from the structs in `graphprobe.diagnose`."""
+"""Writes docs/formats/diagnosis.schema.json from the structs in `graphprobe.findings`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.diagnose.finding import Diagnosis
-from graphprobe.diagnose.script import ScriptDocument
+from graphprobe.findings import SCHEMA, Diagnosis, ScriptDocument
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "formats" / "diagnosis.schema.json"
 NUMBER = {"anyOf": [{"type": "number"}, {"enum": ["inf", "-inf", "nan"]}]}
@@ -23,7 +22,7 @@ def diagnosis_schema() -> dict[str, Any]:
         component.pop("description", None)  # docs/formats/diagnosis.md says what the fields mean
     script = components["ScriptDocument"]["properties"]["schema"]
     script.clear()
-    script["const"] = 1
+    script["const"] = SCHEMA
     components["ScriptDocument"]["required"] = ["schema", "target", "diagnoses"]
     for name, fields in (("Finding", ("local_z", "accumulated_z")), ("LargestZ", ("z",))):
         for field in fields:

@@ -18,7 +18,7 @@ from conftest import ROOT
 PACKAGE = ROOT / "src" / "graphprobe"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "settings", "select", "records", "dump_plan", "compiler_config", "scope"),
+    ("errors", "settings", "select", "records", "findings", "dump_plan", "compiler_config", "scope"),
     ("store", "numerics"),
     ("compare", "reduce", "analysis"),
     ("report", "export"),

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from conftest import ROOT, Finished
-from graphprobe.diagnose.finding import Diagnosis
-from graphprobe.diagnose.script import ScriptDocument
+from graphprobe.findings import Diagnosis, ScriptDocument
 
 Python = Callable[..., Finished]
 

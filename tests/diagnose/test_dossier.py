@@ -17,9 +17,9 @@ from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier import watch
 from graphprobe.diagnose.dossier.comparison import Outcome, compare, compare_call, sharing
 from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
-from graphprobe.diagnose.finding import Finding, Kind
 from graphprobe.engine.values import capture
 from graphprobe.errors import UsageError
+from graphprobe.findings import Finding, Kind
 
 VERSIONS = {"torch": torch.__version__}
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}

@@ -9,8 +9,8 @@ import pytest
 
 from graphprobe.diagnose import api, prove
 from graphprobe.diagnose.compare_calls import Difference
-from graphprobe.diagnose.finding import STAGES
 from graphprobe.diagnose.rungs import Watch
+from graphprobe.findings import STAGES
 
 
 def result(*kinds: str, died: str | None = None, certain: bool = True) -> Any:

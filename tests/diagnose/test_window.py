@@ -14,11 +14,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.window import MOST_NODES, around, window_of
 from graphprobe.diagnose.dossier.writer import write_dossier
-from graphprobe.diagnose.finding import Finding
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.local import LocalError
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.values import capture
+from graphprobe.findings import Finding
 
 
 def traced(calls: int) -> fx.GraphModule:

@@ -13,8 +13,8 @@ import torch
 
 from graphprobe.diagnose import api
 from graphprobe.diagnose.api import diagnose
-from graphprobe.diagnose.finding import Diagnosis
 from graphprobe.errors import UsageError
+from graphprobe.findings import Diagnosis
 
 X = torch.ones(2)
 
@@ -143,6 +143,6 @@ def test_dossiers_go_into_a_new_folder(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_the_function_can_be_called_whatever_was_imported_before() -> None:
-    code = "import graphprobe, graphprobe.diagnose.finding\ngraphprobe.diagnose(lambda x: x, backend=3)"
+    code = "import graphprobe, graphprobe.findings\ngraphprobe.diagnose(lambda x: x, backend=3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert "UsageError: diagnose(backend=3): it takes a name or a function" in done.stderr

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graphprobe.diagnose.finding import Diagnosis, Finding, LargestZ, Rung
+from graphprobe.findings import Diagnosis, Finding, LargestZ, Rung
 from graphprobe.records import Manifest, Where
 from graphprobe.store import layout
 from graphprobe.store.steps import StepLine, encode_step

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graphprobe.diagnose.finding import Diagnosis, Finding, Kind, LargestZ, Stage
+from graphprobe.findings import Diagnosis, Finding, Kind, LargestZ, Stage
 from graphprobe.report.diagnosis import KINDS, STAGES, WIDTH, print_diagnosis
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 
-from graphprobe.diagnose.finding import Diagnosis, Finding, Rung
-from graphprobe.diagnose.script import FunctionDiagnosis, ScriptDocument
 from graphprobe.errors import SchemaError, UsageError
-from graphprobe.report.html.diagnosis_file import DiagnosisEntry, FindingEntry, RungEntry
+from graphprobe.findings import Diagnosis, Finding, FunctionDiagnosis, LargestZ, Rung, ScriptDocument
+from graphprobe.report.html.diagnosis_file import read_diagnosed
 from graphprobe.report.html.ladder import states
 from graphprobe.report.html.page import write_page
 from graphprobe.report.html.sections_diagnosis import report_from
@@ -240,12 +240,19 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         report_from(path)
 
 
-def test_the_entries_have_every_field_of_a_diagnosis() -> None:
-    def fields(entry: type) -> set[str]:
-        return set(entry.__struct_encode_fields__)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("z", [0.0, 7.25, float("inf"), float("-inf")])
+def test_what_was_written_is_read_back_equal(tmp_path: Path, z: float) -> None:
+    found = Finding(kind="nonfinite", stage="post_grad", pass_="reinplace", local_z=z, accumulated_z=z, also=["add"])
+    one = FunctionDiagnosis(function="f (a.py:1)", verdict="fault", findings=[found], largest_z=LargestZ("mm", z))
+    document = ScriptDocument(target="a.py", ended="it raised ValueError", diagnoses=[one])
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document.to_json(), allow_nan=False))
+    read = read_diagnosed(path)
+    assert (read.target, read.ended, read.diagnoses) == ("a.py", "it raised ValueError", [one])
 
-    from graphprobe.diagnose.finding import Finding
 
-    assert fields(FindingEntry) == fields(Finding)
-    assert fields(DiagnosisEntry) == fields(FunctionDiagnosis)
-    assert fields(RungEntry) == fields(Rung)
+def test_nan_is_read_back(tmp_path: Path) -> None:
+    one = Diagnosis(verdict="healthy", largest_z=LargestZ("mm", float("nan")))
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(one.to_json(), allow_nan=False))
+    assert math.isnan(read_diagnosed(path).diagnoses[0].largest_z.z)

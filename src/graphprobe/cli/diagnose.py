@@ -18,8 +18,8 @@ from graphprobe.cli.progress import Progress
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
-    from graphprobe.diagnose.finding import Diagnosis
     from graphprobe.diagnose.script import Options
+    from graphprobe.findings import Diagnosis
 
 
 STEPS = {
@@ -138,7 +138,8 @@ def _new_folder(path: str | None) -> Path | None:
 
 
 def _script(target: str, arguments: tuple[str, ...], options: Options, result: Path | None, base: Path) -> _Told:
-    from graphprobe.diagnose.script import FunctionDiagnosis, ScriptDocument, run_diagnosed
+    from graphprobe.diagnose.script import run_diagnosed
+    from graphprobe.findings import FunctionDiagnosis, ScriptDocument
 
     if not os.path.exists(target):
         raise UsageError(

@@ -19,13 +19,13 @@ from graphprobe.diagnose.check_case import roundoff_of
 from graphprobe.diagnose.compare_calls import Difference, Reference, compare_calls
 from graphprobe.diagnose.dossier.writer import rewrite_finding
 from graphprobe.diagnose.fallback import STAGE_OF_RUNG, unlocated
-from graphprobe.diagnose.finding import STAGES, Diagnosis, Finding, LargestZ, Rung, kind_of_death
 from graphprobe.diagnose.program import CallRecord, CallResult, Program, read
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.isolate import Outcome, isolated
 from graphprobe.engine.values import from_bytes
 from graphprobe.errors import UsageError
+from graphprobe.findings import STAGES, Diagnosis, Finding, LargestZ, Rung, kind_of_death
 from graphprobe.internals import after_fork
 
 log = logging.getLogger(__name__)

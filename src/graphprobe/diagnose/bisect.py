@@ -11,7 +11,6 @@ from torch.fx import Node
 
 from graphprobe.diagnose.check_case import run_compiled
 from graphprobe.diagnose.compare_calls import COMPILING
-from graphprobe.diagnose.finding import Kind, kind_of_death
 from graphprobe.diagnose.ir_check import stage_of
 from graphprobe.diagnose.local import LocalError
 from graphprobe.diagnose.prove import Prover
@@ -22,6 +21,7 @@ from graphprobe.engine.isolate import Outcome
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import extract, is_item, isolated_calls
 from graphprobe.engine.values import capture
+from graphprobe.findings import Kind, kind_of_death
 
 FEW = 3
 """Culprits looked for in one graph."""

@@ -13,7 +13,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
 from graphprobe.diagnose.compare_calls import Difference, compare_calls
-from graphprobe.diagnose.finding import Stage, kind_of_death
 from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
 from graphprobe.diagnose.local import LocalError, comparable
 from graphprobe.diagnose.program import CallRecord, Program, read
@@ -26,6 +25,7 @@ from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS, is_item, isolated_calls
 from graphprobe.engine.values import capture
+from graphprobe.findings import Stage, kind_of_death
 
 
 def rung_backend(stage: str, watch: Watch, compilation: Compilation) -> Any:

@@ -15,11 +15,11 @@ import torch
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.compare_calls import Difference, Reference, compare_calls
-from graphprobe.diagnose.finding import Kind
 from graphprobe.diagnose.local import tolerated
 from graphprobe.diagnose.program import Call, CallRecord, CallResult, Program, read
 from graphprobe.engine.isolate import Outcome, isolated
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
+from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.require import require
 from graphprobe.numerics.noise import Noise, scale, sigma_from_runs, typical_magnitude

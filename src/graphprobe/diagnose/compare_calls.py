@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from graphprobe.diagnose.finding import Kind
 from graphprobe.diagnose.local import tolerated
 from graphprobe.diagnose.program import CallResult
 from graphprobe.engine.isolate import Raised
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.values import same_bits
+from graphprobe.findings import Kind
 from graphprobe.numerics.divergence import Run
 from graphprobe.numerics.exact import judge_exact
 from graphprobe.numerics.noise import Array, Noise, sigma_from_runs

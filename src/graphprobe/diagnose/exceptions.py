@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from torch.fx import Node
 
-from graphprobe.diagnose.finding import Stage
 from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.findings import Stage
 
 
 class Origin(msgspec.Struct):

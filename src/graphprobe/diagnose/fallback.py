@@ -10,8 +10,8 @@ import msgspec
 
 from graphprobe.diagnose import steps
 from graphprobe.diagnose.compare_calls import Difference
-from graphprobe.diagnose.finding import Finding
 from graphprobe.diagnose.rungs import RungReport
+from graphprobe.findings import Finding
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.api import Ladder

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from graphprobe.diagnose.finding import Stage
 from graphprobe.diagnose.local import local_error
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import copied_together
 from graphprobe.engine.subgraph import extract
+from graphprobe.findings import Stage
 from graphprobe.internals.ir_eval import evaluate_ir
 
 

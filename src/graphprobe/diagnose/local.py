@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import torch
 
-from graphprobe.diagnose.finding import Kind
 from graphprobe.engine.interpret import copied, flat_outputs
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy, leaves, references, terms_of
 from graphprobe.engine.values import same_bits
+from graphprobe.findings import Kind
 from graphprobe.numerics.divergence import Run
 from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.exact import judge_exact

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.finding import Kind, Stage
 from graphprobe.diagnose.local import LocalError, comparable, local_error
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
@@ -19,6 +18,7 @@ from graphprobe.engine.naming import name_of, op_of
 from graphprobe.engine.reference import is_noisy
 from graphprobe.engine.subgraph import CALLS, is_item, output_node
 from graphprobe.engine.values import same_bits
+from graphprobe.findings import Kind, Stage
 from graphprobe.internals.operators import writes_to
 from graphprobe.internals.pass_snapshots import PassLog
 

@@ -18,7 +18,6 @@ from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference
 from graphprobe.diagnose.dossier.own_backend import own_backend
 from graphprobe.diagnose.dossier.window import window_of
 from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
-from graphprobe.diagnose.finding import Finding, kind_of_death
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
 from graphprobe.diagnose.shorten import named, shortened
 from graphprobe.diagnose.suspects import Suspect
@@ -26,6 +25,7 @@ from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import GraphprobeError
+from graphprobe.findings import Finding, kind_of_death
 from graphprobe.internals.pass_snapshots import PassLog
 from graphprobe.internals.stages import stop_after
 

@@ -12,7 +12,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.exceptions import Origin, origin_of
-from graphprobe.diagnose.finding import Finding, LargestZ
 from graphprobe.diagnose.kernel_check import CompiledGraph, to_show
 from graphprobe.diagnose.program import CallRecord, Program
 from graphprobe.diagnose.prove import DynamoGraph
@@ -21,6 +20,7 @@ from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import exposed
 from graphprobe.engine.values import capture
+from graphprobe.findings import Finding, LargestZ
 from graphprobe.internals import stages
 from graphprobe.internals.aot_backends import aot_compile
 from graphprobe.internals.lowered import watched_lowering

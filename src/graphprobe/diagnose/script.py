@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
-from graphprobe.diagnose.finding import Diagnosis
 from graphprobe.errors import UsageError
+from graphprobe.findings import Diagnosis
 from graphprobe.internals.compile_calls import CompileCalls, Compiled, flattened, mapped
 from graphprobe.probe import script
 
@@ -24,33 +22,6 @@ MOST = 3
 
 CRASHES = ("segfault", "hang", "crash_compile", "crash_runtime")
 """Kinds of faults after which the script goes on with the uncompiled function."""
-
-
-class FunctionDiagnosis(Diagnosis, kw_only=True):
-    """A diagnosis and whose it is: `function` is `name (file:line)`, and `, call N` behind it for a later call."""
-
-    function: str
-
-
-class ScriptDocument(msgspec.Struct, kw_only=True):
-    """What `graphprobe diagnose --json` writes for a script.
-
-    Attributes:
-        schema: version of this format.
-        target: the script.
-        ended: how the script ended, where it did not end well; None where it did, or has not ended yet.
-        diagnoses: in the order in which they were made.
-    """
-
-    schema: int = 1
-    target: str
-    ended: str | None = None
-    diagnoses: list[FunctionDiagnosis] = []
-
-    def to_json(self) -> dict[str, Any]:
-        """The document as plain values, each diagnosis as its own `to_json` gives it, behind its function."""
-        made = [{"function": d.function} | d.to_json() for d in self.diagnoses]
-        return {"schema": self.schema, "target": self.target, "ended": self.ended, "diagnoses": made}
 
 
 @dataclass(frozen=True)

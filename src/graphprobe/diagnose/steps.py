@@ -15,7 +15,6 @@ from graphprobe.diagnose.blame import isolated_suspects
 from graphprobe.diagnose.compare_calls import Difference
 from graphprobe.diagnose.decompositions import check_decompositions
 from graphprobe.diagnose.dynamo_check import Accused, accused
-from graphprobe.diagnose.finding import Finding, LargestZ
 from graphprobe.diagnose.ir_check import stage_of
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.kernel_names import name_kernels
@@ -40,6 +39,7 @@ from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import capture, to_bytes
+from graphprobe.findings import Finding, LargestZ
 
 
 class EagerReport(msgspec.Struct):

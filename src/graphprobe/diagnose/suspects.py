@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.finding import Kind, Stage
 from graphprobe.diagnose.local import LocalError
 from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.findings import Kind, Stage
 
 
 @dataclass

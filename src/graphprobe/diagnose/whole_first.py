@@ -9,7 +9,7 @@ from typing import Any, Literal
 from graphprobe.diagnose import steps
 from graphprobe.diagnose.api import Ladder, _prepared
 from graphprobe.diagnose.compare_calls import Difference, Reference
-from graphprobe.diagnose.finding import Diagnosis
+from graphprobe.findings import Diagnosis
 
 
 def diagnose_if_different(

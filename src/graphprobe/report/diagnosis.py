@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -241,18 +242,19 @@ def short_op(op: str) -> str:
 
 def _is_error(z: float | str) -> bool:
     """Infinity and NaN are texts in JSON."""
-    return isinstance(z, str) or z > 0
+    return not float(z) <= 0
 
 
 def times(z: float | str) -> str:
     """An error in units of noise, in words."""
-    if isinstance(z, str):
+    z = float(z)
+    if not math.isfinite(z):
         return "more than any rounding explains"
     return f"{'over a million' if z > 1e6 else _number(z)} times what rounding explains"
 
 
 def _number(z: float | str) -> str:
-    return z if isinstance(z, str) else f"{z:.3g}"
+    return f"{float(z):.3g}"
 
 
 def _line_at(source: str) -> str:

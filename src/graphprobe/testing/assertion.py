@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from graphprobe.diagnose.finding import Diagnosis
+    from graphprobe.findings import Diagnosis
 
 
 class CompiledDiffers(AssertionError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphprobe.diagnose.finding import Diagnosis
+    from graphprobe.findings import Diagnosis
     from graphprobe.internals.compile_calls import CompileCalls, Compiled
 
 Diagnoses = list[tuple[str, "Diagnosis"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.finding import Finding
+from graphprobe.findings import Finding
 from graphprobe.probe.formats.fx_text import graph_text
 
 WRONG = {

@@ -16,9 +16,9 @@ from torch import fx
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.report import report_text, title_of
 from graphprobe.diagnose.dossier.repro import repro_source
-from graphprobe.diagnose.finding import Diagnosis, Finding
 from graphprobe.engine.values import one_file_bytes, to_bytes
 from graphprobe.errors import EXIT_UNDECIDED, UsageError
+from graphprobe.findings import Diagnosis, Finding
 from graphprobe.probe.formats.fx_text import graph_text
 from graphprobe.store.files import write_new_file
 

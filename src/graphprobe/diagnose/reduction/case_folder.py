@@ -14,12 +14,12 @@ from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.writer import write_dossier
-from graphprobe.diagnose.finding import Finding
 from graphprobe.diagnose.reduction.recipe import Recipe
 from graphprobe.diagnose.settings import versions
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, is_item
 from graphprobe.errors import UsageError
+from graphprobe.findings import Finding
 from graphprobe.store.files import replace_file
 
 ORIGINAL, REPRO, JOURNAL = "original", "repro", "journal.jsonl"

@@ -11,7 +11,6 @@ from typing import Any
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.writer import run_repro
-from graphprobe.diagnose.finding import Finding
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.case_folder import JOURNAL, REPRO, Best, CaseFolder, State, finding_of
 from graphprobe.diagnose.reduction.digest import combined
@@ -20,6 +19,7 @@ from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
 from graphprobe.diagnose.reduction.service import Service, allowed_differences, free_memory
 from graphprobe.diagnose.reduction.shrinks import shrinks_for
 from graphprobe.errors import UsageError
+from graphprobe.findings import Finding
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.journal import Journal
 from graphprobe.reduce.outcome import Answer

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from graphprobe.diagnose.finding import Kind, kind_of_death
 from graphprobe.engine.isolate import Raised
+from graphprobe.findings import Kind, kind_of_death
 
 HANG = "hang"
 MEMORY = "memory"

@@ -3,82 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
 
 import msgspec
 
 from graphprobe.errors import SchemaError, UsageError
+from graphprobe.findings import SCHEMA, Finding, FunctionDiagnosis, ScriptDocument, read_document
 
-SCHEMA = 1
 FINDING = "finding.json"
 
 LARGEST = 64 << 20
 """Bytes of a JSON file that is looked into without having been named."""
-
-Number = float | Literal["inf", "-inf", "nan"]
-
-
-class FindingEntry(msgspec.Struct, kw_only=True):
-    """A finding as JSON has it; `docs/formats/diagnosis.md` describes the fields."""
-
-    kind: str
-    stage: str
-    direction: str = "forward"
-    pass_: str | None = msgspec.field(default=None, name="pass")
-    op: str | None = None
-    also: list[str] = []
-    node: str | None = None
-    kernel: str | None = None
-    source: str | None = None
-    module: str | None = None
-    local_z: Number = 0.0
-    accumulated_z: Number = 0.0
-    flaky_rate: float = 1.0
-    dossier: str | None = None
-    reason: str = ""
-
-
-class LargestEntry(msgspec.Struct):
-    """The largest error among the operations that passed."""
-
-    node: str | None = None
-    z: Number = 0.0
-
-
-class RungEntry(msgspec.Struct, kw_only=True):
-    """A rung of the ladder."""
-
-    name: str
-    state: Literal["right", "wrong", "unsure", "not_run"]
-    difference: str = ""
-
-
-class DiagnosisEntry(msgspec.Struct, kw_only=True):
-    """A diagnosis as JSON has it; `function` is there in the document of a script."""
-
-    verdict: Literal["fault", "healthy", "undecided"]
-    function: str = ""
-    seconds: float = 0.0
-    compiles: int = 0
-    findings: list[FindingEntry] = []
-    rungs: list[RungEntry] = []
-    ruled_out: list[str] = []
-    largest_z: LargestEntry = msgspec.field(default_factory=LargestEntry)
-    notes: list[str] = []
-
-    def plain(self) -> dict[str, Any]:
-        """As `Diagnosis.to_json` gives it."""
-        result: dict[str, Any] = msgspec.to_builtins(self)
-        return result
-
-
-class ScriptEntry(msgspec.Struct, kw_only=True):
-    """The document of a script."""
-
-    diagnoses: list[DiagnosisEntry]
-    schema: int = SCHEMA
-    target: str = ""
-    ended: str | None = None
 
 
 class Diagnosed(msgspec.Struct, kw_only=True):
@@ -93,7 +27,7 @@ class Diagnosed(msgspec.Struct, kw_only=True):
     """
 
     path: Path
-    diagnoses: list[DiagnosisEntry]
+    diagnoses: list[FunctionDiagnosis]
     target: str = ""
     ended: str | None = None
     partial: bool = False
@@ -143,20 +77,21 @@ def read_diagnosed(path: Path) -> Diagnosed:
         if not folders:
             raise UsageError(f"{path} holds no {FINDING}", hint="name the folder that graphprobe diagnose printed")
         findings = [_finding(folder) for folder in folders]
-        return Diagnosed(path=path, diagnoses=[DiagnosisEntry(verdict="fault", findings=findings)], partial=True)
+        known = FunctionDiagnosis(function="", verdict="fault", findings=findings)
+        return Diagnosed(path=path, diagnoses=[known], partial=True)
     data = _bytes(path)
     try:
         document = msgspec.json.decode(data)
         if not is_diagnosis(document):
             raise UsageError(f"{path} is no diagnosis", hint="expected what graphprobe diagnose --json wrote")
         if "diagnoses" not in document:
-            return Diagnosed(path=path, diagnoses=[msgspec.convert(document, DiagnosisEntry)])
+            return Diagnosed(path=path, diagnoses=[read_document({"function": ""} | document, FunctionDiagnosis)])
         if document.get("schema", SCHEMA) != SCHEMA:
             raise SchemaError(
                 f"{path} has schema {document['schema']}, and this graphprobe reads {SCHEMA}",
                 hint="read it with the graphprobe that wrote it, or a newer one",
             )
-        script = msgspec.convert(document, ScriptEntry)
+        script = read_document(document, ScriptDocument)
     except msgspec.MsgspecError as error:
         raise UsageError(
             f"{path} is no diagnosis: {error}", hint="expected what graphprobe diagnose --json wrote"
@@ -166,7 +101,7 @@ def read_diagnosed(path: Path) -> Diagnosed:
     return Diagnosed(path=path, diagnoses=script.diagnoses, target=script.target, ended=script.ended)
 
 
-def proof_of(finding: FindingEntry, beside: Path) -> Path | None:
+def proof_of(finding: Finding, beside: Path) -> Path | None:
     """The dossier where it lies now: as it is named, or beside the JSON where both were moved; None if it is gone."""
     if not finding.dossier:
         return None
@@ -176,10 +111,10 @@ def proof_of(finding: FindingEntry, beside: Path) -> Path | None:
     return next((path for path in candidates if path.name == named.name and (path / FINDING).is_file()), None)
 
 
-def _finding(folder: Path) -> FindingEntry:
+def _finding(folder: Path) -> Finding:
     path = folder / FINDING
     try:
-        finding = msgspec.json.decode(_bytes(path), type=FindingEntry)
+        finding = read_document(msgspec.json.decode(_bytes(path)), Finding)
     except msgspec.MsgspecError as error:
         raise UsageError(f"{path} is no finding: {error}", hint="name a folder of graphprobe diagnose") from error
     finding.dossier = str(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphprobe.report.html.diagnosis_file import FindingEntry
+from graphprobe.findings import Finding
 from graphprobe.report.html.panes import COMMENT, CodeView, Link, Pane, graph_pane, source_pane, text_pane
 from graphprobe.report.html.section import Html, Section, html
 from graphprobe.report.html.sources import Sources
@@ -33,7 +33,7 @@ _PROOF = """<p>The folder <code>{{ folder }}</code> holds everything that shows 
 </details>{% endif %}"""
 
 
-def code_section(finding: FindingEntry, folder: Path | None, sources: Sources, suffix: str) -> Section | None:
+def code_section(finding: Finding, folder: Path | None, sources: Sources, suffix: str) -> Section | None:
     """Source, FX graph and kernel of a finding; None where there is none of them."""
     panes: list[Pane] = []
     marks: list[list[int]] = []
@@ -65,7 +65,7 @@ def code_section(finding: FindingEntry, folder: Path | None, sources: Sources, s
     return Section(f"code{suffix}", title, view="code", data=[view], summary=summary)
 
 
-def proof_section(finding: FindingEntry, folder: Path | None, suffix: str) -> Section | None:
+def proof_section(finding: Finding, folder: Path | None, suffix: str) -> Section | None:
     """The files of the dossier, and its report."""
     if folder is None:
         return None

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from graphprobe.findings import Finding, FunctionDiagnosis
 from graphprobe.report.diagnosis import NUMERIC, STAGES, VERDICTS, sentence, times
 from graphprobe.report.html.diagnosis_file import (
     FINDING,
     Diagnosed,
-    DiagnosisEntry,
-    FindingEntry,
     proof_of,
     read_diagnosed,
 )
@@ -76,7 +75,7 @@ def report_from(path: Path) -> Report:
     )
 
 
-def _verdict(worst: str, shown: list[DiagnosisEntry], found: Diagnosed, sources: Sources) -> Verdict:
+def _verdict(worst: str, shown: list[FunctionDiagnosis], found: Diagnosed, sources: Sources) -> Verdict:
     word, _, meaning = VERDICTS[worst]
     findings = [finding for diagnosis in shown for finding in diagnosis.findings]
     if worst != "fault" or not findings:
@@ -104,10 +103,10 @@ def _verdict(worst: str, shown: list[DiagnosisEntry], found: Diagnosed, sources:
     return Verdict(TONES[worst], word, said, html("{{ facts }}{{ see }}", facts=_facts(facts), see=_see(first, found)))
 
 
-def _sections(diagnosis: DiagnosisEntry, found: Diagnosed, sources: Sources, prefix: str) -> list[Section]:
+def _sections(diagnosis: FunctionDiagnosis, found: Diagnosed, sources: Sources, prefix: str) -> list[Section]:
     made: list[Section] = []
     if diagnosis.rungs and not found.partial:
-        made.append(ladder_section(diagnosis.plain()))
+        made.append(ladder_section(diagnosis.to_json()))
     for number, finding in enumerate(diagnosis.findings, 1):
         of = f"-{number}" if len(diagnosis.findings) > 1 else ""
         folder = proof_of(finding, found.path)
@@ -123,7 +122,7 @@ def _sections(diagnosis: DiagnosisEntry, found: Diagnosed, sources: Sources, pre
     return [replace(section, id=f"{prefix}{section.id}", group=diagnosis.function) for section in made]
 
 
-def _proofs(diagnosis: DiagnosisEntry, found: Diagnosed) -> list[Section | None]:
+def _proofs(diagnosis: FunctionDiagnosis, found: Diagnosed) -> list[Section | None]:
     many = len(diagnosis.findings) > 1
     return [
         proof_section(finding, proof_of(finding, found.path), f"-{number}" if many else "")
@@ -131,7 +130,7 @@ def _proofs(diagnosis: DiagnosisEntry, found: Diagnosed) -> list[Section | None]
     ]
 
 
-def _functions(shown: list[DiagnosisEntry], sources: Sources) -> Section:
+def _functions(shown: list[FunctionDiagnosis], sources: Sources) -> Section:
     rows = []
     for diagnosis in shown:
         what = " ".join(sentence(_plain(finding)) for finding in diagnosis.findings) or VERDICTS[diagnosis.verdict][2]
@@ -153,14 +152,14 @@ def _functions(shown: list[DiagnosisEntry], sources: Sources) -> Section:
     return Section("functions", "Functions", html=text, summary=", ".join(counts))
 
 
-def _card(number: int, finding: FindingEntry, found: Diagnosed, sources: Sources) -> Html:
+def _card(number: int, finding: Finding, found: Diagnosed, sources: Sources) -> Html:
     stage = STAGES.get(finding.stage, finding.stage)
     facts = [("Where", Html(html("{{ s }}", s=stage))), *_place(finding, found, sources), *_sure(finding)]
     body = html("{{ facts }}{{ see }}", facts=_facts(facts), see=_see(finding, found))
     return html(_CARD, number=number, sentence=sentence(_plain(finding)), facts=body)
 
 
-def _place(finding: FindingEntry, found: Diagnosed, sources: Sources) -> list[tuple[str, Html]]:
+def _place(finding: Finding, found: Diagnosed, sources: Sources) -> list[tuple[str, Html]]:
     """Rows that say where, each with a label."""
     folder = proof_of(finding, found.path)
     rows: list[tuple[str, Html]] = []
@@ -191,10 +190,10 @@ def _place(finding: FindingEntry, found: Diagnosed, sources: Sources) -> list[tu
     return rows
 
 
-def _sure(finding: FindingEntry) -> list[tuple[str, Html]]:
+def _sure(finding: Finding) -> list[tuple[str, Html]]:
     """Rows that say how sure it is."""
     rows: list[tuple[str, Html]] = []
-    if finding.kind in NUMERIC and (isinstance(finding.local_z, str) or finding.local_z > 0):
+    if finding.kind in NUMERIC and not finding.local_z <= 0:
         rows.append(("Off by", html("{{ t }}, in this operation alone", t=times(finding.local_z))))
     if finding.flaky_rate < 1:
         rows.append(("Flaky", html("it failed in {{ r }} of the repeats, not in all", r=f"{finding.flaky_rate:.0%}")))
@@ -203,7 +202,7 @@ def _sure(finding: FindingEntry) -> list[tuple[str, Html]]:
     return rows
 
 
-def _see(finding: FindingEntry, found: Diagnosed) -> Html:
+def _see(finding: Finding, found: Diagnosed) -> Html:
     folder = proof_of(finding, found.path)
     if folder is None:
         gone = (
@@ -215,16 +214,15 @@ def _see(finding: FindingEntry, found: Diagnosed) -> Html:
     return html(_COMMAND, command=f"python {shlex.quote(str(folder / 'repro.py'))}")
 
 
-def _checked(diagnosis: DiagnosisEntry, found: Diagnosed) -> Section | None:
+def _checked(diagnosis: FunctionDiagnosis, found: Diagnosed) -> Section | None:
     if found.partial:
         return None
     parts = []
     if diagnosis.ruled_out:
         parts.append(html(_LIST, title="Checked, and right", texts=diagnosis.ruled_out, badge=badge("good", "")))
     if diagnosis.largest_z.node:
-        z = diagnosis.largest_z.z
-        size = z if isinstance(z, str) else f"{z:.3g}"
-        parts.append(html(_LARGEST, z=size, n=diagnosis.largest_z.node))
+        largest = diagnosis.largest_z
+        parts.append(html(_LARGEST, z=f"{largest.z:.3g}", n=largest.node))
     if diagnosis.notes:
         parts.append(html(_LIST, title="Not checked, and other notes", texts=diagnosis.notes, badge=badge("warn", "")))
     if not parts:
@@ -233,17 +231,16 @@ def _checked(diagnosis: DiagnosisEntry, found: Diagnosed) -> Section | None:
     return Section("checked", "What was ruled out", html=Html("".join(parts)), summary=summary)
 
 
-def _measured(shown: list[DiagnosisEntry]) -> list[tuple[str, Any]]:
-    largest = max((d.largest_z for d in shown), key=lambda one: one.z if isinstance(one.z, float) else float(one.z))
+def _measured(shown: list[FunctionDiagnosis]) -> list[tuple[str, Any]]:
+    largest = max((d.largest_z for d in shown), key=lambda one: one.z)
     facts: list[tuple[str, Any]] = []
     if largest.node:
-        z = largest.z if isinstance(largest.z, str) else f"{largest.z:.3g}"
         facts.append(
             (
                 "Largest error",
                 html(
                     "{{ z }} times what rounding explains, at <code>{{ n }}</code>; a fault is far above 4",
-                    z=z,
+                    z=f"{largest.z:.3g}",
                     n=largest.node,
                 ),
             )
@@ -259,7 +256,7 @@ def _facts(rows: list[tuple[str, Any]]) -> Html:
     return html(_FACTS, facts=rows)
 
 
-def _plain(finding: FindingEntry) -> dict[str, Any]:
+def _plain(finding: Finding) -> dict[str, Any]:
     """What `sentence` reads."""
     return {"kind": finding.kind, "op": finding.op, "direction": finding.direction}
 

@@ -1,10 +1,12 @@
-"""What `diagnose` says: findings, and the diagnosis that holds them. `to_json` is the published format."""
+"""What `diagnose` says: findings, and the diagnosis that holds them. `to_json` is what the file of a result holds."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 Kind = Literal[
     "wrong_value",
@@ -143,6 +145,46 @@ class Diagnosis(msgspec.Struct, kw_only=True):
         """The diagnosis as plain values; infinities become the string `"inf"`."""
         result: dict[str, Any] = _finite(msgspec.to_builtins(self))
         return result
+
+
+class FunctionDiagnosis(Diagnosis, kw_only=True):
+    """A diagnosis and whose it is: `function` is `name (file:line)`, and `, call N` behind it for a later call."""
+
+    function: str
+
+
+SCHEMA = 1
+"""Version of the document of a script."""
+
+
+class ScriptDocument(msgspec.Struct, kw_only=True):
+    """What `graphprobe diagnose --json` writes for a script.
+
+    Attributes:
+        schema: version of this format.
+        target: the script.
+        ended: how the script ended, where it did not end well; None where it did, or has not ended yet.
+        diagnoses: in the order in which they were made.
+    """
+
+    schema: int = SCHEMA
+    target: str
+    ended: str | None = None
+    diagnoses: list[FunctionDiagnosis] = []
+
+    def to_json(self) -> dict[str, Any]:
+        """The document as plain values, each diagnosis as its own `to_json` gives it, behind its function."""
+        made = [{"function": d.function} | d.to_json() for d in self.diagnoses]
+        return {"schema": self.schema, "target": self.target, "ended": self.ended, "diagnoses": made}
+
+
+def read_document(document: Any, kind: type[T]) -> T:
+    """A `Finding`, a `FunctionDiagnosis` or a `ScriptDocument` from plain values, infinities as `to_json` writes them.
+
+    Raises:
+        msgspec.ValidationError: a field is missing or is of another type; the message says which.
+    """
+    return msgspec.convert(document, kind, strict=False)  # "inf" is a number then
 
 
 def _finite(value: Any) -> Any:
