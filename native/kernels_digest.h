@@ -22,6 +22,36 @@ inline __m512i digest_step(__m512i sum, __m512i x, const int16_t* key) {
 }
 #endif
 
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+// The lanes of one block, vector by vector, so that a loop can feed them with what it has loaded for itself.
+struct DigestLanes {
+    __m256i half[2] = {};
+    const int16_t* key = block_keys;
+
+    // `v` is vector number `at` since the last advance; `side` is `at % 2`, known to the compiler.
+    template <class Vector>
+    inline __attribute__((always_inline)) void add(Vector v, int at, int side) {
+        const __m256i x = (__m256i)v;
+        const __m256i keys = _mm256_load_si256((const __m256i*)(key + at * 16));
+        const __m256i product = _mm256_madd_epi16(_mm256_xor_si256(x, _mm256_srli_epi32(x, 15)), keys);
+        half[side] = _mm256_add_epi32(half[side], product);
+    }
+    void advance(size_t stripes) { key += stripes * 32; }
+    void add_stripes(const void* data, size_t stripes) {
+        const __m256i* from = static_cast<const __m256i*>(data);
+        for (int i = 0; i < static_cast<int>(2 * stripes); i += 2) {
+            add(_mm256_loadu_si256(from + i), i, 0);
+            add(_mm256_loadu_si256(from + i + 1), i + 1, 1);
+        }
+        advance(stripes);
+    }
+    void store(uint32_t* state) const {
+        _mm256_storeu_si256((__m256i*)state, half[0]);
+        _mm256_storeu_si256((__m256i*)(state + 8), half[1]);
+    }
+};
+#endif
+
 inline void digest_stripes(const char* data, size_t stripes, uint32_t* state) {
 #if defined(__AVX512BW__)
     __m512i a = _mm512_setzero_si512(), b = a;
@@ -33,18 +63,9 @@ inline void digest_stripes(const char* data, size_t stripes, uint32_t* state) {
     if (i < stripes) step(a, i);
     _mm512_storeu_si512(state, _mm512_add_epi32(a, b));
 #elif defined(__AVX2__)
-    __m256i low = _mm256_setzero_si256(), high = low;
-    for (size_t i = 0; i < stripes; ++i) {
-        auto product = [&](int half) {
-            const __m256i x = _mm256_loadu_si256((const __m256i*)(data + i * 64 + half * 32));
-            return _mm256_madd_epi16(_mm256_xor_si256(x, _mm256_srli_epi32(x, 15)),
-                                     _mm256_load_si256((const __m256i*)(block_keys + i * 32 + half * 16)));
-        };
-        low = _mm256_add_epi32(low, product(0));
-        high = _mm256_add_epi32(high, product(1));
-    }
-    _mm256_storeu_si256((__m256i*)state, low);
-    _mm256_storeu_si256((__m256i*)(state + 8), high);
+    DigestLanes sums;
+    sums.add_stripes(data, stripes);
+    sums.store(state);
 #elif defined(__SSE2__)
     __m128i sum[4] = {_mm_setzero_si128(), _mm_setzero_si128(), _mm_setzero_si128(), _mm_setzero_si128()};
     for (size_t i = 0; i < stripes; ++i)

@@ -1,0 +1,104 @@
+// Sums of float64.
+// Part of kernels.cpp, inside its namespaces.
+#pragma once
+
+struct DoubleSums {
+    static constexpr int vectors = 32;
+    static constexpr size_t group = vectors * double_lanes;
+    static constexpr bool masked = false;
+
+    Doubles sum[2] = {}, squares[2] = {}, low[2], high[2];
+    Longs zeros{};
+    Lost<Longs> lost;
+
+    DoubleSums() {
+        low[0] = low[1] = all<Doubles>(__builtin_inf());
+        high[0] = high[1] = -low[0];
+    }
+
+    template <class Lanes>
+    inline __attribute__((always_inline)) bool add_clean(DoubleItems items, Lanes& digest) {
+        const double* x = items.x;
+        Lanes keyed = digest;
+        Doubles s[2] = {sum[0], sum[1]}, q[2] = {squares[0], squares[1]};
+        Doubles least[2] = {low[0], low[1]}, most[2] = {high[0], high[1]};
+        Longs none[2] = {};
+#pragma GCC unroll 1
+        for (int k = 0; k < vectors; k += 2) {
+            fetch_ahead(x + k * double_lanes);
+#pragma GCC unroll 2
+            for (int side = 0; side < 2; ++side) {
+                Doubles v;
+                memcpy(&v, x + (k + side) * double_lanes, width);
+                keyed.add(v, k + side, side);
+                none[side] -= v == 0.0;
+                least[side] = lesser(least[side], v);
+                most[side] = greater(most[side], v);
+                s[side] += v;
+                q[side] += v * v;
+            }
+        }
+        keyed.advance(vectors * width / stripe_bytes);
+        digest = keyed;
+        if (!all_finite(q[0] + q[1])) return false;
+        for (int side = 0; side < 2; ++side) {
+            sum[side] = s[side], squares[side] = q[side];
+            low[side] = least[side], high[side] = most[side];
+            zeros += none[side];
+        }
+        return true;
+    }
+
+    void add_masked(DoubleItems items) {
+        const double* x = items.x;
+#pragma GCC unroll 1
+        for (int k = 0; k < vectors; ++k) {
+            Longs bits;
+            memcpy(&bits, x + k * double_lanes, width);
+            const Longs finite = lost.add(bits, all<Longs>(0x7ff0000000000000)), kept = bits & finite;
+            zeros -= (bits & INT64_MAX) == 0;
+            const Longs up = select(bits, all<Longs>(0x7ff0000000000000), finite), down = up | (~finite & INT64_MIN);
+            Doubles v, below, above;
+            memcpy(&v, &kept, width);
+            memcpy(&below, &up, width);
+            memcpy(&above, &down, width);
+            low[0] = lesser(low[0], below);
+            high[0] = greater(high[0], above);
+            sum[k & 1] += v;
+            squares[k & 1] += v * v;
+        }
+    }
+
+    void finish(Quick& quick) const {
+        const Doubles least = lesser(low[0], low[1]), most = greater(high[0], high[1]);
+        quick.sum += total_of(sum[0] + sum[1]);
+        quick.squares += total_of(squares[0] + squares[1]);
+        quick.zeros += total_of(zeros);
+        lost.finish(quick);
+        for (int k = 0; k < double_lanes; ++k) {
+            quick.min = least[k] < quick.min ? least[k] : quick.min;
+            quick.max = most[k] > quick.max ? most[k] : quick.max;
+        }
+    }
+};
+
+template <class Lanes>
+void add_block(DoubleSums& sums, DoubleItems items, size_t n, Quick& quick, Lanes& digest) {
+    constexpr int64_t infinity = 0x7ff0000000000000;
+    const double* x = items.x;
+    size_t i = add_groups(sums, items, n, digest);
+    digest.add_stripes(x + i, (n - i) * 8 / stripe_bytes);
+    for (; i < n; ++i) {
+        const double v = load<double>(reinterpret_cast<const char*>(x + i));
+        const int64_t bits = load<int64_t>(reinterpret_cast<const char*>(x + i)), magnitude = bits & INT64_MAX;
+        if (magnitude >= infinity) {
+            ++(magnitude > infinity ? quick.nan : bits > 0 ? quick.positive_inf : quick.negative_inf);
+            continue;
+        }
+        quick.min = v < quick.min ? v : quick.min;
+        quick.max = v > quick.max ? v : quick.max;
+        quick.sum += v;
+        quick.squares += v * v;
+        quick.zeros += magnitude == 0;
+    }
+}

@@ -1,0 +1,142 @@
+// Sums of float32, and of what becomes it.
+// Part of kernels.cpp, inside its namespaces.
+#pragma once
+
+// Much as in the version for AVX-512: in each lane of two accumulators 16 values are added as floats before they are
+// widened. Two, because one would wait for itself. A group whose squares are not finite is read again with a mask, as is
+// the group after such a one.
+struct FloatSums {
+    static constexpr int vectors = 32;
+    static constexpr size_t group = vectors * float_lanes;
+
+    Doubles sum{}, squares{};
+    FloatVector low[2], high[2];
+    Ints zeros{};
+    Lost<Ints> lost;
+    bool masked = false;
+
+    FloatSums() {
+        low[0] = low[1] = all<FloatVector>(__builtin_inff());
+        high[0] = high[1] = -low[0];
+    }
+
+    // Returns whether all squares are finite; if not, nothing was added, but to the digest.
+    template <class Source, class Lanes>
+    inline __attribute__((always_inline)) bool add_clean(Source x, Lanes& digest) {
+        Lanes keyed = digest;
+        FloatVector s[2] = {}, q[2] = {}, least[2] = {low[0], low[1]}, most[2] = {high[0], high[1]};
+        Ints none[2] = {};
+#pragma GCC unroll 1  // unrolled, it would be made a tree of sums that needs more registers than there are
+        for (int k = 0; k < vectors; k += Source::step) {
+            FloatVector v[Source::step];
+            x.take(k, v, keyed);
+#pragma GCC unroll 4
+            for (int j = 0; j < Source::step; ++j) {
+                const int side = j % 2;
+                none[side] -= v[j] == 0.0f;
+                least[side] = lesser(least[side], v[j]);
+                most[side] = greater(most[side], v[j]);
+                s[side] += v[j];
+                q[side] = plus_square(q[side], v[j]);
+            }
+        }
+        keyed.advance(group * Source::item / stripe_bytes);
+        digest = keyed;
+        const Doubles more = widened(q[0]) + widened(q[1]);
+        if (!all_finite(more)) return false;
+        add(s, more);
+        zeros += none[0] + none[1];
+        for (int side = 0; side < 2; ++side) low[side] = least[side], high[side] = most[side];
+        masked = false;
+        return true;
+    }
+
+    // In two rounds: for one there are not registers enough.
+    template <class Source>
+    void add_masked(Source source) {
+        alignas(64) float room[group];
+        const float* x = source.floats(group, room);
+        masked = count(x);
+        FloatVector s[2] = {}, q[2] = {}, least = low[0], most = high[0];
+#pragma GCC unroll 1
+        for (int k = 0; k < vectors; k += 2)
+#pragma GCC unroll 2
+            for (int side = 0; side < 2; ++side) {
+                Ints bits;
+                memcpy(&bits, x + (k + side) * float_lanes, width);
+                const Ints bad = (bits & 0x7fffffff) > 0x7f7fffff, kept = bits & ~bad;
+                const Ints up = kept | (bad & 0x7f800000), down = up | (bad & INT32_MIN);
+                FloatVector v, below, above;
+                memcpy(&v, &kept, width);
+                memcpy(&below, &up, width);
+                memcpy(&above, &down, width);
+                least = lesser(least, below);
+                most = greater(most, above);
+                s[side] += v;
+                q[side] = plus_square(q[side], v);
+            }
+        add(s, widened(q[0]) + widened(q[1]));
+        low[0] = least;
+        high[0] = most;
+    }
+
+    // Zeros, and what is not finite, by kind. Returns whether there was any of these.
+    inline __attribute__((always_inline)) bool count(const float* x) {
+        Ints none{}, outside{}, positive{}, negative{};
+#pragma GCC unroll 1
+        for (int k = 0; k < vectors; ++k) {
+            Ints bits;
+            memcpy(&bits, x + k * float_lanes, width);
+            const Ints magnitude = bits & 0x7fffffff;
+            none -= magnitude == 0;
+            outside -= magnitude > 0x7f7fffff;
+            positive -= bits == 0x7f800000;
+            negative -= bits == static_cast<int32_t>(0xff800000);
+        }
+        zeros += none;
+        lost.nan += outside - positive - negative;
+        lost.positive += positive;
+        lost.negative += negative;
+        return any(outside);
+    }
+
+    inline __attribute__((always_inline)) void add(const FloatVector* s, Doubles more) {
+        sum += widened(s[0]) + widened(s[1]);
+        squares += more;
+    }
+
+    void finish(Quick& quick) const {
+        const FloatVector least = lesser(low[0], low[1]), most = greater(high[0], high[1]);
+        quick.sum += total_of(sum);
+        quick.squares += total_of(squares);
+        quick.zeros += total_of(zeros);
+        lost.finish(quick);
+        for (int k = 0; k < float_lanes; ++k) {
+            quick.min = least[k] < quick.min ? static_cast<double>(least[k]) : quick.min;
+            quick.max = most[k] > quick.max ? static_cast<double>(most[k]) : quick.max;
+        }
+    }
+};
+
+template <class Source, class Lanes>
+void add_block(FloatSums& total, Source x, size_t n, Quick& quick, Lanes& digest) {
+    const size_t whole = add_groups(total, x, n, digest), rest = n - whole;
+    if (!rest) return;
+    digest.add_stripes((x + whole).x, rest * x.item / stripe_bytes);
+    alignas(64) float room[FloatSums::group];
+    const float* left = (x + whole).floats(rest, room);
+    for (size_t i = 0; i < rest; ++i) {
+        const char* at = reinterpret_cast<const char*>(left + i);
+        const int32_t bits = load<int32_t>(at), magnitude = bits & 0x7fffffff;
+        if (magnitude >= 0x7f800000) {
+            ++(magnitude > 0x7f800000 ? quick.nan : bits > 0 ? quick.positive_inf : quick.negative_inf);
+            continue;
+        }
+        const double v = static_cast<double>(load<float>(at));
+        quick.min = v < quick.min ? v : quick.min;
+        quick.max = v > quick.max ? v : quick.max;
+        quick.sum += v;
+        quick.squares += v * v;
+        quick.zeros += magnitude == 0;
+    }
+}
