@@ -52,6 +52,45 @@ def test_outputs_inputs_and_gradients() -> None:
     assert call.gradients[1] is None
 
 
+class Kept:
+    """A result that torch knows no leaves of."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def test_inside_of_an_object() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    (call,) = run(Program(lambda x: [x.sum(), Kept({"k": (x * 2).t()})], [((x,), {})], grad=True))
+    assert call.outputs[0].item() == 6.0 and call.outputs[1] == f"{__name__}.Kept"
+    inside = call.outputs[2]
+    assert inside.shape == (3, 2) and inside.is_contiguous(), "the values count there, not how they lie in memory"
+    assert call.gradients[0].unique().tolist() == [0.5], "of the sum, and of nothing inside of the object"
+
+
+def test_the_gradient_of_what_is_inside_of_an_object_only() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (call,) = run(Program(lambda x: Kept(x * 2), [((x,), {})], grad=True))
+    assert call.gradients[0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_memory_inside_of_an_object_is_shared_with_nothing() -> None:
+    x = torch.ones(3)
+    (call,) = run(Program(lambda x: Kept(x), [((x,), {})]))
+    assert call.shared == frozenset()
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+def test_tensors_of_a_subclass() -> None:
+    x = torch.ones(3).as_subclass(Marked)
+    (call,) = run(Program(lambda x: x.mul_(2) + 1, [((x,), {})]))
+    assert call.outputs[0] == f"{__name__}.Marked" and call.outputs[1].tolist() == [3.0, 3.0, 3.0]
+    assert call.inputs[0].tolist() == [2.0, 2.0, 2.0] and type(call.inputs[0]) is torch.Tensor
+
+
 def test_the_gradient_is_that_of_a_weighted_sum() -> None:
     x = torch.ones(3, requires_grad=True)
     (call,) = run(Program(lambda x: x * 2, [((x,), {})], grad=True))

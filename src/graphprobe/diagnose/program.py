@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 import torch
 
+from graphprobe.diagnose.contents import contents_of, plain_parts
 from graphprobe.diagnose.reachable import reachable_modules
 from graphprobe.engine.accumulation import rough_sums
 from graphprobe.engine.isolate import Raised, raised_from
@@ -34,7 +35,8 @@ class CallResult:
 
     Attributes:
         raised: the exception that ended it.
-        outputs: the leaves of what it returned.
+        outputs: the leaves of what it returned; then what is inside those that are objects (`contents_of`), in memory
+            of its own.
         inputs: tensor arguments, parameters and buffers as the call left them.
         gradients: of the same, None where there is none; empty when no backward ran.
         shared: pairs (i, j): output i shares memory with value j of (outputs, then inputs), j other than i.
@@ -135,12 +137,14 @@ class Program:
                 result = function(*args, **kwargs)
             gradients: list[Any] = []
             if self.grad:
-                weighted_sum(tensors_of(result))
+                weighted_sum(_differentiable(result))
                 gradients = [t.grad if t.is_leaf or t.retains_grad else None for t in inputs]
+                gradients = [part for g in gradients for part in ([None] if g is None else plain_parts(g))]
         except Exception as error:
             return CallRecord(raised=raised_from(error)), error
-        leaves = [_detached(leaf) for leaf in tree_leaves(result)]
-        values = [leaves, [_detached(t) for t in inputs], gradients]
+        leaves, own = contents_of(result), len(tree_leaves(result))
+        leaves = [_detached(leaf) for leaf in leaves[:own]] + [_alone(leaf) for leaf in leaves[own:]]
+        values = [leaves, [part.detach() for t in inputs for part in plain_parts(t)], gradients]
         return CallRecord(values=to_bytes(capture(values, rng=False))), None
 
     def run_wide(self, seed: int | None, roundoff: float) -> list[CallRecord]:
@@ -182,6 +186,12 @@ class Program:
             return wide.run(lambda fn: fn)
 
 
+def _differentiable(result: Any) -> list[torch.Tensor]:
+    """The tensors that a program would run its backward from: those that it returned, else those inside of objects."""
+    found = tensors_of(result)
+    return found if any(t.requires_grad for t in found) else tensors_of(contents_of(result))
+
+
 def weighted_sum(tensors: Sequence[torch.Tensor]) -> None:
     """Run the backward of Σ (t · w).sum() over the outputs that require a gradient, w a ramp from 0.5 to 1.5."""
     total: Any = 0.0
@@ -191,6 +201,11 @@ def weighted_sum(tensors: Sequence[torch.Tensor]) -> None:
             total = total + (tensor * ramp.reshape(tensor.shape).to(tensor.dtype)).sum()
     if isinstance(total, torch.Tensor):
         torch.autograd.backward(total.abs() if total.is_complex() else total)
+
+
+def _alone(value: Any) -> Any:
+    """Of a tensor inside of an object the values count, not how they lie in memory, nor whose memory that is."""
+    return value.detach().clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value
 
 
 def _detached(value: Any) -> Any:

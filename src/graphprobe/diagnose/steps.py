@@ -13,6 +13,7 @@ from graphprobe.diagnose.alone import alone
 from graphprobe.diagnose.bisect import culprits
 from graphprobe.diagnose.blame import isolated_suspects
 from graphprobe.diagnose.compare_calls import Difference
+from graphprobe.diagnose.contents import plain_parts
 from graphprobe.diagnose.decompositions import check_decompositions
 from graphprobe.diagnose.dynamo_check import Accused, accused
 from graphprobe.diagnose.ir_check import stage_of
@@ -62,7 +63,7 @@ class EagerReport(msgspec.Struct):
 def eager(program: Program) -> EagerReport:
     """Run the program as it is."""
     inputs = [*tensors_of(program.calls[0]), *program.state()]
-    before = to_bytes(capture([[t.detach() for t in inputs]], rng=False))
+    before = to_bytes(capture([[part.detach() for t in inputs for part in plain_parts(t)]], rng=False))
     draws = False
 
     def watched(fn: Any) -> Any:
