@@ -80,6 +80,29 @@ def test_memory_inside_of_an_object_is_shared_with_nothing() -> None:
     assert call.shared == frozenset()
 
 
+class Counting(torch.nn.Module):
+    """State in plain attributes, as in many modules of users."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.calls, self._scratch, self._last = torch.zeros(2), 0, "any", torch.zeros(1)
+
+    def forward(self, x: torch.Tensor, kept: Kept) -> torch.Tensor:
+        self.hidden = self.hidden + x
+        self.calls += 1
+        kept.value = [x * 3, float(x.sum())]
+        return x.sum()
+
+
+def test_what_objects_and_modules_hold_after_a_call() -> None:
+    (call,) = run(Program(Counting(), [((torch.ones(2), Kept(None)), {})]))
+    held = [v.tolist() if isinstance(v, torch.Tensor) else v for v in call.inputs]
+    assert held[0] == [1.0, 1.0], "the argument itself comes first"
+    for value in ([3.0, 3.0], 2.0, 1, [1.0, 1.0], [0.0]):
+        assert value in held[1:], value
+    assert "any" not in held
+
+
 class Marked(torch.Tensor):
     pass
 

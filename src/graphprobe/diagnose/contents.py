@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from typing import Any
 
@@ -21,6 +21,7 @@ MOST = 10_000
 """Values inside of objects that are looked at."""
 
 PLAIN = (bool, int, float, complex, str, torch.device, torch.dtype, torch.SymInt, torch.SymFloat, torch.SymBool)
+_OF_EVERY_MODULE = frozenset(vars(Module()))
 CLOSED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, Module)
 """Their names are compared, and nothing inside of them: of modules the state is, apart."""
 
@@ -43,6 +44,19 @@ def contents_of(result: Any) -> list[Any]:
             if public or isinstance(shown, torch.Tensor):
                 leaves.append(shown)
     return leaves
+
+
+def kept_in(arguments: Any, modules: Iterable[Module]) -> list[Any]:
+    """What objects among the arguments hold, and what a user's modules hold besides parameters, buffers and modules."""
+    found = contents_of(arguments)[len(tree_leaves(arguments)) :]
+    for module in modules:
+        for part in module.modules():
+            if type(part).__module__.partition(".")[0] == "torch":
+                continue
+            own = {name: value for name, value in vars(part).items() if name not in _OF_EVERY_MODULE}
+            found += contents_of([own.pop(name) for name in sorted(own) if not name.startswith("_")])
+            found += [value for value in contents_of(list(own.values())) if isinstance(value, torch.Tensor)]
+    return found
 
 
 def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import torch
 
-from graphprobe.diagnose.contents import contents_of, plain_parts
+from graphprobe.diagnose.contents import contents_of, kept_in, plain_parts
 from graphprobe.diagnose.reachable import reachable_modules
 from graphprobe.engine.accumulation import rough_sums
 from graphprobe.engine.isolate import Raised, raised_from
@@ -37,7 +37,8 @@ class CallResult:
         raised: the exception that ended it.
         outputs: the leaves of what it returned; then what is inside those that are objects (`contents_of`), in memory
             of its own.
-        inputs: tensor arguments, parameters and buffers as the call left them.
+        inputs: tensor arguments, parameters and buffers as the call left them; then what other objects among the
+            arguments, and modules, hold (`kept_in`), in memory of its own.
         gradients: of the same, None where there is none; empty when no backward ran.
         shared: pairs (i, j): output i shares memory with value j of (outputs, then inputs), j other than i.
     """
@@ -144,7 +145,9 @@ class Program:
             return CallRecord(raised=raised_from(error)), error
         leaves, own = contents_of(result), len(tree_leaves(result))
         leaves = [_detached(leaf) for leaf in leaves[:own]] + [_alone(leaf) for leaf in leaves[own:]]
-        values = [leaves, [part.detach() for t in inputs for part in plain_parts(t)], gradients]
+        after = [part.detach() for t in inputs for part in plain_parts(t)]
+        after += [_alone(value) for value in kept_in((args, kwargs), self.modules())]
+        values = [leaves, after, gradients]
         return CallRecord(values=to_bytes(capture(values, rng=False))), None
 
     def run_wide(self, seed: int | None, roundoff: float) -> list[CallRecord]:
@@ -204,7 +207,12 @@ def weighted_sum(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _alone(value: Any) -> Any:
-    """Of a tensor inside of an object the values count, not how they lie in memory, nor whose memory that is."""
+    """Of a tensor inside of an object the values count, not how they lie in memory, nor whose memory that is.
+
+    A float there may be what `item()` gave, and is judged as a tensor.
+    """
+    if type(value) is float:
+        return torch.tensor(value, dtype=torch.float64)
     return value.detach().clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value
 
 
