@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -105,15 +105,16 @@ def _inside(value: Any) -> Iterator[tuple[Any, bool]]:
     if isinstance(value, torch.Tensor):
         yield plain_parts(value), True
         return
-    if hasattr(value, "__array_interface__"):
+    if isinstance(value, (np.ndarray, np.generic)):
         with contextlib.suppress(TypeError):  # of texts and objects
             yield torch.from_numpy(np.array(value)), True
         return
-    if isinstance(value, Mapping):
-        yield list(value.values()), True
-    elif isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
-        yield list(value), True
-    elif isinstance(value, Set):
+    # No method of a user's class is called, which might do something.
+    if isinstance(value, dict):
+        yield list(dict.values(value)), True
+    elif isinstance(value, (list, tuple, deque)):
+        yield [*value], True
+    elif isinstance(value, (set, frozenset)):
         yield len(value), True
     attributes = dict(getattr(value, "__dict__", None) or {})
     for kind in type(value).__mro__:
