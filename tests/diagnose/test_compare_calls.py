@@ -264,3 +264,16 @@ def test_programs_that_draw_random_numbers_have_a_float64_reference() -> None:
         return torch.tanh(x) + torch.rand_like(x) + torch.randn(10) * torch.empty(10).uniform_(1, 2)
 
     assert kinds(compared(noisy, lambda x: noisy(x) + 1e-3, X)) == [("wrong_value", "outputs[0]", True)]
+
+
+@pytest.mark.parametrize("part", ["outputs", "inputs"])
+def test_what_no_two_uncompiled_runs_agree_on_is_left_out(part: str) -> None:
+    def result(clock: float, text: str, steady: int = 3) -> CallResult:
+        values = {"outputs": [], "inputs": [], part: [torch.tensor(clock, dtype=torch.float64), text, steady]}
+        return CallResult(None, values["outputs"], values["inputs"], [], frozenset())
+
+    reference = Reference([[result(1.0, "a")], [result(2.0, "b")]])
+    assert compare_calls(reference, [result(3.0, "c")]) == []
+    assert len(compare_calls(reference, [result(3.0, "c", steady=4)])) == 1
+    alike = Reference([[result(1.0, "a")], [result(1.0, "a")]])
+    assert len(compare_calls(alike, [result(3.0, "c")])) == 2

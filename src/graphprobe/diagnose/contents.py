@@ -109,7 +109,7 @@ def _inside(value: Any) -> Iterator[tuple[Any, bool]]:
         with contextlib.suppress(TypeError):  # of texts and objects
             yield torch.from_numpy(np.array(value)), True
         return
-    # No method of a user's class is called, which might do something.
+    # Other containers are opened by their attributes: to go through them might do something.
     if isinstance(value, dict):
         yield list(dict.values(value)), True
     elif isinstance(value, (list, tuple, deque)):
