@@ -2,27 +2,21 @@
 // Part of kernels.cpp, inside its namespaces.
 #pragma once
 
-struct DoubleSums {
-    static constexpr int vectors = 32;
+struct DoubleTotals {
+    static constexpr int vectors = 64;
     static constexpr size_t group = vectors * double_lanes;
-    static constexpr bool masked = false;
 
-    Doubles sum[2] = {}, squares[2] = {}, low[2], high[2];
+    Doubles sum[2] = {}, squares[2] = {};
+    Doubles low = all<Doubles>(__builtin_inf()), high = -all<Doubles>(__builtin_inf());
     Longs zeros{};
-    Lost<Longs> lost;
 
-    DoubleSums() {
-        low[0] = low[1] = all<Doubles>(__builtin_inf());
-        high[0] = high[1] = -low[0];
-    }
-
+    // Returns whether all squares are finite; if not, nothing was added, but to the digest.
     template <class Lanes>
     inline __attribute__((always_inline)) bool add_clean(DoubleItems items, Lanes& digest) {
         const double* x = items.x;
         Lanes keyed = digest;
-        Doubles s[2] = {sum[0], sum[1]}, q[2] = {squares[0], squares[1]};
-        Doubles least[2] = {low[0], low[1]}, most[2] = {high[0], high[1]};
-        Longs none[2] = {};
+        Doubles s[2] = {sum[0], sum[1]}, q[2] = {squares[0], squares[1]}, least = low, most = high;
+        Longs none{};
 #pragma GCC unroll 1
         for (int k = 0; k < vectors; k += 2) {
             fetch_ahead(x + k * double_lanes);
@@ -31,9 +25,9 @@ struct DoubleSums {
                 Doubles v;
                 memcpy(&v, x + (k + side) * double_lanes, width);
                 keyed.add(v, k + side, side);
-                none[side] -= v == 0.0;
-                least[side] = lesser(least[side], v);
-                most[side] = greater(most[side], v);
+                none -= v == 0.0;
+                least = lesser(least, v);
+                most = greater(most, v);
                 s[side] += v;
                 q[side] += v * v;
             }
@@ -41,13 +35,22 @@ struct DoubleSums {
         keyed.advance(vectors * width / stripe_bytes);
         digest = keyed;
         if (!all_finite(q[0] + q[1])) return false;
-        for (int side = 0; side < 2; ++side) {
-            sum[side] = s[side], squares[side] = q[side];
-            low[side] = least[side], high[side] = most[side];
-            zeros += none[side];
-        }
+        for (int side = 0; side < 2; ++side) sum[side] = s[side], squares[side] = q[side];
+        zeros += none;
+        low = least;
+        high = most;
         return true;
     }
+};
+
+struct DoubleSums {
+    using Totals = DoubleTotals;
+    static constexpr int vectors = Totals::vectors;
+    static constexpr size_t group = Totals::group;
+    static constexpr bool masked = false;
+
+    Totals totals;
+    Lost<Longs> lost;
 
     void add_masked(DoubleItems items) {
         const double* x = items.x;
@@ -56,28 +59,27 @@ struct DoubleSums {
             Longs bits;
             memcpy(&bits, x + k * double_lanes, width);
             const Longs finite = lost.add(bits, all<Longs>(0x7ff0000000000000)), kept = bits & finite;
-            zeros -= (bits & INT64_MAX) == 0;
+            totals.zeros -= (bits & INT64_MAX) == 0;
             const Longs up = select(bits, all<Longs>(0x7ff0000000000000), finite), down = up | (~finite & INT64_MIN);
             Doubles v, below, above;
             memcpy(&v, &kept, width);
             memcpy(&below, &up, width);
             memcpy(&above, &down, width);
-            low[0] = lesser(low[0], below);
-            high[0] = greater(high[0], above);
-            sum[k & 1] += v;
-            squares[k & 1] += v * v;
+            totals.low = lesser(totals.low, below);
+            totals.high = greater(totals.high, above);
+            totals.sum[k & 1] += v;
+            totals.squares[k & 1] += v * v;
         }
     }
 
     void finish(Quick& quick) const {
-        const Doubles least = lesser(low[0], low[1]), most = greater(high[0], high[1]);
-        quick.sum += total_of(sum[0] + sum[1]);
-        quick.squares += total_of(squares[0] + squares[1]);
-        quick.zeros += total_of(zeros);
+        quick.sum += total_of(totals.sum[0] + totals.sum[1]);
+        quick.squares += total_of(totals.squares[0] + totals.squares[1]);
+        quick.zeros += total_of(totals.zeros);
         lost.finish(quick);
         for (int k = 0; k < double_lanes; ++k) {
-            quick.min = least[k] < quick.min ? least[k] : quick.min;
-            quick.max = most[k] > quick.max ? most[k] : quick.max;
+            quick.min = totals.low[k] < quick.min ? totals.low[k] : quick.min;
+            quick.max = totals.high[k] > quick.max ? totals.high[k] : quick.max;
         }
     }
 };

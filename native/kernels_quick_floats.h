@@ -5,39 +5,31 @@
 // Much as in the version for AVX-512: in each lane of two accumulators 16 values are added as floats before they are
 // widened. Two, because one would wait for itself. A group whose squares are not finite is read again with a mask, as is
 // the group after such a one.
-struct FloatSums {
+struct FloatTotals {
     static constexpr int vectors = 32;
     static constexpr size_t group = vectors * float_lanes;
 
     Doubles sum{}, squares{};
-    FloatVector low[2], high[2];
+    FloatVector low = all<FloatVector>(__builtin_inff()), high = -all<FloatVector>(__builtin_inff());
     Ints zeros{};
-    Lost<Ints> lost;
-    bool masked = false;
-
-    FloatSums() {
-        low[0] = low[1] = all<FloatVector>(__builtin_inff());
-        high[0] = high[1] = -low[0];
-    }
 
     // Returns whether all squares are finite; if not, nothing was added, but to the digest.
     template <class Source, class Lanes>
     inline __attribute__((always_inline)) bool add_clean(Source x, Lanes& digest) {
         Lanes keyed = digest;
-        FloatVector s[2] = {}, q[2] = {}, least[2] = {low[0], low[1]}, most[2] = {high[0], high[1]};
-        Ints none[2] = {};
+        FloatVector s[2] = {}, q[2] = {}, least = low, most = high;
+        Ints none{};
 #pragma GCC unroll 1  // unrolled, it would be made a tree of sums that needs more registers than there are
         for (int k = 0; k < vectors; k += Source::step) {
             FloatVector v[Source::step];
             x.take(k, v, keyed);
 #pragma GCC unroll 4
             for (int j = 0; j < Source::step; ++j) {
-                const int side = j % 2;
-                none[side] -= v[j] == 0.0f;
-                least[side] = lesser(least[side], v[j]);
-                most[side] = greater(most[side], v[j]);
-                s[side] += v[j];
-                q[side] = plus_square(q[side], v[j]);
+                none -= v[j] == 0.0f;
+                least = lesser(least, v[j]);
+                most = greater(most, v[j]);
+                s[j % 2] += v[j];
+                q[j % 2] = plus_square(q[j % 2], v[j]);
             }
         }
         keyed.advance(group * Source::item / stripe_bytes);
@@ -45,11 +37,26 @@ struct FloatSums {
         const Doubles more = widened(q[0]) + widened(q[1]);
         if (!all_finite(more)) return false;
         add(s, more);
-        zeros += none[0] + none[1];
-        for (int side = 0; side < 2; ++side) low[side] = least[side], high[side] = most[side];
-        masked = false;
+        zeros += none;
+        low = least;
+        high = most;
         return true;
     }
+
+    inline __attribute__((always_inline)) void add(const FloatVector* s, Doubles more) {
+        sum += widened(s[0]) + widened(s[1]);
+        squares += more;
+    }
+};
+
+struct FloatSums {
+    using Totals = FloatTotals;
+    static constexpr int vectors = Totals::vectors;
+    static constexpr size_t group = Totals::group;
+
+    Totals totals;
+    Lost<Ints> lost;
+    bool masked = false;
 
     // In two rounds: for one there are not registers enough.
     template <class Source>
@@ -57,7 +64,7 @@ struct FloatSums {
         alignas(64) float room[group];
         const float* x = source.floats(group, room);
         masked = count(x);
-        FloatVector s[2] = {}, q[2] = {}, least = low[0], most = high[0];
+        FloatVector s[2] = {}, q[2] = {}, least = totals.low, most = totals.high;
 #pragma GCC unroll 1
         for (int k = 0; k < vectors; k += 2)
 #pragma GCC unroll 2
@@ -75,9 +82,9 @@ struct FloatSums {
                 s[side] += v;
                 q[side] = plus_square(q[side], v);
             }
-        add(s, widened(q[0]) + widened(q[1]));
-        low[0] = least;
-        high[0] = most;
+        totals.add(s, widened(q[0]) + widened(q[1]));
+        totals.low = least;
+        totals.high = most;
     }
 
     // Zeros, and what is not finite, by kind. Returns whether there was any of these.
@@ -93,27 +100,21 @@ struct FloatSums {
             positive -= bits == 0x7f800000;
             negative -= bits == static_cast<int32_t>(0xff800000);
         }
-        zeros += none;
+        totals.zeros += none;
         lost.nan += outside - positive - negative;
         lost.positive += positive;
         lost.negative += negative;
         return any(outside);
     }
 
-    inline __attribute__((always_inline)) void add(const FloatVector* s, Doubles more) {
-        sum += widened(s[0]) + widened(s[1]);
-        squares += more;
-    }
-
     void finish(Quick& quick) const {
-        const FloatVector least = lesser(low[0], low[1]), most = greater(high[0], high[1]);
-        quick.sum += total_of(sum);
-        quick.squares += total_of(squares);
-        quick.zeros += total_of(zeros);
+        quick.sum += total_of(totals.sum);
+        quick.squares += total_of(totals.squares);
+        quick.zeros += total_of(totals.zeros);
         lost.finish(quick);
         for (int k = 0; k < float_lanes; ++k) {
-            quick.min = least[k] < quick.min ? static_cast<double>(least[k]) : quick.min;
-            quick.max = most[k] > quick.max ? static_cast<double>(most[k]) : quick.max;
+            quick.min = totals.low[k] < quick.min ? static_cast<double>(totals.low[k]) : quick.min;
+            quick.max = totals.high[k] > quick.max ? static_cast<double>(totals.high[k]) : quick.max;
         }
     }
 };

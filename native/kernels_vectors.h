@@ -185,7 +185,7 @@ __attribute__((noinline)) size_t add_unclean(Sums& sums, Source x, size_t i, siz
         if (sums.masked) {
             digest.add_stripes((x + i).x, sums.group * x.item / stripe_bytes);
             sums.add_masked(x + i);
-        } else if (!sums.add_clean(x + i, digest)) {
+        } else if (!sums.totals.add_clean(x + i, digest)) {
             sums.add_masked(x + i);
         }
     }
@@ -194,13 +194,13 @@ __attribute__((noinline)) size_t add_unclean(Sums& sums, Source x, size_t i, siz
 
 // The whole groups of a block. Returns where they end.
 template <class Sums, class Source, class Lanes>
-inline size_t add_groups(Sums& total, Source x, size_t n, Lanes& digest) {
-    Sums sums = total;  // copies, which no other function sees: they stay in registers
+inline size_t add_groups(Sums& sums, Source x, size_t n, Lanes& digest) {
+    typename Sums::Totals totals = sums.totals;  // copies, which no other function sees: they stay in registers
     Lanes keyed = digest;
     bool clean = !sums.masked;
     size_t i = 0;
-    for (; clean && i + sums.group <= n; i += sums.group) clean = sums.add_clean(x + i, keyed);
-    total = sums;
+    for (; clean && i + sums.group <= n; i += sums.group) clean = totals.add_clean(x + i, keyed);
+    sums.totals = totals;
     digest = keyed;
-    return clean ? i : add_unclean(total, x, i, n, digest);
+    return clean ? i : add_unclean(sums, x, i, n, digest);
 }

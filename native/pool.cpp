@@ -7,6 +7,7 @@
 #include <thread>
 
 #if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
 #include <pthread.h>
 #define GRAPHPROBE_HAS_FORK 1
 #endif
@@ -124,14 +125,59 @@ Pool& pool() {
     return *found;
 }
 
+// ---- the OpenMP of the process ---------------------------------------------------------------------------------------
+
+#if GRAPHPROBE_HAS_FORK
+// What GCC makes of `#pragma omp parallel`; the libraries of LLVM and Intel have it too. Every thread of the team calls
+// the function.
+using Team = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
+
+std::atomic<bool> forked{false};
+
+// Null before torch, or whatever else brings an OpenMP, is loaded. A forked child has lost the threads that its OpenMP
+// believes to have.
+Team team() {
+    static std::atomic<Team> known{nullptr};
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+    (void)registered;
+    if (forked.load(std::memory_order_relaxed)) return nullptr;
+    Team found = known.load(std::memory_order_relaxed);
+    if (!found) {
+        found = reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+        known.store(found, std::memory_order_relaxed);
+    }
+    return found;
+}
+
+struct Share {
+    size_t count;
+    void (*work)(void*, size_t);
+    void* context;
+    std::atomic<size_t> next{0};
+};
+
+void take_share(void* of) {
+    Share& share = *static_cast<Share*>(of);
+    for (size_t i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.count;) share.work(share.context, i);
+}
+#endif
+
 }  // namespace
 
 void parallel(size_t count, int threads, void (*work)(void*, size_t), void* context) {
-    if (static_cast<size_t>(threads) > count) threads = static_cast<int>(count);
-    if (threads <= 1) {
+    if (threads <= 1 || count <= 1) {
         for (size_t i = 0; i < count; ++i) work(context, i);
         return;
     }
+#if GRAPHPROBE_HAS_FORK
+    if (const Team run = team()) {
+        // All threads even of a small count: a team of another size would be built anew each time.
+        Share share{count, work, context};
+        run(take_share, &share, static_cast<unsigned>(threads), 0);
+        return;
+    }
+#endif
+    if (static_cast<size_t>(threads) > count) threads = static_cast<int>(count);
     pool().run(count, threads, work, context);
 }
 

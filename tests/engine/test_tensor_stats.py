@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from engine.stats_tensors import DTYPES, random_bits
 from graphprobe.engine.tensor_stats import stats_of
 from graphprobe.errors import UsageError
+from graphprobe.numerics import native
 from graphprobe.numerics.item_kinds import KINDS, TABLES
 
 TORCH_DTYPES = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -111,6 +114,50 @@ def test_large_with_threads(dtype: torch.dtype) -> None:
     x = torch.randn(1_200_000).to(dtype)
     assert stats_of(x, threads=3) == stats_of(x, threads=1) == stats_of(x)
     assert stats_of(x).std == pytest.approx(float(x.double().std(correction=0)), rel=1e-6)
+
+
+def in_a_process(program: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the threads in /proc")
+@pytest.mark.skipif(native.core is None, reason="no native core")
+def test_the_threads_of_torch_do_the_work_where_torch_has_some() -> None:
+    """Threads of our own would wait for a processor while those of torch look for more work on it."""
+    before, after, own = in_a_process("""
+import os, numpy, torch
+from graphprobe.numerics.stats import stats_from_array
+count = lambda: len(os.listdir("/proc/self/task"))
+torch.set_num_threads(2)
+torch.randn(1_000_000).sum()
+before = count()
+stats_from_array(numpy.ones(1_000_000, "float32"), threads=2)
+after = count()
+child = os.fork()  # has none of these threads
+if child == 0:
+    stats_from_array(numpy.ones(1_000_000, "float32"), threads=2)
+    os._exit(count())
+print(before, after, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+""")
+    assert before == after
+    assert own == "2"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the threads in /proc")
+@pytest.mark.skipif(native.core is None, reason="no native core")
+def test_without_an_openmp_there_are_threads_of_our_own() -> None:
+    loaded, before, after = in_a_process("""
+import os, sys, numpy
+from graphprobe.numerics.stats import stats_from_array
+count = lambda: len(os.listdir("/proc/self/task"))
+before = count()
+stats_from_array(numpy.ones(1_000_000, "float32"), threads=2)
+print("torch" in sys.modules, before, count())
+""")
+    assert loaded == "False"
+    assert int(after) == int(before) + 1
 
 
 def test_subnormals_count_even_where_torch_flushes_them() -> None:
