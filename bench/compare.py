@@ -164,7 +164,7 @@ def records(count: int) -> dict[str, Any]:
     }
 
 
-def values(gigabytes: float, folder: Path, jobs: int) -> dict[str, Any]:
+def values(gigabytes: float, folder: Path, jobs: int | None) -> dict[str, Any]:
     count = max(1, round(gigabytes * 2**30 / (4 * ELEMENTS)))
     random = np.random.default_rng(0)
     for name in ("a", "b"):
@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("what", choices=("records", "values", "msprobe"))
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, help="threads; without it as many as graphprobe compare takes")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--msprobe", metavar="PYTHON")
     parser.add_argument("--layers", type=int, default=48)

@@ -17,6 +17,7 @@ import graphprobe
 from compare.made import call, chain, tensor
 from compare.recording import MemoryDump
 from graphprobe.compare.extras import extra_module
+from graphprobe.compare.jobs import processors, with_jobs
 from graphprobe.compare.open import MERGED, open_dump
 from graphprobe.compare.options import Options
 from graphprobe.compare.ranks import MergedDump, shared_values
@@ -38,6 +39,17 @@ def test_threads_give_the_rows_of_one_in_order() -> None:
     alone = rows_of(compare_dumps(a, b, Options(jobs=1)))
     assert rows_of(compare_dumps(a, b, Options(jobs=3))) == alone
     assert len(alone) == len(APIS) and b"candidate_worse" in alone[100] and b"candidate_worse" not in alone[99]
+
+
+def test_threads_judge_values_and_one_thread_statistics() -> None:
+    array = np.arange(64, dtype=np.float32)
+    values: dict[str, Any] = {}
+    whole = MemoryDump([call(0, "torch.relu", tensor("output.0", "output", array, values=values))], values)
+    statistics = MemoryDump([call(0, "torch.relu", tensor("output.0", "output", array))])
+    assert with_jobs(Options(), whole, whole).jobs == processors() >= 1
+    assert with_jobs(Options(), whole, statistics).jobs == 1
+    assert with_jobs(Options(), statistics, whole).jobs == 1
+    assert with_jobs(Options(jobs=7), statistics, whole).jobs == 7
 
 
 def test_equal_digests_are_never_read() -> None:

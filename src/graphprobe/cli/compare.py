@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from graphprobe.compare.judge import Replayer
     from graphprobe.compare.result import CallResult, Summary
     from graphprobe.compare.run import Comparison
-    from graphprobe.store.calls import CallDump
 
 FAIL_ON = ("difference", "candidate_worse", "undecided", "nothing")
 
@@ -32,7 +31,7 @@ FAIL_ON = ("difference", "candidate_worse", "undecided", "nothing")
 @click.option("--out", metavar="DIR", help="Write comparison.json, rows.jsonl, comparison.csv and report.html.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("--no-replay", is_flag=True, help="Do not run operations again in float64 where values are there.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Threads that judge pairs.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Threads that judge values.  [default: one a processor]")
 @click.option("--scheduler", metavar="ADDRESS", default="", help="Judge on the workers of this Dask scheduler.")
 @click.option("--ranks", metavar="LIST", help="Only these ranks, such as 0,3-5.")
 @click.option("--steps", metavar="LIST", help="Only these steps.")
@@ -56,7 +55,7 @@ def command(
     out: str | None,
     force: bool,
     no_replay: bool,
-    jobs: int,
+    jobs: int | None,
     scheduler: str,
     ranks: str | None,
     steps: str | None,
@@ -80,6 +79,7 @@ def command(
       graphprobe compare npu_dump.pkl gpu_dump.pkl --csv result.csv --stack
       graphprobe compare new old --json result.json --fail-on candidate_worse
     """
+    from graphprobe.compare.jobs import has_values
     from graphprobe.compare.open import open_dump
     from graphprobe.compare.options import Options
     from graphprobe.compare.run import compare_dumps
@@ -88,7 +88,7 @@ def command(
     progress = Progress()
     mine = open_dump(candidate, data_dir=candidate_data)
     theirs = open_dump(reference, data_dir=reference_data)
-    replay = not no_replay and _has_values(mine) and _has_values(theirs)
+    replay = not no_replay and has_values(mine) and has_values(theirs)
     options = Options(
         replayer=_replayer() if replay and not scheduler else None,
         jobs=jobs,
@@ -135,18 +135,6 @@ def _replayer() -> Replayer:
     from graphprobe.diagnose.call_replay import TorchReplayer
 
     return TorchReplayer()
-
-
-def _has_values(dump: CallDump) -> bool:
-    """Whether any of the first calls has values: a dump of statistics needs no torch."""
-    for rank in dump.ranks()[:1]:
-        for step in dump.steps(rank)[:1]:
-            for number, call in enumerate(dump.calls(rank, step)):
-                if any(slot.value and not slot.sampled for slot in call.slots):
-                    return True
-                if number > 200:
-                    break
-    return False
 
 
 def _numbers(text: str | None, option: str) -> frozenset[int] | None:

@@ -15,7 +15,8 @@ class Options:
 
     Attributes:
         replayer: calls operations again where values are there; None: verdicts come from both sides' values alone.
-        jobs: threads that judge pairs.
+        jobs: threads that judge pairs; None: one for each processor that this process may use where both dumps hold
+            values, else one, because statistics are compared while the interpreter is held.
         scheduler: address of a Dask scheduler whose workers judge; they must see both dumps under the same paths.
         replay_remotely: with a scheduler, whether the workers replay.
         steps, ranks: only these; None for all.
@@ -23,7 +24,7 @@ class Options:
     """
 
     replayer: Replayer | None = None
-    jobs: int = 1
+    jobs: int | None = None
     scheduler: str = ""
     replay_remotely: bool = False
     steps: frozenset[int] | None = None
@@ -31,7 +32,7 @@ class Options:
     on_progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.jobs < 1:
+        if self.jobs is not None and self.jobs < 1:
             raise UsageError(f"jobs is {self.jobs}", hint="pass 1 or more")
         if self.scheduler and self.replayer is not None:
             raise UsageError("a replayer cannot be sent to a scheduler's workers", hint="pass replay_remotely=True")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from graphprobe.compare.align import align
+from graphprobe.compare.jobs import with_jobs
 from graphprobe.compare.judge import Judge, Task, name_of
 from graphprobe.compare.locate import Decision, Located, locate
 from graphprobe.compare.marks import Mark, mark_of, me_of, modules_of
@@ -74,7 +75,7 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
         UsageError: options that exclude each other, or a package that an option needs is missing.
     """
     started = time.monotonic()
-    chosen = options or Options()
+    chosen = with_jobs(options or Options(), candidate, reference)
     judge = Judge(candidate, reference, replayer=chosen.replayer)
     work = _Work(candidate, reference, chosen, judge)
     spool = Spool()

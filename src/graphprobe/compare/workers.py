@@ -49,18 +49,18 @@ def judged(
     if options.scheduler:
         with _cluster(options.scheduler) as client:
             yield from _ordered(entries, _submit_remotely(client, titles, options.replay_remotely), AHEAD * 8)
-    elif options.jobs == 1:
+    elif (jobs := options.jobs or 1) == 1:
         # Many of one kind after the other go faster than one of each kind by turns: code and data stay in the caches.
         for block in blocks(entries, TOGETHER):
             yield from [(entry, judge.judge(entry)) if isinstance(entry, Task) else entry for entry in block]
     else:
-        with ThreadPoolExecutor(options.jobs, thread_name_prefix="compare") as pool:
+        with ThreadPoolExecutor(jobs, thread_name_prefix="compare") as pool:
 
             def submit(block: Block) -> Callable[[], Judged]:
                 future: Future[Judged] = pool.submit(lambda: [judge.judge(task) for task in block])
                 return future.result
 
-            yield from _ordered(entries, submit, AHEAD * options.jobs)
+            yield from _ordered(entries, submit, AHEAD * jobs)
 
 
 def _ordered(
