@@ -16,8 +16,6 @@ QUICK = {
 
 MISSED: dict[str, set[str]] = {
     "postgrad_cast_sunk_matmul": {"found", "stage", "op"},  # suspected rightly, but no piece of it fails by itself
-    # The values inside of a transform of torch.func cannot be saved, so that no piece can be cut out of it.
-    "half_prod_does_not_compile": {"found", "stage", "op", "source", "repro"},
 }
 """What is known not to be told of a fault; the rest must be, and `undecided` is the most that may be said instead."""
 

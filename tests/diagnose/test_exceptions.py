@@ -89,6 +89,17 @@ def test_an_exception_while_lowering_names_op_line_and_module(monkeypatch: pytes
     assert found.pass_ is None
 
 
+def test_an_exception_in_the_body_of_a_loop_names_the_op_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's loops are graphs, too; what they call `sin` is a method and no op of the program."""
+    from torch._inductor.codegen import cpp
+
+    for overrides in (cpp.CppOverrides, cpp.CppVecOverrides):
+        monkeypatch.setattr(overrides, "sin", staticmethod(failing))
+    found = origin_of(error_of(Outer(), torch.ones(20), backend="inductor"))
+    assert (found.stage, found.op, found.node) == ("codegen", "aten.sin.default", "sin")
+    assert found.source == f"{__file__}:{Inner.forward.__code__.co_firstlineno + 1}"
+
+
 @pytest.mark.parametrize(
     ("setting", "stage", "name"),
     [

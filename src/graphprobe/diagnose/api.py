@@ -274,10 +274,8 @@ class Ladder:
             self.failing[name] = [Difference(kind, 0, "", text)]
             return
         if outcome.raised is not None:
-            raised = outcome.raised
-            log.info("%s: %s", name, raised.trace)
-            what = f"{raised.type.rpartition('.')[2]}: {'; '.join(raised.message.splitlines()[:2])}"
-            self.result.notes.append(f"{name} could not be looked into: {what}")
+            log.info("%s: %s", name, outcome.raised.trace)
+            self.result.notes.append(f"{name} could not be looked into: {outcome.raised.line}")
             return
         report = msgspec.convert(outcome.value, RungReport)
         self.reports[name] = report

@@ -86,32 +86,45 @@ def _pass_name(frame: FrameType) -> str | None:
 
 
 def _node(passed: list[FrameType], stage: Stage) -> Node | None:
+    written = ""  # what Inductor was writing of the body of a loop, e.g. `cos`
     for frame in passed:
         # What interprets a graph knows its node; deeper frames hold those of the node's inputs as well.
         current = frame.f_locals.get("n") if frame.f_code.co_name == "run_node" else None
-        if isinstance(current, Node) and current.op not in ("placeholder", "output", "get_attr"):
+        if not isinstance(current, Node) or current.op in ("placeholder", "output", "get_attr"):
+            continue
+        if not _of_a_loop(current):
             return current
+        written = written or (str(current.target) if current.op == "call_method" else "")
     for frame in passed:
         if "torch/fx/" in frame.f_code.co_filename and stage in ("post_grad", "joint", "pre_grad"):
             continue
         for value in list(frame.f_locals.values()):
-            node = value if isinstance(value, Node) else _origin_node(value)
-            if node is not None and node.op not in ("placeholder", "output", "get_attr"):
+            node = value if isinstance(value, Node) else _origin_node(value, written)
+            if node is not None and node.op not in ("placeholder", "output", "get_attr") and not _of_a_loop(node):
                 return node
     return None
 
 
-def _origin_node(value: Any) -> Node | None:
-    """The FX node behind a node of Inductor's scheduler or IR."""
+def _of_a_loop(node: Node) -> bool:
+    """Whether it is of the body of one of Inductor's loops, whose only input is what its calls are methods of."""
+    inputs = [n.target for n in node.graph.nodes if n.op == "placeholder"]
+    return inputs == ["ops"]
+
+
+def _origin_node(value: Any, written: str) -> Node | None:
+    """The FX node behind a node of Inductor's scheduler or IR, of several the only one called as what was `written`."""
     module = type(value).__module__
     if not module.startswith(("torch._inductor.scheduler", "torch._inductor.ir")):
         return None
     inner = getattr(value, "node", None) or value
+    origins = [n for n in getattr(inner, "origins", None) or () if isinstance(n, Node)]
+    if written:
+        same = [n for n in origins if op_of(n).split(".")[1:2] == [written]]
+        return same[0] if len(same) == 1 else None
     try:
         found = inner.get_origin_node()
     except Exception:  # many IR classes have none, or refuse
         found = None
     if isinstance(found, Node):
         return found
-    origins = list(getattr(inner, "origins", None) or ())
-    return origins[0] if origins and isinstance(origins[0], Node) else None
+    return origins[0] if origins else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from graphprobe.findings import Finding
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.api import Ladder
+
+log = logging.getLogger(__name__)
 
 STAGE_OF_RUNG: dict[str, Any] = {
     "dynamo": "dynamo",
@@ -97,7 +100,9 @@ def _narrowed(ladder: Ladder) -> Any:
 def _ask(ladder: Ladder, step: Any) -> list[Finding]:
     outcome = ladder.step(step)
     if outcome.died or outcome.raised is not None:
-        why = outcome.raised.trace[-1500:] if outcome.raised is not None else outcome.signal or "its time limit"
+        if outcome.raised is not None:
+            log.info("a search for the op: %s", outcome.raised.trace)
+        why = outcome.raised.line if outcome.raised is not None else outcome.signal or "its time limit"
         ladder.result.notes.append(f"a search for the op ended early: {why}")
         return []
     report = msgspec.convert(outcome.value, RungReport)

@@ -39,6 +39,11 @@ class Raised(msgspec.Struct, frozen=True):
     message: str
     trace: str
 
+    @property
+    def line(self) -> str:
+        """The class and the first two lines of the text, in one."""
+        return f"{self.type.rpartition('.')[2]}: {'; '.join(self.message.splitlines()[:2])}"
+
 
 class Outcome(msgspec.Struct, frozen=True):
     """How a step ended.

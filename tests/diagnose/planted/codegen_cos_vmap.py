@@ -1,0 +1,36 @@
+"""The C++ of cos is one of its own, with too few terms; the op runs inside of vmap, in training."""
+
+import torch
+
+from diagnose.planting import cpp
+
+
+def cos(x):
+    return f"(decltype({x})(1.0f) - {x} * {x} / decltype({x})(2.0f))"
+
+
+class Rows(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(6, 4) / 4)
+
+    def forward(self, x):
+        hidden = torch.vmap(lambda row: torch.cos(row @ self.weight).softmax(0))(x)
+        return (hidden * 3).sum(1).mean()
+
+
+def make():
+    torch.manual_seed(0)
+    return Rows(), (torch.rand(5, 6),), {}
+
+
+def plant():
+    return cpp("cos", cos)
+
+
+EXPECT = {
+    "kind": "wrong_value",
+    "stage": "codegen",
+    "culprit_ops": ["aten.cos.default"],
+    "direction": "forward",
+}
