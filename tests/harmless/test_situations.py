@@ -64,11 +64,15 @@ LAUNCHER = re.compile(r'File "(<frozen runpy>|[^"]*/click/[^"]*|[^"]*/graphprobe
 
 
 def comparable(text: str) -> list[str]:
-    """torch's log without the launcher's frames and what no two runs share: addresses, times, unique names."""
+    """torch's log without the launcher's frames and what no two runs share: addresses, times, unique names.
+
+    Nor with how many frames of the compiler torch leaves out of a stack: what watches Dynamo's steps is one of these.
+    """
     text = re.sub(r"0x[0-9a-f]{6,}|\b\d{12,}\b", "ADDRESS", text)
     text = re.sub(r"__compiled_fn_(\d+)_[0-9a-f_]+", r"__compiled_fn_\1", text)
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", text)
     text = re.sub(r"\d+\.\d{3,}(e-\d+)?|\d+\.\d+(?= us)", "NUMBER", text)
+    text = re.sub(r"\(elided \d+ frames\)", "(elided frames)", text)
     kept = []
     inside = False
     for line in text.splitlines():
