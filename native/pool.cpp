@@ -132,14 +132,14 @@ Pool& pool() {
 // the function.
 using Team = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
 
+// A forked child has lost the threads that its OpenMP believes to have. Registered when this module is loaded: the parent
+// may have used them without us.
 std::atomic<bool> forked{false};
+[[maybe_unused]] const int fork_is_noted = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
 
-// Null before torch, or whatever else brings an OpenMP, is loaded. A forked child has lost the threads that its OpenMP
-// believes to have.
+// Null before torch, or whatever else brings an OpenMP, is loaded, and in a forked child.
 Team team() {
     static std::atomic<Team> known{nullptr};
-    static const int registered = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
-    (void)registered;
     if (forked.load(std::memory_order_relaxed)) return nullptr;
     Team found = known.load(std::memory_order_relaxed);
     if (!found) {

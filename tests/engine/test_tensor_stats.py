@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -143,6 +144,24 @@ print(before, after, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """)
     assert before == after
     assert own == "2"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.skipif(native.core is None, reason="no native core")
+def test_a_fork_of_a_program_that_used_the_threads_of_torch_goes_on() -> None:
+    """Without statistics of ours before the fork; the child's OpenMP waits for threads that it does not have."""
+    (ended,) = in_a_process("""
+import os, signal, numpy, torch
+from graphprobe.numerics.stats import stats_from_array
+torch.set_num_threads(2)
+torch.randn(1_000_000).sum()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    os._exit(0 if stats_from_array(numpy.ones(1_000_000, "float32"), threads=2).count == 1_000_000 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+""")
+    assert ended == "0"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the threads in /proc")
