@@ -50,6 +50,7 @@ def test_threads_judge_values_and_one_thread_statistics() -> None:
     assert with_jobs(Options(), whole, statistics).jobs == 1
     assert with_jobs(Options(), statistics, whole).jobs == 1
     assert with_jobs(Options(jobs=7), statistics, whole).jobs == 7
+    assert with_jobs(Options(scheduler="tcp://host:8786"), whole, whole).jobs is None
 
 
 def test_equal_digests_are_never_read() -> None:

@@ -79,7 +79,7 @@ def command(
       graphprobe compare npu_dump.pkl gpu_dump.pkl --csv result.csv --stack
       graphprobe compare new old --json result.json --fail-on candidate_worse
     """
-    from graphprobe.compare.jobs import has_values
+    from graphprobe.compare.jobs import default_jobs, has_values
     from graphprobe.compare.open import open_dump
     from graphprobe.compare.options import Options
     from graphprobe.compare.run import compare_dumps
@@ -88,10 +88,11 @@ def command(
     progress = Progress()
     mine = open_dump(candidate, data_dir=candidate_data)
     theirs = open_dump(reference, data_dir=reference_data)
-    replay = not no_replay and has_values(mine) and has_values(theirs)
+    values = has_values(mine) and has_values(theirs)
+    replay = values and not no_replay
     options = Options(
         replayer=_replayer() if replay and not scheduler else None,
-        jobs=jobs,
+        jobs=jobs or default_jobs(values=values),
         scheduler=scheduler,
         replay_remotely=replay and bool(scheduler),
         steps=_numbers(steps, "--steps"),

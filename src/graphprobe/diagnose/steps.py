@@ -22,6 +22,7 @@ from graphprobe.diagnose.kernel_names import name_kernels
 from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
 from graphprobe.diagnose.program import CallRecord, Program, read, tensors_of
 from graphprobe.diagnose.prove import SMALL, Prover, place_in
+from graphprobe.diagnose.reduction.transforms import without_transforms
 from graphprobe.diagnose.rungs import (
     RungReport,
     StageGraph,
@@ -37,7 +38,6 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.shorten import named
 from graphprobe.diagnose.stale import stale_number
 from graphprobe.diagnose.suspects import Suspect
-from graphprobe.diagnose.transforms import without_transforms
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import capture, to_bytes
@@ -133,7 +133,7 @@ def passes(
         for step in _steps(watch) if not seek else ():
             suspects += step.suspects
             right += step.passes
-        prover = Prover(compilation, without_transforms(watch.dynamo), bool(program.grad))
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
         _prove(suspects, report, prover)
         if right:
             report.right.append(f"passes: {len(right)} that changed a graph compute the same")
@@ -215,7 +215,7 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
             if len(suspects) == before and report.checked > checked:
                 agree = f"{report.checked - checked} values agree with their ops"
                 report.right.append(f"{compiled.direction} kernels: {agree}")
-        prover = Prover(compilation, without_transforms(watch.dynamo), bool(program.grad))
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
         suspects = [*alone([s for s in suspects if not s.whole], prover), *(s for s in suspects if s.whole)]
         if only_alone:
             suspects = [s for s in suspects if s.wrong_alone]
@@ -227,8 +227,8 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
     return report
 
 
-BEFORE_ATEN = ("dynamo", "aot", "pre_grad")
-"""Stages that work on Dynamo's graph, whose transforms are not yet traced through."""
+BEFORE_ATEN = ("dynamo", "pre_grad")
+"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
 
 
 def blame(
@@ -241,10 +241,11 @@ def blame(
     report, watch = RungReport(), Watch()
     run_program(program, compilation, dynamo_rung(watch), report)
     with compilation.configured():
-        graphs = watch.dynamo if stage in BEFORE_ATEN else without_transforms(watch.dynamo)
-        prover = Prover(compilation, graphs, bool(program.grad))
-        for graph in graphs:
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+        for graph in watch.dynamo:
             if graph.calls:
+                if stage not in BEFORE_ATEN:
+                    graph.graph = without_transforms(graph.graph, graph.calls)
                 suspects = isolated_suspects(graph, stage, compilation, bool(program.grad), wanted)
                 for suspect in suspects:
                     suspect.known = known
@@ -277,7 +278,7 @@ def partition(program: Program, compilation: Compilation) -> RungReport:
         suspect.whole = True
     with compilation.configured():
         # What is wrong in the forward shows again in the backward.
-        _prove(suspects[:1], report, Prover(compilation, without_transforms(wrong.dynamo), bool(program.grad)))
+        _prove(suspects[:1], report, Prover(compilation, wrong.dynamo, bool(program.grad)))
     return report
 
 
@@ -323,9 +324,8 @@ def whole(
         reason = f"{known['reason']}; {suspect.op}: {suspect.reason}"
         known = known | msgspec.structs.asdict(suspect) | {"reason": reason}
     with compilation.configured():
-        graphs = watch.dynamo if known["stage"] in BEFORE_ATEN else without_transforms(watch.dynamo)
-        prover = Prover(compilation, graphs, bool(program.grad))
-        for graph in graphs:
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+        for graph in watch.dynamo:
             case = replace(prover.whole(graph, known["kind"]), caches=observed is not None)
             result = prover.try_case(case)
             if result is not None and result.fails:

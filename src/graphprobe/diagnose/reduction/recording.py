@@ -17,6 +17,7 @@ from graphprobe.engine.interpret import copied
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
 from graphprobe.errors import UsageError
+from graphprobe.internals.functorch_levels import has_levels
 
 ORIGINAL = -1
 """In place of a snapshot's number: the value that the case was called with."""
@@ -134,6 +135,11 @@ def record(case: Case, *, timeout_s: float) -> list[Recording]:
     Raises:
         UsageError: that run dies, or values cannot be captured.
     """
+    if has_levels(case.graph.graph):
+        raise UsageError(
+            "values inside of a transform of torch.func cannot be saved, and the transform cannot be traced through",
+            hint="Reduce a program that calls what is transformed by itself.",
+        )
     found = []
     for i, inputs in enumerate(case.calls):
         if inputs.opaque:

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.prove import DynamoGraph
+from graphprobe.diagnose.reduction.problem import Problem
+from graphprobe.diagnose.reduction.transforms import without_transforms
 from graphprobe.diagnose.rungs import Watch, dynamo_rung
-from graphprobe.diagnose.transforms import has_transforms, without_transforms
 from graphprobe.engine.naming import op_of, source_of
+from graphprobe.errors import UsageError
+from graphprobe.internals.functorch_levels import has_levels
 
 ROWS = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -41,28 +45,29 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_graph_computes_the_same_in_plain_operators(name: str) -> None:
     graph = recorded(PROGRAMS[name], ROWS)
-    assert has_transforms(graph.graph)
-    (made,) = without_transforms([graph])
-    assert not has_transforms(made.graph)
-    calls = [n for n in made.graph.graph.nodes if n.op == "call_function"]
+    assert has_levels(graph.graph.graph)
+    made = without_transforms(graph.graph, graph.calls)
+    assert not has_levels(made.graph)
+    calls = [n for n in made.graph.nodes if n.op == "call_function"]
     assert calls and all(op_of(n).startswith(("aten.", "prims.", "operator.getitem")) for n in calls)
     assert any((source_of(n) or "").startswith(f"{__file__}:") for n in calls)
     (values,) = graph.calls
-    torch.testing.assert_close(tuple(made.graph(*values.restore())), tuple(graph.graph(*values.restore())))
+    torch.testing.assert_close(tuple(made(*values.restore())), tuple(graph.graph(*values.restore())))
 
 
 def test_other_graphs_stay_as_they_are() -> None:
     graph = recorded(lambda x: x.sin() + 1, ROWS)
-    assert without_transforms([graph]) == [graph]
+    assert without_transforms(graph.graph, graph.calls) is graph.graph
 
 
-def test_what_cannot_be_traced_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_traced_stays_as_it_is_and_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = recorded(PROGRAMS["vmap"], ROWS)
+    assert without_transforms(graph.graph, []) is graph.graph
 
     def refuses(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no rule")
 
-    monkeypatch.setattr("graphprobe.diagnose.transforms.make_fx", refuses)
-    assert without_transforms([graph]) == [graph]
-    unused = DynamoGraph(graph.graph, [])
-    assert without_transforms([unused]) == [unused]
+    monkeypatch.setattr("graphprobe.diagnose.reduction.transforms.make_fx", refuses)
+    assert without_transforms(graph.graph, graph.calls) is graph.graph
+    with pytest.raises(UsageError, match="inside of a transform"):
+        Problem.of(Case(graph.graph, graph.calls, "wrong_value"), timeout_s=60)

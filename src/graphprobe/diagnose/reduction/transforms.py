@@ -1,0 +1,38 @@
+"""Dynamo's graphs without the transforms of `torch.func`: what they do to the ops, in ATen ops.
+
+Inside of a transform (`vmap`, `grad`, `jvp` and what is made of them) values are wrapped in levels that exist only
+while it runs: they cannot be saved, and no piece of the graph can be cut out there. AOTAutograd traces through the
+transforms, so that from there on a graph of the ATen ops that they lead to is the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+
+from graphprobe.engine.values import CapturedValues
+from graphprobe.internals.functorch_levels import has_levels
+
+
+def without_transforms(graph: GraphModule, calls: Sequence[CapturedValues]) -> GraphModule:
+    """The graph, or where it has transforms one of the ATen ops that the last of `calls` leads to.
+
+    One that cannot be traced stays as it is. Nothing is computed. Source lines and modules of the nodes are kept.
+    """
+    if not calls or not has_levels(graph.graph):
+        return graph
+
+    def run(*args: Any) -> Any:
+        with preserve_node_meta():
+            return Interpreter(graph).run(*args)
+
+    try:
+        inputs = [v.detach() if isinstance(v, torch.Tensor) else v for v in calls[-1].restore()]
+        return make_fx(run, tracing_mode="fake")(*inputs)
+    except Exception:  # an op that tracing has no rule for; then what can be done with the graph as it is
+        return graph

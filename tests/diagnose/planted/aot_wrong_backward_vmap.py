@@ -1,0 +1,26 @@
+"""AOTAutograd traces a negation in a backward as a copy; the op runs inside of vmap."""
+
+import torch
+
+from diagnose.planted.aot_wrong_traced_backward import plant
+
+__all__ = ["plant"]
+
+GRAD = True
+
+
+def rows(row):
+    return (torch.cos(row) * 2).softmax(0) + torch.sin(row).sum()
+
+
+def make():
+    torch.manual_seed(0)
+    return (lambda x: torch.vmap(rows)(x) * torch.exp(x)), (torch.randn(3, 6).requires_grad_(),), {}
+
+
+EXPECT = {
+    "kind": "wrong_gradient",
+    "stage": "aot",
+    "culprit_ops": ["aten.neg.default", "aten.clone.default", "aten.cos.default"],
+    "direction": "backward",
+}
