@@ -299,7 +299,7 @@ struct Tile {
         }
     }
 
-    // What the processor fetches ahead by itself ends with a page.
+    // What the processor fetches ahead by itself ends with a page, so it helps only where one holds several columns.
     static constexpr int64_t page = 4096;
 
     static void all(char* to, int64_t pitch, const Block& block) {
@@ -316,7 +316,7 @@ struct Tile {
                     continue;
                 }
                 const char* from = block.from + row * static_cast<int64_t>(item) + column * block.stride;
-                if (block.stride > page && c + 2 * side <= block.n)
+                if (4 * block.stride > page && c + 2 * side <= block.n)
                     for (int i = side; i < 2 * side; ++i) __builtin_prefetch(from + i * block.stride);
                 transpose_lines(to + row * pitch + column * static_cast<int64_t>(item), pitch, from, block.stride);
             }

@@ -2,13 +2,12 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <charconv>
 #include <cmath>
 #include <new>
-#include <string>
 
 #include "pair.h"
 #include "stats.h"
+#include "text.h"
 
 namespace {
 
@@ -189,71 +188,6 @@ PyObject* py_pair(PyObject*, PyObject* const* args, Py_ssize_t given) {
     return pair_tuple(found);
 }
 
-// Writes the shortest text that reads back as `value`, as Python's repr has it; false with an exception set.
-bool put_float(double value, std::string& out) {
-#if defined(__cpp_lib_to_chars)
-    if (std::isfinite(value)) {
-        // The digits are the same; Python writes exponents from -4 to 15 as places of the point, as in 0.0001.
-        char text[32];
-        const char* end = std::to_chars(text, text + sizeof text, value, std::chars_format::scientific).ptr;
-        const char* at = text;
-        if (*at == '-') out += *at++;
-        const char* e = at;
-        while (*e != 'e') ++e;
-        int exponent = 0;
-        for (const char* digit = e + 2; digit != end; ++digit) exponent = 10 * exponent + (*digit - '0');
-        if (e[1] == '-') exponent = -exponent;
-        if (exponent < -4 || exponent >= 16) {
-            out.append(at, end);
-            return true;
-        }
-        const char* rest = e - at > 1 ? at + 2 : e;  // the digits after the first and the point
-        const int after = static_cast<int>(e - rest);
-        if (exponent < 0) {
-            out.append("0.0000", static_cast<size_t>(1 - exponent));
-            out += *at;
-            out.append(rest, e);
-        } else if (after <= exponent) {
-            out += *at;
-            out.append(rest, e);
-            out.append(static_cast<size_t>(exponent - after), '0');
-            out += ".0";
-        } else {
-            out += *at;
-            out.append(rest, static_cast<size_t>(exponent));
-            out += '.';
-            out.append(rest + exponent, e);
-        }
-        return true;
-    }
-#endif
-    char* text = PyOS_double_to_string(value, 'r', 0, Py_DTSF_ADD_DOT_0, nullptr);
-    if (!text) return false;
-    out += text;
-    PyMem_Free(text);
-    return true;
-}
-
-// numbers_text((float | int | None, ...)) -> what Python's repr makes of each, commas between them; None is empty.
-PyObject* py_numbers_text(PyObject*, PyObject* numbers) {
-    if (!PyTuple_Check(numbers)) return PyErr_Format(PyExc_TypeError, "numbers_text takes a tuple");
-    std::string out;
-    const Py_ssize_t count = PyTuple_Size(numbers);
-    for (Py_ssize_t i = 0; i < count; ++i) {
-        PyObject* item = PyTuple_GetItem(numbers, i);
-        if (i) out += ',';
-        if (item == Py_None) continue;
-        if (PyFloat_CheckExact(item)) {
-            if (!put_float(PyFloat_AsDouble(item), out)) return nullptr;
-            continue;
-        }
-        const long long whole = PyLong_AsLongLong(item);
-        if (whole == -1 && PyErr_Occurred()) return nullptr;
-        out += std::to_string(whole);
-    }
-    return PyUnicode_FromStringAndSize(out.data(), static_cast<Py_ssize_t>(out.size()));
-}
-
 PyObject* py_instruction_set(PyObject*, PyObject*) { return PyUnicode_FromString(instruction_set()); }
 
 PyObject* py_set_instruction_set(PyObject*, PyObject* name) {
@@ -270,6 +204,8 @@ PyMethodDef methods[] = {
     {"pair", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_pair)), METH_FASTCALL,
      "pair(address, kind, table, address, kind, table, count, threads, smallest_normal, unit_roundoff, floor, limit, scale, scale)"},
     {"numbers_text", py_numbers_text, METH_O, "numbers_text(numbers): the repr of each, with commas between them; None is empty."},
+    {"stats_rows", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_stats_rows)), METH_FASTCALL,
+     "stats_rows(execution, forms, stats, columns): the rows of one execution in stats.csv."},
     {"instruction_set", py_instruction_set, METH_NOARGS, "Name of the loops in use."},
     {"set_instruction_set", py_set_instruction_set, METH_O, "Choose other loops; False if this processor lacks them."},
     {nullptr, nullptr, 0, nullptr},

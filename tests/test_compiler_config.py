@@ -33,6 +33,7 @@ GOOD: dict[str, Any] = {
     "dump_config_path": "c.json",
     "engine": "interpreter",
     "max_bytes": 1 << 20,
+    "write_through": True,
 }
 BAD: dict[str, Any] = {
     "enable_dump": "True",
@@ -45,6 +46,7 @@ BAD: dict[str, Any] = {
     "dump_config_path": "gone.json",
     "engine": "eager",
     "max_bytes": -1,
+    "write_through": "yes",
 }
 
 

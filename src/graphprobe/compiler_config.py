@@ -99,6 +99,7 @@ class DumpConfig(_Group):
     dump_config_path: Option
     engine: Option
     max_bytes: Option
+    write_through: Option
 
     def __init__(self) -> None:
         options = {row.name: Option(f"dump_config.{row.name}", _dump_option, row.default) for row in OPTIONS}

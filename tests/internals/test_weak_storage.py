@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphprobe.internals.weak_storage import WeakMemory, span_of, version_of
+from graphprobe.internals.weak_storage import WeakMemory, WeakStorages, span_of, storage_ids, version_of
 
 
 class Refuses(TorchDispatchMode):
@@ -46,3 +46,14 @@ def test_versions_count_what_operators_do() -> None:
     assert before is not None and version_of(base) == before + 1
     with torch.inference_mode():
         assert version_of(torch.zeros(3)) is None
+
+
+def test_storages_are_known_again_while_they_live() -> None:
+    base, other = torch.ones(4), torch.ones(3)
+    kept = WeakStorages([base, base[1:], 7, other, torch.ones(2).to_sparse()])
+    assert kept.shared(storage_ids([base.view(2, 2), None])) == 1
+    assert kept.shared(storage_ids([base, base.t(), other])) == 2
+    assert kept.shared(storage_ids([torch.ones(4), torch.empty(0)])) == 0
+    weak = WeakMemory(other)
+    del other
+    assert weak.gone, "nothing is kept alive"

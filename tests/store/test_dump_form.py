@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +12,13 @@ import msgspec
 import pytest
 
 from dump_helpers import OP, PLACE, new_writer
+from graphprobe.numerics import native
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import dump_layout
 from graphprobe.store.dump_form import OpForm, encode_place
 from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, DumpValue, OpInfo, Place, Slot
-from graphprobe.store.dump_stats import RowNumbers, encode_row
+from graphprobe.store.dump_stats import RowForm, columns_of, encode_rows, format_from_meta, rows_in_python
 from graphprobe.store.schema import _json_from_value as json_from_value
 
 SLOTS = (
@@ -36,21 +40,55 @@ STATS = (TensorStats(6, min=-0.1, max=1e300, mean=1 / 3, l2=float("inf"), nan=1,
 def test_a_line_and_its_rows(stream_id: int, arguments: Any, notes: Any, op: OpInfo) -> None:
     form = OpForm(op, SLOTS, arguments, notes)
     for wanted in ([*STAT_FIELDS], ["Max"], []):
-        numbers = RowNumbers(wanted)  # type: ignore[arg-type]
+        columns = columns_of(wanted)  # type: ignore[arg-type]
         for seq, place in ((0, PLACE), (12, Place(model_name=HOSTILE, model_id=0, data_index=1, device_id=2))):
             file = f"{dump_layout.data_folder(place)}/stats.csv".encode(errors="replace").decode()
             record = DumpRecord(
                 seq=seq, time_us=99, op=op, place=place, file=file, stream_id=stream_id, slots=SLOTS,
                 arguments=arguments, notes=notes,
             )  # fmt: skip
-            line = form.line(seq, 99, stream_id, encode_place(place, file))
+            line, rows = form.encode(seq, 99, stream_id, encode_place(place, file), STATS, columns)
             assert line.endswith(b"}\n") and line.count(b"\n") == 1
             assert line == json_from_value(record) + b"\n"
-            rows = form.rows(seq, 99, stream_id, STATS, numbers)
-            assert rows == b"".join(
-                encode_row(record, slot, stats, wanted)  # type: ignore[arg-type]
-                for slot, stats in zip(SLOTS, STATS, strict=True)
-            )
+            assert rows.split(b"\r\n") == [
+                *(row_of(record, slot, stats, wanted) for slot, stats in zip(SLOTS, STATS, strict=True)),
+                b"",
+            ]
+
+
+def row_of(record: DumpRecord, slot: Slot, stats: TensorStats, wanted: list[str]) -> bytes:
+    """A row as the csv module writes it; line ends are spelt out before."""
+    texts = (record.op.op_type, record.op.op_name, record.op.source)
+    op_type, op_name, source = (text.replace("\r", "\\r").replace("\n", "\\n") for text in texts)
+    numbers = [getattr(stats, field) if name in wanted else None for name, field in STAT_FIELDS.items()]
+    out = io.StringIO(newline="")
+    csv.writer(out, lineterminator="").writerow(
+        [
+            op_type, op_name, record.seq, record.stream_id, record.time_us, slot.side, slot.name, slot.meta.dtype,
+            format_from_meta(slot.meta), slot.meta.shape, *numbers, source, record.op.engine, stats.digest,
+        ]
+    )  # fmt: skip
+    return out.getvalue().encode("utf-8", "backslashreplace")
+
+
+@pytest.mark.parametrize("encode", [rows_in_python, *([] if native.core is None else [native.core.stats_rows])])
+def test_rows_and_what_is_none(encode: Callable[..., bytes]) -> None:
+    form = RowForm(b"t,n", b"input,input.0", b"s,e")
+    found = encode(b"1,2,3", (form, form), STATS, ("max", None, "l2"))
+    assert found == (b"t,n,1,2,3,input,input.0,1e+300,,inf,s,e,00ff\r\nt,n,1,2,3,input,input.0,,,,s,e,\r\n")
+    assert encode(b"", (), (), ()) == b""
+    for wrong in (
+        ((form,), STATS, ()),
+        ((form,), (None,), ("max",)),
+        ((b"",), STATS[:1], ()),
+        ((form,), STATS[:1], ("x",)),
+    ):
+        with pytest.raises((ValueError, TypeError, AttributeError)):
+            encode(b"1,2,3", *wrong)
+
+
+def test_the_core_writes_rows_where_it_is_there() -> None:
+    assert (encode_rows is rows_in_python) == (native.core is None)
 
 
 def test_forms_and_single_values_give_the_same_files(tmp_path: Path) -> None:

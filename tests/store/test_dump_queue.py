@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -124,3 +125,104 @@ def test_awaited_while_somebody_waits() -> None:
     assert not waiting.is_alive() and not queue.awaited
     queue.close()
     assert queue.awaited, "what is left is to be written without a pause"
+
+
+def patient(queue: ByteQueue[str], items: str) -> None:
+    for item in items:
+        assert queue.add(lambda item=item: item, 1, wait=False, patient=True) == item
+
+
+def test_what_is_patient_is_drained_by_its_own_thread() -> None:
+    queue: ByteQueue[str] = ByteQueue(100, 100)
+    written: list[list[str]] = []
+    queue.drain(written.append)
+    patient(queue, "abc")
+    queue.drain(written.append, at_least=4)
+    assert written == []
+    queue.drain(written.append, at_least=3)
+    assert written == [["a", "b", "c"]]
+    assert queue.wait_until_empty(0)
+    queue.close()
+    queue.drain(written.append)
+    assert len(written) == 1
+
+
+def test_only_what_is_alone_is_drained() -> None:
+    queue: ByteQueue[str] = ByteQueue(100, 100)
+    written: list[list[str]] = []
+    patient(queue, "a")
+    assert queue.add(lambda: "urgent", 1, wait=False) == "urgent"
+    queue.drain(written.append)
+    assert queue.get() == ("a", 1), "in the order they came"
+    assert queue.get() == ("urgent", 1)
+    patient(queue, "b")
+    queue.drain(written.append)
+    assert written == [], "what the other thread is working on comes first"
+    queue.give_back(2, 2)
+    queue.drain(written.append)
+    assert written == [["b"]]
+
+
+def test_what_comes_while_it_is_drained_waits() -> None:
+    queue: ByteQueue[str] = ByteQueue(100, 100)
+    order: list[str] = []
+    thread = threading.Thread(target=lambda: order.extend(item for item, _ in queue.get_batch(0)))
+
+    def write(items: list[str]) -> None:
+        assert queue.add(lambda: "late", 1, wait=False) == "late"
+        queue.drain(lambda _: order.append("nested"))
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive(), "the writing thread must not overtake"
+        order.extend(items)
+
+    patient(queue, "ab")
+    queue.drain(write)
+    thread.join(30)
+    assert order == ["a", "b", "late"]
+
+
+def test_an_interrupt_while_it_is_drained_leaves_the_queue_whole() -> None:
+    queue: ByteQueue[str] = ByteQueue(100, 100)
+
+    def interrupted(_: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    patient(queue, "ab")
+    with pytest.raises(KeyboardInterrupt):
+        queue.drain(interrupted)
+    assert queue.wait_until_empty(0)
+    patient(queue, "c")
+    assert queue.wait_until_empty(0) is False
+    assert queue.get() == ("c", 1)
+
+
+@pytest.mark.parametrize("how", ["nobody", "flush", "urgent", "close"])
+def test_patience_ends(how: str) -> None:
+    """By itself after a while; at once where somebody waits, or something that is urgent comes."""
+    queue: ByteQueue[str] = ByteQueue(100, 100)
+    got: list[str] = []
+
+    def work() -> None:
+        while batch := queue.get_batch(0.001):
+            got.extend(item for item, _ in batch)
+            queue.give_back(sum(size for _, size in batch), len(batch))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    patient(queue, "ab")
+    if how == "urgent":
+        queue.add(lambda: "c", 1, wait=False)
+    if how == "close":
+        queue.close()
+        thread.join(30)
+    elif how == "nobody":
+        deadline = time.monotonic() + 30
+        while len(got) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    else:
+        assert queue.wait_until_empty(30)
+    assert got == ["a", "b", "c"][: 3 if how == "urgent" else 2]
+    queue.close()
+    thread.join(30)
+    assert not thread.is_alive()

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from dump_helpers import OP, PLACE, new_manifest, new_writer
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store.dump_form import OpForm
 from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, DumpRecord, DumpValue, Slot
-from graphprobe.store.dump_stats import COLUMNS, HEADER, StatsRow, encode_row, format_from_meta, read_stats
+from graphprobe.store.dump_stats import COLUMNS, HEADER, StatsRow, columns_of, format_from_meta, read_stats
 
 STATS = TensorStats(
     24, min=-1.5, max=2.25, mean=0.1, std=1.0, l2=3.0, nan=1, positive_inf=2, negative_inf=3, zeros=4, digest="0f" * 8
@@ -22,6 +23,11 @@ STATS = TensorStats(
 META = TensorMeta("bfloat16", (2, 3, 4))
 RECORD = DumpRecord(seq=7, time_us=1234567, op=OP, place=PLACE, file="0/m/0/0/stats.csv", stream_id=2)
 SLOT = Slot("output.0", "output", META)
+
+
+def row_of(record: DumpRecord, slot: Slot, stats: TensorStats) -> bytes:
+    columns = columns_of(STAT_FIELDS)
+    return OpForm(record.op, [slot]).rows(record.seq, record.time_us, record.stream_id, (stats,), columns)
 
 
 def rows_of(path: Path) -> tuple[list[StatsRow], list[str]]:
@@ -38,7 +44,7 @@ def test_the_columns_are_those_of_the_documentation() -> None:
 
 def test_a_row_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "stats.csv"
-    path.write_bytes(HEADER + encode_row(RECORD, SLOT, STATS, STAT_FIELDS))
+    path.write_bytes(HEADER + row_of(RECORD, SLOT, STATS))
     ((row,), problems) = rows_of(path)
     assert problems == []
     assert row == StatsRow(
@@ -98,7 +104,7 @@ def test_any_text_and_any_number(
         op = msgspec.structs.replace(OP, op_name=name, source=source)
         record = msgspec.structs.replace(RECORD, op=op)
         slot = Slot("output.0", "output", TensorMeta("float32", shape))
-        data += encode_row(record, slot, TensorStats(3, max=number, min=number), STAT_FIELDS)
+        data += row_of(record, slot, TensorStats(3, max=number, min=number))
     path.write_bytes(data)
     rows, problems = rows_of(path)
     assert problems == []
@@ -117,7 +123,7 @@ def test_any_text_and_any_number(
 
 def test_a_line_that_is_cut_off_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "stats.csv"
-    row = encode_row(RECORD, SLOT, STATS, STAT_FIELDS)
+    row = row_of(RECORD, SLOT, STATS)
     whole = HEADER + row + row
     for keep in range(len(whole) + 1):
         path.write_bytes(whole[:keep])
@@ -130,7 +136,7 @@ def test_a_line_that_is_cut_off_is_dropped(tmp_path: Path) -> None:
 
 def test_a_line_that_is_no_row_is_told(tmp_path: Path) -> None:
     path = tmp_path / "stats.csv"
-    row = encode_row(RECORD, SLOT, STATS, STAT_FIELDS)
+    row = row_of(RECORD, SLOT, STATS)
     for bad in (
         b"a,b\r\n",
         row.replace(b",7,", b",seven,"),

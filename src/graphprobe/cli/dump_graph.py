@@ -27,6 +27,7 @@ SPELLED = {
     "engine": "--dump-engine",
     "quant_dumpable": "--dump-quant",
     "max_bytes": "--dump-max-bytes",
+    "write_through": "--dump-write-through",
 }
 """Option of a dump by option of the command. `enable_dump` has none: the first and `--dump-config` stand for it."""
 

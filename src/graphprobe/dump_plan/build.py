@@ -138,6 +138,7 @@ def _plan(given: Mapping[str, Given], file: str) -> DumpPlan:
         single_ops=value("dump_op_switch") == "on",
         quant_dumpable=value("quant_dumpable"),
         max_bytes=value("max_bytes"),
+        write_through=value("write_through"),
         config_path=os.path.abspath(file) if file else None,
         sources=sources,
         warnings=(),

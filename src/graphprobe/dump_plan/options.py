@@ -64,6 +64,13 @@ OPTIONS: tuple[DumpOption, ...] = (
         "GRAPHPROBE_DUMP_MAX_BYTES",
         "most that is written; then dumping stops, the program does not",
     ),
+    DumpOption(
+        "write_through",
+        "flag",
+        False,
+        "GRAPHPROBE_DUMP_WRITE_THROUGH",
+        "each op is on disk before the program goes on; for one that crashes or is killed",
+    ),
 )
 BY_NAME: dict[str, DumpOption] = {row.name: row for row in OPTIONS}
 

@@ -110,6 +110,7 @@ class DumpPlan(msgspec.Struct, frozen=True, kw_only=True):
         single_ops: also dump ops that run outside compiled graphs.
         quant_dumpable: keep what is before a quantisation dumpable.
         max_bytes: most that may be written; then dumping stops, not the program.
+        write_through: each op is on disk before the program goes on.
         config_path: the JSON file that was read, absolute.
         sources: by setting, who set it: `argument`, `context`, `file:<path>`, `env:<NAME>` or `default`.
         warnings: what was asked for and will not happen, or not as asked, one sentence each; to be shown to the user.
@@ -129,6 +130,7 @@ class DumpPlan(msgspec.Struct, frozen=True, kw_only=True):
     single_ops: bool
     quant_dumpable: bool
     max_bytes: int
+    write_through: bool
     config_path: str | None
     sources: dict[str, str]
     warnings: tuple[str, ...]

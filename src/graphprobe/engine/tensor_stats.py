@@ -49,19 +49,15 @@ def stats_of(tensor: torch.Tensor, *, threads: int | None = None) -> TensorStats
         address = tensor.data_ptr()
     except RuntimeError as error:  # inside a functorch transform
         raise _unreadable(tensor, str(error).splitlines()[0]) from error
-    return stats_at(tensor, found, address, tensor.numel(), threads)
+    count = tensor.numel()
+    if tensor.is_contiguous():
+        return stats_in_memory(address, found, count, None, count, threads)
+    return stats_in_memory(address, found, tuple(tensor.shape), tensor.stride(), count, threads)
 
 
 def plain_kind(tensor: torch.Tensor) -> Kind | None:
     """How to read the items of a tensor where they lie; None where there is more to it, see `stats_of`."""
     return _BY_DTYPE.get(tensor.dtype) if is_plain(tensor) else None
-
-
-def stats_at(tensor: torch.Tensor, kind: Kind, address: int, count: int, threads: int | None = None) -> TensorStats:
-    """`stats_of` for a tensor of which these are known: its `plain_kind`, its address, and how many items it has."""
-    if tensor.is_contiguous():
-        return stats_in_memory(address, kind, count, None, count, threads)
-    return stats_in_memory(address, kind, tuple(tensor.shape), tensor.stride(), count, threads)
 
 
 def stats_in_memory(
@@ -72,7 +68,7 @@ def stats_in_memory(
     count: int,
     threads: int | None = None,
 ) -> TensorStats:
-    """The same of what lies at an address: `items` is their number, `count`, or their shape if there are strides."""
+    """`stats_of` what lies at an address: `items` is their number, `count`, or their shape if there are strides."""
     number, table, size = kind
     if count * size < THREADED_BYTES:
         threads = 1

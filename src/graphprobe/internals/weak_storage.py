@@ -2,9 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
+from torch.multiprocessing import reductions
 
 from graphprobe.internals.quiet import quiet
+
+_weak: Any = reductions.StorageWeakRef  # not annotated
+
+
+class WeakStorages:
+    """The storages of some tensors, to be known again while they live. The program frees them as if nobody looked."""
+
+    __slots__ = ("_held", "_ids")
+
+    def __init__(self, values: Iterable[object]) -> None:
+        """What is no tensor, or has no storage, counts for nothing."""
+        storages = _storages(values)
+        # What a weak reference is to is not freed whole: nothing else gets its id.
+        self._held = [_weak(storage) for storage in storages.values()]
+        self._ids = frozenset(storages)
+
+    def shared(self, ids: frozenset[int]) -> int:
+        """How many of the storages are among those that `storage_ids` has named, which still live."""
+        return len(self._ids & ids)
+
+
+def storage_ids(values: Iterable[object]) -> frozenset[int]:
+    """Identifiers of the storages of those values that are tensors and have one; good for as long as these live."""
+    return frozenset(_storages(values))
+
+
+def _storages(values: Iterable[object]) -> dict[int, torch.UntypedStorage]:
+    found = {}
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            try:
+                storage = value.untyped_storage()
+                found[storage._cdata] = storage
+            except Exception:  # no storage: sparse, or a subclass that keeps its values elsewhere
+                continue
+    return found
 
 
 class WeakMemory:

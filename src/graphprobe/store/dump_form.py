@@ -8,7 +8,7 @@ import msgspec
 
 from graphprobe.records import TensorStats
 from graphprobe.store.dump_records import Argument, OpInfo, Place, Slot
-from graphprobe.store.dump_stats import RowForm, RowNumbers
+from graphprobe.store.dump_stats import Columns, RowForm, encode_rows
 from graphprobe.store.schema import _json_from_value as json_from_value
 
 
@@ -34,28 +34,33 @@ class OpForm:
         self._tail = b""
         self._rows: tuple[RowForm, ...] = ()
 
-    def line(self, seq: int, time_us: int, stream_id: int, place_and_file: bytes) -> bytes:
-        """The line of the index for an execution with statistics only: as `DumpRecord` encodes, and a line end."""
+    def encode(
+        self,
+        seq: int,
+        time_us: int,
+        stream_id: int,
+        place_and_file: bytes,
+        stats: tuple[TensorStats, ...],
+        columns: Columns,
+    ) -> tuple[bytes, bytes]:
+        """An execution with statistics only: its line in the index, as `DumpRecord` encodes, and its rows."""
         if not self._head:
             self._tail = _members(_Tail(self.slots, self.arguments, self.notes)) + b"}\n"
+            self._rows = tuple(RowForm.of(self.op, slot) for slot in self.slots)
             self._head = json_from_value(self.op)
-        stream = b',"stream_id":%d' % stream_id if stream_id else b""
-        return b'{"seq":%d,"time_us":%d,"op":%b%b%b%b' % (
+        line = b'{"seq":%d,"time_us":%d,"op":%b%b%b%b' % (
             seq,
             time_us,
             self._head,
             place_and_file,
-            stream,
+            b',"stream_id":%d' % stream_id if stream_id else b"",
             self._tail,
         )
+        return line, encode_rows(b"%d,%d,%d" % (seq, stream_id, time_us), self._rows, stats, columns)
 
-    def rows(self, seq: int, time_us: int, stream_id: int, stats: Sequence[TensorStats], numbers: RowNumbers) -> bytes:
-        """The rows of `stats.csv` for an execution, one for each slot."""
-        forms = self._rows or tuple(RowForm(self.op, slot) for slot in self.slots)
-        self._rows = forms
-        execution = f"{seq},{stream_id},{time_us}"
-        found = [form.text(execution, one, numbers) for form, one in zip(forms, stats, strict=True)]
-        return "".join(found).encode("utf-8", "backslashreplace")
+    def rows(self, seq: int, time_us: int, stream_id: int, stats: tuple[TensorStats, ...], columns: Columns) -> bytes:
+        """The rows alone, one for each slot."""
+        return self.encode(seq, time_us, stream_id, b"", stats, columns)[1]
 
 
 class _Tail(msgspec.Struct, frozen=True, omit_defaults=True):

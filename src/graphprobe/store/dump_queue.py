@@ -11,17 +11,21 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 BATCH = 64
-"""Most items that are written together."""
+"""Most items that the writing thread writes together."""
 
 SMALL_BYTES = 16 * 1024
 """What is larger is written at once, and by itself."""
+
+PATIENCE_S = 0.2
+"""How long patient items wait for `drain`, in seconds, before the writing thread takes them."""
 
 
 class ByteQueue(Generic[T]):
     """First in, first out; holds `max_bytes` and `max_items` at most, the item being worked on included.
 
-    An item that is larger than the whole queue gets in alone. Safe from any thread, and from a destructor or signal
-    handler that runs inside one of the calls.
+    An item that is larger than the whole queue gets in alone. One that is patient wakes nobody up: it waits for
+    `drain`, for others, or for `PATIENCE_S`. Safe from any thread, and from a destructor or signal handler that runs
+    inside one of the calls.
     """
 
     def __init__(self, max_bytes: int, max_items: int) -> None:
@@ -31,7 +35,8 @@ class ByteQueue(Generic[T]):
         self.peak_bytes = 0
         self._used_bytes = 0
         self._used_items = 0
-        self._items: deque[tuple[T, int]] = deque()
+        self._items: deque[tuple[T, int, bool]] = deque()
+        """With their sizes, and whether they are patient."""
         self._closed = False
         self._lock = lock = threading.RLock()
         self._room = threading.Condition(lock)
@@ -41,6 +46,9 @@ class ByteQueue(Generic[T]):
         """Threads that want the queue to get empty, or for which there is no room: no reason to linger."""
         self._large = 0
         """Items in the queue that are not small: no reason to linger either."""
+        self._urgent = 0
+        """Items in the queue that are not patient."""
+        self._draining = False
 
     def reserve(self, size_bytes: int, *, wait: bool) -> bool:
         """Make room for an item that `put` or `give_back` follows on; False when there is none, or after `close`."""
@@ -59,7 +67,7 @@ class ByteQueue(Generic[T]):
                 self.peak_bytes = self._used_bytes
             return True
 
-    def add(self, make: Callable[[], T], size_bytes: int, *, wait: bool) -> T | None:
+    def add(self, make: Callable[[], T], size_bytes: int, *, wait: bool, patient: bool = False) -> T | None:
         """`reserve` and `put` in one; None where either would have failed."""
         with self._lock:
             if not self._closed and self._has_room(size_bytes):
@@ -67,32 +75,57 @@ class ByteQueue(Generic[T]):
                 self._used_items += 1
                 if self._used_bytes > self.peak_bytes:
                     self.peak_bytes = self._used_bytes
-                return self._append(make, size_bytes)
-            return self.put(make, size_bytes) if self.reserve(size_bytes, wait=wait) else None
+                return self._append(make, size_bytes, patient)
+            return self.put(make, size_bytes, patient=patient) if self.reserve(size_bytes, wait=wait) else None
 
-    def put(self, make: Callable[[], T], size_bytes: int) -> T | None:
+    def put(self, make: Callable[[], T], size_bytes: int, *, patient: bool = False) -> T | None:
         """Add what `make` returns, which is called under the lock, and return it; None after `close`."""
         with self._lock:
             if self._closed:
                 self.give_back(size_bytes)
                 return None
-            return self._append(make, size_bytes)
+            return self._append(make, size_bytes, patient)
 
-    def _append(self, make: Callable[[], T], size_bytes: int) -> T:
+    def _append(self, make: Callable[[], T], size_bytes: int, patient: bool) -> T:
         item = make()
-        self._items.append((item, size_bytes))
+        self._items.append((item, size_bytes, patient))
+        if patient:
+            return item
+        self._urgent += 1
         self._large += size_bytes > SMALL_BYTES
-        waiting = len(self._items)
-        if waiting == 1:
+        if self._urgent == 1:
             self._work.notify()
-        elif size_bytes > SMALL_BYTES or waiting == BATCH:
+        if size_bytes > SMALL_BYTES or len(self._items) == BATCH:
             self._more.notify()
         return item
+
+    def drain(self, write: Callable[[list[T]], None], *, at_least: int = 1) -> None:
+        """Have all that waits dealt with by `write`, on this thread: then no other one has to wake up for it.
+
+        Only where that is all of it, all of it is patient, and there are so many; and not after `close`. What is handed
+        in meanwhile waits, and so does the writing thread.
+        """
+        items: list[tuple[T, int, bool]] = []
+        try:
+            with self._lock:
+                waiting = len(self._items)
+                if self._urgent or self._closed or waiting != self._used_items or waiting < at_least:
+                    return
+                self._draining = True
+                items += self._items
+                self._items.clear()
+            write([item for item, _, _ in items])
+        finally:
+            if items:
+                with self._lock:
+                    self._draining = False
+                    self._work.notify()
+                    self.give_back(sum(size for _, size, _ in items), len(items))
 
     def get(self) -> tuple[T, int] | None:
         """The next item and its size, when there is one; None when the queue is closed and empty."""
         with self._work:
-            self._work.wait_for(lambda: self._items or self._closed)
+            self._wait_for_work()
             return self._pop() if self._items else None
 
     def get_batch(self, linger_s: float) -> list[tuple[T, int]]:
@@ -102,7 +135,7 @@ class ByteQueue(Generic[T]):
         waited for, up to `BATCH`, unless somebody waits for the queue.
         """
         with self._work:
-            self._work.wait_for(lambda: self._items or self._closed)
+            self._wait_for_work()
             if linger_s and self._lingers():
                 self._more.wait_for(lambda: not self._lingers(), linger_s)
             found: list[tuple[T, int]] = []
@@ -151,18 +184,27 @@ class ByteQueue(Generic[T]):
         """Wait for room, without a writer that lingers meanwhile."""
         self._waiting += 1
         self._more.notify_all()
+        self._work.notify_all()
         try:
             return self._room.wait_for(done, timeout_s)
         finally:
             self._waiting -= 1
 
     def _pop(self) -> tuple[T, int]:
-        item, size_bytes = self._items.popleft()
-        self._large -= size_bytes > SMALL_BYTES
+        item, size_bytes, patient = self._items.popleft()
+        if not patient:
+            self._urgent -= 1
+            self._large -= size_bytes > SMALL_BYTES
         return item, size_bytes
 
+    def _wait_for_work(self) -> None:
+        """Until there is something to do, or nothing any more: the queue is closed and empty."""
+        late = False
+        while self._draining or not (self._urgent or self._closed or (self._items and (late or self._waiting))):
+            late = not self._work.wait(PATIENCE_S)
+
     def _lingers(self) -> bool:
-        return not (self._closed or self._waiting or self._large) and 0 < len(self._items) < BATCH
+        return not (self._closed or self._waiting or self._large) and self._urgent > 0 and len(self._items) < BATCH
 
     def _has_room(self, size_bytes: int) -> bool:
         if self._used_items == 0:

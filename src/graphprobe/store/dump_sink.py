@@ -20,7 +20,7 @@ from graphprobe.store.dump_form import OpForm, encode_place
 from graphprobe.store.dump_format import encode_op, write_pieces
 from graphprobe.store.dump_pool import Array
 from graphprobe.store.dump_records import Data, DumpManifest, DumpRecord, Place, Slot, view_from_buffer
-from graphprobe.store.dump_stats import HEADER, RowNumbers
+from graphprobe.store.dump_stats import HEADER, columns_of
 from graphprobe.store.manifest import ManifestFile
 from graphprobe.store.schema import _json_from_value as json_from_value
 from graphprobe.store.shortage import CountsShortage
@@ -30,8 +30,11 @@ _OPEN_STATS = 16
 """How many `stats.csv` are kept open; each call of a graph has its own."""
 
 
-_JOBS_AT_A_STRETCH = 4
+_JOBS_AT_A_STRETCH = 8
 """Jobs that are encoded before the program gets a chance to run on: a tenth of a millisecond or so."""
+
+
+_AT_HAND = {TensorStats}
 
 
 def _no_pause() -> None:
@@ -81,6 +84,11 @@ class _Together:
         self.lines: list[bytes] = []
         self.rows: list[bytes] = []
 
+    def add(self, job: Job, line: bytes, rows: bytes) -> None:
+        self.jobs.append(job)
+        self.lines.append(line)
+        self.rows.append(rows)
+
 
 class DumpSink(CountsShortage):
     """Writes jobs into a time folder. `write` is for one thread at a time; the rest may be called from any.
@@ -101,7 +109,7 @@ class DumpSink(CountsShortage):
         self._folders: dict[Place, str] = {}
         self._last: tuple[Place, tuple[AppendFile, bytes]] | None = None
         self._temporary = (f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{number}" for number in itertools.count())
-        self._numbers = RowNumbers(frozenset(manifest.statistics))  # type: ignore[arg-type]
+        self._columns = columns_of(frozenset(manifest.statistics))  # type: ignore[arg-type]
 
     def write(self, job: Job) -> bool:
         """Put one job on disk; False when it was not, and why is then counted."""
@@ -114,10 +122,19 @@ class DumpSink(CountsShortage):
             self._count_error(error, name)
             return False
 
+    def write_stats(self, job: Job) -> bool:
+        """`write` of a job with statistics only; False if it is none, or `write` is to try, and count."""
+        if not only_stats(job.data, job.stats) or self.stopped is not None or self._retry_at is not None:
+            return False
+        try:
+            return self._append(*self._encode(job), job.place, 1)
+        except Exception:
+            return False
+
     def write_all(self, jobs: Sequence[Job], *, pause: Callable[[], None] = _no_pause) -> None:
         """Put jobs on disk in their order; rows and lines of those that follow each other go out together.
 
-        For the writing thread: a job costs itself at most, whatever it raises. `pause` is called after every few jobs.
+        A job costs itself at most, whatever it raises. `pause` is called after every few jobs.
         """
         together = _Together()
         for number, job in enumerate(jobs, start=1):
@@ -126,14 +143,16 @@ class DumpSink(CountsShortage):
             if together.jobs and together.jobs[0].place is not job.place:
                 self._append_all(together)
                 together = _Together()
-            if not job.data and _has_all(job.stats) and self.stopped is None and self._retry_at is None:
+            if only_stats(job.data, job.stats) and self.stopped is None and self._retry_at is None:
                 with contextlib.suppress(Exception):  # `write` meets it again, and counts it
-                    self._encode(job, together)
+                    together.add(job, *self._encode(job))
                     continue
             self._append_all(together)
             together = _Together()
             try:
                 self.write(job)
+            except KeyboardInterrupt:  # on the thread of the program
+                raise
             except BaseException as error:
                 self.count(f"{type(error).__name__}: {error}", job.name)
         self._append_all(together)
@@ -149,14 +168,11 @@ class DumpSink(CountsShortage):
             for file in (self._index, *self._stats.values()):
                 file.close()
 
-    def _encode(self, job: Job, together: _Together) -> None:
-        """Add the line and the rows of a job that has statistics only."""
-        form, numbers = job.form, (job.seq, job.time_us, job.stream_id)
-        line = form.line(*numbers, self._target(job.place)[1])
-        rows = form.rows(*numbers, job.stats, self._numbers)  # type: ignore[arg-type]
-        together.jobs.append(job)
-        together.lines.append(line)
-        together.rows.append(rows)
+    def _encode(self, job: Job) -> tuple[bytes, bytes]:
+        """The line and the rows of a job with statistics only."""
+        seq, time_us, form, place, _, stats, stream_id, _ = job
+        target = self._target(place)[1]
+        return form.encode(seq, time_us, stream_id, target, stats, self._columns)  # type: ignore[arg-type]
 
     def _target(self, place: Place) -> tuple[AppendFile, bytes]:
         """Where the statistics of a place go: the file, and what the index says of the two."""
@@ -168,28 +184,28 @@ class DumpSink(CountsShortage):
 
     def _append_all(self, together: _Together) -> None:
         """Append rows and lines of jobs of one place, all or none; if that fails, one job after the other."""
-        if not together.jobs:
-            return
-        line, row = b"".join(together.lines), b"".join(together.rows)
-        stats = self._target(together.jobs[0].place)[0]
-        rows_bytes = stats.growth_bytes(row)
+        jobs = together.jobs
+        if jobs and not self._append(b"".join(together.lines), b"".join(together.rows), jobs[0].place, len(jobs)):
+            for job in jobs:  # some may still be possible, and each that is not is counted
+                self.write(job)
+
+    def _append(self, line: bytes, rows: bytes, place: Place, jobs: int) -> bool:
+        """Append lines and rows of so many jobs of a place, all or none; False if that failed."""
+        stats = self._target(place)[0]
+        rows_bytes = stats.growth_bytes(rows)
         grown_bytes = self._index.growth_bytes(line) + rows_bytes
         with self.lock:
-            taken = self._budget.take(grown_bytes)
-        try:
-            if not taken:
-                raise OSError
-            self._put(Pieces("", [], line, row), stats, rows_bytes)
-        except Exception:
-            with self.lock:
-                self._budget.give_back(grown_bytes if taken else 0)
-            for job in together.jobs:  # some may still be possible, and each that is not is counted
-                self.write(job)
-            return
-        with self.lock:
+            if not self._budget.take(grown_bytes):
+                return False
+            try:
+                self._put_rows(line, rows, stats, rows_bytes)
+            except Exception:
+                self._budget.give_back(grown_bytes)
+                return False
             self.manifest.collected_bytes += grown_bytes
-            self.manifest.ops += len(together.jobs)
+            self.manifest.ops += jobs
             self.save(unless_newer_than_s=SAVE_SECONDS)
+        return True
 
     def _write(self, job: Job, name: str) -> bool:
         folder = self._folder(job.place)
@@ -231,18 +247,22 @@ class DumpSink(CountsShortage):
                         os.unlink(temporary)
                     raise
             if stats is not None:
-                stats.append(pieces.rows)
-                try:
-                    self._index.append(pieces.line)
-                except BaseException:
-                    stats.take_back(rows_bytes)
-                    raise
+                self._put_rows(pieces.line, pieces.rows, stats, rows_bytes)
             else:
                 self._index.append(pieces.line)
         except BaseException:
             if pieces.content:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
+            raise
+
+    def _put_rows(self, line: bytes, rows: bytes, stats: AppendFile, rows_bytes: int) -> None:
+        """The rows, then their line. An error takes the rows back."""
+        stats.append(rows)
+        try:
+            self._index.append(line)
+        except BaseException:
+            stats.take_back(rows_bytes)
             raise
 
     def _pieces(self, job: Job, folder: str) -> Pieces:
@@ -280,7 +300,8 @@ class DumpSink(CountsShortage):
         rows = b""
         if rows_of:
             stated = OpForm(form.op, [slot for slot, _ in rows_of])
-            rows = stated.rows(job.seq, job.time_us, job.stream_id, [found for _, found in rows_of], self._numbers)
+            found = tuple(found for _, found in rows_of)
+            rows = stated.rows(job.seq, job.time_us, job.stream_id, found, self._columns)
         text = json_from_value(record)
         content = [] if only_stats else encode_op(record, text, buffers)
         return Pieces(record.file, content, text + b"\n", rows)
@@ -316,6 +337,11 @@ class DumpSink(CountsShortage):
             super()._count_error(error, name, times=times, noun=noun)
 
 
+def only_stats(data: Sequence[Data | None], stats: Sequence[Stats]) -> bool:
+    """Whether there are statistics of every slot, at hand, and no values."""
+    return not data and {*map(type, stats)} == _AT_HAND
+
+
 def _stored(slot: Slot, data: Data | None) -> tuple[Slot, memoryview | None]:
     """The slot with what is stored of it, and the bytes; why there are none, if they cannot be had, stands in it."""
     if data is None:
@@ -326,8 +352,3 @@ def _stored(slot: Slot, data: Data | None) -> tuple[Slot, memoryview | None]:
     except Exception as error:
         return msgspec.structs.replace(slot, missing=f"{type(error).__name__}: {error}"), None
     return msgspec.structs.replace(slot, stored=stored, size_bytes=buffer.nbytes), buffer
-
-
-def _has_all(stats: Sequence[Stats]) -> bool:
-    """Whether there are statistics of every slot, at hand."""
-    return bool(stats) and all(type(one) is TensorStats for one in stats)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import ast
 import csv
 import io
-import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
-from graphprobe.numerics.number_text import numbers_text
+from graphprobe.numerics import native
+from graphprobe.numerics.number_text import numbers_text_in_python
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store.dump_records import STAT_FIELDS, DumpRecord, OpInfo, Slot, StatName
+from graphprobe.store.dump_records import STAT_FIELDS, OpInfo, Slot, StatName
 
 COLUMNS: tuple[str, ...] = (
     "Op Type",
@@ -58,52 +58,59 @@ class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-class RowNumbers:
-    """The columns of statistics that are wanted, as text."""
-
-    __slots__ = ("_all", "_get", "_one", "_template")
-
-    def __init__(self, wanted: Collection[StatName]) -> None:
-        fields = [field for name, field in STAT_FIELDS.items() if name in wanted]
-        self._template = ",".join("%s" if name in wanted else "" for name in STAT_FIELDS)
-        self._get = operator.attrgetter(*fields) if fields else None
-        self._one = len(fields) == 1
-        self._all = len(fields) == len(STAT_FIELDS)
-
-    def text(self, stats: TensorStats) -> str:
-        """The columns, with commas between them; a float in as many digits as it takes to get it back."""
-        if self._get is None:
-            return self._template
-        found = self._get(stats)
-        if self._all:
-            return numbers_text(found)
-        values = (found,) if self._one else found
-        return self._template % tuple(["" if value is None else repr(value) for value in values])
+Columns = tuple[str | None, ...]
+"""Of each column of statistics the field of `TensorStats` that fills it; None where it stays empty."""
 
 
-class RowForm:
-    """What the rows of a slot have in common."""
+def columns_of(wanted: Collection[StatName]) -> Columns:
+    """The columns when only those of these names are filled."""
+    return tuple(field if name in wanted else None for name, field in STAT_FIELDS.items())
 
-    __slots__ = ("_after", "_before", "_middle")
 
-    def __init__(self, op: OpInfo, slot: Slot) -> None:
+class RowForm(NamedTuple):
+    """What the rows of a slot have in common: before the execution, between it and the numbers, and after them."""
+
+    before: bytes
+    middle: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, op: OpInfo, slot: Slot) -> RowForm:
+        """The form of a slot.
+
+        A line end inside a name becomes `\\r` or `\\n` in letters: a row is always one line, so that a torn one shows.
+        """
         meta = slot.meta
-        self._before = _fields(op.op_type, op.op_name)
-        self._middle = _fields(slot.side, slot.name, meta.dtype, format_from_meta(meta), meta.shape)
-        self._after = _fields(op.source, op.engine)
-
-    def text(self, execution: str, stats: TensorStats, numbers: RowNumbers) -> str:
-        """A row with its line end; `execution` is number, stream and time, with commas between them."""
-        return f"{self._before},{execution},{self._middle},{numbers.text(stats)},{self._after},{stats.digest}\r\n"
+        return cls(
+            _fields(op.op_type, op.op_name),
+            _fields(slot.side, slot.name, meta.dtype, format_from_meta(meta), meta.shape),
+            _fields(op.source, op.engine),
+        )
 
 
-def encode_row(record: DumpRecord, slot: Slot, stats: TensorStats, wanted: Collection[StatName]) -> bytes:
-    """The row of one slot, its line end included; columns that are not in `wanted` stay empty.
+def rows_in_python(
+    execution: bytes, forms: tuple[RowForm, ...], stats: tuple[TensorStats, ...], columns: Columns
+) -> bytes:
+    """Rows with their line ends, one for each of the statistics; a float in as many digits as it takes to get it back.
 
-    A line end inside a name becomes `\\r` or `\\n` in letters: a row is always one line, so that a torn one shows.
+    Args:
+        execution: number, stream and time, with commas between them.
+        forms: one for each of the statistics.
     """
-    execution = f"{record.seq},{record.stream_id},{record.time_us}"
-    return RowForm(record.op, slot).text(execution, stats, RowNumbers(wanted)).encode("utf-8", "backslashreplace")
+    rows = []
+    for form, one in zip(forms, stats, strict=True):
+        numbers = numbers_text_in_python(tuple(None if name is None else getattr(one, name) for name in columns))
+        before, middle, after = form
+        rows.append(
+            b"%b,%b,%b,%b,%b,%b\r\n" % (before, execution, middle, numbers.encode(), after, one.digest.encode())
+        )
+    return b"".join(rows)
+
+
+encode_rows: Callable[[bytes, tuple[RowForm, ...], tuple[TensorStats, ...], Columns], bytes] = (
+    rows_in_python if native.core is None else native.core.stats_rows
+)
+"""The same, by the C++ core where it is installed."""
 
 
 def format_from_meta(meta: TensorMeta) -> str:
@@ -169,9 +176,9 @@ def _decode_row(line: str) -> StatsRow:
     )
 
 
-def _fields(*values: object) -> str:
+def _fields(*values: object) -> bytes:
     """Fields as RFC 4180 wants them, with commas between them."""
-    return ",".join(map(_field, values))
+    return ",".join(map(_field, values)).encode("utf-8", "backslashreplace")
 
 
 def _field(value: object) -> str:

@@ -20,7 +20,7 @@ from graphprobe.store.dump_dtypes import size_from_meta
 from graphprobe.store.dump_form import OpForm
 from graphprobe.store.dump_layout import claim_time_folder
 from graphprobe.store.dump_pool import Array, CopyPool
-from graphprobe.store.dump_queue import ByteQueue
+from graphprobe.store.dump_queue import BATCH, ByteQueue
 from graphprobe.store.dump_records import (
     STAT_FIELDS,
     Argument,
@@ -33,14 +33,14 @@ from graphprobe.store.dump_records import (
     WhenFull,
     view_from_buffer,
 )
-from graphprobe.store.dump_sink import DumpSink, Job
+from graphprobe.store.dump_sink import DumpSink, Job, only_stats
 from graphprobe.store.manifest import RESERVE_BYTES, ManifestFile
 
 QUEUE_BYTES = 128 * 1024 * 1024
 QUEUE_OPS = 1024
 
 LINGER_S = 0.002
-"""How long the writing thread waits for more small ops to write together, in seconds."""
+"""How long the writing thread waits for more small ops with values to write together, in seconds."""
 
 PAUSE_S = 50e-6
 """How long it stands back every few ops while nobody waits for it, in seconds."""
@@ -214,6 +214,15 @@ class DumpWriter:
             self._sink.count(f"{type(error).__name__}: {error}", form.op.op_name)
             return None
 
+    def drain(self, *, at_least: int = 1) -> None:
+        """Write statistics that wait, on this thread, which is cheaper than to have the writing thread in between.
+
+        Only if nothing but statistics waits, `at_least` so many executions; not where the program must not wait
+        (`when_full` is `drop`).
+        """
+        if self._queue is not None and self._block and not self._closed and os.getpid() == self._pid:
+            self._queue.drain(self._sink.write_all, at_least=at_least)
+
     def note(self, text: str) -> None:
         """Add a line to the manifest's notes, once."""
         if not self._closed and not self.forked:
@@ -282,7 +291,7 @@ class DumpWriter:
         if self._sink.stopped is not None:
             self._sink.refuses(form.op.op_name)
             return None
-        if all(one is None for one in data):
+        if data and all(one is None for one in data):
             data = ()
 
         def make(held: tuple[Data | None, ...] = data, copies: tuple[Array, ...] = ()) -> Job:
@@ -292,8 +301,8 @@ class DumpWriter:
         if self._queue is None:
             with self._write_lock:
                 job = make()
-                return job.seq if self._sink.write(job) else None
-        return self._enqueue(self._queue, make, form, data, copy)
+                return job.seq if self._sink.write_stats(job) or self._sink.write(job) else None
+        return self._enqueue(self._queue, make, form, data, stats, copy)
 
     def _enqueue(
         self,
@@ -301,6 +310,7 @@ class DumpWriter:
         make: Callable[..., Job],
         form: OpForm,
         data: tuple[Data | None, ...],
+        stats: tuple[TensorStats | Callable[[], TensorStats] | None, ...],
         copy: bool,
     ) -> int | None:
         size_bytes = _size(form, data)
@@ -308,7 +318,12 @@ class DumpWriter:
         wait = self._block and threading.get_ident() != self._thread_id
         copies: list[Array] = []
         job: Job | None
-        if not copy or not data:
+        if not data:
+            patient = only_stats(data, stats)
+            job = queue.add(make, size_bytes, wait=wait, patient=patient)
+            if patient and job is not None and job.seq % BATCH == 0:
+                self.drain(at_least=BATCH)
+        elif not copy:
             job = queue.add(make, size_bytes, wait=wait)
         elif not queue.reserve(size_bytes, wait=wait):
             job = None

@@ -127,6 +127,28 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_nothing_before_a_kill_is_lost_when_written_through(
+    backend: str, data: str, run_warm: Callable[..., Any], tmp_path: Path
+) -> None:
+    program = KILLED.replace("    if step == 3:\n        open_sessions()[0].flush()\n", "")
+    program = program.replace('backend="eager"', f"backend={backend!r}")
+    asks = f"config.dump_config.write_through = True\nconfig.dump_config.dump_data = {data!r}\n"
+    (tmp_path / "main.py").write_text(program.replace("compiled = ", asks + "compiled = "), "utf-8")
+    done = run_warm("main.py", str(tmp_path), cwd=tmp_path)
+    assert done.code == -9
+    (folder,) = open_dump(tmp_path).folders
+    assert folder.state == "killed" and folder.problems == []
+    steps = [op.record.place.step for op in folder.ops()]
+    assert sorted(set(steps)) == [0, 1, 2, 3, 4]
+    assert all(steps.count(step) == steps.count(0) for step in range(5))
+    if data == "stats":
+        assert len({row.task_id for row in folder.stats()}) == len(steps)
+    else:
+        assert all(op.values() for op in folder.ops())
+
+
 def test_what_was_written_before_a_kill_opens(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(KILLED, "utf-8")
     done = run_warm("main.py", str(tmp_path), cwd=tmp_path)

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
 from graphprobe.engine.device_stats import finish, stats_async
-from graphprobe.engine.tensor_stats import Kind, plain_kind, readable, stats_in_memory, stats_of
+from graphprobe.engine.tensor_forms import Form, Forms, meta_of, text_of
+from graphprobe.engine.tensor_stats import readable, stats_in_memory, stats_of
 from graphprobe.internals.functorch_values import is_wrapped, physical, without_transforms
 from graphprobe.internals.plain_tensors import is_lazy, is_plain
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.api.held import HeldTensors
-from graphprobe.probe.dump.tensors import _memory, _text, _to_host, is_capturing
+from graphprobe.probe.dump.tensors import _memory, _to_host, is_capturing
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.api_jobs import Handed, RawSlot, RawValue, Slot, value_name
 from graphprobe.store.api_records import ApiSlot
@@ -49,19 +49,6 @@ class Known(msgspec.Struct, gc=False):
     missing: str
 
 
-class Form(msgspec.Struct, gc=False):
-    """What all plain tensors of one dtype, shape and strides have in common.
-
-    `items` is how many there are; the shape where there are `strides`: gaps between them, or another order.
-    """
-
-    meta: TensorMeta
-    kind: Kind | None
-    count: int
-    items: int | tuple[int, ...]
-    strides: tuple[int, ...] | None
-
-
 class Values:
     """Makes slots of tensors. One for a dump; may be used from any thread.
 
@@ -78,9 +65,7 @@ class Values:
         self._handed = writer.known
         self._known: dict[int, Known] = {}
         self._memory: dict[tuple[int, int, torch.dtype], Known] = {}
-        self._metas: dict[Any, TensorMeta] = {}
-        self._forms: dict[Any, Form] = {}
-        """Of plain tensors, which all lie on the CPU."""
+        self._forms = Forms()
         self._unwatched: set[int] = set()
         self.held = HeldTensors()
         self.notes: list[str] = []
@@ -151,13 +136,12 @@ class Values:
         form: Form | None = None
         whole: tuple[int, int, torch.dtype] | None = None
         if is_plain(tensor):
-            dtype = tensor.dtype
-            form = self._forms.get((dtype, tensor.shape, tensor.stride())) or self._form(tensor)
+            form = self._forms.of(tensor)
             meta = form.meta
             if form.strides is None:
-                whole = (address, form.count, dtype)
+                whole = (address, form.count, tensor.dtype)
         else:
-            meta = self._meta(tensor)
+            meta = meta_of(tensor)
             if tensor.is_contiguous() and not is_lazy(tensor):
                 whole = (address, tensor.numel(), tensor.dtype)
         watched = not self._unwatched or tensor.untyped_storage().data_ptr() not in self._unwatched
@@ -181,14 +165,6 @@ class Values:
                 self._memory[whole] = known
         return known
 
-    def _form(self, tensor: torch.Tensor) -> Form:
-        shape, strides, count = tuple(tensor.shape), tensor.stride(), tensor.numel()
-        no_gaps = tensor.is_contiguous()
-        meta, kind = self._meta(tensor), plain_kind(tensor)
-        form = Form(meta, kind, count, count if no_gaps else shape, None if no_gaps else strides)
-        self._forms[tensor.dtype, tensor.shape, strides] = form
-        return form
-
     def _special(self, name: str, role: SlotRole, tensor: torch.Tensor) -> Slot:
         requires_grad, meta = tensor.requires_grad, None
         held: Holder = self._special_holder(tensor) if role == "input" else ""
@@ -199,10 +175,10 @@ class Values:
                     if note and note not in self.notes:
                         self.notes.append(note)
                     with without_transforms():
-                        meta = self._meta(tensor)
+                        meta = meta_of(tensor)
                         found = self._look(readable(tensor))
                 else:
-                    meta = self._meta(tensor)
+                    meta = meta_of(tensor)
                     found = self._look(readable(tensor))
         except Exception as error:
             return RawSlot(name, role, meta, missing=_why(error), requires_grad=requires_grad, held=held)
@@ -235,7 +211,7 @@ class Values:
             return None, None, False, _why(error)
 
     def _payload(self, tensor: torch.Tensor, digest: str) -> tuple[Handed, bool]:
-        count, dtype = tensor.numel(), _text(tensor.dtype)
+        count, dtype = tensor.numel(), text_of(tensor.dtype)
         every = self._sample if self._sample is not None and self._sample > 1 and count > 2 * ENDS else None
         kept = count if every is None else sampled_count(count, every)
         name = value_name(digest, dtype, kept, sample=every)
@@ -271,18 +247,9 @@ class Values:
         count, size_bytes = flat.numel(), flat.numel() * flat.element_size()
         handed = Handed(None)
         self._writer.submit(
-            RawValue(handed, stats, _text(tensor.dtype), count, lambda: _array(wait()), every, size_bytes)
+            RawValue(handed, stats, text_of(tensor.dtype), count, lambda: _array(wait()), every, size_bytes)
         )
         return stats, handed, every is not None, ""
-
-    def _meta(self, tensor: torch.Tensor) -> TensorMeta:
-        strides = tensor.stride() if tensor.layout is torch.strided else ()
-        key = (tensor.dtype, tensor.shape, strides, tensor.device)
-        meta = self._metas.get(key)
-        if meta is None:
-            meta = TensorMeta(_text(tensor.dtype), tuple(tensor.shape), tuple(strides), _text(tensor.device))
-            self._metas[key] = meta
-        return meta
 
     def _tidy(self) -> None:
         for one, entry in list(self._known.items()):
@@ -291,9 +258,6 @@ class Values:
         if len(self._known) > _CROWDED // 2:
             self._known.clear()
         self._memory.clear()
-        if len(self._metas) > _CROWDED:
-            self._metas.clear()
-            self._forms.clear()
 
 
 def sampled_count(count: int, every: int) -> int:

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
-from graphprobe.engine.tensor_stats import plain_kind, stats_at
+from graphprobe.engine.tensor_forms import Form, Forms, meta_of
+from graphprobe.engine.tensor_stats import stats_in_memory
 from graphprobe.internals.plain_tensors import PLAIN_TYPES, is_plain
 from graphprobe.probe.dump.tensors import live_stats
 from graphprobe.records import TensorMeta, TensorStats
+
+_forms = Forms()
 
 Stats = TensorStats | Callable[[], TensorStats]
 
@@ -24,8 +27,8 @@ class StatsMemo:
 
     def __init__(self) -> None:
         # By storage; then by address, dtype and number of items of what lies there without gaps, else by address and
-        # meta, which is held so that no other one gets its id. A kind stands for its dtype.
-        self._known: dict[int, dict[tuple[Any, ...], tuple[Stats, TensorMeta]]] = {}
+        # form or meta, which is held so that no other one gets its id. A kind stands for its dtype.
+        self._known: dict[int, dict[tuple[Any, ...], tuple[Stats, Form | TensorMeta]]] = {}
 
     def written(self, values: Iterable[Any]) -> None:
         """These tensors have been, or may have been, written to: what is known of their memory no longer holds."""
@@ -35,22 +38,25 @@ class StatsMemo:
             if memory is not None:
                 known.pop(memory, None)
 
-    def stats(self, tensor: torch.Tensor, meta: TensorMeta) -> Stats:
-        """The statistics of a tensor that `meta` is of. Raises as `live_stats` does."""
-        kind = plain_kind(tensor)
-        if kind is None:
-            return self._elsewhere(tensor, meta)
-        address, count = tensor.data_ptr(), tensor.numel()
+    def look(self, tensor: torch.Tensor) -> tuple[TensorMeta, Stats]:
+        """What a tensor is, and its statistics. Raises as `live_stats` does."""
+        form = _forms.of(tensor) if is_plain(tensor) else None
+        if form is None or form.kind is None:
+            meta = meta_of(tensor)
+            return meta, self._elsewhere(tensor, meta)
+        kind = form.kind
+        address = tensor.data_ptr()
         memory = address - int(tensor.storage_offset()) * kind[2]
         known = self._known.get(memory)
         if known is None:
             known = self._known[memory] = {}
         # Statistics and digests see the items in row-major order: the shape of contiguous ones makes no difference.
-        key = (address, kind, count) if tensor.is_contiguous() else (address, id(meta))
+        key = (address, kind, form.count) if form.strides is None else (address, id(form))
         found = known.get(key)
         if found is None:
-            found = known[key] = (stats_at(tensor, kind, address, count), meta)
-        return found[0]
+            stats = stats_in_memory(address, kind, form.items, form.strides, form.count)
+            found = known[key] = (stats, form)
+        return form.meta, found[0]
 
     def _elsewhere(self, tensor: torch.Tensor, meta: TensorMeta) -> Stats:
         """Of what is no plain tensor on the CPU; lazy views, which show other values than lie there, anew each time."""

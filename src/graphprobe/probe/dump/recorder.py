@@ -11,7 +11,7 @@ from graphprobe.probe.dump.memo import Stats, StatsMemo
 from graphprobe.probe.dump.model import DumpGraph, DumpModel
 from graphprobe.probe.dump.ops import GraphOp, OpExecution, Values
 from graphprobe.probe.dump.running import GraphCall, place_of
-from graphprobe.probe.dump.tensors import dump_value, is_tensor, meta_of, stream_of
+from graphprobe.probe.dump.tensors import dump_value, is_tensor, stream_of
 from graphprobe.records import TensorMeta
 from graphprobe.store.dump_form import OpForm
 from graphprobe.store.dump_pool import CopyPool
@@ -112,7 +112,7 @@ class Recorder:
 
     def after(self, execution: OpExecution) -> None:
         call, op = self._call(execution.call), execution.op
-        if call.memo is not None:
+        if call.memo is not None and not op.data:
             if op.traits.mutates:
                 call.memo.written([value for slot, value in execution.inputs if op.traits.may_write(slot)])
             call.memo.written([value for _, value in execution.outputs or ()])
@@ -125,14 +125,15 @@ class Recorder:
             call.place,
             data=tuple(kept.data) if kept.has_data else (),
             stats=tuple(kept.stats),
-            stream_id=self._stream(execution),
+            stream_id=_stream(kept, execution),
         )
 
     def raised(self, execution: OpExecution, error: BaseException) -> None:
         """What an op that raised has read is the exception scene's."""
 
     def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
-        pass
+        if self in call.state:
+            self._writer().drain()
 
     def close(self) -> list[str]:
         """Why there is less than was asked for: names that mean nothing, steps that never came."""
@@ -182,8 +183,7 @@ class Recorder:
                 continue
             if memo is not None:
                 try:
-                    meta = meta_of(value)
-                    stats = memo.stats(value, meta)
+                    meta, stats = memo.look(value)
                 except Exception:  # `dump_value` meets it again, and makes a gap of it
                     pass
                 else:
@@ -202,9 +202,13 @@ class Recorder:
             found = call.state[self] = _Call(selection, place, memo)
         return found
 
-    def _stream(self, execution: OpExecution) -> int:
-        tensor = next((v for _, v in (*(execution.outputs or ()), *execution.inputs) if is_tensor(v)), None)
-        return 0 if tensor is None else stream_of(tensor)
+
+def _stream(kept: _Kept, execution: OpExecution) -> int:
+    """The stream of the first tensor, which is asked only where what was kept of it is not on the CPU."""
+    if not kept.slots or kept.slots[2].device == "cpu":  # type: ignore[union-attr]
+        return 0
+    tensor = next((v for _, v in (*(execution.outputs or ()), *execution.inputs) if is_tensor(v)), None)
+    return 0 if tensor is None else stream_of(tensor)
 
 
 def _position(slot: str) -> int | None:

@@ -23,7 +23,7 @@ from graphprobe.probe.dump.tensors import device_index, is_capturing
 from graphprobe.records import Direction
 from graphprobe.settings import resolve
 from graphprobe.store.dump_records import DumpManifest, Engine, dump_manifest_from_run
-from graphprobe.store.dump_writer import DumpWriter
+from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
 
 logger = logging.getLogger("graphprobe")
 
@@ -187,7 +187,12 @@ class DumpSession:
         with self._lock:
             if self._writer is None:
                 plan = self.plan
-                self._writer = DumpWriter.create(Path(plan.path), manifest=self._manifest(), max_bytes=plan.max_bytes)
+                self._writer = DumpWriter.create(
+                    Path(plan.path),
+                    manifest=self._manifest(),
+                    max_bytes=plan.max_bytes,
+                    queue_bytes=0 if plan.write_through else QUEUE_BYTES,
+                )
                 for text in self._notes:
                     self._writer.note(text)
             return self._writer

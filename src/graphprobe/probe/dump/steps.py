@@ -5,12 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
-import torch
-from torch.multiprocessing import reductions
-
-_weak: Any = reductions.StorageWeakRef  # not annotated
+from graphprobe.internals.weak_storage import WeakStorages, storage_ids
 
 REMEMBERED = 64
 """Forward calls whose backward may still come; older ones are forgotten."""
@@ -41,8 +37,7 @@ class Forward:
     Attributes:
         step: its number.
         data_index: number of the folder, None when nothing of the step was dumped yet.
-        memory: weak references to what it returned, by address, for a backward to find it by. Where something was
-            freed, something else may lie by now.
+        memory: of what it returned, for a backward to find it by.
         consumed: whether a backward has found it.
     """
 
@@ -51,7 +46,7 @@ class Forward:
     def __init__(self, step: int) -> None:
         self.step = step
         self.data_index: int | None = None
-        self.memory: dict[int, Any] = {}
+        self.memory = WeakStorages(())
         self.consumed = False
 
 
@@ -67,7 +62,7 @@ class Forwards:
 
     def add(self, call: Forward, outputs: Iterable[object]) -> None:
         """A forward call is over."""
-        call.memory = {address: _weak(storage) for address, storage in _memory(outputs).items()}
+        call.memory = WeakStorages(outputs)
         self._calls.append(call)
 
     def of_backward(self, inputs: Iterable[object]) -> Forward | None:
@@ -75,26 +70,7 @@ class Forwards:
         calls = list(self._calls)
         if not calls:
             return None
-        memory = _memory(inputs)
-        best = max(range(len(calls)), key=lambda i: (_shared(calls[i], memory), not calls[i].consumed, i))
+        ids = storage_ids(inputs)
+        best = max(range(len(calls)), key=lambda i: (calls[i].memory.shared(ids), not calls[i].consumed, i))
         calls[best].consumed = True
         return calls[best]
-
-
-def _shared(call: Forward, memory: Iterable[int]) -> int:
-    """How many of the addresses hold what the call has returned, and still do."""
-    known = (call.memory.get(address) for address in memory)
-    return sum(storage is not None and not storage.expired() for storage in known)
-
-
-def _memory(values: Iterable[object]) -> dict[int, torch.UntypedStorage]:
-    found = {}
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            try:
-                storage = value.untyped_storage()
-                found[storage.data_ptr()] = storage
-            except Exception:  # no storage: sparse, or a subclass that keeps its values elsewhere
-                continue
-    found.pop(0, None)
-    return found

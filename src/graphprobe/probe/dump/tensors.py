@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +10,11 @@ import numpy as np
 import torch
 
 from graphprobe.engine.device_stats import finish, stats_async
+from graphprobe.engine.tensor_forms import meta_of
 from graphprobe.engine.tensor_stats import readable, stats_of
 from graphprobe.errors import GraphprobeError
 from graphprobe.internals.quiet import is_fake, quiet
-from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.records import TensorStats
 from graphprobe.store.dump_pool import Array, CopyPool
 from graphprobe.store.dump_records import Buffer, Data, DumpValue, Side
 
@@ -24,20 +24,6 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 def is_tensor(value: object) -> bool:
     """Whether `value` is a tensor, of any class."""
     return isinstance(value, torch.Tensor)
-
-
-def meta_of(tensor: torch.Tensor) -> TensorMeta:
-    """What the tensor is; of a layout without strides, none are given."""
-    strides = tensor.stride() if tensor.layout is torch.strided else ()
-    try:
-        return _meta(tensor.dtype, tensor.shape, strides, tensor.device)
-    except TypeError:  # a symbolic size
-        return TensorMeta(_text(tensor.dtype), tuple(tensor.shape), tuple(strides), _text(tensor.device))
-
-
-@functools.lru_cache(maxsize=8192)
-def _meta(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], device: torch.device) -> TensorMeta:
-    return TensorMeta(_text(dtype), tuple(shape), strides, _text(device))
 
 
 def dump_value(name: str, side: Side, tensor: torch.Tensor, *, stats: bool, pool: CopyPool) -> DumpValue:
@@ -152,11 +138,6 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
         return readable(tensor)
     except GraphprobeError as error:
         raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from error
-
-
-@functools.cache
-def _text(value: torch.dtype | torch.device) -> str:
-    return str(value).removeprefix("torch.")
 
 
 def device_index(values: Any) -> int:
