@@ -318,13 +318,11 @@ class DumpWriter:
         wait = self._block and threading.get_ident() != self._thread_id
         copies: list[Array] = []
         job: Job | None
-        if not data:
+        if not copy or not data:
             patient = only_stats(data, stats)
             job = queue.add(make, size_bytes, wait=wait, patient=patient)
             if patient and job is not None and job.seq % BATCH == 0:
                 self.drain(at_least=BATCH)
-        elif not copy:
-            job = queue.add(make, size_bytes, wait=wait)
         elif not queue.reserve(size_bytes, wait=wait):
             job = None
         else:
