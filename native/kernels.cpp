@@ -89,6 +89,12 @@ void chunk(const Task& task, const char* data, size_t bytes, uint64_t block, Par
         // The mean found so far comes from sums of floats: where it is off by much of a deviation, it is mended first.
         // As a float it leaves sums of floats exact.
         bool again = deviation < quick.squares * 0x1p-4;
+        if (again && part.min == part.max) {  // one number again and again
+            part.sum = n * part.min;
+            part.sum_squares = part.sum * part.min;
+            part.deviation = 0;
+            again = false;
+        }
         for (int round = 0; again && round < 3; ++round) {
             const double mean = part.sum / n, centre = narrow ? static_cast<double>(static_cast<float>(mean)) : mean;
             again = !centred(task, data, stripes * stripe_bytes, centre, part);

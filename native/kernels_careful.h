@@ -97,14 +97,16 @@ void careful_values(double* x, int n, double scale, Partial& total) {
     merge(total, part);
 }
 
-// Sums of the finite values around a number near their mean, which leaves no digits to lose: for values of small variance,
-// whose counts and extremes the fast path has found already. Nothing here is scaled. False if the number was further
-// from the mean than the rounding of a float explains, and than a quarter of the deviation.
-bool centred(const Task& task, const char* data, size_t bytes, double centre, Partial& part) {
+// Sums around a centre.
+struct Away {
+    Doubles squares[2] = {}, drift[2] = {};
+};
+
+// Of the finite values of whole stripes.
+inline void add_away(const Task& task, const char* data, size_t bytes, double centre, Away& total) {
     constexpr int64_t inf_bits = 0x7ff0000000000000;
     alignas(64) double values[small];
     const size_t item = static_cast<size_t>(item_size(task.kind));
-    Doubles squares[2] = {}, drift[2] = {};
     for (size_t left = bytes / item; left;) {
         const int n = static_cast<int>(left < small ? left : small);  // whole vectors, because the bytes are whole stripes
         widen(task, data, n, values);
@@ -115,15 +117,70 @@ bool centred(const Task& task, const char* data, size_t bytes, double centre, Pa
             memcpy(&v, values + i, width);
             const Doubles away = (bits & INT64_MAX) < inf_bits ? v - centre : Doubles{};
             const int side = i / double_lanes & 1;
-            squares[side] += away * away;
-            drift[side] += away;
+            total.squares[side] += away * away;
+            total.drift[side] += away;
         }
         data += static_cast<size_t>(n) * item;
         left -= static_cast<size_t>(n);
     }
-    const double n = static_cast<double>(part.finite), drifted = total_of(drift[0] + drift[1]);
+}
+
+// The same of values that are all finite and no wider than floats, in floats: a number's difference from one nearby is
+// exact. In each lane of two accumulators 16 of them are added before they are widened.
+inline void add_away_in_floats(const Task& task, const char* data, size_t bytes, float centre, Away& total) {
+    using Floats = float __attribute__((vector_size(width)));
+    using HalfOfThem = float __attribute__((vector_size(width / 2)));
+    constexpr int floats = width / 4, group = 32 * floats;
+    alignas(64) float values[group];
+    const auto widened = [](const Floats& sums) {
+        HalfOfThem part[2];
+        memcpy(part, &sums, width);
+        return __builtin_convertvector(part[0], Doubles) + __builtin_convertvector(part[1], Doubles);
+    };
+    const size_t item = static_cast<size_t>(item_size(task.kind));
+    for (size_t left = bytes / item; left;) {
+        const int n = static_cast<int>(left < group ? left : group);
+        const char* from = data;
+        if (task.kind != Kind::f32) from = reinterpret_cast<const char*>(as_floats(task.kind, data, n, values));
+        Floats squares[2] = {}, drift[2] = {};
+        const auto add = [&](int at, int side) {
+            Floats v;
+            memcpy(&v, from + 4 * at, width);
+            const Floats away = v - centre;
+            squares[side] += away * away;
+            drift[side] += away;
+        };
+        int at = 0;
+        for (; at + 2 * floats <= n; at += 2 * floats) add(at, 0), add(at + floats, 1);
+        if (at < n) add(at, 0);
+        for (int side = 0; side < 2; ++side) {
+            total.squares[side] += widened(squares[side]);
+            total.drift[side] += widened(drift[side]);
+        }
+        data += static_cast<size_t>(n) * item;
+        left -= static_cast<size_t>(n);
+    }
+}
+
+// Sums of the finite values around a number near their mean, which leaves no digits to lose: for values of small variance,
+// whose counts and extremes the fast path has found already. Nothing here is scaled. False if the number was further
+// from the mean than the rounding of a float explains, and than a quarter of the deviation.
+bool centred(const Task& task, const char* data, size_t bytes, double centre, Partial& part) {
+    const double n = static_cast<double>(part.finite);
+    Away away;
+    bool done = false;
+    if (task.kind != Kind::f64 && n == static_cast<double>(bytes / static_cast<size_t>(item_size(task.kind)))) {
+        add_away_in_floats(task, data, bytes, static_cast<float>(centre), away);
+        const double squares = total_of(away.squares[0] + away.squares[1]);
+        done = squares >= n * 0x1p-80 && squares < __builtin_inf();  // else some may have under- or overflowed
+    }
+    if (!done) {
+        away = Away();
+        add_away(task, data, bytes, centre, away);
+    }
+    const double drifted = total_of(away.drift[0] + away.drift[1]);
     part.sum = n * centre + drifted;
-    part.deviation = total_of(squares[0] + squares[1]) - drifted * (drifted / n);
+    part.deviation = total_of(away.squares[0] + away.squares[1]) - drifted * (drifted / n);
     part.sum_squares = part.deviation + part.sum * (part.sum / n);
     const double off = drifted / n;
     return off * off * 16 * n <= part.deviation || __builtin_fabs(off) <= __builtin_fabs(centre) * 0x1p-24;

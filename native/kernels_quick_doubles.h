@@ -47,10 +47,13 @@ struct DoubleSums {
     using Totals = DoubleTotals;
     static constexpr int vectors = Totals::vectors;
     static constexpr size_t group = Totals::group;
-    static constexpr bool masked = false;
+    static constexpr bool masked = false;  // the next group is tried as a clean one
 
     Totals totals;
     Lost<Longs> lost;
+
+    template <class Lanes>
+    void add_unclean(DoubleItems items, Lanes&) { add_masked(items); }
 
     void add_masked(DoubleItems items) {
         const double* x = items.x;

@@ -3,8 +3,8 @@
 #pragma once
 
 // Much as in the version for AVX-512: in each lane of two accumulators 16 values are added as floats before they are
-// widened. Two, because one would wait for itself. A group whose squares are not finite is read again with a mask, as is
-// the group after such a one.
+// widened. Two, because one would wait for itself. A group whose squares are not finite is read again: with -inf left out,
+// which masks of attention are full of, and if that is not all, with a mask. The group after such a one begins that way.
 struct FloatTotals {
     static constexpr int vectors = 32;
     static constexpr size_t group = vectors * float_lanes;
@@ -16,18 +16,35 @@ struct FloatTotals {
     // Returns whether all squares are finite; if not, nothing was added, but to the digest.
     template <class Source, class Lanes>
     inline __attribute__((always_inline)) bool add_clean(Source x, Lanes& digest) {
+        Ints left_out{};
+        return add_group<false>(x, digest, left_out);
+    }
+
+    // The same, and if `leave_out`, of values that are not -inf, which are counted.
+    template <bool leave_out, class Source, class Lanes>
+    inline __attribute__((always_inline)) bool add_group(Source x, Lanes& digest, Ints& left_out) {
         Lanes keyed = digest;
         FloatVector s[2] = {}, q[2] = {}, least = low, most = high;
-        Ints none{};
+        Ints none{}, below{};
 #pragma GCC unroll 1  // unrolled, it would be made a tree of sums that needs more registers than there are
         for (int k = 0; k < vectors; k += Source::step) {
             FloatVector v[Source::step];
             x.take(k, v, keyed);
 #pragma GCC unroll 4
             for (int j = 0; j < Source::step; ++j) {
-                none -= v[j] == 0.0f;
-                least = lesser(least, v[j]);
+                FloatVector lower = v[j];
                 most = greater(most, v[j]);
+                if constexpr (leave_out) {
+                    Ints bits;
+                    memcpy(&bits, v + j, width);
+                    const Ints bad = bits == static_cast<int32_t>(0xff800000), kept = bits & ~bad;
+                    const Ints up = kept | (bad & 0x7f800000);
+                    below -= bad;
+                    memcpy(v + j, &kept, width);
+                    memcpy(&lower, &up, width);
+                }
+                none -= v[j] == 0.0f;
+                least = lesser(least, lower);
                 s[j % 2] += v[j];
                 q[j % 2] = plus_square(q[j % 2], v[j]);
             }
@@ -37,7 +54,8 @@ struct FloatTotals {
         const Doubles more = widened(q[0]) + widened(q[1]);
         if (!all_finite(more)) return false;
         add(s, more);
-        zeros += none;
+        zeros += none - below;
+        left_out += below;
         low = least;
         high = most;
         return true;
@@ -56,14 +74,30 @@ struct FloatSums {
 
     Totals totals;
     Lost<Ints> lost;
-    bool masked = false;
+    enum { nothing, negative_infinity, anything } masked = nothing;
+
+    // A group after one that was not clean, or that one: `of_digest` is NoDigest.
+    template <class Source, class Lanes>
+    inline void add_unclean(Source x, Lanes& of_digest) {
+        if (masked != anything) {
+            Ints left_out{};
+            if (totals.add_group<true>(x, of_digest, left_out)) {
+                lost.negative += left_out;
+                masked = any(left_out) ? negative_infinity : nothing;
+                return;
+            }
+        } else {
+            of_digest.add_stripes(x.x, group * x.item / stripe_bytes);
+        }
+        add_masked(x);
+    }
 
     // In two rounds: for one there are not registers enough.
     template <class Source>
     void add_masked(Source source) {
         alignas(64) float room[group];
         const float* x = source.floats(group, room);
-        masked = count(x);
+        masked = count(x) ? anything : nothing;
         FloatVector s[2] = {}, q[2] = {}, least = totals.low, most = totals.high;
 #pragma GCC unroll 1
         for (int k = 0; k < vectors; k += 2)

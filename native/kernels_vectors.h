@@ -180,14 +180,13 @@ struct DoubleItems {
 // The groups of a block from value `i` on, after one that is not finite, if any came before. Returns where they end.
 template <class Sums, class Source, class Lanes>
 __attribute__((noinline)) size_t add_unclean(Sums& sums, Source x, size_t i, size_t n, Lanes& digest) {
-    if (i) sums.add_masked(x + (i - sums.group));
+    NoDigest none;
+    if (i) sums.add_unclean(x + (i - sums.group), none);
     for (; i + sums.group <= n; i += sums.group) {
-        if (sums.masked) {
-            digest.add_stripes((x + i).x, sums.group * x.item / stripe_bytes);
-            sums.add_masked(x + i);
-        } else if (!sums.totals.add_clean(x + i, digest)) {
-            sums.add_masked(x + i);
-        }
+        if (sums.masked)
+            sums.add_unclean(x + i, digest);
+        else if (!sums.totals.add_clean(x + i, digest))
+            sums.add_unclean(x + i, none);
     }
     return i;
 }

@@ -31,6 +31,21 @@ inline void widen_halves(const char* data, int n, double* out) {
     for (; i < n; ++i) out[i] = half(load<uint16_t>(data + i * 2));
 }
 
+// Items of f16 or bf16 as floats.
+inline const float* as_floats(Kind kind, const char* data, int n, float* out) {
+    int i = 0;
+    if (kind == Kind::bf16) {
+        for (; i < n; ++i) out[i] = brain(load<uint16_t>(data + i * 2));
+        return out;
+    }
+#if defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + 2 * i))));
+#endif
+    for (; i < n; ++i) out[i] = half(load<uint16_t>(data + i * 2));
+    return out;
+}
+
 template <class T>
 inline void widen(const char* data, int n, double* out) {
     for (int i = 0; i < n; ++i) out[i] = static_cast<double>(load<T>(data + i * sizeof(T)));

@@ -162,6 +162,45 @@ def test_nan_and_inf_among_others(name: str, dtype: str, offset: float) -> None:
         assert (found.mean, found.std, found.zeros) == (offset, 0.0, 0 if offset else 3333)
 
 
+@needs_native
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_masks_of_negative_infinity(name: str, dtype: str, offset: float) -> None:
+    """Alone, among zeros, everywhere, with something else in between: all ways in and out of the loop for them."""
+    rng = np.random.default_rng(5)
+    x = (offset + rng.normal(size=40_003)).astype("float32")
+    x[2000:9000:3] = -np.inf
+    x[4001] = np.nan
+    x[7001:7003] = np.inf
+    x[12_000:20_000] = -np.inf
+    x[21_000:22_000:2] = 0.0
+    x[21_001:22_000:4] = -np.inf
+    x[30_000:31_000:7] = np.nan
+    x[31_500:40_000:2] = -np.inf
+    raw = (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else x.astype(dtype)
+    expected = stats_by("fallback", raw, dtype)
+    assert (expected.nan, expected.positive_inf) == (144, 2)
+    assert expected.negative_inf == int(np.isneginf(x).sum()) and expected.zeros == 500
+    with instruction_set(name):
+        assert_agree(stats_by("native", raw, dtype), expected, dtype)
+        for part in (raw[12_000:20_000], raw[2000:2100], raw[19_990:20_100]):
+            assert_agree(stats_by("native", part, dtype), stats_by("fallback", part, dtype), dtype)
+
+
+@needs_native
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(("centre", "spread"), [(10.0, 1.0), (1e-20, 1e-23), (1.0, 0.0), (-3.0, 1e-3), (3e30, 1e29)])
+def test_values_around_a_number_that_is_not_zero(name: str, dtype: str, centre: float, spread: float) -> None:
+    x = (centre + spread * np.random.default_rng(6).normal(size=20_011)).astype("float32")
+    with np.errstate(over="ignore"):
+        raw = (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else x.astype(dtype)
+    for some in (raw, raw[:16], raw[:100], raw[5:4101]):
+        with instruction_set(name):
+            assert_agree(stats_by("native", some, dtype), stats_by("fallback", some, dtype), dtype)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-25, 1e-19, 1e-12, 1e12, 1e19, 1e30, 3e38])
 def test_float32_extremes_do_not_overflow(implementation: str, size: float) -> None:
