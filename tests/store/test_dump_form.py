@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,14 @@ import pytest
 from dump_helpers import OP, PLACE, new_writer
 from graphprobe.numerics import native
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store import dump_layout
+from graphprobe.store import dump_layout, dump_queue
+from graphprobe.store.dump_append import AppendFile
 from graphprobe.store.dump_form import OpForm, encode_place
+from graphprobe.store.dump_queue import BATCH
 from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, DumpValue, OpInfo, Place, Slot
 from graphprobe.store.dump_stats import RowForm, columns_of, encode_rows, format_from_meta, rows_in_python
+from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.schema import _json_from_value as json_from_value
 
 SLOTS = (
@@ -115,3 +120,60 @@ def test_forms_and_single_values_give_the_same_files(tmp_path: Path) -> None:
         assert folder.problems == [] and len(rows) == 300
         found.append((names, records, rows))
     assert found[0] == found[1] == found[2]
+
+
+def lines(writer: DumpWriter) -> int:
+    return (writer.time_dir / dump_layout.INDEX).read_bytes().count(b"\n")
+
+
+def test_statistics_are_written_by_the_thread_that_hands_them_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as many wait, and on `drain`; the writing thread would wait for longer than this test takes."""
+    monkeypatch.setattr(dump_queue, "PATIENCE_S", 3600.0)
+    writer = new_writer(tmp_path)
+    form = OpForm(OP, SLOTS)
+    for count in range(1, 2 * BATCH + 1):
+        writer.submit_form(form, PLACE, stats=STATS)
+        assert lines(writer) == (0 if count <= BATCH else BATCH + 1)
+    writer.drain()
+    assert lines(writer) == writer.manifest.ops == 2 * BATCH
+    writer.submit_form(form, PLACE, stats=STATS)
+    value = DumpValue("input.0", "input", SLOTS[0].meta, data=bytes(24))
+    writer.submit(OP, PLACE, [value])
+    assert writer.flush(30) and lines(writer) == 2 * BATCH + 2
+    writer.submit_form(form, PLACE, stats=STATS)
+    writer.close()
+    assert lines(writer) == 2 * BATCH + 3 and writer.manifest.missing == []
+    numbers = [op.record.seq for op in open_dump(writer.time_dir).ops()]
+    assert numbers == list(range(2 * BATCH + 3))
+
+
+def test_a_program_that_must_not_wait_does_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump_queue, "PATIENCE_S", 3600.0)
+    writer = new_writer(tmp_path, when_full="drop")
+    form = OpForm(OP, SLOTS)
+    for _ in range(BATCH + 2):
+        writer.submit_form(form, PLACE, stats=STATS)
+    writer.drain()
+    assert lines(writer) == 0
+    assert writer.flush(30) and lines(writer) == BATCH + 2
+    writer.close()
+
+
+def test_statistics_that_are_not_written_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk at the moment of `drain`: the program goes on, and the manifest says how many are missing."""
+    writer = new_writer(tmp_path)
+    form = OpForm(OP, SLOTS)
+    for _ in range(5):
+        writer.submit_form(form, PLACE, stats=STATS)
+
+    def full(self: AppendFile, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AppendFile, "append", full)
+        writer.drain()
+    writer.close()
+    assert sum(int(text.split()[0]) for text in writer.manifest.missing) == 5
+    assert writer.manifest.ops == 0 and lines(writer) == 0

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
-from graphprobe.records import TensorStats
-from graphprobe.store.dump_records import Argument, OpInfo, Place, Slot
+from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store.dump_dtypes import size_from_meta
+from graphprobe.store.dump_records import Argument, Data, OpInfo, Place, Slot
 from graphprobe.store.dump_stats import Columns, RowForm, encode_rows
 from graphprobe.store.schema import _json_from_value as json_from_value
+
+_VALUE_OVERHEAD_BYTES = 512
+"""What a value without data, or one of unknown size, is taken for in a queue."""
 
 
 class OpForm:
@@ -58,9 +63,23 @@ class OpForm:
         )
         return line, encode_rows(b"%d,%d,%d" % (seq, stream_id, time_us), self._rows, stats, columns)
 
+    def queued_bytes(self, data: Sequence[Data | None] = ()) -> int:
+        """What an execution takes in a queue; `data` is that of each slot, or none."""
+        if not data:
+            return _VALUE_OVERHEAD_BYTES * len(self.slots)
+        return sum(_queued_bytes(one, slot.meta) for one, slot in zip(data, self.slots, strict=True))
+
     def rows(self, seq: int, time_us: int, stream_id: int, stats: tuple[TensorStats, ...], columns: Columns) -> bytes:
         """The rows alone, one for each slot."""
         return self.encode(seq, time_us, stream_id, b"", stats, columns)[1]
+
+
+def _queued_bytes(data: Data | None, meta: TensorMeta) -> int:
+    if data is None:
+        return _VALUE_OVERHEAD_BYTES
+    if not callable(data):
+        return data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)
+    return size_from_meta(meta.dtype, meta.shape) or _VALUE_OVERHEAD_BYTES
 
 
 class _Tail(msgspec.Struct, frozen=True, omit_defaults=True):

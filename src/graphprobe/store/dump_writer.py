@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from graphprobe.errors import UsageError
-from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store.dump_dtypes import size_from_meta
 from graphprobe.store.dump_form import OpForm
 from graphprobe.store.dump_layout import claim_time_folder
 from graphprobe.store.dump_pool import Array, CopyPool
@@ -33,7 +30,7 @@ from graphprobe.store.dump_records import (
     WhenFull,
     view_from_buffer,
 )
-from graphprobe.store.dump_sink import DumpSink, Job, only_stats
+from graphprobe.store.dump_sink import DumpSink, Job, Stats, only_stats
 from graphprobe.store.manifest import RESERVE_BYTES, ManifestFile
 
 QUEUE_BYTES = 128 * 1024 * 1024
@@ -44,9 +41,6 @@ LINGER_S = 0.002
 
 PAUSE_S = 50e-6
 """How long it stands back every few ops while nobody waits for it, in seconds."""
-
-_VALUE_OVERHEAD_BYTES = 512
-"""What a value without data, or one of unknown size, is taken for in the queue."""
 
 
 class DumpWriter:
@@ -193,7 +187,7 @@ class DumpWriter:
         place: Place,
         *,
         data: tuple[Data | None, ...] = (),
-        stats: tuple[TensorStats | Callable[[], TensorStats] | None, ...] = (),
+        stats: tuple[Stats, ...] = (),
         stream_id: int = 0,
     ) -> int | None:
         """`submit` for an op that runs again and again: hand in one form, and one place a call, each time.
@@ -209,6 +203,8 @@ class DumpWriter:
         if self._closed or os.getpid() != self._pid:
             return None
         try:
+            if self._queue is not None and only_stats(data, stats):
+                return self._enqueue_stats(self._queue, form, place, stats, stream_id)
             return self._submit(form, place, data, stats or (None,) * len(form.slots), stream_id, False, None)
         except Exception as error:
             self._sink.count(f"{type(error).__name__}: {error}", form.op.op_name)
@@ -282,7 +278,7 @@ class DumpWriter:
         form: OpForm,
         place: Place,
         data: tuple[Data | None, ...],
-        stats: tuple[TensorStats | Callable[[], TensorStats] | None, ...],
+        stats: tuple[Stats, ...],
         stream_id: int,
         copy: bool,
         time_ns: int | None,
@@ -302,7 +298,33 @@ class DumpWriter:
             with self._write_lock:
                 job = make()
                 return job.seq if self._sink.write_stats(job) or self._sink.write(job) else None
-        return self._enqueue(self._queue, make, form, data, stats, copy)
+        return self._enqueue(self._queue, make, form, data, copy)
+
+    def _enqueue_stats(
+        self, queue: ByteQueue[Job], form: OpForm, place: Place, stats: tuple[Stats, ...], stream_id: int
+    ) -> int | None:
+        """Of an execution with statistics only, which are all at hand: nobody is woken for it."""
+        if self._sink.stopped is not None:
+            self._sink.refuses(form.op.op_name)
+            return None
+        time_us = time.time_ns() // 1000
+
+        def make() -> Job:
+            seq, self._seq = self._seq, self._seq + 1
+            return Job(seq, time_us, form, place, (), stats, stream_id)
+
+        wait = self._block and threading.get_ident() != self._thread_id
+        job = queue.add(make, form.queued_bytes(), wait=wait, patient=True)
+        if job is not None and job.seq % BATCH == 0:
+            self.drain(at_least=BATCH)
+        return self._number(job, form)
+
+    def _number(self, job: Job | None, form: OpForm) -> int | None:
+        """Of what was handed in; None of what was not, which is counted."""
+        if job is None:
+            self._sink.count("the queue had no room" if not self._closed else "the dump was closed", form.op.op_name)
+            return None
+        return job.seq
 
     def _enqueue(
         self,
@@ -310,19 +332,15 @@ class DumpWriter:
         make: Callable[..., Job],
         form: OpForm,
         data: tuple[Data | None, ...],
-        stats: tuple[TensorStats | Callable[[], TensorStats] | None, ...],
         copy: bool,
     ) -> int | None:
-        size_bytes = _size(form, data)
+        size_bytes = form.queued_bytes(data)
         # The writing thread would wait for itself; it comes here when the function for a value runs a dumped op.
         wait = self._block and threading.get_ident() != self._thread_id
         copies: list[Array] = []
         job: Job | None
         if not copy or not data:
-            patient = only_stats(data, stats)
-            job = queue.add(make, size_bytes, wait=wait, patient=patient)
-            if patient and job is not None and job.seq % BATCH == 0:
-                self.drain(at_least=BATCH)
+            job = queue.add(make, size_bytes, wait=wait)
         elif not queue.reserve(size_bytes, wait=wait):
             job = None
         else:
@@ -334,10 +352,7 @@ class DumpWriter:
             job = queue.put(lambda: make(held, tuple(copies)), size_bytes)
             if job is None:
                 return None
-        if job is None:
-            self._sink.count("the queue had no room" if not self._closed else "the dump was closed", form.op.op_name)
-            return None
-        return job.seq
+        return self._number(job, form)
 
     def _copied(self, data: Data | None, copies: list[Array]) -> Data | None:
         if data is None or callable(data):
@@ -382,18 +397,3 @@ class DumpWriter:
         if self._queue is not None:
             self._sink.manifest.blocked_ns = self._queue.blocked_ns
             self._sink.manifest.queue_peak_bytes = self._queue.peak_bytes
-
-
-def _size(form: OpForm, data: tuple[Data | None, ...]) -> int:
-    """What an execution takes in the queue."""
-    if not data:
-        return _VALUE_OVERHEAD_BYTES * len(form.slots)
-    return sum(_size_of(one, slot.meta) for one, slot in zip(data, form.slots, strict=True))
-
-
-def _size_of(data: Data | None, meta: TensorMeta) -> int:
-    if data is None:
-        return _VALUE_OVERHEAD_BYTES
-    if not callable(data):
-        return data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)
-    return size_from_meta(meta.dtype, meta.shape) or _VALUE_OVERHEAD_BYTES

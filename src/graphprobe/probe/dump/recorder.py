@@ -72,6 +72,7 @@ class _Call(NamedTuple):
     selection: _Selection
     place: Place
     memo: StatsMemo | None
+    writer: DumpWriter
 
 
 class Recorder:
@@ -120,7 +121,7 @@ class Recorder:
         # An op of data has nothing but its value; it is there in every mode.
         if self._plan.mode != "input" or op.data:
             self._keep(call, kept, execution, "output", execution.outputs or ())
-        self._writer().submit_form(
+        call.writer.submit_form(
             call.selection.form(op, kept),
             call.place,
             data=tuple(kept.data) if kept.has_data else (),
@@ -133,7 +134,7 @@ class Recorder:
 
     def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
         if self in call.state:
-            self._writer().drain()
+            self._call(call).writer.drain()
 
     def close(self) -> list[str]:
         """Why there is less than was asked for: names that mean nothing, steps that never came."""
@@ -199,7 +200,7 @@ class Recorder:
             # Writes of ops that are not dumped would be missed.
             memo = StatsMemo() if self._stats and None not in selection.chosen else None
             place = place_of(call, by_step=self._plan.steps is not None)
-            found = call.state[self] = _Call(selection, place, memo)
+            found = call.state[self] = _Call(selection, place, memo, self._writer())
         return found
 
 
