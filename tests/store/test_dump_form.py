@@ -177,3 +177,30 @@ def test_statistics_that_are_not_written_are_counted(tmp_path: Path, monkeypatch
     writer.close()
     assert sum(int(text.split()[0]) for text in writer.manifest.missing) == 5
     assert writer.manifest.ops == 0 and lines(writer) == 0
+
+
+def test_a_dump_that_is_closed_while_its_statistics_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a signal handler: nothing hangs, and nothing goes into a file that has the number of a closed one."""
+    writer = new_writer(tmp_path)
+    form = OpForm(OP, SLOTS)
+    for _ in range(5):
+        writer.submit_form(form, PLACE, stats=STATS)
+    append = AppendFile.append
+    opened: list[int] = []
+
+    def closing(self: AppendFile, data: bytes) -> None:
+        if not opened:
+            opened.append(-1)
+            writer.close(timeout_s=30)
+            opened[:] = [os.open(tmp_path / f"other{number}", os.O_WRONLY | os.O_CREAT) for number in range(8)]
+        append(self, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AppendFile, "append", closing)
+        writer.drain()
+    for descriptor in opened:
+        os.close(descriptor)
+    assert len(opened) == 8 and all(not (tmp_path / f"other{number}").stat().st_size for number in range(8))
+    assert sum(int(text.split()[0]) for text in writer.manifest.missing) == 5

@@ -197,6 +197,20 @@ def test_an_interrupt_while_it_is_drained_leaves_the_queue_whole() -> None:
     assert queue.get() == ("c", 1)
 
 
+def test_the_thread_that_drains_does_not_wait_for_itself() -> None:
+    queue: ByteQueue[str] = ByteQueue(2, 100)
+    found: list[object] = []
+
+    def write(_: list[str]) -> None:
+        found.append(queue.add(lambda: "c", 1, wait=True))
+        queue.close()
+        found.append(queue.get_batch(3600))
+
+    patient(queue, "ab")
+    queue.drain(write)
+    assert found == [None, []]
+
+
 @pytest.mark.parametrize("how", ["nobody", "flush", "urgent", "close"])
 def test_patience_ends(how: str) -> None:
     """By itself after a while; at once where somebody waits, or something that is urgent comes."""

@@ -45,6 +45,7 @@ class AppendFile:
         self._size_bytes -= size_bytes
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; what is appended after that fails."""
+        descriptor, self._descriptor = self._descriptor, -1  # its number may soon be that of another file
         with contextlib.suppress(OSError):
-            os.close(self._descriptor)
+            os.close(descriptor)

@@ -48,13 +48,14 @@ class ByteQueue(Generic[T]):
         """Items in the queue that are not small: no reason to linger either."""
         self._urgent = 0
         """Items in the queue that are not patient."""
-        self._draining = False
+        self._drainer: int | None = None
+        """The thread inside of `drain`."""
 
     def reserve(self, size_bytes: int, *, wait: bool) -> bool:
         """Make room for an item that `put` or `give_back` follows on; False when there is none, or after `close`."""
         with self._room:
             if not self._has_room(size_bytes):
-                if not wait:
+                if not wait or self._drainer == threading.get_ident():  # it would wait for itself
                     return False
                 began_ns = time.perf_counter_ns()
                 self._wait_for(lambda: self._closed or self._has_room(size_bytes), None)
@@ -111,14 +112,14 @@ class ByteQueue(Generic[T]):
                 waiting = len(self._items)
                 if self._urgent or self._closed or waiting != self._used_items or waiting < at_least:
                     return
-                self._draining = True
+                self._drainer = threading.get_ident()
                 items += self._items
                 self._items.clear()
             write([item for item, _, _ in items])
         finally:
             if items:
                 with self._lock:
-                    self._draining = False
+                    self._drainer = None
                     self._work.notify()
                     self.give_back(sum(size for _, size, _ in items), len(items))
 
@@ -168,6 +169,8 @@ class ByteQueue(Generic[T]):
         """Let nothing in any more; what is inside can still be got."""
         with self._room:
             self._closed = True
+            if self._drainer == threading.get_ident():  # a signal handler, which waits for the writing thread now
+                self._drainer = None
             self._room.notify_all()
             self._work.notify_all()
             self._more.notify_all()
@@ -200,7 +203,9 @@ class ByteQueue(Generic[T]):
     def _wait_for_work(self) -> None:
         """Until there is something to do, or nothing any more: the queue is closed and empty."""
         late = False
-        while self._draining or not (self._urgent or self._closed or (self._items and (late or self._waiting))):
+        while self._drainer is not None or not (
+            self._urgent or self._closed or (self._items and (late or self._waiting))
+        ):
             late = not self._work.wait(PATIENCE_S)
 
     def _lingers(self) -> bool:
