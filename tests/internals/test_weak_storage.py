@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphprobe.internals import weak_storage
 from graphprobe.internals.weak_storage import WeakMemory, WeakStorages, span_of, storage_ids, version_of
 
 
@@ -57,3 +59,10 @@ def test_storages_are_known_again_while_they_live() -> None:
     weak = WeakMemory(other)
     del other
     assert weak.gone, "nothing is kept alive"
+
+
+def test_without_weak_references_nothing_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that lacks them: an id could be that of something else by now."""
+    monkeypatch.setattr(weak_storage, "_weak", None)
+    base = torch.ones(4)
+    assert WeakStorages([base]).shared(storage_ids([base])) == 0

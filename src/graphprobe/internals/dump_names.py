@@ -62,6 +62,11 @@ NEEDS: tuple[Need, ...] = (
         "no engine 'interpreter' for Inductor's graphs after its passes: use the backend 'aot_eager'",
     ),
     Need(
+        "dump_steps",
+        (("torch", "UntypedStorage._cdata"), ("torch.multiprocessing.reductions", "StorageWeakRef")),
+        "a backward counts to the latest forward call that has none yet, whichever it belongs to",
+    ),
+    Need(
         "dump_watch",
         tuple(("torch", f"UntypedStorage.{name}") for name in STORAGE_NAMES),
         "the watch mode does not see outputs that are overwritten after their call",

@@ -10,7 +10,7 @@ from torch.multiprocessing import reductions
 
 from graphprobe.internals.quiet import quiet
 
-_weak: Any = reductions.StorageWeakRef  # not annotated
+_weak: Any = getattr(reductions, "StorageWeakRef", None)  # not annotated
 
 
 class WeakStorages:
@@ -37,7 +37,7 @@ def storage_ids(values: Iterable[object]) -> frozenset[int]:
 
 def _storages(values: Iterable[object]) -> dict[int, torch.UntypedStorage]:
     found = {}
-    for value in values:
+    for value in values if _weak is not None else ():
         if isinstance(value, torch.Tensor):
             try:
                 storage = value.untyped_storage()
