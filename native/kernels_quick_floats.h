@@ -76,7 +76,7 @@ struct FloatSums {
     Lost<Ints> lost;
     enum { nothing, negative_infinity, anything } masked = nothing;
 
-    // A group after one that was not clean, or that one: `of_digest` is NoDigest.
+    // A group after one that was not clean; or that one itself, with NoDigest, because its digest has been made.
     template <class Source, class Lanes>
     inline void add_unclean(Source x, Lanes& of_digest) {
         if (masked != anything) {

@@ -179,6 +179,30 @@ def test_statistics_that_are_not_written_are_counted(tmp_path: Path, monkeypatch
     assert writer.manifest.ops == 0 and lines(writer) == 0
 
 
+def test_an_interrupt_goes_on_into_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it cost is counted, and the dump goes on."""
+    writer = new_writer(tmp_path)
+    form = OpForm(OP, SLOTS)
+    for _ in range(5):
+        writer.submit_form(form, PLACE, stats=STATS)
+
+    def interrupted(self: AppendFile, data: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AppendFile, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.drain()
+    writer.submit_form(form, PLACE, stats=STATS)
+    writer.close()
+    assert sum(int(text.split()[0]) for text in writer.manifest.missing) == 5
+    assert "KeyboardInterrupt" in writer.manifest.missing[0]
+    assert writer.manifest.ops == lines(writer) == 1
+    written = (dump_layout.STATS, dump_layout.INDEX)
+    sizes = sum(path.stat().st_size for path in writer.time_dir.rglob("*") if path.name in written)
+    assert writer.manifest.collected_bytes == sizes
+
+
 def test_a_dump_that_is_closed_while_its_statistics_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,20 @@ import pytest
 from graphprobe.store.dump_queue import BATCH, SMALL_BYTES, ByteQueue
 
 
+def taking(queue: ByteQueue[str], linger_s: float) -> tuple[threading.Thread, list[str]]:
+    """A thread that takes what there is until the queue is closed, and what it has taken so far."""
+    got: list[str] = []
+
+    def work() -> None:
+        while batch := queue.get_batch(linger_s):
+            got.extend(item for item, _ in batch)
+            queue.give_back(sum(size for _, size in batch), len(batch))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread, got
+
+
 def put(queue: ByteQueue[str], item: str, size_bytes: int) -> bool:
     return queue.reserve(size_bytes, wait=False) and queue.put(lambda: item, size_bytes) == item
 
@@ -87,15 +101,7 @@ def test_small_items_come_together_and_a_large_one_alone() -> None:
 @pytest.mark.parametrize("how", ["flush", "full", "close", "large"])
 def test_nobody_lingers_while_somebody_waits(how: str) -> None:
     queue: ByteQueue[str] = ByteQueue(2 * SMALL_BYTES, 10)
-    got: list[str] = []
-
-    def work() -> None:
-        while batch := queue.get_batch(3600):
-            got.extend(item for item, _ in batch)
-            queue.give_back(sum(size for _, size in batch), len(batch))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    thread, got = taking(queue, 3600)
     queue.add(lambda: "a", SMALL_BYTES, wait=True)
     assert got == []
     if how == "flush":
@@ -215,15 +221,7 @@ def test_the_thread_that_drains_does_not_wait_for_itself() -> None:
 def test_patience_ends(how: str) -> None:
     """By itself after a while; at once where somebody waits, or something that is urgent comes."""
     queue: ByteQueue[str] = ByteQueue(100, 100)
-    got: list[str] = []
-
-    def work() -> None:
-        while batch := queue.get_batch(0.001):
-            got.extend(item for item, _ in batch)
-            queue.give_back(sum(size for _, size in batch), len(batch))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    thread, got = taking(queue, 0.001)
     patient(queue, "ab")
     if how == "urgent":
         queue.add(lambda: "c", 1, wait=False)

@@ -24,7 +24,7 @@ def is_plain(tensor: Any) -> bool:
     """Whether the items of `tensor` lie on the CPU as they are: no subclass, no layout of its own, no lazy view."""
     if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or tensor.layout is not _STRIDED:
         return False
-    return not (_lazy(tensor) if _lazy is not None else is_lazy(tensor))
+    return not is_lazy(tensor)
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:

@@ -157,6 +157,17 @@ class DumpSink(CountsShortage):
                 self.count(f"{type(error).__name__}: {error}", job.name)
         self._append_all(together)
 
+    def write_here(self, jobs: Sequence[Job]) -> None:
+        """`write_all` on the thread of the program: an interrupt goes on into it, and what that cost is counted."""
+        before = self.manifest.ops
+        try:
+            self.write_all(jobs)
+        except BaseException as error:
+            for job in jobs[self.manifest.ops - before :]:
+                self.count(f"{type(error).__name__} while it was written", job.name)
+            if not isinstance(error, Exception):
+                raise
+
     def close(self, *, busy: bool = False) -> None:
         """Write the manifest for the last time and close every file, but if another thread is `busy` writing them."""
         with self.lock:
@@ -191,7 +202,10 @@ class DumpSink(CountsShortage):
 
     def _append(self, line: bytes, rows: bytes, place: Place, jobs: int) -> bool:
         """Append lines and rows of so many jobs of a place, all or none; False if that failed."""
-        stats = self._target(place)[0]
+        try:
+            stats = self._target(place)[0]
+        except Exception:
+            return False
         rows_bytes = stats.growth_bytes(rows)
         grown_bytes = self._index.growth_bytes(line) + rows_bytes
         with self.lock:
@@ -199,9 +213,11 @@ class DumpSink(CountsShortage):
                 return False
             try:
                 self._put_rows(line, rows, stats, rows_bytes)
-            except Exception:
+            except BaseException as error:
                 self._budget.give_back(grown_bytes)
-                return False
+                if isinstance(error, Exception):
+                    return False
+                raise
             self.manifest.collected_bytes += grown_bytes
             self.manifest.ops += jobs
             self.save(unless_newer_than_s=SAVE_SECONDS)

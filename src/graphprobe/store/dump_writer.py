@@ -217,7 +217,7 @@ class DumpWriter:
         (`when_full` is `drop`).
         """
         if self._queue is not None and self._block and not self._closed and os.getpid() == self._pid:
-            self._queue.drain(self._sink.write_all, at_least=at_least)
+            self._queue.drain(self._sink.write_here, at_least=at_least)
 
     def note(self, text: str) -> None:
         """Add a line to the manifest's notes, once."""

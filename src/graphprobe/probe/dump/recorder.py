@@ -205,8 +205,8 @@ class Recorder:
 
 
 def _stream(kept: _Kept, execution: OpExecution) -> int:
-    """The stream of the first tensor, which is asked only where what was kept of it is not on the CPU."""
-    if not kept.slots or kept.slots[2].device == "cpu":  # type: ignore[union-attr]
+    """The stream of the first tensor; it is not looked for where all that was kept is on the CPU."""
+    if all(meta.device == "cpu" for meta in kept.slots[2::3]):  # type: ignore[union-attr]
         return 0
     tensor = next((v for _, v in (*(execution.outputs or ()), *execution.inputs) if is_tensor(v)), None)
     return 0 if tensor is None else stream_of(tensor)

@@ -56,7 +56,7 @@ class GraphCall:
         if index not in self.wanted:
             return None
         execution = OpExecution(self.graph.ops[index], self, inputs)
-        for item in self._observers if self._alike else self._observers_of(index):
+        for item in self._observers_of(index):
             try:
                 item[0].before(execution)
             except Exception as error:
@@ -68,7 +68,7 @@ class GraphCall:
         if execution is not None:
             execution.outputs = outputs
             index = execution.op.index
-            for item in self._observers if self._alike else self._observers_of(index):
+            for item in self._observers_of(index):
                 try:
                     item[0].after(execution)
                 except Exception as error:
@@ -98,7 +98,7 @@ class GraphCall:
 
     def _observers_of(self, index: int) -> Sequence[tuple[OpObserver, frozenset[int]]]:
         """Those that want an op which somebody wants. Not changed when one is detached meanwhile."""
-        return [item for item in self._observers if index in item[1]]
+        return self._observers if self._alike else [item for item in self._observers if index in item[1]]
 
     def _detach(self, item: tuple[OpObserver, frozenset[int]], error: Exception, index: int | None) -> None:
         """The program must not see our faults."""
