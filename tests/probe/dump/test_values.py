@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from graphprobe.engine.tensor_stats import stats_of
-from graphprobe.probe.dump import memo
+from graphprobe.probe.dump import memo, recorder
 from graphprobe.probe.dump.memo import StatsMemo
 from graphprobe.probe.dump.tensors import dump_value
+from graphprobe.records import TensorMeta
 from graphprobe.store.dump_pool import CopyPool
 from graphprobe.store.dump_reader import DumpedOp
 
@@ -228,6 +230,18 @@ def test_statistics_are_computed_once_until_the_memory_is_written_to(monkeypatch
     negative = torch.ones(4, dtype=torch.complex64).mul_(1j).conj().imag
     assert negative.is_neg() and stats(negative).max == -1.0
     assert stats(torch._neg_view(negative)).max == 1.0, "the same memory shows another value"
+
+
+def test_the_stream_is_asked_for_where_anything_that_was_kept_is_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    execution: Any = SimpleNamespace(inputs=(("input.0", torch.ones(1)),), outputs=(("output.0", torch.ones(2)),))
+    asked: list[torch.Tensor] = []
+    monkeypatch.setattr(recorder, "stream_of", lambda tensor: asked.append(tensor) or 7)
+    kept = recorder._Kept()
+    assert recorder._stream(kept, execution) == 0
+    kept.add("input.0", "input", TensorMeta("float32", (1,), (1,), "cpu"), None, None)
+    assert recorder._stream(kept, execution) == 0 and asked == []
+    kept.add("output.0", "output", TensorMeta("float32", (2,), (1,), "cuda:0"), None, None)
+    assert recorder._stream(kept, execution) == 7 and asked[0].shape == (2,)
 
 
 @pytest.mark.cuda
