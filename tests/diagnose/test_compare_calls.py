@@ -191,6 +191,8 @@ def test_classes_of_numbers() -> None:
     ]
     logs = compared(torch.log, lambda x: torch.log(x).nan_to_num(0.0), X)
     assert kinds(logs) == [("nonfinite", "outputs[0]", True)]
+    infinite = compared(lambda x: x / 0, lambda x: (x / 0).masked_fill(x > 2.9, float("nan")), X)
+    assert kinds(infinite) == [("nonfinite", "outputs[0]", True)], "NaN in place of infinity"
     assert compared(torch.log, lambda x: torch.log(x) + 0, X) == [], "both have the same"
 
 

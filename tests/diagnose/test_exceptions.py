@@ -142,3 +142,27 @@ def test_an_exception_of_aot_autograd() -> None:
 
     error = error_of(torch.sin, torch.ones(2), backend=aot_autograd(fw_compiler=failing))
     assert origin_of(error).stage == "aot"
+
+
+def test_an_exception_while_a_pattern_is_replaced_names_what_it_matched() -> None:
+    """Not the view that comes last: the ops that compute, and which pattern it was."""
+    from torch._inductor.pattern_matcher import PatternMatcherPass, fwd_only, register_replacement
+
+    def sine_of_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a * b).sin().transpose(0, 1)
+
+    def otherwise(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a + b).transpose(0, 1)
+
+    patterns = PatternMatcherPass()
+    examples = [torch.ones(2, 3), torch.ones(2, 3)]
+    register_replacement(sine_of_product, otherwise, examples, fwd_only, patterns, extra_check=failing)
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a * b).sin().transpose(0, 1)
+
+    with torch._inductor.config.patch(post_grad_custom_pre_pass=patterns.apply):
+        found = origin_of(error_of(program, torch.ones(2, 3), torch.ones(2, 3), backend="inductor"))
+    assert (found.stage, found.pattern) == ("post_grad", "sine_of_product")
+    assert (found.op, found.also) == ("aten.sin.default", ["aten.mul.Tensor"])
+    assert found.source == f"{__file__}:{program.__code__.co_firstlineno + 1}"

@@ -14,7 +14,8 @@ import torch
 import graphprobe
 from graphprobe.diagnose.kernel_check import CompiledGraph, WholeGraph
 from graphprobe.diagnose.kernel_names import mix, name_kernels
-from graphprobe.diagnose.mixing import MixingReport
+from graphprobe.diagnose.local import LocalError
+from graphprobe.diagnose.mixing import MixingReport, faulty_launches
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.mixed import MixedGraph
 
@@ -105,6 +106,17 @@ def test_healthy() -> None:
     report = mixed_report(compiled)
     assert report.found == [] and report.runs == 1
     assert report.problem.startswith("the outputs of the graph are not wrong")
+
+
+def test_a_wrong_dtype_is_not_put_down_to_shared_memory() -> None:
+    """Whatever is computed in place of a launch, it goes into the room that the wrapper made for it."""
+    (compiled,) = planted((), layers=1)
+    assert compiled.lowered is not None and compiled.compiled is not None
+    wrong = LocalError("worse", "wrong_dtype", math.inf, math.inf, "dtype torch.bool, not torch.uint8")
+    mixed = MixedGraph(compiled.lowered, compiled.compiled)
+    report = faulty_launches(mixed, compiled.inputs[0], lambda _: wrong)
+    assert report.found == []
+    assert report.problem == "the outputs are wrong whatever the launches compute: dtype torch.bool, not torch.uint8"
 
 
 @pytest.mark.heavy

@@ -164,7 +164,7 @@ def _kind_of_value(reference: Reference, call: int, part: str, j: int, e: torch.
         before = reference.before[call][j]
         if isinstance(before, torch.Tensor) and before.shape == m.shape and not same_bits(before, m):
             return "lost_mutation"
-    if is_noisy(e) and not torch.equal(torch.isfinite(e), torch.isfinite(m)):
+    if is_noisy(e) and not all(torch.equal(test(e), test(m)) for test in (torch.isfinite, torch.isnan)):
         return "nonfinite"
     return "wrong_value"
 

@@ -11,6 +11,7 @@ import msgspec
 from torch.fx import Node
 
 from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.subgraph import is_view
 from graphprobe.findings import Stage
 
 
@@ -20,7 +21,10 @@ class Origin(msgspec.Struct):
     Attributes:
         stage: the latest stage among the frames.
         pass_: the pass that ran.
-        node, op, source, module: of the FX node that was being worked on; None when no frame held one.
+        node, op, source, module: of the FX node that was being worked on; None when no frame held one. Of the nodes of
+            a pattern, the last one that computes.
+        pattern: the function that says what is to be replaced, e.g. `_sfdp_pattern_1`, where one was being matched.
+        also: ops of the pattern's other nodes that compute, the last one first.
     """
 
     stage: Stage
@@ -29,6 +33,8 @@ class Origin(msgspec.Struct):
     op: str | None = None
     source: str | None = None
     module: str | None = None
+    pattern: str | None = None
+    also: list[str] = []
 
 
 FUNCTIONS: tuple[tuple[Stage, str, frozenset[str]], ...] = (
@@ -44,6 +50,9 @@ FUNCTIONS: tuple[tuple[Stage, str, frozenset[str]], ...] = (
     ("dynamo", "torch/_dynamo/", frozenset()),
 )
 """Stage, file and functions of it (none: any) that show that the stage was at work; the first that fits counts."""
+
+PASSES: frozenset[Stage] = frozenset({"post_grad", "joint", "pre_grad"})
+MATCHER = "torch._inductor.pattern_matcher"
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -72,17 +81,42 @@ def origin_of(error: BaseException) -> Origin:
         if any(path in f.f_code.co_filename and (not functions or f.f_code.co_name in functions) for f in passed):
             stage = candidate
             break
-    node = _node(passed, stage)
     named = next((_pass_name(f) for f in passed if _pass_name(f)), None)
+    pattern = next((name for f in passed if (name := _pattern_name(f))), None)
+    matched = _matched(passed) if stage in PASSES else []
+    node = matched[-1] if matched else _node(passed, stage)
     if node is None:
-        return Origin(stage, named)
-    return Origin(stage, named, node.name, op_of(node), source_of(node), module_of(node))
+        return Origin(stage, named, pattern=pattern)
+    also = [op for op in dict.fromkeys(map(op_of, reversed(matched))) if op != op_of(node)]
+    place = (node.name, op_of(node), source_of(node), module_of(node))
+    return Origin(stage, named, *place, pattern=pattern, also=also)
 
 
 def _pass_name(frame: FrameType) -> str | None:
     if "graph_transform_observer" not in frame.f_code.co_filename:
         return None
     return getattr(frame.f_locals.get("self"), "passname", None)
+
+
+def _pattern_name(frame: FrameType) -> str | None:
+    """What the matcher's check of a match calls its pattern."""
+    if frame.f_globals.get("__name__") != MATCHER:
+        return None
+    name = getattr(frame.f_locals.get("search_fn"), "__name__", None)
+    return str(name) if name else None
+
+
+def _matched(passed: list[FrameType]) -> list[Node]:
+    """The nodes of the match that was being handled which compute something, in the order of the graph."""
+    for frame in passed:
+        for value in list(frame.f_locals.values()):
+            if type(value).__name__ == "Match" and type(value).__module__ == MATCHER:
+                nodes = {n for n in getattr(value, "nodes", ()) if isinstance(n, Node) and n.op == "call_function"}
+                graph = next((n.graph for n in nodes), None)
+                found = [n for n in graph.nodes if n in nodes and not is_view(n)] if graph is not None else []
+                if found:
+                    return found
+    return []
 
 
 def _node(passed: list[FrameType], stage: Stage) -> Node | None:
@@ -96,7 +130,7 @@ def _node(passed: list[FrameType], stage: Stage) -> Node | None:
             return current
         written = written or (str(current.target) if current.op == "call_method" else "")
     for frame in passed:
-        if "torch/fx/" in frame.f_code.co_filename and stage in ("post_grad", "joint", "pre_grad"):
+        if "torch/fx/" in frame.f_code.co_filename and stage in PASSES:
             continue
         for value in list(frame.f_locals.values()):
             node = value if isinstance(value, Node) else _origin_node(value, written)

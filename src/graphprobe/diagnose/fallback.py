@@ -49,8 +49,8 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
     if stage != "codegen" or not compilation.is_inductor:
         known["stage"] = stage
     if origin is not None and origin.op:
-        fields = {name: getattr(origin, name) for name in ("op", "node", "source", "module", "pass_", "stage")}
-        known |= {name: value for name, value in fields.items() if value is not None}
+        fields = {name: getattr(origin, name) for name in ("op", "node", "source", "module", "pass_", "stage", "also")}
+        known |= {name: value for name, value in fields.items() if value}
     expected = ladder.reference.eager[0][first.call] if ladder.reference is not None else None
     below = ladder.reports.get("aot")
     if "op" not in known and expected is not None and expected.raised is not None and below is not None:
@@ -58,7 +58,11 @@ def unlocated(ladder: Ladder, rung: str, differences: Sequence[Difference]) -> l
         where = below.raised_at
         if where is not None:
             known |= {name: v for name in ("op", "node", "source", "module") if (v := getattr(where, name)) is not None}
-    whole = {"kind": first.kind, "reason": first.text, "stage": stage, **known}
+    reason = first.text
+    if origin is not None and origin.pattern:
+        reason += f" It was raised while {origin.pattern} was matched."
+        known["reason"] = reason
+    whole = {"kind": first.kind, "reason": reason, "stage": stage, **known}
     if rung == "plain":
         ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")
         observed = report.calls if report is not None else []

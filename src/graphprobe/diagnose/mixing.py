@@ -21,6 +21,9 @@ Judge = Callable[[MixedRun], LocalError]
 MOST = 8
 """Faults of one graph that are looked for."""
 
+FORMS = ("wrong_dtype", "wrong_shape")
+"""What no launch decides, but the code that makes room for its results."""
+
 
 class FaultyLaunch(msgspec.Struct, frozen=True):
     """A launch whose replacement makes the outputs right.
@@ -133,6 +136,8 @@ class _Search:
         if replaced.answer == "worse":
             if len(self._usable) < len(self._mixed.launches):
                 return f"the outputs are wrong with every launch that can be replaced, too: {replaced.reason}"
+            if replaced.kind in FORMS:
+                return f"the outputs are wrong whatever the launches compute: {replaced.reason}"
             ir = sum(launch.how == "ir" for launch in self._mixed.launches)
             lowering = f"in the lowering of one of {ir} launches replaced by their IR, or " if ir else ""
             where = f"the fault is {lowering}in how the buffers share memory"

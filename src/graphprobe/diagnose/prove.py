@@ -21,11 +21,12 @@ from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
 from graphprobe.diagnose.shorten import named, shortened
 from graphprobe.diagnose.suspects import Suspect
-from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.naming import module_of, name_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Finding, kind_of_death
+from graphprobe.internals.operators import decomposed_while_traced
 from graphprobe.internals.pass_snapshots import PassLog
 from graphprobe.internals.stages import stop_after
 
@@ -224,7 +225,9 @@ class Prover:
             reason=suspect.error.reason,
         )
         made = msgspec.structs.replace(made, **suspect.known)
-        made.also = [name for name in made.also if name != made.op]
+        made.also = [name for name in (*_aten_behind(suspect.node, made.op), *made.also) if name != made.op]
+        if made.stage == "aot" and len(case.calls) == 1 and made.op and decomposed_while_traced(made.op):
+            made.stage = "decomposition"  # AOTAutograd only happens to be where it is carried out
         before = suspect.graph if suspect.pass_ else None
         self.write(made, case, result, before, suspect.kernel_source, window_of(suspect))
         return made
@@ -298,6 +301,14 @@ class Prover:
                 " The repro does not fail in a process of its own, so the fault needs something of this process: a"
                 " patch, a pass or a setting that cannot be saved."
             )
+
+
+def _aten_behind(node: Node, op: str | None) -> list[str]:
+    """What one of Inductor's own ops was before, e.g. `max_pool2d` of `prims._low_memory_max_pool_with_offsets`."""
+    original = node.meta.get("original_aten")
+    if original is None or op != op_of(node) or op.startswith("aten."):
+        return []
+    return [name_of(original)]
 
 
 RAISED = ("crash_compile", "crash_runtime", "extra_exception")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 
@@ -32,6 +33,19 @@ def operator_of(target: object) -> Operator | None:
         namespace, _, name = target._qualified_op_name.partition("::")
         return Operator(namespace, name)
     return Operator("higher_order", str(target.name())) if isinstance(target, HigherOrderOperator) else None
+
+
+def decomposed_while_traced(name: str) -> bool:
+    """Whether torch replaces the operator by Python code as soon as it is traced, e.g. `aten.upsample_nearest2d.vec`.
+
+    Then AOTAutograd does so for every backend, whichever table of decompositions it is given.
+    """
+    namespace, _, rest = name.partition(".")
+    packet = getattr(getattr(torch.ops, namespace, None), rest.partition(".")[0], None)
+    if not isinstance(packet, OpOverloadPacket):
+        return False
+    kernels = [getattr(getattr(packet, overload), "py_kernels", {}) for overload in packet.overloads()]
+    return any(key.name in ("Autograd", "CompositeImplicitAutograd") for found in kernels for key in found)
 
 
 def writes_to(node: Any) -> list[Any]:

@@ -1,0 +1,32 @@
+"""pytorch/pytorch#191203: attention whose scale is a tensor is fused into an op that takes a number only."""
+
+import torch
+
+
+def program(q, k, v, mask, scale):
+    scores = q @ k.transpose(-2, -1) / scale
+    return torch.softmax(scores + mask, dim=-1) @ v
+
+
+def make():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 8, 8) for _ in range(3))
+    mask = torch.triu(torch.full((8, 8), -1e9), diagonal=1)
+    return program, (q, k, v, mask, torch.tensor(0.5)), {}
+
+
+EXPECT = {
+    "kind": "crash_compile",
+    "stage": "joint",
+    "culprit_ops": [
+        "aten.bmm.default",
+        "aten.div.Tensor",
+        "aten.add.Tensor",
+        "aten._softmax.default",
+        "aten.amax.default",
+        "aten.sub.Tensor",
+        "aten.exp.default",
+        "aten.sum.dim_IntList",
+    ],
+    "direction": "forward",
+}

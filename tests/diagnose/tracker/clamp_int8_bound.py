@@ -1,0 +1,20 @@
+"""No issue known; found by comparing ops: a bound that int8 cannot hold is refused uncompiled only."""
+
+import torch
+
+
+def program(x):
+    return x.clamp(-5, 300)
+
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randint(-128, 127, (100,), dtype=torch.int8),), {}
+
+
+EXPECT = {
+    "kind": "missing_exception",
+    "stage": ["lowering", "codegen"],
+    "culprit_ops": ["aten.clamp.default"],
+    "direction": "forward",
+}

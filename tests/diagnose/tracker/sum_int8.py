@@ -1,0 +1,20 @@
+"""No issue known; found by comparing ops: a sum of int8 that is to be int8 is another number."""
+
+import torch
+
+
+def program(x):
+    return x.sum(dtype=torch.int8)
+
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randint(-128, 127, (100,), dtype=torch.int8),), {}
+
+
+EXPECT = {
+    "kind": "wrong_value",
+    "stage": ["codegen", "lowering"],
+    "culprit_ops": ["aten.sum.default"],
+    "direction": "forward",
+}
