@@ -12,7 +12,7 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Graph, GraphModule, Node
 
-from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.naming import aten_behind, module_of, op_of, source_of
 
 
 class Block(torch.nn.Module):
@@ -169,3 +169,16 @@ def test_the_modules_of_the_forward_serve_for_the_backward() -> None:
 )
 def test_ops(node: Node, name: str) -> None:
     assert op_of(node) == name
+
+
+def test_what_other_ops_are_in_aten() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    pooled = graph.call_function(torch.ops.prims.sin.default, (x,))
+    pooled.meta["original_aten"] = torch.ops.aten.max_pool2d_with_indices.default
+    assert aten_behind(pooled) == ["aten.max_pool2d_with_indices.default"]
+    assert aten_behind(graph.call_method("add_", (x, x))) == ["aten.add_"]
+    assert aten_behind(graph.call_function(torch.relu, (x,))) == ["aten.relu"]
+    assert aten_behind(graph.call_function(torch.ops.aten.relu.default, (x,))) == [], "it is one"
+    assert aten_behind(graph.call_function(torch.nn.functional.interpolate, (x,))) == [], "it may be several"
+    assert aten_behind(graph.call_function(len, (x,))) == []

@@ -21,7 +21,7 @@ from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
 from graphprobe.diagnose.shorten import named, shortened
 from graphprobe.diagnose.suspects import Suspect
-from graphprobe.engine.naming import module_of, name_of, op_of, source_of
+from graphprobe.engine.naming import aten_behind, module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import GraphprobeError
@@ -225,7 +225,8 @@ class Prover:
             reason=suspect.error.reason,
         )
         made = msgspec.structs.replace(made, **suspect.known)
-        made.also = [name for name in (*_aten_behind(suspect.node, made.op), *made.also) if name != made.op]
+        behind = aten_behind(suspect.node) if made.op == op_of(suspect.node) else []
+        made.also = [name for name in (*behind, *made.also) if name != made.op]
         if made.stage == "aot" and len(case.calls) == 1 and made.op and decomposed_while_traced(made.op):
             made.stage = "decomposition"  # AOTAutograd only happens to be where it is carried out
         before = suspect.graph if suspect.pass_ else None
@@ -303,14 +304,6 @@ class Prover:
             )
 
 
-def _aten_behind(node: Node, op: str | None) -> list[str]:
-    """What one of Inductor's own ops was before, e.g. `max_pool2d` of `prims._low_memory_max_pool_with_offsets`."""
-    original = node.meta.get("original_aten")
-    if original is None or op != op_of(node) or op.startswith("aten."):
-        return []
-    return [name_of(original)]
-
-
 RAISED = ("crash_compile", "crash_runtime", "extra_exception")
 
 
@@ -328,7 +321,8 @@ def place_in(case: Case) -> Place:
     """Op, node, source and module of the likeliest culprit of a short case, and its other ops."""
     nodes = named(case)
     first = nodes[0]
-    return op_of(first), first.name, source_of(first), module_of(first), [op_of(n) for n in nodes[1:]]
+    also = [*aten_behind(first), *(op_of(n) for n in nodes[1:])]
+    return op_of(first), first.name, source_of(first), module_of(first), also
 
 
 def free_folder(parent: Path, finding: Finding) -> Path:

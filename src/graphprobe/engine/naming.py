@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from graphprobe.internals.operators import operator_of
@@ -46,3 +47,18 @@ def name_of(target: Any) -> str:
         return ".".join(filter(None, (operator.namespace, operator.name, operator.overload)))
     module = (getattr(target, "__module__", None) or "torch").lstrip("_")
     return f"{module}.{getattr(target, '__name__', target)}"
+
+
+def aten_behind(node: Node) -> list[str]:
+    """Of an op of another name, what it is in ATen, if that is known.
+
+    E.g. `aten.max_pool2d_with_indices.default` of Inductor's own op for it, `aten.add_` of `torch.Tensor.add_`.
+    """
+    op = op_of(node)
+    if op.startswith("aten."):
+        return []
+    original = node.meta.get("original_aten")
+    if original is not None:
+        return [name_of(original)]
+    name = op.rpartition(".")[2]
+    return [f"aten.{name}"] if op.startswith("torch.") and hasattr(torch.ops.aten, name) else []
