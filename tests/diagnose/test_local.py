@@ -219,3 +219,16 @@ def test_the_coarsest_dtype() -> None:
 def test_narrow_dtypes_are_held_to_more() -> None:
     assert tolerated(dtype_of(torch.ones(1))) is LIBRARY
     assert tolerated(dtype_of(torch.ones(1).bfloat16())) is DEFAULT
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("combined", [ATEN.add.Tensor, ATEN.sub.Tensor], ids=str)
+def test_products_that_were_not_rounded_before_they_nearly_cancel(
+    combined: Callable[..., Any], dtype: torch.dtype
+) -> None:
+    """As in rotary embeddings: a fused kernel adds the products as they are; shown they are rounded."""
+    a, b, c, d = (torch.randn(20000).to(dtype).float() for _ in range(4))
+    shown = [(a * b).to(dtype), (c * d).to(dtype)]
+    assert error_of(combined, combined(a * b, c * d).to(dtype), *shown, rounded=shown).answer == "ok"
+    wrong = error_of(combined, combined(a * b, c * d * 1.1).to(dtype), *shown, rounded=shown)
+    assert wrong.answer == "worse"

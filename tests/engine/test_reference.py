@@ -38,6 +38,21 @@ def test_inputs_are_perturbed_both_ways(roundoff: float) -> None:
     assert 400 < int((steps > 0).sum()) < 600
 
 
+def test_the_noise_of_a_difference_of_nearly_equal_values_is_that_of_both() -> None:
+    """Drawn at random, the signs of the two are alike in all runs for some elements, and nothing is left."""
+    a = torch.linspace(1, 2, 4000)
+    (found,) = references(torch.sub, [a, a + 1e-3], roundoff=U, runs=4, pointwise=True)
+    np.testing.assert_allclose(found.noise.sigma, np.sqrt(2) * a.numpy(), rtol=0.01)
+    (drawn,) = references(torch.sub, [a, a + 1e-3], roundoff=U, runs=4)
+    assert (drawn.noise.sigma < 0.02).any()
+
+
+def test_the_noise_of_three_inputs_is_that_of_each() -> None:
+    a = torch.linspace(1, 2, 4000)
+    (found,) = references(torch.addcmul, [a, a, torch.full_like(a, -1.0)], roundoff=U, runs=4, pointwise=True)
+    np.testing.assert_allclose(found.noise.sigma, np.sqrt(3) * a.numpy(), rtol=0.02)
+
+
 def test_casts_inside_have_no_effect() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = x.to(torch.bfloat16).half().float() + torch.ones(3, dtype=torch.float16) * 0.1

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from graphprobe.engine.interpret import copied, flat_outputs
-from graphprobe.engine.reference import array_from, dtype_of, is_noisy, leaves, references, terms_of
+from graphprobe.engine.reference import BALANCED, array_from, dtype_of, is_noisy, leaves, references, terms_of
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind
 from graphprobe.numerics.divergence import Run
@@ -238,7 +238,12 @@ def _wide(
     facts = _facts(inputs, wanted, rounded)
     roundoff = facts.unit_roundoff if facts is not None else 2.0**-53
     terms = terms_of(op, inputs, wanted)
-    found = iter(references(call, args, kwargs, roundoff=roundoff, runs=RUNS, terms=terms, rough=terms is None))
+    pointwise = torch.Tag.pointwise in getattr(call, "tags", ())
+    runs = len(BALANCED) if pointwise else RUNS
+    rough = terms is None
+    found = iter(
+        references(call, args, kwargs, roundoff=roundoff, runs=runs, terms=terms, rough=rough, pointwise=pointwise)
+    )
     return [next(found, None) if is_noisy(value) else None for value in wanted]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
 
 RUNS = 4
 """Perturbed runs behind each sigma."""
+
+BALANCED = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
+"""Signs of up to four inputs in four runs, a Hadamard matrix: the products of two columns add up to nothing."""
 
 WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128, torch.complex128: torch.complex128}
 """Complex dtypes and what they become; every other floating-point dtype becomes float64."""
@@ -153,8 +157,13 @@ def is_noisy(value: object) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _input(value: Any, roundoff: float, generator: torch.Generator | None, magnitude: bool) -> Any:
-    """One captured input, ready for a run: a copy in float64, perturbed, or its magnitude."""
+def _input(
+    value: Any, roundoff: float, generator: torch.Generator | None, magnitude: bool, flips: Iterator[int]
+) -> Any:
+    """One captured input, ready for a run: a copy in float64, perturbed, or its magnitude.
+
+    `flips` has 1 or -1 for the signs of each input that is perturbed.
+    """
     if not isinstance(value, torch.Tensor):
         return value
     if not is_noisy(value):
@@ -164,6 +173,7 @@ def _input(value: Any, roundoff: float, generator: torch.Generator | None, magni
         wide = wide.abs().to(wide.dtype)
     if generator is not None:
         signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8).to(wide.device) * 2 - 1
+        signs = signs * next(flips)
         wide = wide * (1 + roundoff * signs.to(torch.float64))  # in float32 1 + 2**-24 would be 1
     return wide.requires_grad_(value.requires_grad)
 
@@ -185,6 +195,7 @@ def references(
     seed: int = 0,
     terms: int | None = None,
     rough: bool = False,
+    pointwise: bool = False,
 ) -> list[Reference]:
     """Runs `fn` in float64 on captured inputs, and on inputs perturbed by ±u·x.
 
@@ -200,6 +211,9 @@ def references(
         terms: K, for sums over K products (see `terms_of`): adds sqrt(K)·op(|x|). None for everything else.
         rough: for what has sums inside, such as a variance: in the perturbed runs these are as inaccurate as sums made
             one term after the other, see `engine.accumulation`.
+        pointwise: elements of the result hang on those of the same place only. Then the signs of up to four inputs are
+            such that in four runs each two of them are alike twice and unlike twice: what is left of a - b where both
+            are nearly the same would otherwise be nothing at all in an eighth of the elements.
 
     Returns:
         a `Reference` for every floating-point or complex output, in order.
@@ -212,22 +226,25 @@ def references(
     state: dict[str, Any] = {}
     if isinstance(fn, torch.nn.Module):
         state = {**dict(fn.named_parameters()), **dict(fn.named_buffers())}
-    generator = torch.Generator().manual_seed(seed)
+    shared = torch.Generator().manual_seed(seed)
     positional, named = _map(_wide_dtype, tuple(args)), _map(_wide_dtype, dict(kwargs or {}))
 
-    def run(perturbed: bool = True, magnitude: bool = False) -> list[Array]:
-        change = functools.partial(
-            _input, roundoff=roundoff, generator=generator if perturbed else None, magnitude=magnitude
-        )
+    def run(number: int | None = None, magnitude: bool = False) -> list[Array]:
+        generator = None
+        flips: Iterator[int] = itertools.repeat(1)
+        if number is not None:
+            generator = torch.Generator().manual_seed(seed) if pointwise else shared
+            flips = itertools.cycle(BALANCED[number % len(BALANCED)]) if pointwise else flips
+        change = functools.partial(_input, roundoff=roundoff, generator=generator, magnitude=magnitude, flips=flips)
         return _call(fn, _map(change, state), _map(change, positional), _map(change, named))
 
-    exact = run(perturbed=False)
-    with rough_sums(generator, roundoff) if rough else contextlib.nullcontext():
-        noisy = [run() for _ in range(runs)]
+    exact = run()
+    with rough_sums(shared, roundoff) if rough else contextlib.nullcontext():
+        noisy = [run(number) for number in range(runs)]
     for other in noisy:
         if len(other) != len(exact):
             raise UsageError(f"{len(other)} outputs on perturbed inputs, {len(exact)} on the captured ones")
-    sums = run(perturbed=False, magnitude=True) if terms is not None else [None] * len(exact)
+    sums = run(magnitude=True) if terms is not None else [None] * len(exact)
     result = []
     for i, values in enumerate(exact):
         extra = sums[i]
