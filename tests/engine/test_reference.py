@@ -47,6 +47,13 @@ def test_the_noise_of_a_difference_of_nearly_equal_values_is_that_of_both() -> N
     assert (drawn.noise.sigma < 0.02).any()
 
 
+def test_each_element_goes_both_ways() -> None:
+    """Else what jumps would not be seen to jump for half of the values that are about to."""
+    below = torch.full((1000,), 3.0 - 1e-4)
+    (found,) = references(torch.floor, [below], roundoff=2.0**-12, runs=4, pointwise=True)
+    np.testing.assert_allclose(found.noise.sigma, 2.0**12 / np.sqrt(2))
+
+
 def test_the_noise_of_three_inputs_is_that_of_each() -> None:
     a = torch.linspace(1, 2, 4000)
     (found,) = references(torch.addcmul, [a, a, torch.full_like(a, -1.0)], roundoff=U, runs=4, pointwise=True)

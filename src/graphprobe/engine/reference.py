@@ -22,8 +22,8 @@ from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
 RUNS = 4
 """Perturbed runs behind each sigma."""
 
-BALANCED = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
-"""Signs of up to four inputs in four runs, a Hadamard matrix: the products of two columns add up to nothing."""
+BALANCED = ((1, 1, 1), (-1, 1, -1), (1, -1, -1), (-1, -1, 1))
+"""Signs of up to three inputs in four runs, from a Hadamard matrix: columns, and products of two, add up to nothing."""
 
 WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128, torch.complex128: torch.complex128}
 """Complex dtypes and what they become; every other floating-point dtype becomes float64."""
@@ -211,9 +211,9 @@ def references(
         terms: K, for sums over K products (see `terms_of`): adds sqrt(K)·op(|x|). None for everything else.
         rough: for what has sums inside, such as a variance: in the perturbed runs these are as inaccurate as sums made
             one term after the other, see `engine.accumulation`.
-        pointwise: elements of the result hang on those of the same place only. Then the signs of up to four inputs are
-            such that in four runs each two of them are alike twice and unlike twice: what is left of a - b where both
-            are nearly the same would otherwise be nothing at all in an eighth of the elements.
+        pointwise: elements of the result hang on those of the same place only. Then the signs of up to three inputs
+            are such that in four runs each is up and down twice, and each two are alike and unlike twice: what is left
+            of a - b where both are nearly the same would otherwise be nothing at all in an eighth of the elements.
 
     Returns:
         a `Reference` for every floating-point or complex output, in order.
