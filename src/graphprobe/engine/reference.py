@@ -230,11 +230,10 @@ def references(
     positional, named = _map(_wide_dtype, tuple(args)), _map(_wide_dtype, dict(kwargs or {}))
 
     def run(number: int | None = None, magnitude: bool = False) -> list[Array]:
-        generator = None
+        generator = None if number is None else shared
         flips: Iterator[int] = itertools.repeat(1)
-        if number is not None:
-            generator = torch.Generator().manual_seed(seed) if pointwise else shared
-            flips = itertools.cycle(BALANCED[number % len(BALANCED)]) if pointwise else flips
+        if pointwise and number is not None:  # the same signs in each run, but for the flips
+            generator, flips = torch.Generator().manual_seed(seed), itertools.cycle(BALANCED[number % len(BALANCED)])
         change = functools.partial(_input, roundoff=roundoff, generator=generator, magnitude=magnitude, flips=flips)
         return _call(fn, _map(change, state), _map(change, positional), _map(change, named))
 
