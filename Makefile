@@ -37,9 +37,9 @@ test: check ## checks, then every test that needs neither a GPU nor much time
 	@bash scripts/setup_browser.sh
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not heavy and not cuda"
 
-test-all: check msprobe ## the heavy tests too; those that need a GPU skip where there is none
+test-all: check msprobe ## the heavy tests too, and random examples; those that need a GPU skip where there is none
 	@bash scripts/setup_browser.sh
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=random
 
 check: $(STAMP) ## lint, formatting, types
 	$(BIN)/ruff check .

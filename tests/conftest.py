@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from warm.pool import Warm
 
@@ -19,6 +21,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CHANGES_WHAT_IS_COLLECTED = ("TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE", "TORCHINDUCTOR_FORCE_DISABLE_CACHES")
 """Variables of the caller that would make a test see another run than the one it asked for."""
+
+REPEATABLE, RANDOM = "repeatable", "random"
+"""Profiles of Hypothesis: the same examples each time, which is what is taken unless the command line says otherwise,
+or other examples each time. Neither fails where the machine is slow."""
+
+settings.register_profile(
+    RANDOM, derandomize=False, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(REPEATABLE, settings.get_profile(RANDOM), derandomize=True, database=None, print_blob=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +42,13 @@ class Finished:
     cpu_s: float
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    chosen = config.getoption("--hypothesis-profile") or REPEATABLE
+    settings.load_profile(chosen)
+    if chosen == REPEATABLE:
+        # Some examples are made of the constants in the modules that the process has imported, so that they would
+        # change with the tests that ran before, and with any edit of the sources.
+        providers._get_local_constants = lambda: providers.Constants()
     for name in list(os.environ):
         if name in CHANGES_WHAT_IS_COLLECTED or name.startswith("GRAPHPROBE_"):
             del os.environ[name]

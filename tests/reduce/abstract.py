@@ -32,6 +32,16 @@ class Case:
         return len(self.keep), self.value
 
 
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """Refuses sets with the first of a pair but without the second, and the empty one."""
+
+    pairs: tuple[tuple[int, int], ...]
+
+    def __call__(self, keep: frozenset[int]) -> bool:
+        return bool(keep) and not any(a in keep and b not in keep for a, b in self.pairs)
+
+
 @dataclasses.dataclass
 class Numbers:
     """The space of subsets of `among`; the empty one cannot be built, nor those that `buildable` refuses."""

@@ -9,7 +9,7 @@ import pytest
 from graphprobe.reduce.flaky import Habit, Repeats, observe, repeats_for
 from graphprobe.reduce.outcome import Answer, Verdict
 from graphprobe.reduce.reducer import reduce
-from reduce.abstract import FAILS, PASSES, UNRESOLVED, Case, Rule, space
+from reduce.abstract import FAILS, PASSES, UNRESOLVED, Case, Halve, Numbers, Rule, space
 
 OTHER = Answer(Verdict.FAILS, "other")
 
@@ -81,6 +81,28 @@ def test_a_failure_that_stays_away_late_is_found_to_be_flaky() -> None:
     assert len(done.answers) == 1
     assert done.rate is not None
     assert done.rate == 0.5
+
+
+def test_what_shrinking_has_made_superfluous_is_dropped_after_the_failure_stayed_away() -> None:
+    """7 matters as long as there is a value. When that is gone, four answers in a row miss the failure."""
+    missed: list[str] = []
+
+    def oracle(case: Case) -> Answer:
+        if not {5, 50} <= case.keep or (case.value and 7 not in case.keep):
+            return PASSES
+        if (missed or 7 not in case.keep) and len(missed) < 4:
+            missed.append(case.digest)
+            return PASSES
+        return FAILS
+
+    def rebase(case: Case) -> Numbers:
+        return Numbers(tuple(sorted(case.keep)), case.value)
+
+    done = reduce(space(64, value=8), oracle, shrinks=[Halve()], rebase=rebase)
+    assert len(missed) == 4
+    assert done.rate is not None
+    assert done.minimal
+    assert done.case == Case(frozenset({5, 50}))
 
 
 def test_the_rate_of_a_steady_failure_is_not_measured() -> None:

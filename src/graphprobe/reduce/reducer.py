@@ -16,7 +16,6 @@ from graphprobe.reduce.search import reduce_units
 from graphprobe.reduce.shrink import shrink_all
 from graphprobe.reduce.space import Candidate, Oracle, Shrink, Space
 from graphprobe.reduce.subsets import Subsets
-from graphprobe.reduce.sweep import sweep
 
 C = TypeVar("C", bound=Candidate)
 
@@ -92,9 +91,10 @@ def reduce(
 ) -> Reduction[C]:
     """The simplest case that fails in the same way.
 
-    The result fails with the signature of the original, and comes no later in the order `(size, digest)`. With the same
-    arguments and the same answers the search is the same, which is what lets a journal resume it. Ctrl-C and a spent
-    budget end it with the best case so far.
+    The result fails with the signature of the original, and comes no later in the order `(size, digest)`. If the
+    failure is steady, reducing the result once more, with the same seed and without hints, finds nothing smaller. With
+    the same arguments and the same answers the search is the same, which is what lets a journal resume it. Ctrl-C and a
+    spent budget end it with the best case so far.
 
     A failure is taken to be steady until it once stays away: the best case is asked again after many candidates in a
     row that do not fail, and at the end, unless the latest candidates have failed. Then its rate is measured, what
@@ -105,7 +105,7 @@ def reduce(
         oracle: judges a case. What it raises goes through.
         shrinks: other ways to make the case simpler, tried in this order when no unit can be dropped.
         rebase: gives the space of a case that a shrink has changed, in which dropping units is tried again. Without it
-            units are dropped only at the start.
+            no more units are dropped once a shrink has changed the case.
         signature: the failure to keep. If empty, the most frequent one of the original is taken.
         hints: indices of units that are suspected, the most suspected first.
         seed: of what is left to chance in the order of tries.
@@ -140,8 +140,9 @@ def reduce(
             subsets = Subsets(space, gate)
 
             def search() -> None:
-                reduce_units(subsets, hints=hints, seed=seed)
-                _settle(gate, shrinks, rebase, seed)
+                if subsets.current or rebase is None:
+                    reduce_units(subsets, hints=hints, seed=seed)
+                _settle(gate, subsets, shrinks, rebase, seed)
 
             if not (habit.steady and _steadily(gate, search, repeats)):
                 if habit.steady:  # as it seemed
@@ -185,10 +186,25 @@ def _measured(gate: Gate[C], repeats: Repeats) -> tuple[Answer, ...]:
     return tuple(gate.ask(gate.best, RESULT) for _ in range(repeats.most))
 
 
-def _settle(gate: Gate[C], shrinks: Sequence[Shrink[C]], rebase: Callable[[C], Space[C]] | None, seed: int) -> None:
-    """Shrink, and drop units of what came out, until neither changes anything."""
-    while shrink_all(gate, shrinks) and rebase is not None:
+def _settle(
+    gate: Gate[C],
+    subsets: Subsets[C],
+    shrinks: Sequence[Shrink[C]],
+    rebase: Callable[[C], Space[C]] | None,
+    seed: int,
+) -> None:
+    """Shrink, and search for fewer units of what came out, until neither changes anything.
+
+    The whole search is repeated, even where nothing was shrunk: halves of what it has left, or a single unit, may fail
+    although nothing fails that is one unit less. Most of what it asks is known by then.
+    """
+    while True:
+        shrink_all(gate, shrinks)
+        if not subsets.current:
+            if rebase is None:
+                return
+            subsets = Subsets(rebase(gate.best), gate)
         before = gate.best.digest
-        sweep(Subsets(rebase(gate.best), gate), seed=seed)
+        reduce_units(subsets, seed=seed)
         if gate.best.digest == before:
             return

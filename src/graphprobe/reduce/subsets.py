@@ -27,10 +27,16 @@ class Subsets(Generic[C]):
     def __init__(self, space: Space[C], gate: Gate[C]) -> None:
         self.units = space.units
         self.best = frozenset(range(len(self.units)))
+        self._case = gate.best
         self._space = space
         self._gate = gate
         self._known: dict[int, Verdict] = {}
         self._left: int | None = None
+
+    @property
+    def current(self) -> bool:
+        """Whether `best` is the best case, and not what a shrink has made simpler since."""
+        return self._gate.best is self._case
 
     def verdict(self, keep: Collection[int], by: str) -> Verdict:
         """On the case with just these units; UNRESOLVED if it cannot be built.
@@ -86,7 +92,7 @@ class Subsets(Generic[C]):
         before = self._gate.best
         verdict = self._gate.judge(case, by)
         if self._gate.best is not before:
-            self.best = keep
+            self.best, self._case = keep, case
         return verdict
 
 
