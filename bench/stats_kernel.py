@@ -1,12 +1,14 @@
 """What one pass of statistics and digest costs, against `x.sum()` of the same tensor.
 
-    python bench/stats_kernel.py [--threads N ...] [--cases NAME] [--quick]
+    python bench/stats_kernel.py [--threads N ...] [--sets NAME ...] [--cases NAME] [--quick]
 
-Every pair is measured in one process, by turns, and the median of each counts: with one thread in CPU time, which other
-programs on the machine change less, with more in real time. Compared are `stats_of` with all its checks and the
-result it builds, and `Tensor.sum`. The same tensor is read again and again, so that sizes up to the second-level cache
-are read from there: the hardest case for statistics, because there `sum` is limited by nothing but the cache. The
-threads are the same for both. `fallback` is the ratio of the pure numpy version.
+All calls of a row are measured in one process, by turns, and the median of each counts: with one thread in CPU time,
+which other programs on the machine change less, with more in real time. Compared are `stats_of` with all its checks and
+the result it builds, and `Tensor.sum`. The same tensor is read again and again, so that sizes up to the second-level
+cache are read from there: the hardest case for statistics, because there `sum` is limited by nothing but the cache. The
+threads are the same for both. `--sets` names the instruction sets to measure, instead of the one that is in use; the
+others are compared with the first, by the geometric mean of the times over the sizes. `fallback` is the ratio of the
+pure numpy version.
 """
 
 from __future__ import annotations
@@ -67,23 +69,34 @@ CASES: dict[str, Callable[[int], torch.Tensor]] = {
 }
 
 
-def interleaved(first: Callable[[], object], second: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """Median seconds of one call of each, measured by turns."""
+def in_use() -> str:
+    return str(native.core.instruction_set()) if native.core else "fallback"
+
+
+def use(name: str) -> None:
+    if name != in_use() and not (native.core and native.core.set_instruction_set(name)):
+        raise SystemExit(f"this processor lacks {name}, or there is no such set")
+
+
+def interleaved(calls: list[tuple[str, Callable[[], object]]], rounds: int) -> list[float]:
+    """Median seconds of one call of each, measured by turns, each with the instruction set it is given with."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     repeats = []
-    for call in (first, second):
+    for name, call in calls:
+        use(name)
         call()
         begin = clock()
         call()
         repeats.append(max(1, int(BUDGET_S / rounds / max(clock() - begin, 1e-6))))
-    times: tuple[list[float], list[float]] = ([], [])
+    times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
-        for call, repeat, found in zip((first, second), repeats, times, strict=True):
+        for (name, call), repeat, found in zip(calls, repeats, times, strict=True):
+            use(name)
             begin = clock()
             for _ in range(repeat):
                 call()
             found.append((clock() - begin) / repeat)
-    return statistics.median(times[0]), statistics.median(times[1])
+    return [statistics.median(found) for found in times]
 
 
 def with_fallback(tensor: torch.Tensor) -> None:
@@ -98,12 +111,15 @@ def with_fallback(tensor: torch.Tensor) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="*", default=sorted({1, torch.get_num_threads()}))
+    parser.add_argument("--sets", nargs="+", default=[in_use()], help="instruction sets")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--cases", default="", help="those whose name holds this")
     options = parser.parse_args()
     rounds = 7 if options.quick else 21
     sizes = SIZES[::4] if options.quick else SIZES
     print(f"torch {torch.__version__}; native core: {native.description()}")
+    for name in options.sets:
+        use(name)
     above = []
     for threads in options.threads:
         torch.set_num_threads(threads)
@@ -111,20 +127,24 @@ def main() -> None:
             if options.cases not in name:
                 continue
             print(f"\n{name}, {threads} thread{'s'[: threads > 1]}")
-            print(f"{'KiB':>8}{'sum µs':>11}{'stats µs':>11}{'ratio':>8}{'GB/s':>8}{'fallback':>10}")
+            columns = "".join(f"{f'{chosen} µs':>13}{'ratio':>8}{'GB/s':>8}" for chosen in options.sets)
+            print(f"{'KiB':>8}{'sum µs':>11}{columns}{'fallback':>10}")
+            rows = []
             for size in sizes:
                 x = make(size)
                 size_bytes = x.numel() * x.element_size()
-                base, took = interleaved(x.sum, lambda x=x: stats_of(x), rounds)
-                _, slow = interleaved(x.sum, lambda x=x: with_fallback(x), 3)
-                ratio = took / base
-                print(
-                    f"{size_bytes / 1024:8.0f}{base * 1e6:11.2f}{took * 1e6:11.2f}{ratio:8.2f}"
-                    f"{size_bytes / took / 1e9:8.1f}{slow / base:10.1f}"
-                )
-                if ratio > TARGET:
-                    above.append(f"{name}, {threads} thr., {size_bytes / 1024:.0f} KiB: {ratio:.2f}")
-    print(f"\nabove {TARGET} times the sum: {'; '.join(above) or 'nothing'}")
+                calls = [(chosen, lambda x=x: stats_of(x)) for chosen in options.sets]
+                base, *took = interleaved([(options.sets[0], x.sum), *calls], rounds)
+                _, slow = interleaved([(options.sets[0], x.sum), (options.sets[0], lambda x=x: with_fallback(x))], 3)
+                found = "".join(f"{t * 1e6:13.2f}{t / base:8.2f}{size_bytes / t / 1e9:8.1f}" for t in took)
+                print(f"{size_bytes / 1024:8.0f}{base * 1e6:11.2f}{found}{slow / base:10.1f}", flush=True)
+                rows.append(took)
+                if took[0] / base > TARGET:
+                    above.append(f"{name}, {threads} thr., {size_bytes / 1024:.0f} KiB: {took[0] / base:.2f}")
+            for i, other in enumerate(options.sets[1:], 1):
+                mean = statistics.geometric_mean(took[i] / took[0] for took in rows)
+                print(f"{other}: {mean:.2f} of the time of {options.sets[0]}")
+    print(f"\nabove {TARGET} times the sum, {options.sets[0]}: {'; '.join(above) or 'nothing'}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -33,15 +34,13 @@ bool available(const char* name) {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (!strcmp(name, "avx2")) return two;
     if (!strcmp(name, "avx512")) return five;
-    if (!strcmp(name, "avx512_vnni")) return five && __builtin_cpu_supports("avx512vnni");
 #endif
     return false;
 }
 
 constexpr Choice choices[] = {
 #if GRAPHPROBE_X86
-    {"avx512_vnni", avx512_vnni::chunk, avx512::pair, avx512::copy_block},
-    {"avx512", avx512::chunk, avx512::pair, avx512::copy_block},
+    {"avx512", avx512::chunk, avx2::pair, avx512::copy_block},  // wider, a comparison of two tensors is hardly faster
     {"avx2", avx2::chunk, avx2::pair, avx2::copy_block},
 #endif
     {"baseline", baseline::chunk, baseline::pair, baseline::copy_block},
@@ -177,6 +176,8 @@ Result stats(const void* address, Kind kind, const double* table, int dims, cons
 PairFunction pair_function() { return chosen->pair; }
 
 const char* instruction_set() { return chosen->name; }
+
+const char* instruction_set_at(size_t number) { return number < std::size(choices) ? choices[number].name : nullptr; }
 
 bool set_instruction_set(const char* name) {
     for (const Choice& choice : choices)

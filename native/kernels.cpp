@@ -25,30 +25,28 @@ inline T load(const char* at) {
     return value;
 }
 
+#include "kernels_vectors.h"
 #include "kernels_digest.h"
 #include "kernels_widen.h"
-
 #include "kernels_careful.h"
 
-// What a fast path found in whole stripes. Finite squares that overflowed show as a sum of squares that is not finite.
+// What a fast path found in whole groups. Finite squares that overflowed show as a sum of squares that is not finite.
 struct Quick {
     double min, max, sum, squares;
     int64_t zeros, nan, positive_inf, negative_inf;
 };
 
-#if defined(__AVX512BW__)
-#include "kernels_quick_avx512.h"
-#else
-#include "kernels_quick_vectors.h"
-#endif
+#include "kernels_quick.h"
 
 }  // namespace
 
 void chunk(const Task& task, const char* data, size_t bytes, uint64_t block, Partial& total, Digest* digest) {
     const bool known = task.kind == Kind::f32 || task.kind == Kind::f64 || task.kind == Kind::f16 || task.kind == Kind::bf16;
-    // A rest of less than a stripe goes the careful way, its digest with that of its block.
-    const size_t stripes = bytes / stripe_bytes, rest = bytes % stripe_bytes;
-    if (!known || task.careful || stripes == 0) {
+    // A rest of less than a group goes the careful way, its digest with that of its block.
+    const size_t item = static_cast<size_t>(item_size(task.kind)), stripes = bytes / stripe_bytes;
+    const size_t group = (task.kind == Kind::f64 ? DoubleSums::group : FloatSums::group) * item;
+    const size_t rest = bytes % group, whole = bytes - rest;
+    if (!known || task.careful || whole == 0) {
         if (digest) digest_chunk(data, bytes, block, *digest);
         careful(task, data, bytes, total);
         return;
@@ -60,7 +58,7 @@ void chunk(const Task& task, const char* data, size_t bytes, uint64_t block, Par
         case Kind::f16: quick_16<false>(data, stripes, block, quick, digest); break;
         default: quick_16<true>(data, stripes, block, quick, digest); break;
     }
-    const int64_t items = static_cast<int64_t>(stripes * stripe_bytes) / item_size(task.kind);
+    const int64_t items = static_cast<int64_t>(whole / item);
     const int64_t some = items - quick.nan - quick.positive_inf - quick.negative_inf;
     const double n = static_cast<double>(some ? some : 1);
     const double deviation = quick.squares - quick.sum * (quick.sum / n);
@@ -72,7 +70,7 @@ void chunk(const Task& task, const char* data, size_t bytes, uint64_t block, Par
     const bool narrow = task.kind != Kind::f64;  // squares may have been formed as floats
     const bool tiny = narrow && quick.squares < n * 0x1p-80 && (quick.min < 0 || quick.max > 0);
     if (!finite || tiny) {  // squares overflowed, or may have underflowed
-        careful(task, data, stripes * stripe_bytes, total);
+        careful(task, data, whole, total);
     } else {
         Partial part;
         part.finite = some;
@@ -87,7 +85,6 @@ void chunk(const Task& task, const char* data, size_t bytes, uint64_t block, Par
         part.deviation = deviation;
         // A mean so large that the difference of the two sums has lost digits.
         // The mean found so far comes from sums of floats: where it is off by much of a deviation, it is mended first.
-        // As a float it leaves sums of floats exact.
         bool again = deviation < quick.squares * 0x1p-4;
         if (again && part.min == part.max) {  // one number again and again
             part.sum = n * part.min;
@@ -95,17 +92,13 @@ void chunk(const Task& task, const char* data, size_t bytes, uint64_t block, Par
             part.deviation = 0;
             again = false;
         }
-        for (int round = 0; again && round < 3; ++round) {
-            const double mean = part.sum / n, centre = narrow ? static_cast<double>(static_cast<float>(mean)) : mean;
-            again = !centred(task, data, stripes * stripe_bytes, centre, part);
-        }
+        for (int round = 0; again && round < 3; ++round) again = !centred(task, data, whole, part.sum / n, part);
         merge(total, part);
     }
-    if (rest) {
-        const char* tail = data + stripes * stripe_bytes;
-        careful(task, tail, rest, total);
-        if (digest) digest_rest(tail, rest, stripes % block_stripes, block + stripes / block_stripes, *digest);
-    }
+    if (rest) careful(task, data + whole, rest, total);
+    const size_t tail = bytes % stripe_bytes;
+    if (digest && tail)
+        digest_rest(data + bytes - tail, tail, stripes % block_stripes, block + stripes / block_stripes, *digest);
 }
 
 }  // namespace GRAPHPROBE_ISA

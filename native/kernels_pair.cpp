@@ -22,9 +22,7 @@ inline T load(const char* at) {
 
 #include "kernels_widen.h"
 
-#if defined(__AVX512BW__)
-constexpr int width = 64;
-#elif defined(__AVX2__)
+#if defined(__AVX2__)
 constexpr int width = 32;
 #else
 constexpr int width = 16;

@@ -3,7 +3,7 @@
 #pragma once
 
 struct DoubleTotals {
-    static constexpr int vectors = 64;
+    static constexpr int vectors = 32;
     static constexpr size_t group = vectors * double_lanes;
 
     Doubles sum[2] = {}, squares[2] = {};
@@ -19,17 +19,17 @@ struct DoubleTotals {
         Longs none{};
 #pragma GCC unroll 1
         for (int k = 0; k < vectors; k += 2) {
-            fetch_ahead(x + k * double_lanes);
 #pragma GCC unroll 2
             for (int side = 0; side < 2; ++side) {
                 Doubles v;
+                fetch_ahead(reinterpret_cast<const char*>(x + k * double_lanes), side);
                 memcpy(&v, x + (k + side) * double_lanes, width);
                 keyed.add(v, k + side, side);
                 none -= v == 0.0;
                 least = lesser(least, v);
                 most = greater(most, v);
                 s[side] += v;
-                q[side] += v * v;
+                q[side] = plus_square(q[side], v);
             }
         }
         keyed.advance(vectors * width / stripe_bytes);
@@ -71,7 +71,7 @@ struct DoubleSums {
             totals.low = lesser(totals.low, below);
             totals.high = greater(totals.high, above);
             totals.sum[k & 1] += v;
-            totals.squares[k & 1] += v * v;
+            totals.squares[k & 1] = plus_square(totals.squares[k & 1], v);
         }
     }
 
@@ -86,24 +86,3 @@ struct DoubleSums {
         }
     }
 };
-
-template <class Lanes>
-void add_block(DoubleSums& sums, DoubleItems items, size_t n, Quick& quick, Lanes& digest) {
-    constexpr int64_t infinity = 0x7ff0000000000000;
-    const double* x = items.x;
-    size_t i = add_groups(sums, items, n, digest);
-    digest.add_stripes(x + i, (n - i) * 8 / stripe_bytes);
-    for (; i < n; ++i) {
-        const double v = load<double>(reinterpret_cast<const char*>(x + i));
-        const int64_t bits = load<int64_t>(reinterpret_cast<const char*>(x + i)), magnitude = bits & INT64_MAX;
-        if (magnitude >= infinity) {
-            ++(magnitude > infinity ? quick.nan : bits > 0 ? quick.positive_inf : quick.negative_inf);
-            continue;
-        }
-        quick.min = v < quick.min ? v : quick.min;
-        quick.max = v > quick.max ? v : quick.max;
-        quick.sum += v;
-        quick.squares += v * v;
-        quick.zeros += magnitude == 0;
-    }
-}

@@ -2,9 +2,9 @@
 // Part of kernels.cpp, inside its namespaces.
 #pragma once
 
-// Much as in the version for AVX-512: in each lane of two accumulators 16 values are added as floats before they are
-// widened. Two, because one would wait for itself. A group whose squares are not finite is read again: with -inf left out,
-// which masks of attention are full of, and if that is not all, with a mask. The group after such a one begins that way.
+// In each lane of two accumulators 16 values are added as floats before they are widened. Two, because one would wait
+// for itself. A group whose squares are not finite is read again: with -inf left out, which masks of attention are full
+// of, and if that is not all, with a mask. The group after such a one begins that way.
 struct FloatTotals {
     static constexpr int vectors = 32;
     static constexpr size_t group = vectors * float_lanes;
@@ -43,7 +43,7 @@ struct FloatTotals {
                     memcpy(v + j, &kept, width);
                     memcpy(&lower, &up, width);
                 }
-                none -= v[j] == 0.0f;
+                none = plus_zeros(none, v[j]);
                 least = lesser(least, lower);
                 s[j % 2] += v[j];
                 q[j % 2] = plus_square(q[j % 2], v[j]);
@@ -152,26 +152,3 @@ struct FloatSums {
         }
     }
 };
-
-template <class Source, class Lanes>
-void add_block(FloatSums& total, Source x, size_t n, Quick& quick, Lanes& digest) {
-    const size_t whole = add_groups(total, x, n, digest), rest = n - whole;
-    if (!rest) return;
-    digest.add_stripes((x + whole).x, rest * x.item / stripe_bytes);
-    alignas(64) float room[FloatSums::group];
-    const float* left = (x + whole).floats(rest, room);
-    for (size_t i = 0; i < rest; ++i) {
-        const char* at = reinterpret_cast<const char*>(left + i);
-        const int32_t bits = load<int32_t>(at), magnitude = bits & 0x7fffffff;
-        if (magnitude >= 0x7f800000) {
-            ++(magnitude > 0x7f800000 ? quick.nan : bits > 0 ? quick.positive_inf : quick.negative_inf);
-            continue;
-        }
-        const double v = static_cast<double>(load<float>(at));
-        quick.min = v < quick.min ? v : quick.min;
-        quick.max = v > quick.max ? v : quick.max;
-        quick.sum += v;
-        quick.squares += v * v;
-        quick.zeros += magnitude == 0;
-    }
-}

@@ -190,6 +190,21 @@ PyObject* py_pair(PyObject*, PyObject* const* args, Py_ssize_t given) {
 
 PyObject* py_instruction_set(PyObject*, PyObject*) { return PyUnicode_FromString(instruction_set()); }
 
+PyObject* py_instruction_sets(PyObject*, PyObject*) {
+    Py_ssize_t count = 0;
+    while (instruction_set_at(static_cast<size_t>(count))) ++count;
+    PyObject* names = PyTuple_New(count);
+    for (Py_ssize_t i = 0; names && i < count; ++i) {
+        PyObject* name = PyUnicode_FromString(instruction_set_at(static_cast<size_t>(i)));
+        if (!name) {
+            Py_DECREF(names);
+            return nullptr;
+        }
+        PyTuple_SetItem(names, i, name);  // takes the reference
+    }
+    return names;
+}
+
 PyObject* py_set_instruction_set(PyObject*, PyObject* name) {
     PyObject* bytes = PyUnicode_AsASCIIString(name);
     if (!bytes) return nullptr;
@@ -207,6 +222,7 @@ PyMethodDef methods[] = {
     {"stats_rows", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_stats_rows)), METH_FASTCALL,
      "stats_rows(execution, forms, stats, columns): the rows of one execution in stats.csv."},
     {"instruction_set", py_instruction_set, METH_NOARGS, "Name of the loops in use."},
+    {"instruction_sets", py_instruction_sets, METH_NOARGS, "Names of all loops, whatever this processor has."},
     {"set_instruction_set", py_set_instruction_set, METH_O, "Choose other loops; False if this processor lacks them."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -55,7 +55,6 @@ using PairFunction = void (*)(const PairTask&, uint64_t begin, uint64_t end, Pai
 
 namespace baseline { void pair(const PairTask&, uint64_t, uint64_t, PairPart&); }
 namespace avx2 { void pair(const PairTask&, uint64_t, uint64_t, PairPart&); }
-namespace avx512 { void pair(const PairTask&, uint64_t, uint64_t, PairPart&); }
 
 PairFunction pair_function();  // for the instruction set in use
 PairPart compare_pair(const PairTask&, int threads);

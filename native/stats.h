@@ -73,7 +73,6 @@ using ChunkFunction = void (*)(const Task&, const char* data, size_t bytes, uint
 namespace baseline { void chunk(const Task&, const char*, size_t, uint64_t, Partial&, Digest*); }
 namespace avx2 { void chunk(const Task&, const char*, size_t, uint64_t, Partial&, Digest*); }
 namespace avx512 { void chunk(const Task&, const char*, size_t, uint64_t, Partial&, Digest*); }
-namespace avx512_vnni { void chunk(const Task&, const char*, size_t, uint64_t, Partial&, Digest*); }
 
 // Keys of one block, in the order of its 16-bit words, and the odd multiplier of each block.
 extern int16_t block_keys[block_bytes / 2];
@@ -121,6 +120,7 @@ Result stats(const void* address, Kind kind, const double* table, int dims, cons
              const int64_t* strides, int threads);
 
 const char* instruction_set();
+const char* instruction_set_at(size_t number);  // the fastest first, whatever this processor has; null after the last
 bool set_instruction_set(const char* name);  // for tests; false if this processor lacks it
 
 }  // namespace graphprobe

@@ -15,6 +15,7 @@ from conftest import Finished
 from graphprobe.cli.main import main
 from graphprobe.internals import dump_names, taps
 from graphprobe.numerics import native
+from numerics.stats_both import INSTRUCTION_SETS, instruction_set
 
 
 def doctor(*args: str) -> Result:
@@ -96,13 +97,22 @@ def test_the_native_core() -> None:
     assert json.loads(doctor("--json").output)["native"]["available"] == (native.core is not None)
 
 
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_the_instruction_set_in_use(name: str) -> None:
+    with instruction_set(name):
+        line = next(line for line in doctor().output.splitlines() if line.startswith("native core: "))
+        assert line.endswith(f", instruction set {name}")
+        assert json.loads(doctor("--json").output)["native"]["instruction_set"] == name
+
+
 def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "core", None)
     monkeypatch.setattr(native, "missing", "not built (No module named '_native')")
     done = doctor()
     assert done.exit_code == 0, done.output
     assert "native core: not built (No module named '_native'): statistics of tensors come from numpy" in done.output
-    assert json.loads(doctor("--json").output)["native"]["available"] is False
+    found = json.loads(doctor("--json").output)["native"]
+    assert (found["available"], found["instruction_set"]) == (False, None)
 
 
 def test_every_tap_says_what_is_lost_without_it() -> None:

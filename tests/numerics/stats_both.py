@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,15 +17,39 @@ from graphprobe.records import TensorStats
 
 needs_native = pytest.mark.skipif(native.core is None, reason=f"native core {native.missing}")
 
-IMPLEMENTATIONS = [pytest.param("native", marks=needs_native), "fallback"]
-INSTRUCTION_SETS = ["baseline", "avx2", "avx512", "avx512_vnni"]
+
+def _runs_here(name: str) -> bool:
+    """Whether this processor has the instructions. What was in use stays in use."""
+    if native.core is None:
+        return False
+    before = native.core.instruction_set()
+    found: bool = native.core.set_instruction_set(name)
+    return found and bool(native.core.set_instruction_set(before))
+
+
+def _case(name: str) -> Any:
+    reason = f"native core {native.missing}" if native.core is None else f"this processor lacks {name}"
+    return pytest.param(name, marks=pytest.mark.skipif(not _runs_here(name), reason=reason))
+
+
+INSTRUCTION_SETS = [_case(name) for name in (native.core.instruction_sets() if native.core else ["baseline"])]
+"""Every one that the core has loops for."""
+
+IMPLEMENTATIONS = [*INSTRUCTION_SETS, "fallback"]
 
 EXACT = ("count", "min", "max", "nan", "positive_inf", "negative_inf", "zeros", "digest")
 NARROW = ("float32", "float16", "bfloat16")
 
 
-def computer(implementation: str) -> Callable[..., TensorStats]:
-    return stats_numpy.compute if implementation == "fallback" else native.core.stats  # type: ignore[union-attr]
+@contextmanager
+def instruction_set(name: str) -> Iterator[None]:
+    assert native.core is not None
+    before = native.core.instruction_set()
+    assert native.core.set_instruction_set(name), f"this processor lacks {name}"
+    try:
+        yield
+    finally:
+        assert native.core.set_instruction_set(before)
 
 
 def stats_by(
@@ -37,23 +61,14 @@ def stats_by(
     strides: tuple[int, ...] | None = None,
     threads: int = 1,
 ) -> TensorStats:
-    """Statistics of the bytes of `raw` as items of `dtype`."""
+    """Statistics of the bytes of `raw` as items of `dtype`, by the fallback or the loops of an instruction set."""
     kind = KINDS[dtype]
     shape = (raw.nbytes // kind.size,) if shape is None else shape
-    compute = computer(implementation)
-    return compute(TensorStats, raw.ctypes.data, kind.number, shape, strides, threads, table_address(kind))
-
-
-@contextmanager
-def instruction_set(name: str) -> Iterator[None]:
-    assert native.core is not None
-    before = native.core.instruction_set()
-    if not native.core.set_instruction_set(name):
-        pytest.skip(f"this processor lacks {name}")
-    try:
-        yield
-    finally:
-        assert native.core.set_instruction_set(before)
+    given = (TensorStats, raw.ctypes.data, kind.number, shape, strides, threads, table_address(kind))
+    if implementation == "fallback":
+        return stats_numpy.compute(*given)
+    with instruction_set(implementation):
+        return native.core.stats(*given)  # type: ignore[union-attr]
 
 
 def tolerance(dtype: str) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from conftest import ROOT, Finished
 from graphprobe.numerics import native
+from numerics.stats_both import INSTRUCTION_SETS, instruction_set, needs_native
 
 PROGRAM = """
 import sys, types
@@ -34,6 +35,24 @@ def test_both_sides_have_one_version() -> None:
     text = (ROOT / "native" / "CMakeLists.txt").read_text(encoding="utf-8")
     found = re.search(r"set\(GRAPHPROBE_NATIVE_VERSION (\d+)\)", text)
     assert found and int(found[1]) == native.VERSION
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_the_instruction_set_in_use_is_named(name: str) -> None:
+    core = native.core
+    assert core is not None
+    with instruction_set(name):
+        assert core.instruction_set() == name
+        assert native.description() == f"version {native.VERSION}, instruction set {name}"
+        assert not core.set_instruction_set("no_such_set") and core.instruction_set() == name
+
+
+@needs_native
+def test_the_fastest_one_is_in_use() -> None:
+    core = native.core
+    assert core is not None
+    kept = core.instruction_set()
+    assert kept == next(name for name in core.instruction_sets() if core.set_instruction_set(name))
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,14 @@ REAL = sorted(name for name in KINDS if name != "float4_e2m1fn_x2" and not name.
 @contextmanager
 def using(implementation: str) -> Iterator[None]:
     kept = pair.compute
-    pair.compute = pair_numpy.compute if implementation == "fallback" else native.core.pair  # type: ignore[union-attr]
     try:
-        yield
+        if implementation == "fallback":
+            pair.compute = pair_numpy.compute
+            yield
+        else:
+            pair.compute = native.core.pair  # type: ignore[union-attr]
+            with instruction_set(implementation):
+                yield
     finally:
         pair.compute = kept
 
@@ -151,19 +156,18 @@ def test_neighbours_are_one_ulp_apart(implementation: str, dtype: str) -> None:
         assert compare(implementation, begin, begin, **options).max_ulp == 0.0
 
 
-@needs_native
+@pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
 @pytest.mark.parametrize("dtype", REAL)
-def test_native_equals_fallback_on_any_bits(dtype: str) -> None:
+def test_native_equals_fallback_on_any_bits(instructions: str, dtype: str) -> None:
     """Exactly: NaN, infinities and subnormal numbers among them, against the same dtype and against others."""
     for length in LENGTHS:
         for other in (dtype, "float32", "bfloat16"):
             sides = [random_bytes(length * KINDS[name].size, seed) for name, seed in ((dtype, length), (other, 1))]
             c, r = (raw.view(f"u{KINDS[name].size}") for raw, name in zip(sides, (dtype, other), strict=True))
             options: dict[str, Any] = {"candidate_dtype": dtype, "reference_dtype": other, "floor": 1e-3}
-            assert repr(compare("native", c, r, **options)) == repr(compare("fallback", c, r, **options)), length
+            assert repr(compare(instructions, c, r, **options)) == repr(compare("fallback", c, r, **options)), length
 
 
-@needs_native
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 @given(
     data=st.data(), dtype=st.sampled_from(["float32", "float64", "float16"]), limit=st.sampled_from([-1.0, 0.0, 3.0])
@@ -178,19 +182,17 @@ def test_every_instruction_set_equals_the_fallback(name: str, data: st.DataObjec
         at = data.draw(st.lists(st.integers(0, len(r) - 1), max_size=5))
         r[at] = data.draw(st.floats(width=16))
     options = {"limit": limit, "floor": data.draw(st.sampled_from([0.0, 1e-6]))}
-    expected = compare("fallback", c, r, **options)
-    with instruction_set(name):
-        assert repr(compare("native", c, r, **options)) == repr(expected)
+    assert repr(compare(name, c, r, **options)) == repr(compare("fallback", c, r, **options))
 
 
-@needs_native
-def test_threads_change_no_bit() -> None:
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_threads_change_no_bit(name: str) -> None:
     c, r = normal(300_001, 3), normal(300_001, 4)
     c[5000:9000:7] = np.nan
-    one = compare("native", c, r)
+    one = compare(name, c, r)
     assert one.first_mismatch == 5000
     for threads in (2, 3, 100):
-        assert compare("native", c, r, threads=threads) == one
+        assert compare(name, c, r, threads=threads) == one
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

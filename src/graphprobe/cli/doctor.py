@@ -72,7 +72,12 @@ def _native() -> dict[str, Any]:
     """The C++ core: nothing is lost without it but time, so it does not change the exit code."""
     from graphprobe.numerics import native
 
-    return {"available": native.core is not None, "detail": native.description()}
+    core = native.core
+    return {
+        "available": core is not None,
+        "instruction_set": core.instruction_set() if core else None,
+        "detail": native.description(),
+    }
 
 
 def _show(facts: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-VERSION = 5
+VERSION = 6
 """What this Python side expects; `native/CMakeLists.txt` has the same number."""
 
 missing: str | None = None
@@ -27,4 +27,4 @@ def description() -> str:
     """One line for people: which loops are in use, or why none are."""
     if core is None:
         return f"{missing}: statistics of tensors come from numpy, slower"
-    return f"version {VERSION}, {core.instruction_set()}"
+    return f"version {VERSION}, instruction set {core.instruction_set()}"

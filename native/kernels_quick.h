@@ -1,8 +1,8 @@
-// The fast paths with vectors of the compiler: AVX2, or what every processor of the architecture has.
+// The fast paths: whole groups of floats. What is left of a block is only digested here.
 // Part of kernels.cpp, inside its namespaces.
 #pragma once
 
-#include "kernels_vectors.h"
+#include "kernels_quick_sources.h"
 #include "kernels_quick_floats.h"
 #include "kernels_quick_doubles.h"
 
@@ -12,7 +12,7 @@ void quick_blocks(const char* data, size_t stripes, uint64_t block, Quick& quick
     quick = {__builtin_inf(), -__builtin_inf(), 0, 0, 0, 0, 0, 0};
     while (stripes) {
         const size_t here = stripes < block_stripes ? stripes : block_stripes;
-        uint32_t state[lanes];
+        uint32_t state[lanes] = {};
         each(data, here, digest ? state : nullptr);
         if (digest) fold(state, block++, *digest);
         data += here * stripe_bytes;
@@ -41,7 +41,7 @@ void quick_f32(const char* data, size_t stripes, uint64_t block, Quick& quick, D
     FloatSums sums;
     quick_blocks(data, stripes, block, quick, digest, [&](const char* from, size_t here, uint32_t* state) {
         const Singles x{reinterpret_cast<const float*>(from)};
-        with_digest(from, here, state, [&](auto& keyed) { add_block(sums, x, here * stripe_bytes / 4, quick, keyed); });
+        with_digest(from, here, state, [&](auto& keyed) { add_block(sums, x, here * stripe_bytes / 4, keyed); });
     });
     sums.finish(quick);
 }
@@ -50,7 +50,7 @@ void quick_f64(const char* data, size_t stripes, uint64_t block, Quick& quick, D
     DoubleSums sums;
     quick_blocks(data, stripes, block, quick, digest, [&](const char* from, size_t here, uint32_t* state) {
         const DoubleItems x{reinterpret_cast<const double*>(from)};
-        with_digest(from, here, state, [&](auto& keyed) { add_block(sums, x, here * stripe_bytes / 8, quick, keyed); });
+        with_digest(from, here, state, [&](auto& keyed) { add_block(sums, x, here * stripe_bytes / 8, keyed); });
     });
     sums.finish(quick);
 }
@@ -62,7 +62,7 @@ void quick_16(const char* data, size_t stripes, uint64_t block, Quick& quick, Di
         const size_t n = here * stripe_bytes / 2;
 #if defined(__AVX2__)
         const Halves<brain_float> x{from};
-        with_digest(from, here, state, [&](auto& keyed) { add_block(sums, x, n, quick, keyed); });
+        with_digest(from, here, state, [&](auto& keyed) { add_block(sums, x, n, keyed); });
 #else
         alignas(64) float values[block_bytes / 2];
         for (size_t i = 0; i < n; ++i) {
@@ -71,7 +71,7 @@ void quick_16(const char* data, size_t stripes, uint64_t block, Quick& quick, Di
         }
         with_digest(from, here, state, [](auto&) {});
         NoDigest none;
-        add_block(sums, Singles{values}, n, quick, none);
+        add_block(sums, Singles{values}, n, none);
 #endif
     });
     sums.finish(quick);
