@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report", "export"),
     ("internals",),
     ("engine",),
+    ("judge",),
     ("probe",),
     ("backends", "ops"),
     ("diagnose",),
@@ -34,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
-TORCH_SIDE = frozenset({"internals", "engine", "probe", "backends", "ops", "diagnose"})
+TORCH_SIDE = frozenset({"internals", "engine", "judge", "probe", "backends", "ops", "diagnose"})
 """Rooms that import torch; `compat`, `testing`, `cli`, `scope` and the package import them inside functions only."""
 
 LAZY = frozenset({"__init__", "__main__", "scope", "compat", "testing", "cli"})
@@ -56,6 +57,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "export": frozenset({"google", "msgspec", "numpy", "onnx"}),  # google.protobuf writes what onnx holds
     "internals": frozenset({"msgspec", "numpy", "sympy", "torch"}),
     "engine": frozenset({"msgspec", "numpy", "safetensors", "torch"}),
+    "judge": frozenset({"msgspec", "numpy", "torch"}),
     "probe": frozenset({"msgspec", "numpy", "torch"}),
     "backends": frozenset({"msgspec", "numpy", "torch"}),
     "ops": frozenset({"torch"}),
@@ -68,7 +70,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 
 PICKLE = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
 PRINTING = frozenset({"cli", "report"})
-LINE_LIMIT = 400
+LINE_LIMIT = 600
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,15 +9,16 @@ import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import graphprobe
 from conftest import ROOT, Finished
-from graphprobe.diagnose.compare_calls import Difference
-from graphprobe.diagnose.whole_first import _WholeFirst
+from graphprobe.diagnose.ladder import Ladder
 from graphprobe.errors import UsageError
+from graphprobe.judge.judging import Difference
 from graphprobe.testing.assertion import CompiledDiffers
 from graphprobe.testing.failing import folder_of
 
@@ -289,16 +290,18 @@ def test_what_cannot_be_told_does_not_pass(operands: tuple[torch.Tensor, torch.T
 def test_what_differed_once_is_not_called_healthy(
     operands: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rungs = _WholeFirst._rungs
+    compared, seen = Ladder.compared, []
 
-    def differs_first(self: _WholeFirst, reference: object) -> None:
-        rungs(self, reference)  # type: ignore[arg-type]
-        self.first = [Difference("wrong_value", 0, "outputs[0]", "off by one")]
-        super(_WholeFirst, self)._rungs(reference)  # type: ignore[arg-type]
+    def differs_first(self: Ladder, *args: Any, **settings: Any) -> list[Difference]:
+        seen.append(self)
+        off = Difference("wrong_value", 0, "outputs[0]", "off by one")
+        return [off] if len(seen) == 1 else compared(self, *args, **settings)
 
-    monkeypatch.setattr(_WholeFirst, "_rungs", differs_first)
-    with pytest.raises(CompiledDiffers, match="compiled as it is, it differed: wrong_value in outputs"):
+    monkeypatch.setattr(Ladder, "compared", differs_first)
+    with pytest.raises(CompiledDiffers, match="off by one") as caught:
         graphprobe.assert_compiles_like_eager(relu, *operands, backend="eager")
+    assert caught.value.diagnosis.verdict != "healthy"
+    assert all(finding.proof is None for finding in caught.value.diagnosis.findings)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ Kind = Literal[
     "crash_runtime",
     "segfault",
     "hang",
+    "side_effect",
+    "unsupported",
 ]
 
 
@@ -37,6 +39,13 @@ def kind_of_death(signal: str | None) -> Kind:
 Stage = Literal[
     "dynamo", "aot", "decomposition", "pre_grad", "joint", "post_grad", "lowering", "codegen", "runtime", "unknown"
 ]
+
+
+def told_more(reason: str, more: str) -> str:
+    """A reason with one more sentence behind it."""
+    end = "" if not reason or reason.endswith((".", "!", "?")) else "."
+    return f"{reason}{end} {more}".strip()
+
 
 STAGES: tuple[Stage, ...] = (
     "dynamo",
@@ -66,11 +75,13 @@ class Finding(msgspec.Struct, kw_only=True):
         kernel: name of the generated kernel.
         source: `file.py:line` of the user's program.
         module: dotted path of the nn.Module.
+        places: all that are wrong for the same cause, the best suspect's first: `file.py:line`, `in module` behind it.
         local_z: largest error of the op in units of its legitimate noise, given the inputs that it got; 0 where the
             fault is no number.
         accumulated_z: the same for the output of the whole graph.
         flaky_rate: how often it failed when repeated, 0 to 1.
         dossier: folder with repro and report; None when there is none.
+        proof: what the repro is made of: a `piece` of the program, or the `program` itself; None when there is none.
         reason: one or two sentences, with figures.
     """
 
@@ -84,10 +95,29 @@ class Finding(msgspec.Struct, kw_only=True):
     kernel: str | None = None
     source: str | None = None
     module: str | None = None
+    places: list[str] = []
     local_z: float = 0.0
     accumulated_z: float = 0.0
     flaky_rate: float = 1.0
     dossier: str | None = None
+    proof: Literal["piece", "program"] | None = None
+    reason: str = ""
+
+
+class Latent(msgspec.Struct, kw_only=True, frozen=True):
+    """What disagrees inside of the compiled program and shows in nothing that its user can observe, or not for sure.
+
+    Attributes:
+        kind, stage, direction, op, node, source: as in a Finding.
+        reason: one sentence.
+    """
+
+    kind: Kind
+    stage: Stage
+    direction: Literal["forward", "backward"] = "forward"
+    op: str | None = None
+    node: str | None = None
+    source: str | None = None
     reason: str = ""
 
 
@@ -116,14 +146,16 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     """The answer.
 
     Attributes:
-        verdict: `fault`: at least one finding is proven. `healthy`: no rung differs beyond legitimate noise.
-            `undecided`: something differs, or could not be run, and no stage could be accused.
+        verdict: `fault`: compiled as its user compiles it, the program differs beyond legitimate noise. `healthy`: it
+            does not. `undecided`: it could not be run, torch refuses it, or the difference cannot be judged.
         seconds: wall time.
         compiles: graphs that were compiled to kernels.
         findings: the faults, the earliest stage first.
         ruled_out: what was checked and is right, one sentence each.
+        latent: what disagrees inside and shows in nothing that the user can observe; it decides nothing.
         largest_z: the largest local error seen.
-        notes: what could not be checked and why.
+        notes: what could not be checked and why; of an undecided verdict the reason stands first.
+        raises: the exception in which the program ends, uncompiled and compiled; empty where it returns.
         rungs: the ladder, first rung first; of a backend that is not Inductor `dynamo` and `kernels` only.
     """
 
@@ -132,8 +164,10 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     compiles: int = 0
     findings: list[Finding] = []
     ruled_out: list[str] = []
+    latent: list[Latent] = []
     largest_z: LargestZ = msgspec.field(default_factory=LargestZ)
     notes: list[str] = []
+    raises: str = ""
     rungs: list[Rung] = []
 
     @property

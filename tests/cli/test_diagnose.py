@@ -108,10 +108,20 @@ def test_healthy_callable(diagnose: Python, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.out.startswith("HEALTHY: targets.py:small:")
     document = json.loads((tmp_path / "small.json").read_text())
-    assert list(document) == ["verdict", "seconds", "compiles", "findings", "ruled_out", "largest_z", "notes", "rungs"]
+    fields = ["verdict", "seconds", "compiles", "findings", "ruled_out", "latent", "largest_z", "notes", "raises", "rungs"]
+    assert list(document) == fields
     assert msgspec.convert(document, Diagnosis).verdict == "healthy"
-    assert [(rung["name"], rung["state"]) for rung in document["rungs"]] == [("dynamo", "right"), ("kernels", "right")]
+    states = [(rung["name"], rung["state"]) for rung in document["rungs"]]
+    assert states == [("dynamo", "not_run"), ("kernels", "right")], "what the user runs is right: that is all"
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["small.json", "targets.py"]
+
+
+def test_deep_looks_inside_of_what_is_healthy(diagnose: Python, tmp_path: Path) -> None:
+    done = diagnose("targets.py:small", "--json", "small.json", "--backend", "aot_eager", "--deep")
+    assert done.code == 0, done.err
+    document = json.loads((tmp_path / "small.json").read_text())
+    assert (document["verdict"], document["latent"]) == ("healthy", [])
+    assert [(rung["name"], rung["state"]) for rung in document["rungs"]] == [("dynamo", "right"), ("kernels", "right")]
 
 
 @pytest.mark.heavy
@@ -130,8 +140,8 @@ def test_fault_in_a_script(diagnose: Python, tmp_path: Path) -> None:
     assert [d["verdict"] for d in document["diagnoses"]] == ["fault", "healthy", "healthy", "healthy"]
     ladders = [[rung["state"] for rung in diagnosis["rungs"]] for diagnosis in document["diagnoses"]]
     assert ladders == [
-        ["right", "right", "right", "wrong", "not_run"],
-        *[["right"] * 2] * 3,
+        ["right", "right", "right", "wrong", "wrong"],
+        *[["not_run", "right"]] * 3,
     ]  # the second has a backend of its own
     found = document["diagnoses"][0]["findings"][0]
     assert (found["kind"], found["op"]) == ("wrong_value", "aten.relu.default")

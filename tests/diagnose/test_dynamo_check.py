@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import planted_python
 import pytest
 import torch
 from torch.fx import GraphModule
 
 from graphprobe.diagnose import dynamo_check
-from graphprobe.diagnose.dynamo_check import Made, accused, uncompiled_calls
+from graphprobe.diagnose.dynamo_check import Accused, Uncompiled, accused, named_side_effect, uncompiled_calls
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.isolate import isolated
@@ -31,9 +35,12 @@ def fn(x: torch.Tensor) -> torch.Tensor:
 def test_the_calls_of_the_program_with_their_results() -> None:
     x = torch.tensor([-1.0, 2.0])
     outcome = isolated(lambda: uncompiled_calls(Program(fn, [((x,), {}), ((x * 2,), {})])))
-    first, second = msgspec.convert(outcome.value, list[list[Made]])
+    first, second = (call.made for call in msgspec.convert(outcome.value, list[Uncompiled]))
     assert [made.name.strip("_") for made in first] == ["relu", "add", "sin", "mul"]
     assert len(second) == 4
+    assert first[1].plain == [("1", "1.0")]
+    assert first[1].feeds == [0]
+    assert first[1].frames[0].source == f"{__file__}:{fn.__code__.co_firstlineno + 1}"
     assert first[1].value is not None and second[1].value is not None
     assert from_bytes(*first[1].value).restore()[0].tolist() == [1.0, 3.0]
     assert from_bytes(*second[1].value).restore()[0].tolist() == [1.0, 5.0]
@@ -85,3 +92,219 @@ def test_a_program_that_does_not_run_accuses_nothing() -> None:
         return accused(Program(lambda x: torch._C._nothing(x), [((torch.ones(1),), {})]), COMPILATION) is None
 
     assert isolated(died).value is True
+
+
+def accused_of(function: Callable[..., Any], *args: Any, grad: bool | None = None) -> Accused | None:
+    outcome = isolated(lambda: accused(Program(function, [(args, {})], grad=grad), COMPILATION))
+    assert outcome.raised is None, outcome.raised.trace
+    return msgspec.convert(outcome.value, Accused | None)
+
+
+@pytest.mark.parametrize("case", planted_python.CASES, ids=lambda case: case[0].__name__)
+def test_python_code_is_named_with_its_line(case: planted_python.Case) -> None:
+    function, args, plant, op, also = case
+
+    def step() -> Accused | None:
+        random.seed(1)
+        with plant():
+            return accused(Program(function, [(args, {})]), COMPILATION)
+
+    found = isolated(step).value
+    assert (found["op"], found["also"]) == (op, also)
+    file, _, line = found["source"].rpartition(":")
+    assert Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1].endswith("# here")
+
+
+def test_right_python_code_is_not_accused() -> None:
+    wrong = (planted_python.caught, planted_python.summed)  # in some versions of torch
+    functions = {case[0]: case[1] for case in planted_python.CASES if case[0] not in wrong}
+
+    def step() -> list[str]:
+        found = {f.__name__: accused(Program(f, [(args, {})]), COMPILATION) for f, args in functions.items()}
+        return [name for name, one in found.items() if one is not None]
+
+    assert isolated(step).value == []
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * 2
+
+
+def with_function(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sin(x)
+    return torch.cos(Twice.apply(y))  # type: ignore[no-untyped-call]
+
+
+def with_checkpoint(x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = torch.utils.checkpoint.checkpoint(lambda t: t.sin() + 1, x, use_reentrant=False)
+    return y * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "op", "also"),
+    [
+        (with_function, "autograd_function_apply", ["Twice.apply", "operator.mul"]),
+        (with_checkpoint, "tag_activation_checkpoint", ["torch.utils.checkpoint.checkpoint", "torch.Tensor.sin"]),
+    ],
+)
+def test_a_higher_order_operator_where_no_other_call_is_wrong(function: Any, op: str, also: list[str]) -> None:
+    x = torch.linspace(0.5, 1, 3, requires_grad=True)
+    found = accused_of(function, x, grad=True)
+    assert found is not None
+    assert (found.op, found.also[:2]) == (op, also)
+    assert found.source == f"{__file__}:{function.__code__.co_firstlineno + (2 if function is with_function else 1)}"
+
+
+def test_a_wrong_op_in_the_body_of_a_higher_order_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = dynamo_check.Recorder
+
+    class Recorder(original):  # type: ignore[misc,valid-type]
+        def run_node(self, n: Any) -> Any:
+            result = super().run_node(n)
+            if getattr(n.target, "__name__", "") == "mul":
+                self.values[n.name] = result + 0.5
+            return result
+
+    monkeypatch.setattr(dynamo_check, "Recorder", Recorder)
+    found = accused_of(with_function, torch.linspace(0.5, 1, 3, requires_grad=True))
+    assert found is not None
+    assert (found.op, found.also) == ("autograd_function_apply", ["Twice.apply", "operator.mul"])
+
+
+def test_what_a_transform_of_a_function_gives_is_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = dynamo_check.Recorder
+
+    class Recorder(original):  # type: ignore[misc,valid-type]
+        def run_node(self, n: Any) -> Any:
+            result = super().run_node(n)
+            if "_unpack_dual" in n.name:
+                self.values[n.name] = tuple(part * 3 for part in self.values[n.name])
+            return result
+
+    monkeypatch.setattr(dynamo_check, "Recorder", Recorder)
+    found = accused_of(tangents, torch.ones(3))
+    assert found is not None
+    assert (found.op, found.also[0]) == ("autograd_function_apply", "Pushed.apply")
+
+
+class Pushed(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * 2
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return tangents[0] * 2
+
+
+def tangents(x: torch.Tensor) -> Any:
+    return torch.func.jvp(Pushed.apply, (x,), (x,))
+
+
+def test_a_call_that_the_graph_does_not_make_goes_by_its_own_name() -> None:
+    def compiled_fails(x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            raise ValueError
+        return x.contiguous().unsqueeze_(0)
+
+    found = accused_of(compiled_fails, X)
+    assert found is not None
+    assert (found.op, found.also) == ("contiguous", [])
+
+
+COUNT = 0
+TABLE: dict[str, int] = {"calls": 0}
+
+
+def counting(x: torch.Tensor) -> torch.Tensor:
+    global COUNT
+    COUNT += 1
+    TABLE["calls"] += 1
+    return x + 1
+
+
+class Model(torch.nn.Module):
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[int] = []
+        self.last = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.note(3)
+        Model.calls += 1
+        return x + 1
+
+    def note(self, n: int) -> None:
+        self.history.append(n)
+        self.last = n
+
+
+def closing() -> Any:
+    hits: list[int] = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        parts = []
+        parts.append(x)
+        hits.append(1)
+        return parts[0] + random.random()
+
+    return program
+
+
+def moving(d: OrderedDict[str, Any], box: Any) -> Any:
+    d.move_to_end("a")
+    box.items.append(3)
+    return fill(box)
+
+
+def fill(it: Any) -> Any:
+    it.count = 1
+    return it
+
+
+@pytest.mark.parametrize(
+    ("where", "function", "op"),
+    [
+        ("global COUNT", counting, "COUNT +="),
+        ("global TABLE['calls']", counting, "TABLE.__setitem__"),
+        ("self.history[1]", Model(), "self.history.append"),
+        ("self.history", Model().forward, "self.history.append"),
+        ("self.last", Model(), "self.last ="),
+        ("class Model.calls", Model(), "Model.calls +="),
+        ("closure hits", closing(), "hits.append"),
+        ("closure hits[0]", closing(), "hits.append"),
+        ("random generator of Python", closing(), "random.random"),
+        ("argument 0", moving, "d.move_to_end"),
+        ("argument 0['a']", moving, "d.move_to_end"),
+        ("argument 1.items[2]", moving, "box.items.append"),
+        ("argument box.count", moving, "it.count ="),
+    ],
+)
+def test_the_statement_that_makes_a_side_effect(where: str, function: Any, op: str) -> None:
+    found = named_side_effect(where, function)
+    assert (found.op, found.also) == (op, ["side_effect"])
+    file, _, line = (found.source or "").rpartition(":")
+    assert file == __file__
+    word = op.removesuffix(".__setitem__").split(" ")[0]
+    assert word in Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+
+
+def test_a_side_effect_of_no_statement() -> None:
+    found = named_side_effect("closure nothing", fn)
+    assert (found.op, found.source, found.also) == ("side_effect", None, ["side_effect"])

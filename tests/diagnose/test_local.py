@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.diagnose.local import LIBRARY, LocalError, base_name, coarsest, comparable, local_error, tolerated
+from graphprobe.diagnose.local import LocalError, base_name, coarsest, comparable, local_error
 from graphprobe.engine.reference import dtype_of
-from graphprobe.numerics.verdict import DEFAULT
+from graphprobe.numerics.verdict import DEFAULT, LIBRARY, tolerated
 
 ATEN = torch.ops.aten
 

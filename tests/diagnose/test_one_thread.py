@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import graphprobe
-from graphprobe.diagnose.api import ONE_THREAD, in_one_thread
-from graphprobe.diagnose.compare_calls import Reference
-from graphprobe.diagnose.program import CallResult
+from graphprobe.diagnose.ladder import ONE_THREAD, in_one_thread
+from graphprobe.judge.judging import Reference
+from graphprobe.judge.observation import Observation
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def threads() -> Iterator[None]:
 
 
 def reference(device: str) -> Reference:
-    call = CallResult(None, [torch.empty(2, device=device), 3], [], [], frozenset())
+    call = Observation(None, [torch.empty(2, device=device), 3], [], [], frozenset())
     return Reference([[call], [call]])
 
 

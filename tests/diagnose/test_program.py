@@ -10,8 +10,9 @@ import msgspec
 import torch
 import torch._inductor.async_compile  # once here, not in each child
 
-from graphprobe.diagnose.program import CallRecord, CallResult, Program, read, tensors_of, weighted_sum
+from graphprobe.diagnose.program import Program, tensors_of, weighted_sum
 from graphprobe.engine.isolate import isolated
+from graphprobe.judge.observation import Observation, ObservationRecord, read
 
 
 class Model(torch.nn.Module):
@@ -32,7 +33,7 @@ def plain(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def run(program: Program) -> list[CallResult]:
+def run(program: Program) -> list[Observation]:
     return [read(record) for record in program.run(lambda fn: fn)]
 
 
@@ -98,9 +99,12 @@ def test_what_objects_and_modules_hold_after_a_call() -> None:
     (call,) = run(Program(Counting(), [((torch.ones(2), Kept(None)), {})]))
     held = [v.tolist() if isinstance(v, torch.Tensor) else v for v in call.inputs]
     assert held[0] == [1.0, 1.0], "the argument itself comes first"
-    for value in ([3.0, 3.0], 2.0, 1, [1.0, 1.0], [0.0]):
+    for value in ([3.0, 3.0], 2.0, [1.0, 1.0], [0.0]):
         assert value in held[1:], value
     assert "any" not in held
+    assert call.effects is not None
+    before, after = call.effects
+    assert {after[label] - before[label] for label in after if label.endswith("calls")} == {1}
 
 
 class Marked(torch.Tensor):
@@ -190,7 +194,7 @@ def test_what_happens_between_calls() -> None:
 def test_memory_that_is_shared() -> None:
     x = torch.ones(4)
     (call,) = run(Program(lambda x: (x[1:], x * 2, x[:2]), [((x,), {})]))
-    assert call.shared == {(0, 2), (2, 0), (0, 3), (2, 3)}
+    assert call.shared == {(0, 2), (0, 3), (2, 3)}
     (call,) = run(Program(lambda x: (x + 1, x * 2), [((x,), {})]))
     assert call.shared == frozenset()
 
@@ -242,7 +246,7 @@ def test_records_survive_the_way_out_of_a_child() -> None:
     model = Model()
     program = Program(model, [((torch.ones(1, 3),), {})], grad=True)
     outcome = isolated(lambda: program.run(lambda fn: fn))
-    (call,) = (read(r) for r in msgspec.convert(outcome.value, list[CallRecord]))
+    (call,) = (read(r) for r in msgspec.convert(outcome.value, list[ObservationRecord]))
     with torch.no_grad():
         assert torch.equal(call.outputs[0], model.linear(torch.ones(1, 3)))
     assert call.inputs[-1].item() == 1.0
@@ -265,9 +269,9 @@ def test_in_float64() -> None:
     model, x = Model(), torch.randn(2, 3, requires_grad=True)
     program = Program(lambda x: model(x).half().float(), [((x,), {})], grad=True)
 
-    def wide(seed: int | None) -> CallResult:
+    def wide(seed: int | None) -> Observation:
         outcome = isolated(lambda: program.run_wide(seed, 2.0**-24))
-        (call,) = (read(r) for r in msgspec.convert(outcome.value, list[CallRecord]))
+        (call,) = (read(r) for r in msgspec.convert(outcome.value, list[ObservationRecord]))
         return call
 
     call = wide(None)
@@ -286,7 +290,7 @@ def test_integers_and_other_values_stay_as_they_are_in_float64() -> None:
     outcome = isolated(
         lambda: Program(lambda i, x, s: (i, x, s), [((torch.arange(3), torch.ones(1), "a"), {})]).run_wide(0, 2.0**-8)
     )
-    (call,) = (read(r) for r in msgspec.convert(outcome.value, list[CallRecord]))
+    (call,) = (read(r) for r in msgspec.convert(outcome.value, list[ObservationRecord]))
     assert call.outputs[0].tolist() == [0, 1, 2] and call.outputs[0].dtype is torch.int64
     assert call.outputs[1].dtype is torch.float64 and abs(call.outputs[1].item() - 1) == 2.0**-8
     assert call.outputs[2] == "a"

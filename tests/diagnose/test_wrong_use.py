@@ -52,6 +52,21 @@ CASES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "grad": (lambda _: diagnose(fn, X, grad="yes"), ["grad='yes'", "True, False or 'auto'"]),  # type: ignore[arg-type]
     "grad none": (lambda _: diagnose(fn, X, grad=None), ["grad=None"]),  # type: ignore[arg-type]
     "dynamic": (lambda _: diagnose(fn, X, dynamic="auto"), ["dynamic='auto'", "True, False or None"]),  # type: ignore[arg-type]
+    "fullgraph": (lambda _: diagnose(fn, X, fullgraph="yes"), ["fullgraph='yes'", "True, False or None"]),  # type: ignore[arg-type]
+    "no mode of that name": (
+        lambda _: diagnose(fn, X, mode="fast"),
+        ["mode='fast'", "'default'", "'reduce-overhead'", "'max-autotune'"],
+    ),
+    "a mode that is no name": (lambda _: diagnose(fn, X, mode=3), ["mode=3"]),  # type: ignore[arg-type]
+    "options that are no dict": (lambda _: diagnose(fn, X, options=["max_autotune"]), ["options=", "a dict"]),  # type: ignore[arg-type]
+    "no option of that name": (
+        lambda _: diagnose(fn, X, options={"max_autotone": True}),
+        ["options=", "max_autotone", "torch refuses it"],
+    ),
+    "mode and options": (
+        lambda _: diagnose(fn, X, mode="default", options={"max_autotune": True}),
+        ["one of them, not both"],
+    ),
     "no backend of that name": (
         lambda _: diagnose(fn, X, backend="induktor"),
         ["'induktor'", "torch knows", "inductor"],
@@ -132,6 +147,39 @@ def test_what_was_compiled_is_taken_apart() -> None:
     model = torch.nn.Linear(2, 2)
     assert prepared(torch.compile(model), X)[0].fn is model
     assert prepared(torch.compile(fn), X)[0].fn is fn
+
+
+def test_how_it_was_compiled_is_kept() -> None:
+    options = {"max_autotune": True}
+    for target in (fn, torch.nn.Linear(2, 2)):
+        kept = prepared(torch.compile(target, options=options, dynamic=True, fullgraph=True), X)[1]
+        assert (kept.backend, kept.dynamic, kept.fullgraph) == ("inductor", True, True)
+        assert kept.inductor_settings == options
+        with kept.configured():
+            assert torch._inductor.config.max_autotune
+        plain = prepared(torch.compile(target), X)[1]
+        assert (plain.backend, plain.dynamic, plain.fullgraph) == ("inductor", None, False)
+        assert plain.inductor_settings == {}
+    mode = prepared(torch.compile(fn, mode="max-autotune-no-cudagraphs"), X)[1]
+    assert mode.inductor_settings["max_autotune"] is True
+    own = prepared(torch.compile(fn, backend=own_backend, dynamic=False), X)[1]
+    assert (own.backend, own.dynamic, own.inductor_settings) == (own_backend, False, {})
+
+
+def own_backend(gm: Any, inputs: Any) -> Any:
+    return gm.forward
+
+
+def test_what_is_asked_for_comes_before_how_it_was_compiled() -> None:
+    compiled = torch.compile(fn, options={"max_autotune": True}, dynamic=True, fullgraph=True)
+    other = prepared(compiled, X, dynamic=False, fullgraph=False, options={"epilogue_fusion": False})[1]
+    assert (other.dynamic, other.fullgraph, other.inductor_settings) == (False, False, {"epilogue_fusion": False})
+    mode = prepared(compiled, X, mode="default")[1]
+    assert (mode.dynamic, mode.fullgraph, mode.inductor_settings) == (True, True, {})
+    lone = prepared(compiled, X, backend="aot_eager")[1]
+    assert lone.is_inductor is False and lone.fullgraph
+    asked = prepared(fn, X, mode="max-autotune-no-cudagraphs", fullgraph=True)[1]
+    assert (asked.fullgraph, asked.inductor_settings["max_autotune"]) == (True, True)
 
 
 def test_dossiers_go_into_a_new_folder(tmp_path: Path) -> None:

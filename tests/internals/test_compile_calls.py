@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.internals.compile_calls import CompileCalls, Compiled
+from graphprobe.internals.compile_calls import CompileCalls, Compiled, settings_of_compiled
 
 Seen = list[tuple[Compiled, tuple[Any, ...], dict[str, Any]]]
 
@@ -98,7 +98,62 @@ def test_mode_and_options_are_settings_of_inductor() -> None:
     config = torch._inductor.config
     before = config.max_autotune, config.cpp.threads
     record = Compiled(torch.sin, "inductor", mode="max-autotune-no-cudagraphs", options={"cpp.threads": 3})
-    with record.settings():
+    settings = record.inductor_settings()
+    assert (settings["max_autotune"], settings["cpp.threads"]) == (True, 3)
+    with config.patch(settings):
         assert (config.max_autotune, config.cpp.threads) == (True, 3)
     assert (config.max_autotune, config.cpp.threads) == before
     assert record.lone_backend() == "inductor"
+
+
+def test_settings_of_a_compiled_function_without_any() -> None:
+    assert Compiled(torch.sin, "inductor").inductor_settings() == {}
+    assert Compiled(torch.sin, "inductor", options={"guard_filter_fn": any}).inductor_settings() == {}
+    assert Compiled(torch.sin, "eager", mode="max-autotune").inductor_settings() == {}, "another backend has none of them"
+    with pytest.raises((AttributeError, KeyError), match="no_such_thing"):
+        Compiled(torch.sin, "inductor", options={"no_such_thing": 1}).inductor_settings()
+
+
+def neg(x: torch.Tensor) -> torch.Tensor:
+    return -x
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_what_is_not_compiled_has_the_defaults_of_torch() -> None:
+    model = Doubling()
+    for fn in (neg, model, model.forward):
+        record = settings_of_compiled(fn)
+        assert record.fn == fn
+        assert (record.backend, record.dynamic, record.mode, record.options, record.fullgraph) == (
+            "inductor",
+            None,
+            None,
+            None,
+            False,
+        )
+
+
+@pytest.mark.parametrize("target", [neg, Doubling()], ids=["function", "module"])
+def test_what_a_function_was_compiled_with(target: Any) -> None:
+    record = settings_of_compiled(torch.compile(target, dynamic=True, fullgraph=True))
+    assert (record.fn, record.backend, record.dynamic, record.fullgraph) == (target, "inductor", True, True)
+    assert record.inductor_settings() == {}
+    record = settings_of_compiled(torch.compile(target, dynamic=False, options={"max_autotune": True}))
+    assert (record.dynamic, record.fullgraph, record.inductor_settings()) == (False, False, {"max_autotune": True})
+    record = settings_of_compiled(torch.compile(target, mode="max-autotune-no-cudagraphs"))
+    assert record.inductor_settings() == torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
+
+
+@pytest.mark.parametrize("target", [neg, Doubling()], ids=["function", "module"])
+def test_another_backend_that_a_function_was_compiled_with(target: Any) -> None:
+    named = settings_of_compiled(torch.compile(target, backend="aot_eager")).lone_backend()
+    assert named in ("aot_eager", torch._dynamo.lookup_backend("aot_eager")), "torch keeps the function only"
+    assert settings_of_compiled(torch.compile(target, backend=backend)).lone_backend() is backend
+    compiled.clear()
+    lone = settings_of_compiled(torch.compile(target, backend=backend, options={"depth": 3})).lone_backend()
+    assert torch.compile(target, backend=lone)(torch.ones(1)).numel() == 1
+    assert compiled == [{"options": {"depth": 3}}]

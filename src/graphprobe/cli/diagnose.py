@@ -30,6 +30,8 @@ STEPS = {
     "passes": "looking into the passes",
     "kernels": "looking into the generated code",
     "plain": "running it compiled, not looked into",
+    "proof": "making the program its own proof",
+    "rounded": "running it with narrow values rounded as uncompiled",
 }
 """The steps of a diagnosis, in words."""
 
@@ -72,6 +74,7 @@ class DiagnoseCommand(click.Command):
 @click.option(
     "--budget", "budget_s", type=float, metavar="SECONDS", help="Begin no further step after this; for each function."
 )
+@click.option("--deep", is_flag=True, help="Look inside of what is right, too: tell what disagrees there.")
 @only_function_option
 @click.argument("target", metavar="TARGET", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -84,6 +87,7 @@ def command(
     dynamic: bool | None,
     grad: bool | None,
     budget_s: float | None,
+    deep: bool,
     only_function: tuple[str, ...],
     target: str | None,
     arguments: tuple[str, ...],
@@ -111,7 +115,7 @@ def command(
         check_backend(backend)
     from graphprobe.diagnose.script import Options
 
-    options = Options(backend, dynamic, "auto" if grad is None else grad, budget_s, out)
+    options = Options(backend, dynamic, "auto" if grad is None else grad, budget_s, out, deep)
     name = callable_of(target)
     if name is not None and arguments:
         raise UsageError(f"{target} takes no arguments, and got {' '.join(arguments)!r}")
@@ -205,11 +209,12 @@ def _function(target: str, name: str, options: Options, result: Path | None, bas
     with Progress() as progress:
         diagnosis = diagnose(
             fn,
-            backend=options.backend or "inductor",
+            backend=options.backend,
             dynamic=options.dynamic,
             grad=options.grad,
             calls=[(args, kwargs)],
             budget_s=options.budget_s,
+            deep=options.deep,
             out=options.out,
             on_step=lambda step: progress.tell(f"{target}: {STEPS.get(step, step)}"),
         )

@@ -15,12 +15,12 @@ from torch.fx.node import map_arg
 
 from graphprobe.diagnose.check_case import run_compiled
 from graphprobe.diagnose.local import comparable, local_error
-from graphprobe.diagnose.program import CallRecord, read
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import ancestors, is_item, isolated_calls
 from graphprobe.engine.values import capture
+from graphprobe.judge.observation import ObservationRecord, read
 
 REACH = 6
 """How many steps back from a suspect its ancestors are tried."""
@@ -56,7 +56,7 @@ def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
     )
     if outcome.value is None:
         return []
-    result = read(msgspec.convert(outcome.value, list[list[CallRecord]])[0][0])
+    result = read(msgspec.convert(outcome.value, list[list[ObservationRecord]])[0][0])
     if result.raised is not None:
         return []
     found: list[Suspect] = []

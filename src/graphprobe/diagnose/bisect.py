@@ -10,8 +10,6 @@ import torch
 from torch.fx import Node
 
 from graphprobe.diagnose.check_case import run_compiled
-from graphprobe.diagnose.compare_calls import COMPILING
-from graphprobe.diagnose.ir_check import stage_of
 from graphprobe.diagnose.local import LocalError
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import StageGraph
@@ -22,6 +20,7 @@ from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import extract, is_item, isolated_calls
 from graphprobe.engine.values import capture
 from graphprobe.findings import Kind, kind_of_death
+from graphprobe.judge.judging import COMPILING
 
 FEW = 3
 """Culprits looked for in one graph."""
@@ -121,9 +120,4 @@ def _suspect(graph: StageGraph, run: GraphRun, node: Node, outcome: Outcome) -> 
             text, trace = f"{raised.type}: {raised.message[:200]}", raised.trace
         kind = "crash_compile" if COMPILING.search(trace) else "crash_runtime"
     error = LocalError("worse", kind, math.inf, math.inf, text)
-    suspect = Suspect(kind, "codegen", graph.direction, graph.graph, node, run.values, error, [])
-    if "LoweringException" in text:
-        suspect.stage = "lowering"
-    elif kind != "crash_compile":
-        suspect.stage = stage_of(suspect)
-    return suspect
+    return Suspect(kind, "codegen", graph.direction, graph.graph, node, run.values, error, [])

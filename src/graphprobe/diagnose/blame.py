@@ -12,12 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
-from graphprobe.diagnose.compare_calls import Difference, compare_calls
 from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
 from graphprobe.diagnose.local import LocalError, comparable
-from graphprobe.diagnose.program import CallRecord, Program, read
-from graphprobe.diagnose.prove import DynamoGraph
-from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import run_graph
@@ -25,7 +23,9 @@ from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS, is_item, isolated_calls
 from graphprobe.engine.values import capture
-from graphprobe.findings import Stage, kind_of_death
+from graphprobe.findings import kind_of_death
+from graphprobe.judge.judging import Difference, compare
+from graphprobe.judge.observation import ObservationRecord, read
 
 
 def rung_backend(stage: str, watch: Watch, compilation: Compilation) -> Any:
@@ -60,7 +60,7 @@ def isolated_suspects(
             seen.add(node)
             error = LocalError("worse", difference.kind, difference.z, math.inf, difference.text)
             direction = "backward" if difference.kind == "wrong_gradient" else "forward"
-            known: Any = _stage_name(stage, difference)
+            known: Any = "codegen" if stage == "kernels" else stage
             suspect = Suspect(difference.kind, known, direction, graph.graph, node, run.values, error, [])
             if stage not in ("dynamo", "pre_grad") and compilation.is_inductor:
                 suspect.named, *suspect.also = [*aten_ops(graph, node, run.values), suspect.op]
@@ -85,15 +85,6 @@ def aten_ops(graph: DynamoGraph, node: Node, values: dict[str, Any]) -> list[str
     names = [op_of(n) for n in traced.graph.nodes if n.op == "call_function"]
     stem = op_of(node).rpartition(".")[2].strip("_").split("_")[0]
     return sorted(dict.fromkeys(names), key=lambda name: (name in VIEWS_AND_SUCH, stem not in name))
-
-
-def _stage_name(stage: str, difference: Difference) -> Stage:
-    if stage != "kernels":
-        known: Any = stage
-        return known  # type: ignore[no-any-return]
-    if difference.kind in ("wrong_stride", "wrong_shape", "wrong_dtype"):
-        return "lowering"  # which decides how results are laid out
-    return "runtime" if difference.kind in ("crash_runtime", "segfault", "hang") else "codegen"
 
 
 def _plain(value: Any) -> Any:
@@ -123,8 +114,8 @@ def _search(
             kind = kind_of_death(outcome.signal)
             text = f"the process was ended by {outcome.signal or 'its time limit'}"
         return [(nodes[0], Difference(kind, 0, "", text))]
-    calls = [read(record) for record in msgspec.convert(outcome.value, list[CallRecord])]
-    differences = [d for d in compare_calls(reference, calls) if d.certain]
+    calls = [read(record) for record in msgspec.convert(outcome.value, list[ObservationRecord])]
+    differences = [d for d in compare(reference, calls) if d.certain]
     if any(d.where == "" for d in differences) and len(nodes) > 1:
         return _halves(graph, nodes, values, stage, compilation, grad)
     return [(_owner(d, nodes, owners), d) for d in differences]
@@ -142,7 +133,7 @@ def _halves(
     ]
 
 
-def _run(case: Case, stage: str, compilation: Compilation) -> list[CallRecord]:
+def _run(case: Case, stage: str, compilation: Compilation) -> list[ObservationRecord]:
     report = RungReport()
     program = Program(case.graph, [(call.restore(), {}) for call in case.calls], grad=bool(case.grad))
     run_program(program, compilation, rung_backend(stage, Watch(), compilation), report)

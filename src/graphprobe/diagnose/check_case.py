@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +14,20 @@ import numpy as np
 import torch
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.compare_calls import Difference, Reference, compare_calls
-from graphprobe.diagnose.local import tolerated
-from graphprobe.diagnose.program import Call, CallRecord, CallResult, Program, read
+from graphprobe.diagnose.program import Call, Program
+from graphprobe.diagnose.references import T, measure
 from graphprobe.engine.isolate import Outcome, isolated
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.require import require
-from graphprobe.numerics.noise import Noise, scale, sigma_from_runs, typical_magnitude
+from graphprobe.judge.judging import Difference, Reference, Spot, compare, roundoff_of
+from graphprobe.judge.observation import ObservationRecord, read
+from graphprobe.numerics.noise import Noise, scale, typical_magnitude
+from graphprobe.numerics.verdict import tolerated
 
 REPEATS = 3
 SEED = 4711
-PERTURBED = 3
 NOISES = 1.2
 """What a repro allows: so many times the largest z that is tolerated, and four times the uncompiled program's error."""
 
@@ -56,12 +57,7 @@ class CaseResult:
 def program_of(case: Case) -> Program:
     """The case as a program with fresh inputs."""
     calls: list[Call] = [(captured.restore(), {}) for captured in case.calls]
-    return Program(copy.deepcopy(case.graph), calls, grad=bool(case.grad), seed=SEED)
-
-
-def roundoff_of(values: Sequence[Any]) -> float:
-    """u of the coarsest floating-point dtype among the tensors; that of float64 if there is none."""
-    return max((dtype_of(v).unit_roundoff for v in values if is_noisy(v)), default=2.0**-53)
+    return Program(copy.deepcopy(case.graph), calls, grad=bool(case.grad), seed=SEED, effects=False)
 
 
 def reference_of(case: Case) -> Reference:
@@ -78,20 +74,16 @@ def reference_of(case: Case) -> Reference:
     for result in eager[0]:
         seen += [v for v in (*result.outputs, *result.inputs) if isinstance(v, torch.Tensor)]
     roundoff = roundoff_of(seen)
-    wide, perturbed = wide_runs(lambda: program_of(case), roundoff)
-    return Reference(eager, wide, perturbed, before, roundoff, draws)
+    reference = Reference(eager, before=before, roundoff=roundoff, draws=draws)
 
+    def run(step: Callable[[Program], T], kind: type[T]) -> T | None:
+        try:
+            return step(program_of(case))
+        except Exception:  # a program that cannot be widened: a custom kernel for one dtype, say
+            return None
 
-def wide_runs(make: Any, roundoff: float) -> tuple[list[CallResult] | None, list[list[CallResult]]]:
-    """The program in float64, plain and perturbed; `(None, [])` where that is impossible."""
-    try:
-        wide = [read(r) for r in make().run_wide(None, roundoff)]
-        if any(r.raised is not None for r in wide):
-            return None, []
-        runs = [[read(r) for r in make().run_wide(seed, roundoff)] for seed in range(PERTURBED)]
-    except Exception:  # a program that cannot be widened: a custom kernel for one dtype, say
-        return None, []
-    return wide, runs
+    measure(reference, run)
+    return reference
 
 
 @contextlib.contextmanager
@@ -115,7 +107,7 @@ def run_compiled(case: Case, timeout_s: float, *, backend: Any = None, repeats: 
         backend: makes what to compile with; None: the case's own backend.
     """
 
-    def step() -> list[list[CallRecord]]:
+    def step() -> list[list[ObservationRecord]]:
         with contextlib.nullcontext() if case.caches else bypassed(), settings_of(case):
             torch.compiler.reset()
             program = program_of(case)
@@ -147,11 +139,11 @@ def check(
         kind: Kind = "crash_compile"
         text = f"{outcome.raised.type}: {outcome.raised.message.splitlines()[0] if outcome.raised.message else ''}"
         return CaseResult([Difference(kind, 0, "", text)], None, 1.0, reference)
-    runs = msgspec.convert(outcome.value, list[list[CallRecord]])
+    runs = msgspec.convert(outcome.value, list[list[ObservationRecord]])
     failed: list[Difference] = []
     count = 0
     for run in runs:
-        differences = compare_calls(reference, [read(r) for r in run])
+        differences = compare(reference, [read(r) for r in run])
         if any(d.certain for d in differences):
             count += 1
             failed = failed or differences
@@ -166,27 +158,22 @@ def allowed(reference: Reference) -> list[list[torch.Tensor]]:
         for part in ("outputs", "inputs", "gradients"):
             for j, value in enumerate(getattr(call, part)):
                 if is_noisy(value):
-                    row.append(_allowed(reference, i, part, j, value))
+                    row.append(_allowed(Spot(reference, i, part, j), value))
         result.append(row)
     return result
 
 
-def _allowed(reference: Reference, call: int, part: str, j: int, value: torch.Tensor) -> torch.Tensor:
+def _allowed(spot: Spot, value: torch.Tensor) -> torch.Tensor:
     facts = dtype_of(value)
     eager = array_from(value)
-    wide = None
-    if reference.wide is not None:
-        found = getattr(reference.wide[call], part)[j]
-        wide = array_from(found) if isinstance(found, torch.Tensor) and found.shape == value.shape else None
-    if wide is None:
-        wide, sigma = eager, np.zeros(eager.shape)
-    else:
-        runs = [array_from(getattr(p[call], part)[j]) for p in reference.perturbed]
-        sigma = sigma_from_runs(wide, runs, reference.roundoff) * (reference.roundoff / facts.unit_roundoff)
-    typical, held = typical_magnitude(wide), tolerated(facts)
+    wide = spot.array(spot.reference.wide)
+    wide = wide if wide is not None and wide.shape == eager.shape else None
+    centre = eager if wide is None else wide
+    sigma = spot.sigma(wide) / facts.unit_roundoff
+    typical, held = typical_magnitude(centre), tolerated(facts)
     noise = Noise(np.nan_to_num(sigma, posinf=0.0))
-    d = scale(wide, noise, facts, typical, slice(None), c0=held.c0, flush=True)
+    d = scale(centre, noise, facts, typical, slice(None), c0=held.c0, flush=True)
     with np.errstate(invalid="ignore", over="ignore"):
-        own = np.nan_to_num(np.abs(eager.astype(wide.dtype) - wide), posinf=0.0)
+        own = np.nan_to_num(np.abs(eager.astype(centre.dtype) - centre), posinf=0.0)
     limit = NOISES * held.floor_max * np.nan_to_num(d, posinf=0.0).reshape(eager.shape) + 4 * own
     return torch.from_numpy(np.ascontiguousarray(limit.astype(np.float64))).reshape(eager.shape)  # 0-d: made 1-d

@@ -1,74 +1,178 @@
-"""Which op Dynamo got wrong: the calls the program makes uncompiled against those of the graphs that ran instead."""
+"""Which op Dynamo got wrong: the calls the program makes uncompiled against those of the graphs that ran instead.
+
+Where tensors differ because of what plain Python computed, or of the branch it took, the Python code is named.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
+from graphprobe.diagnose.lost_effect import statement_of
+from graphprobe.diagnose.numpy_nodes import aten_of, computed_by_numpy, numpy_name
 from graphprobe.diagnose.passes import different
-from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.program import Program, tensors_of
+from graphprobe.diagnose.python_culprit import (
+    Side,
+    applied_in,
+    argument_names,
+    branch_names,
+    function_class,
+    returned_names,
+)
+from graphprobe.diagnose.python_source import CALL, READ, Named, Place, is_users, places_of
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.engine.interpret import Recorder, copied
+from graphprobe.engine.interpret import Recorder, copied, copy_tensor
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import capture, from_bytes, to_bytes
+from graphprobe.internals.functorch_values import physical, without_transforms
+from graphprobe.internals.trees import tree_leaves
+
+Plain = tuple[str, str]
+"""A number, text or truth value among arguments or results: the path to it, and its value as text."""
 
 
 class Made(msgspec.Struct):
-    """One call of torch that the uncompiled program made: its name, and its result if that is a tensor."""
+    """One call of torch that the uncompiled program made.
+
+    Attributes:
+        name: of the function.
+        value: its result: a tensor, or several.
+        plain: numbers, texts and truth values among its arguments.
+        frames: the user's frames that led to it, the innermost first.
+        feeds: which calls before it made its tensors.
+    """
 
     name: str
     value: tuple[bytes, bytes] | None = None
+    plain: list[Plain] = []
+    frames: list[Place] = []
+    feeds: list[int] = []
+
+
+class Uncompiled(msgspec.Struct):
+    """One call of the program, uncompiled: its calls of torch, and what it returned that is no tensor."""
+
+    made: list[Made] = []
+    returned: list[Plain] = []
 
 
 class Accused(msgspec.Struct):
-    """The op that Dynamo got wrong, where it comes from, and what is wrong."""
+    """What Dynamo got wrong, where it comes from, and what is wrong.
+
+    Attributes:
+        op: the op, or what the Python code calls.
+        also: what it may be, too, the likeliest first.
+    """
 
     op: str
     node: str | None
     source: str | None
     module: str | None
     reason: str
+    also: list[str] = []
+
+
+HIDDEN = ("__get__", "__set__", "requires_grad_", "grad")
+"""Calls that a graph need not have."""
 
 
 class _Calls(TorchFunctionMode):
-    def __init__(self) -> None:
+    def __init__(self, until: CodeType) -> None:
         super().__init__()
         self.made: list[Made] = []
+        self._until = until
+        self._makers: dict[int, tuple[Any, int]] = {}  # by the tensor's id; the tensor is kept, and so its id
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frames = places_of(sys._getframe(1), self._until)
+        plain = plain_leaves((*args, kwargs or {}))
+        feeds = {self._makers[id(t)][1] for t in tensors_of((args, kwargs)) if id(t) in self._makers}
         result = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        if isinstance(result, torch.Tensor) and name not in ("__get__", "__set__"):
-            self.made.append(Made(name, to_bytes(capture([copied(result)], rng=False))))
+        tensors = _results(result)
+        if tensors and getattr(func, "__name__", "") not in HIDDEN:
+            for tensor in tensors:
+                self._makers[id(tensor)] = (tensor, len(self.made))
+            name = getattr(func, "__name__", "")
+            self.made.append(Made(name, _recorded(tensors), plain, frames, sorted(feeds)))
         return result
+
+
+def _recorded(tensors: list[torch.Tensor]) -> tuple[bytes, bytes] | None:
+    """What tensors hold, outside of torch.func's transforms; None where that cannot be read."""
+    with contextlib.suppress(Exception), without_transforms():
+        return to_bytes(capture([copy_tensor(physical(tensor)[0]) for tensor in tensors], rng=False))
+    return None
+
+
+def _results(value: Any) -> list[torch.Tensor]:
+    """The tensor that a call gave, or those of a list or tuple."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [v for v in value if isinstance(v, torch.Tensor)] if isinstance(value, (list, tuple)) else []
+
+
+def plain_leaves(value: Any, path: str = "") -> list[Plain]:
+    """The numbers, texts and truth values of nested lists, tuples and dicts."""
+    if isinstance(value, (list, tuple)):
+        parts = [(str(i), v) for i, v in enumerate(value)]
+        parts = parts[:-1] if not path and parts and isinstance(parts[-1][1], dict) else parts
+        rest = plain_leaves(value[-1], path) if len(parts) < len(value) else []
+        return [leaf for name, v in parts for leaf in plain_leaves(v, f"{path}.{name}" if path else name)] + rest
+    if isinstance(value, dict):
+        return [leaf for k, v in value.items() for leaf in plain_leaves(v, f"{path}.{k}" if path else str(k))]
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, str):
+        return [(path, repr(value))]
+    if isinstance(value, (bool, int, float)):
+        return [(path, repr(float(value)) if abs(value) < 2**53 or value != value else repr(value))]
+    return [(path, repr(value))] if isinstance(value, complex) else []
 
 
 @dataclass
 class _Ran:
-    """One node of a graph of Dynamo's that ran in place of the program's call."""
+    """One node of a graph of Dynamo's that ran in place of the program's call.
+
+    Attributes:
+        plain: as in `Made`.
+        args: what a function of numpy's was called with.
+        within: the higher-order operator in whose body the node is.
+    """
 
     node: Node
     value: Any
+    plain: list[Plain] = field(default_factory=list)
+    args: tuple[Any, Any] | None = None
+    within: Node | None = None
 
 
-def uncompiled_calls(program: Program) -> list[list[Made]]:
+def uncompiled_calls(program: Program) -> list[Uncompiled]:
     """The calls of torch in each call of the program; run it in a child."""
-    found: list[list[Made]] = []
+    found: list[Uncompiled] = []
 
     def make(fn: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _Calls() as mode:
-                found.append(mode.made)
-                return fn(*args, **kwargs)
+            with _Calls(call.__code__) as mode:
+                found.append(Uncompiled(mode.made))
+                result = fn(*args, **kwargs)
+            found[-1].returned = plain_leaves([result])
+            return result
 
         return call
 
@@ -76,21 +180,27 @@ def uncompiled_calls(program: Program) -> list[list[Made]]:
     return found
 
 
+@dataclass
+class _Compiled:
+    """One call of the compiled program."""
+
+    ran: list[_Ran] = field(default_factory=list)
+    returned: list[Plain] | None = None
+
+
 def accused(program: Program, compilation: Compilation) -> Accused | None:
-    """The first op whose result in Dynamo's graphs is not the uncompiled program's; None when none can be told."""
-    outcome = isolated(lambda: uncompiled_calls(program), timeout_s=compilation.timeout_s)
+    """What first went otherwise in Dynamo's graphs than uncompiled; None when nothing can be told."""
+    states = random.getstate(), np.random.get_state()
+    outcome = isolated(lambda: _from_states(states, lambda: uncompiled_calls(program)), timeout_s=compilation.timeout_s)
     if outcome.value is None:
         return None
-    expected = msgspec.convert(outcome.value, list[list[Made]])
-    ran: list[list[_Ran]] = []
+    expected = msgspec.convert(outcome.value, list[Uncompiled])
+    found: list[_Compiled] = []
 
     def backend(gm: GraphModule, _: Sequence[Any], **__: Any) -> Any:
         def run(*args: Any) -> Any:
-            recorder = Recorder(gm)
-            call: Any = recorder.run
-            result = call(*args)
-            nodes = [n for n in gm.graph.nodes if n.op in CALLS]
-            ran[-1] += [_Ran(n, recorder.values[n.name]) for n in nodes if n.name in recorder.values]
+            result, ran = _run(gm, args)
+            found[-1].ran += ran
             return result
 
         return run
@@ -98,19 +208,39 @@ def accused(program: Program, compilation: Compilation) -> Accused | None:
     torch.compiler.reset()
 
     def make(fn: Any) -> Any:
-        compiled: Any = torch.compile(fn, backend=backend, dynamic=compilation.dynamic)
+        compiled: Any = torch.compile(fn, backend=backend, dynamic=compilation.dynamic, fullgraph=compilation.fullgraph)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            ran.append([])
-            return compiled(*args, **kwargs)
+            found.append(_Compiled())
+            result = compiled(*args, **kwargs)
+            found[-1].returned = plain_leaves([result])
+            return result
 
         return call
 
     with compilation.configured():
-        program.run(make)
-    pairs = [(w, [r for r in g if isinstance(r.value, torch.Tensor)]) for w, g in zip(expected, ran, strict=False)]
-    found = (look(wanted, got) for look in (_other_value, _other_call) for wanted, got in pairs)
-    return next((one for one in found if one is not None), None)
+        _from_states(states, lambda: program.run(make))
+    return _look(program, [*zip(expected, found, strict=False)])
+
+
+def _from_states(states: tuple[Any, Any], run: Callable[[], Any]) -> Any:
+    """Run with these states of the generators of Python and numpy; Python seeds its own anew in a forked process."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    return run()
+
+
+def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accused | None:
+    """The first answer of the ways to look, each at all calls of the program."""
+    aligned = [_Aligned(e.made, [r for r in c.ran if _counts(r, e.made)]) for e, c in calls]
+    ways: list[Callable[[], Iterator[Accused | None]]] = [
+        lambda: (_numpy(c.ran) for _, c in calls),
+        lambda: (a.other_value() for a in aligned),
+        lambda: (a.other_call() for a in aligned),
+        lambda: (_other_return(program, e, c) for e, c in calls),
+        lambda: (of_operator(n) for _, c in calls for r in c.ran if is_higher_order(n := r.within or r.node)),
+    ]
+    return next((one for way in ways for one in way() if one is not None), None)
 
 
 SAME = {
@@ -118,21 +248,19 @@ SAME = {
     "true_divide": "truediv",
     "floor_divide": "floordiv",
     "remainder": "mod",
-    "add": "add",
-    "iadd": "add",
-    "imul": "mul",
-    "isub": "sub",
-    "itruediv": "truediv",
-    "radd": "add",
-    "rmul": "mul",
-    "rsub": "sub",
-    "rtruediv": "truediv",
-    "rdiv": "truediv",
     "subtract": "sub",
     "multiply": "mul",
     "negative": "neg",
+    "rdiv": "truediv",
+    "bitwise_not": "invert",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
 }
 """Names under which one operation of tensors goes, in Python, in torch and in Dynamo's graphs."""
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+SAME |= {letter + name: name for name in BINARY for letter in "ir"}
 
 
 def _plain(name: str) -> str:
@@ -140,34 +268,309 @@ def _plain(name: str) -> str:
     return SAME.get(short, short)
 
 
-def _aligned(wanted: list[Made], got: list[_Ran]) -> tuple[list[str], list[str], list[Any]]:
-    left, right = [_plain(m.name) for m in wanted], [_plain(op_of(r.node)) for r in got]
-    return left, right, difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+INNER = ("torch._functorch.", "torch._C._functorch.")
+OWN_FUNCTION = "custom_function_call"
+"""How a class derived from `torch.autograd.Function` is seen under a transform of `torch.func`."""
 
 
-def _other_value(wanted: list[Made], got: list[_Ran]) -> Accused | None:
-    """The first of the calls that both made whose results differ."""
-    for tag, i, i2, j, j2 in _aligned(wanted, got)[2]:
-        if tag != "equal":
-            continue
-        for made, run in zip(wanted[i:i2], got[j:j2], strict=True):
-            assert made.value is not None
-            if different(from_bytes(*made.value).restore()[0], run.value):
-                return accuse(run.node, "its result in Dynamo's graph is not that of the same call uncompiled")
+def _counts(ran: _Ran, made: list[Made]) -> bool:
+    """Whether a node stands for a call of torch that is seen uncompiled; functorch's own are seen in part."""
+    op = op_of(ran.node)
+    if numpy_name(ran.node) is not None or not _results(ran.value):
+        return False
+    if op == "builtins.getattr" or (op.startswith(INNER) and _plain(op) not in {_plain(m.name) for m in made}):
+        return False
+    source = ran.node.args[0] if ran.node.args else None
+    taken = isinstance(source, Node) and isinstance(source.meta.get("example_value"), (tuple, list))
+    return not (op.endswith("operator.getitem") and taken)
+
+
+def is_higher_order(node: Node) -> bool:
+    """Whether a node runs graphs that it is given."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def _run(gm: GraphModule, args: Sequence[Any], within: Node | None = None) -> tuple[Any, list[_Ran]]:
+    """Run a graph of Dynamo's, and the bodies of its higher-order operators once more, on their own."""
+    given: dict[Node, tuple[list[Plain], Any]] = {}
+    bodies: dict[Node, list[_Ran]] = {}
+
+    def watch(node: Node, its: Any, kwargs: Any) -> None:
+        own: Any = (copied(its), dict(kwargs)) if numpy_name(node) is not None else None
+        given[node] = (plain_leaves((*its, kwargs)), own)
+        if is_higher_order(node):
+            bodies[node] = _body(node, its, within or node)
+
+    recorder = Recorder(gm, watch=watch)
+    result = recorder.run(*args)
+    ran: list[_Ran] = []
+    for node in gm.graph.nodes:
+        if node.op in CALLS and node.name in recorder.values:
+            plain, its = given.get(node) or ([], None)
+            ran += bodies.get(node) or [_Ran(node, recorder.values[node.name], plain, its, within)]
+    return result, ran
+
+
+def _body(node: Node, args: Sequence[Any], within: Node) -> list[_Ran]:
+    """The calls in the graph that a higher-order operator runs; none where that cannot be run by itself."""
+    graphs = [a for a in args if isinstance(a, GraphModule)]
+    name = str(node.target)
+    if not graphs or name.startswith("flex_attention"):
+        return []
+    graph, inputs = graphs[0], [copied(a) for a in args if not isinstance(a, GraphModule)]
+    if name == "cond":
+        graph, inputs = graphs[0 if bool(args[0]) else 1], copied(list(args[3]))
+    devices = sorted({t.get_device() for t in tensors_of(inputs) if t.is_cuda})
+    with contextlib.suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices):
+        return _run(graph, inputs, within)[1]
+    return []
+
+
+class _Gap(NamedTuple):
+    """Calls that only one side made: where they are in the calls of both."""
+
+    i: int
+    i2: int
+    j: int
+    j2: int
+
+
+class _Aligned:
+    """The torch calls of one call of the program, uncompiled and compiled, those that are the same side by side."""
+
+    def __init__(self, wanted: list[Made], got: list[_Ran]) -> None:
+        self.wanted, self.got = wanted, got
+        self.pairs: list[tuple[int, int]] = []
+        self.gaps: list[_Gap] = []
+        left = [(_plain(m.name), m.frames[0].source if m.frames else None) for m in wanted]
+        right = [(_plain(op_of(r.node)), users_source(r.node)) for r in got]
+        self._align(left, right, 0, 0, [(name,) for name, _ in left], [(name,) for name, _ in right])
+
+    def _align(self, left: Any, right: Any, i0: int, j0: int, names: Any, others: Any) -> None:
+        """By name and line; what is left of that, by name."""
+        for tag, i, i2, j, j2 in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+            if tag == "equal":
+                self.pairs += [(i0 + a, j0 + b) for a, b in zip(range(i, i2), range(j, j2), strict=True)]
+            elif names is not None and i < i2 and j < j2:
+                self._align(names[i:i2], others[j:j2], i0 + i, j0 + j, None, None)
+            else:
+                self.gaps.append(_Gap(i0 + i, i0 + i2, j0 + j, j0 + j2))
+
+    def other_value(self) -> Accused | None:
+        """The first of the calls that both made whose results differ."""
+        for i, j in self.pairs:
+            made, run = self.wanted[i], self.got[j]
+            if not _differ(made, run.value):
+                continue
+            return self._argument(made, run) or self._fed(i, j) or accuse(run.node, UNLIKE, within=run.within)
+        return None
+
+    def other_call(self) -> Accused | None:
+        """The first call that only one of the two made."""
+        return next((one for gap in self.gaps if (one := self._of(gap)) is not None), None)
+
+    def _argument(self, made: Made, run: _Ran) -> Accused | None:
+        """The Python code that computed an argument, if that is not the same."""
+        path = _other_path(made.plain, run.plain)
+        names = argument_names(made.frames, made.name, path) if path is not None else []
+        op = op_of(run.node)
+        other = dict(run.plain).get(path or "")
+        reason = f"what it gives to {op} is {dict(made.plain).get(path or '')} uncompiled" + (
+            f", and {other} in Dynamo's graph" if other is not None else ", and something else in Dynamo's graph"
+        )
+        return of_python(names, [op], reason, run.node)
+
+    def _fed(self, i: int, j: int) -> Accused | None:
+        """The gap that the arguments of two calls come from, if they do."""
+        sources = set(self.wanted[i].feeds)
+        nodes = set(_sources(self.got[j].node))
+        for gap in self.gaps:
+            there = any(self.got[k].node in nodes for k in range(gap.j, gap.j2))
+            if there or not sources.isdisjoint(range(gap.i, gap.i2)):
+                found = self._operator(gap, wrong=True) or self._of(gap)
+                if found is not None:
+                    return found
+        return None
+
+    def _operator(self, gap: _Gap, *, wrong: bool = False) -> Accused | None:
+        """A higher-order operator of a gap, unless its result is right; `wrong` says that it is not."""
+        wanted, got = self.wanted[gap.i : gap.i2], self.got[gap.j : gap.j2]
+        for run in (r for r in got if is_higher_order(r.node)):
+            if wrong or not _all_in(_results(run.value), [t for made in wanted for t in _restored(made)]):
+                return of_operator(run.node, "its result in Dynamo's graph is of no call uncompiled")
+        for made in (m for m in wanted if m.name == OWN_FUNCTION and m.frames):
+            if wrong or not _all_in(_restored(made), [t for run in got for t in _results(run.value)]):
+                reason = "what it gives uncompiled is no result in Dynamo's graph"
+                called, ops = applied_in(made.frames[0]), dict.fromkeys(op_of(r.node) for r in got)
+                also = [*filter(None, [called]), *ops]
+                return Accused("autograd_function_apply", None, made.frames[0].source, None, reason, also)
+        return None
+
+    def _of(self, gap: _Gap) -> Accused | None:
+        wanted, got = self.wanted[gap.i : gap.i2], self.got[gap.j : gap.j2]
+        found = self._operator(gap)
+        if (
+            found is not None
+            or any(is_higher_order(r.node) for r in got)
+            or any(m.name == OWN_FUNCTION for m in wanted)
+        ):
+            return found
+        calls = ", ".join(_plain(m.name) for m in wanted) or "nothing"
+        reason = f"uncompiled the program calls {calls} here"
+        first = [op_of(got[0].node)] if got else [wanted[0].name]
+        if got and got[0].within is not None:
+            return accuse(got[0].node, reason, within=got[0].within)
+        one = Side(wanted[0].frames, wanted[0].name) if wanted else None
+        other = Side(node_places(got[0].node), op_of(got[0].node).rpartition(".")[2]) if got else None
+        names = branch_names(one, other, [self.wanted[i].frames for i, _ in self.pairs]) if self.got else []
+        chosen = of_python(names, first, f"another branch is taken: {reason}", got[0].node if got else None)
+        if chosen is not None:
+            return chosen
+        if got:
+            return accuse(got[0].node, reason)
+        return _not_called(wanted[0])
+
+
+UNLIKE = "its result in Dynamo's graph is not that of the same call uncompiled"
+
+
+def _not_called(made: Made) -> Accused:
+    """A call of the program's that Dynamo's graph does not make; one of a `Function`'s methods is that operator's."""
+    reason = "Dynamo's graph does not call it"
+    source = made.frames[0].source if made.frames else None
+    name = _plain(made.name) if made.name.startswith("__") else made.name
+    owner = function_class(made.frames[0]) if made.frames else None
+    if owner is not None:
+        reason = f"Dynamo's graph does not call {name} of {made.frames[0].function}"
+        return Accused("autograd_function_apply", None, source, None, reason, [f"{owner}.apply", name])
+    return Accused(name, None, source, None, reason)
+
+
+def _all_in(values: list[torch.Tensor], among: list[torch.Tensor]) -> bool:
+    """Whether each of some tensors is the same as one of others."""
+    held = [physical(other)[0] for other in among]
+    return all(any(not different(physical(value)[0], other) for other in held) for value in values)
+
+
+def _restored(made: Made) -> list[torch.Tensor]:
+    with contextlib.suppress(Undecided):
+        return list(from_bytes(*made.value).restore()) if made.value is not None else []
+    return []
+
+
+def _differ(made: Made, value: Any) -> bool:
+    mine, other = _restored(made), [physical(t)[0] for t in _results(value)]
+    return bool(mine) and (len(mine) != len(other) or any(different(a, b) for a, b in zip(mine, other, strict=True)))
+
+
+def _other_path(mine: list[Plain], other: list[Plain]) -> str | None:
+    """The path of the first plain argument that is another one; None where there are not as many, or all are the same.
+
+    Names of arguments that one side gives and the other does not are no difference.
+    """
+    if len(mine) != len(other) or sorted(v for _, v in mine) == sorted(v for _, v in other):
+        return None
+    return next((path for (path, a), (_, b) in zip(mine, other, strict=True) if a != b), None)
+
+
+def _sources(node: Node) -> Iterator[Node]:
+    """The nodes that a node's arguments come from, through those that only take parts."""
+    for given in node.all_input_nodes:
+        yield given
+        if op_of(given).endswith("operator.getitem"):
+            yield from _sources(given)
+
+
+def _numpy(ran: list[_Ran]) -> Accused | None:
+    """The first function of numpy's that numpy itself computes otherwise."""
+    for run in ran:
+        name = numpy_name(run.node)
+        if name is not None and run.args is not None:
+            right = computed_by_numpy(run.node, *run.args)
+            if right is not None and different(right, run.value):
+                return accuse(run.node, "numpy gives another result", op=name, also=aten_of(run.node, *run.args))
     return None
 
 
-def _other_call(wanted: list[Made], got: list[_Ran]) -> Accused | None:
-    """The first call that only one of the two made."""
-    left, _, steps = _aligned(wanted, got)
-    for tag, i, i2, j, j2 in steps:
-        if tag in ("replace", "insert") and j < j2:
-            return accuse(got[j].node, f"uncompiled the program calls {', '.join(left[i:i2]) or 'nothing'} here")
-        if tag == "delete":
-            return Accused(f"torch.{left[i]}", None, None, None, "Dynamo's graph does not call it")
-    return None
+def _other_return(program: Program, expected: Uncompiled, found: _Compiled) -> Accused | None:
+    """What computed a number or text that is returned, and is not the same."""
+    path = _other_path(expected.returned, found.returned) if found.returned is not None else None
+    if path is None:
+        return None
+    fn: Any = program.fn
+    fn = type(fn).forward if isinstance(fn, torch.nn.Module) else getattr(fn, "__func__", fn)
+    names = [n for n in returned_names(fn, path.partition(".")[2]) if n.weight <= READ]
+    value = dict(expected.returned)[path]
+    return of_python(names, [], f"uncompiled it gives {value}, and something else compiled", None)
 
 
-def accuse(node: Node, reason: str) -> Accused:
-    """A node as the one that is to blame."""
-    return Accused(op_of(node), node.name, source_of(node), module_of(node), reason)
+def of_python(names: Sequence[Named], ops: Sequence[str], reason: str, node: Node | None) -> Accused | None:
+    """The first of the names as what is to blame, the others after it, and then the ops; None without names."""
+    if not names:
+        return None
+    first, *rest = names
+    telling = [n.name for n in rest if n.weight == CALL]
+    others = [n.name for n in rest if n.weight == max(READ, first.weight)]
+    also = [*telling, *ops, *others] if first.weight == CALL else [*ops, *telling, *others]
+    module = module_of(node) if node is not None else None
+    also = [name for name in dict.fromkeys(also) if name != first.name]
+    return Accused(first.name, node.name if node is not None else None, first.source, module, reason, also)
+
+
+def of_operator(node: Node, reason: str = "a higher-order operator; no other call is wrong") -> Accused:
+    """A higher-order operator as the one that is to blame: `autograd_function_apply`."""
+    return accuse(node, reason, within=node)
+
+
+def _operator_names(node: Node, op: str | None) -> list[str]:
+    """What the user's line of a higher-order operator calls, and the ops of its body."""
+    places = node_places(node)
+    called = applied_in(places[0]) if places else None
+    graphs = [a for a in tree_leaves([node.args, node.kwargs]) if isinstance(a, Node) and a.op == "get_attr"]
+    owner = node.graph.owning_module
+    modules = [getattr(owner, str(g.target), None) for g in graphs]
+    ops = [op_of(n) for m in modules if isinstance(m, GraphModule) for n in m.graph.nodes if n.op in CALLS]
+    inner = [name for name in ops if "set_grad_enabled" not in name]
+    return list(dict.fromkeys(name for name in (called, op, *inner) if name))
+
+
+FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
+
+
+def node_places(node: Node) -> list[Place]:
+    """The user's frames that a node comes from, the innermost first."""
+    found = FRAME.findall(node.stack_trace or "")
+    return [Place(f, int(line), function=name) for f, line, name in reversed(found) if is_users(f)]
+
+
+def users_source(node: Node) -> str | None:
+    """`file:line` of the user's innermost line that made a node."""
+    places = node_places(node)
+    return places[0].source if places else source_of(node)
+
+
+def accuse(
+    node: Node, reason: str, *, op: str | None = None, also: Sequence[str] = (), within: Node | None = None
+) -> Accused:
+    """A node as the one that is to blame; in the body of a higher-order operator, this."""
+    if within is not None:
+        inner = None if node is within else op_of(node)
+        name = str(within.target).rpartition(".")[2]
+        source = users_source(node) or users_source(within)
+        also = _operator_names(within, inner)
+        return Accused(name, within.name, source, module_of(within), reason, list(also))
+    name = op or numpy_name(node) or op_of(node)
+    return Accused(name, node.name, users_source(node), module_of(node), reason, list(also))
+
+
+def named_side_effect(where: str, fn: Any) -> Accused:
+    """The statement of the user's that makes a side effect, as the one that Dynamo lost or made otherwise.
+
+    Args:
+        where: the label of what is changed, as in `graphprobe.judge.effects.snapshot`: `closure hits[0]`.
+        fn: the program, uncompiled.
+    """
+    made = statement_of(where, fn)
+    if made is None:
+        return Accused("side_effect", None, None, None, f"{where} is not what it is uncompiled", ["side_effect"])
+    return Accused(made.name, None, made.source, None, f"it changes {where}", ["side_effect"])

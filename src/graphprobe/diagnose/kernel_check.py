@@ -15,9 +15,10 @@ from graphprobe.diagnose.local import Expectation, LocalError, comparable, local
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
-from graphprobe.engine.naming import op_of
+from graphprobe.engine.naming import op_of, source_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
 from graphprobe.engine.values import same_bits
+from graphprobe.findings import Latent
 from graphprobe.internals.lowered import LoweredGraph
 from graphprobe.internals.operators import writes_to
 
@@ -68,6 +69,7 @@ class KernelReport:
     """What the check of one compiled graph found."""
 
     suspects: list[Suspect] = field(default_factory=list)
+    wider: list[Latent] = field(default_factory=list)  # more precise than the op by itself
     checked: int = 0
     largest: tuple[str | None, float] = (None, 0.0)
     whole: LocalError = field(default_factory=lambda: LocalError("ok"))
@@ -97,6 +99,8 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
         report.checked += error.answer in ("ok", "worse", "better")
         if error.answer == "ok" and error.z > report.largest[1]:
             report.largest = (f"{compiled.direction}:{name}", error.z)
+        if error.answer == "better":
+            report.wider.append(_told(compiled, node, error))
         if error.answer == "worse":
             suspect = Suspect(
                 error.kind,
@@ -114,6 +118,18 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
     if report.whole.answer == "worse" and not report.suspects:
         report.suspects += _wrong_outputs(compiled, call, run)
     return report
+
+
+def _told(compiled: CompiledGraph, node: Node, error: LocalError) -> Latent:
+    return Latent(
+        kind=error.kind,
+        stage="codegen",
+        direction="backward" if compiled.direction == "backward" else "forward",
+        op=op_of(node),
+        node=node.name,
+        source=source_of(node),
+        reason=error.reason,
+    )
 
 
 def _wrong_outputs(compiled: CompiledGraph, call: int, run: GraphRun) -> list[Suspect]:

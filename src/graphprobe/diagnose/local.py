@@ -17,7 +17,7 @@ from graphprobe.numerics.divergence import Run
 from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.exact import judge_exact
 from graphprobe.numerics.noise import Noise
-from graphprobe.numerics.verdict import DEFAULT, Thresholds, judge
+from graphprobe.numerics.verdict import judge, tolerated
 
 RUNS = 3
 """Perturbed float64 runs behind each sigma."""
@@ -61,18 +61,11 @@ NEAR_ONE = frozenset(
 """Functions that libraries compute by way of a number of about one: near zero they are right to a few roundings of
 one, not of the result."""
 
-LIBRARY = Thresholds(floor_rms=4.0, floor_q999=16.0, floor_max=32.0, floor_gain=4.0, c0=1.0)
-"""What is tolerated in float32 and wider: libraries of elementary functions are a few roundings apart. In narrower
-dtypes a result is rounded far more coarsely than such a function errs, and the tuned thresholds hold."""
-
 INDICES = frozenset("argmax argmin topk sort max min kthvalue median nanmedian mode cummax cummin max_pool2d".split())
 
 
 NEAR = 2.0
 """Units of roundoff within which a result is as good as the uncompiled one, without a float64 reference."""
-
-NARROW = 2.0**-20
-"""Unit roundoff above which a dtype counts as narrow."""
 
 
 def base_name(op: str) -> str:
@@ -288,11 +281,6 @@ def _numbers(
     if verdict.answer == "inconclusive":
         return LocalError("unsure", z=0.0, reason=verdict.reason)
     return LocalError("ok", z=z, reason=verdict.reason)
-
-
-def tolerated(dtype: WorkingDtype) -> Thresholds:
-    """The thresholds beyond which an op is accused."""
-    return LIBRARY if dtype.unit_roundoff < NARROW else DEFAULT
 
 
 def _exact(op: str, want: torch.Tensor, have: torch.Tensor, inputs: Sequence[Any]) -> LocalError:

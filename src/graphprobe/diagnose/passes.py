@@ -16,7 +16,7 @@ from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
 from graphprobe.engine.naming import name_of, op_of
 from graphprobe.engine.reference import is_noisy
-from graphprobe.engine.subgraph import CALLS, is_item, output_node
+from graphprobe.engine.subgraph import CALLS, is_item, is_view, output_node
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind, Stage
 from graphprobe.internals.operators import writes_to
@@ -203,6 +203,8 @@ def _blame(
     def suspect(node: Node, also: list[str], others: list[Node]) -> Suspect:
         if is_item(node) and isinstance(node.args[0], Node):
             others, node = [node, *others], node.args[0]
+        if is_view(node) and not writes_to(node) and (computing := _removed_before(node, after)):
+            also, others, node = [op_of(n) for n in (*computing[1:], node)] + also, [node, *others], computing[0]
         if op_of(node).startswith("higher_order.") and node.args and not isinstance(node.args[0], Node):
             also = [name_of(node.args[0]), *also]
         return Suspect(kind, stage, direction, before, node, right.values, error, list(inputs), name, also, others)
@@ -229,6 +231,21 @@ def _blame(
         if failed:
             break
     return suspect(_fallback(before, after), [], [])
+
+
+REACH = 3
+"""How many steps back from a view, what a pass has removed is taken to be what it looks at."""
+
+
+def _removed_before(node: Node, after: GraphModule) -> list[Node]:
+    """The calls behind a view that compute something and that the pass has removed, the nearest first."""
+    left = {n.name for n in after.graph.nodes}
+    found: list[Node] = []
+    edge = [node]
+    for _ in range(REACH):
+        edge = list(dict.fromkeys(n for one in edge for n in one.all_input_nodes if n.op in CALLS))
+        found += [n for n in edge if not is_view(n) and n.name not in left]
+    return found
 
 
 def _changed_argument(previous: Node, node: Node, right: GraphRun, wrong: GraphRun) -> tuple[Node, Node] | None:

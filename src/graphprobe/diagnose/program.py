@@ -4,73 +4,35 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
 import torch
 
-from graphprobe.diagnose.contents import contents_of, kept_in, plain_parts
-from graphprobe.diagnose.reachable import reachable_modules
 from graphprobe.engine.accumulation import rough_sums
-from graphprobe.engine.isolate import Raised, raised_from
 from graphprobe.engine.reference import InFloat64, is_noisy
 from graphprobe.engine.replay import computed
-from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
+from graphprobe.engine.rounding import RoundedAnew, untouched
 from graphprobe.internals.trees import tree_leaves, tree_map
+from graphprobe.judge.contents import contents_of
+from graphprobe.judge.effects import snapshot
+from graphprobe.judge.observation import ObservationRecord, failed, observe
+from graphprobe.judge.reachable import reachable_modules
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]
-
-
-class CallRecord(msgspec.Struct):
-    """One call as bytes: `values` holds `[outputs, inputs after the call, gradients]`; or the exception it ended in."""
-
-    raised: Raised | None = None
-    values: tuple[bytes, bytes] | None = None
-
-
-@dataclass(frozen=True)
-class CallResult:
-    """One call, readable.
-
-    Attributes:
-        raised: the exception that ended it.
-        outputs: the leaves of what it returned; then what is inside those that are objects (`contents_of`), in memory
-            of its own.
-        inputs: tensor arguments, parameters and buffers as the call left them; then what other objects among the
-            arguments, and modules, hold (`kept_in`), in memory of its own.
-        gradients: of the same, None where there is none; empty when no backward ran.
-        shared: pairs (i, j): output i shares memory with value j of (outputs, then inputs), j other than i.
-    """
-
-    raised: Raised | None
-    outputs: list[Any]
-    inputs: list[Any]
-    gradients: list[Any]
-    shared: frozenset[tuple[int, int]]
-
-
-def read(record: CallRecord) -> CallResult:
-    """The values of a record, restored."""
-    if record.values is None:
-        return CallResult(record.raised, [], [], [], frozenset())
-    captured = from_bytes(*record.values)
-    outputs, inputs, gradients = captured.restore()
-    return CallResult(record.raised, outputs, inputs, gradients, _shared(captured))
-
-
-def _shared(captured: CapturedValues) -> frozenset[tuple[int, int]]:
-    outputs, inputs, _ = (record["items"] for record in captured.doc["values"])
-    names = [record.get("storage") for record in [*outputs, *inputs]]
-    pairs = {
-        (i, j) for i in range(len(outputs)) for j, name in enumerate(names) if i != j and name == names[i] and name
-    }
-    return frozenset(pairs)
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class RoundedRun(msgspec.Struct):
+    """Calls in which each narrow result was rounded anew, and the largest unit roundoff that a result had."""
+
+    calls: list[ObservationRecord] = []
+    narrowest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +46,7 @@ class Program:
         grad: True: run the backward of a weighted sum of the outputs. False: everything runs under `no_grad`.
             None: neither; the calls run in the gradient mode that is set.
         seed: random generators start from it in every call; None: from where they are.
+        effects: side effects are observed, too.
     """
 
     fn: Callable[..., Any]
@@ -91,6 +54,7 @@ class Program:
     between: Callable[[Any, int], Any] | None = None
     grad: bool | None = None
     seed: int | None = None
+    effects: bool = True
 
     def modules(self) -> list[torch.nn.Module]:
         """The modules whose state belongs to the program: what the function leads to, and those among the arguments."""
@@ -109,13 +73,13 @@ class Program:
         """Whether any argument, parameter or buffer requires a gradient."""
         return any(t.requires_grad for t in [*tensors_of(list(self.calls)), *self.state()])
 
-    def run(self, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> list[CallRecord]:
+    def run(self, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> list[ObservationRecord]:
         """Run every call on `make(fn)`. Everything it changes stays changed: call it in a child process."""
         return [record for record, _ in self.steps(make)]
 
     def steps(
         self, make: Callable[[Callable[..., Any]], Callable[..., Any]]
-    ) -> Iterator[tuple[CallRecord, BaseException | None]]:
+    ) -> Iterator[tuple[ObservationRecord, BaseException | None]]:
         """The calls one by one, each with the exception that ended it."""
         function = make(self.fn)
         for i, (args, kwargs) in enumerate(self.calls):
@@ -125,13 +89,14 @@ class Program:
 
     def _call(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[CallRecord, BaseException | None]:
+    ) -> tuple[ObservationRecord, BaseException | None]:
         inputs = [*tensors_of((args, kwargs)), *self.state()]
         for tensor in inputs:
             if tensor.is_leaf:
                 tensor.grad = None
         if self.seed is not None:
             torch.manual_seed(self.seed)
+        before = snapshot(self.fn, (args, kwargs)) if self.effects else None
         mode = torch.no_grad() if self.grad is False else contextlib.nullcontext()
         try:
             with mode:
@@ -140,18 +105,20 @@ class Program:
             if self.grad:
                 weighted_sum(_differentiable(result))
                 gradients = [t.grad if t.is_leaf or t.retains_grad else None for t in inputs]
-                gradients = [part for g in gradients for part in ([None] if g is None else plain_parts(g))]
         except Exception as error:
-            return CallRecord(raised=raised_from(error)), error
-        leaves, own = contents_of(result), len(tree_leaves(result))
-        leaves = [_detached(leaf) for leaf in leaves[:own]] + [_alone(leaf) for leaf in leaves[own:]]
-        after = [part.detach() for t in inputs for part in plain_parts(t)]
-        after += [_alone(value) for value in kept_in((args, kwargs), self.modules())]
-        values = [leaves, after, gradients]
-        return CallRecord(values=to_bytes(capture(values, rng=False))), None
+            return failed(error), error
+        effects = None if before is None else (before, snapshot(self.fn, (args, kwargs)))
+        return observe(result, (args, kwargs), inputs, self.modules(), gradients, effects), None
 
-    def run_wide(self, seed: int | None, roundoff: float) -> list[CallRecord]:
-        """The calls in float64; if a seed is given, on inputs times 1 ± roundoff, and with sums as rough as float32's.
+    def run_rounded(self, seed: int) -> RoundedRun:
+        """The calls in their own precision, narrow results rounded anew; no calls where nothing is narrow."""
+        mode = RoundedAnew(torch.Generator().manual_seed(seed))
+        with mode:
+            records = replace(self, effects=False).run(lambda fn: fn)
+        return RoundedRun(records if mode.rounded else [], mode.narrowest)
+
+    def run_wide(self, seed: int | None, roundoff: float, *, rough: bool = True) -> list[ObservationRecord]:
+        """The calls in float64; with a seed on inputs times 1 ± roundoff, and sums if `rough` as rough as float32's.
 
         Parameters and buffers are widened in place: call it in a child process.
         """
@@ -183,9 +150,9 @@ class Program:
                         if value is not None:
                             values[name] = once(value)
         calls = [tree_map(lambda v: once(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
-        wide = Program(self.fn, calls, self.between, self.grad, self.seed)
-        rough = contextlib.nullcontext() if generator is None else rough_sums(generator, roundoff)
-        with rough, InFloat64():
+        wide = Program(self.fn, calls, self.between, self.grad, self.seed, effects=False)
+        sums = rough_sums(generator, roundoff) if generator is not None and rough else contextlib.nullcontext()
+        with sums, InFloat64():
             return wide.run(lambda fn: fn)
 
 
@@ -197,24 +164,16 @@ def _differentiable(result: Any) -> list[torch.Tensor]:
 
 def weighted_sum(tensors: Sequence[torch.Tensor]) -> None:
     """Run the backward of Σ (t · w).sum() over the outputs that require a gradient, w a ramp from 0.5 to 1.5."""
-    total: Any = 0.0
-    for tensor in tensors:
-        if tensor.requires_grad:
-            ramp = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64, device=tensor.device)
-            total = total + (tensor * ramp.reshape(tensor.shape).to(tensor.dtype)).sum()
-    if isinstance(total, torch.Tensor):
-        torch.autograd.backward(total.abs() if total.is_complex() else total)
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    with untouched():  # compiled and uncompiled get the same weights
+        ramps = [_ramp(tensor) for tensor in wanted]
+        if any(tensor.is_complex() for tensor in wanted):
+            total: Any = sum((tensor * ramp).sum() for tensor, ramp in zip(wanted, ramps, strict=True))
+            wanted, ramps = [total.abs() if total.is_complex() else total], [None]
+    if wanted:
+        torch.autograd.backward(wanted, ramps)
 
 
-def _alone(value: Any) -> Any:
-    """Of a tensor inside of an object the values count, not how they lie in memory, nor whose memory that is.
-
-    A float there may be what `item()` gave, and is judged as a tensor.
-    """
-    if type(value) is float:
-        return torch.tensor(value, dtype=torch.float64)
-    return value.detach().clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
+def _ramp(tensor: torch.Tensor) -> Any:
+    ramp = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64, device=tensor.device)
+    return ramp.reshape(tensor.shape).to(tensor.dtype)

@@ -15,20 +15,22 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
+from graphprobe.diagnose.culprit import LARGEST, ranked
 from graphprobe.diagnose.dossier.own_backend import own_backend
 from graphprobe.diagnose.dossier.window import window_of
 from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
+from graphprobe.diagnose.rungs import DynamoGraph
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
 from graphprobe.diagnose.shorten import named, shortened
+from graphprobe.diagnose.stage_evidence import RAISED, evidence_of
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.naming import aten_behind, module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import GraphprobeError
-from graphprobe.findings import Finding, kind_of_death
-from graphprobe.internals.operators import decomposed_while_traced
-from graphprobe.internals.pass_snapshots import PassLog
+from graphprobe.findings import Finding, Kind, kind_of_death, told_more
 from graphprobe.internals.stages import stop_after
+from graphprobe.judge.stage_table import stage_of
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +39,6 @@ DEPTHS = (0, 1, 2, 4)
 
 GRAPH_STAGES = ("decomposition", "pre_grad", "joint", "post_grad")
 """Stages whose faults show in Inductor's graphs, before there are kernels."""
-
-AFTER_AOT = ("lowering", "codegen", "runtime")
-"""Stages that a graph only reaches if AOTAutograd made the right one."""
 
 NEIGHBOURS = {
     "aot": "Dynamo's graph, run as it is (backend `eager`), is right.",
@@ -53,6 +52,11 @@ NEIGHBOURS = {
 """What is closest to the failing program and passes, by the stage that is accused."""
 
 REPRO_FAILS = 1
+
+NOT_ALONE = (
+    "The repro does not fail in a process of its own, so the fault needs something of this process: a patch, a pass or"
+    " a setting that cannot be saved."
+)
 
 SMALL = 3
 """Calls of a piece that is small enough as it is."""
@@ -75,21 +79,6 @@ def _graphs_of_inductor() -> Any:
         return run
 
     return lambda gm, inputs: stop_after("post_grad", gm, inputs, inner)
-
-
-class DynamoGraph:
-    """A graph of Dynamo's with the values it was called with.
-
-    Attributes:
-        graph: an own copy.
-        calls: values of the placeholders before each recorded call.
-        logs: what the passes did while it was compiled.
-    """
-
-    def __init__(self, graph: GraphModule, calls: list[CapturedValues] | None = None) -> None:
-        self.graph = graph
-        self.calls: list[CapturedValues] = calls if calls is not None else []
-        self.logs: list[PassLog] = []
 
 
 class Prover:
@@ -197,20 +186,19 @@ class Prover:
 
     def finding(self, suspect: Suspect, case: Case, result: CaseResult) -> Finding:
         """Write the dossier of a case that fails."""
-        kind, stage = suspect.kind, suspect.stage
-        if self.compilation.is_inductor and stage in AFTER_AOT and self._fails_without_inductor(case, result):
-            stage = "aot"  # what AOTAutograd makes of it is wrong already, before there are kernels
+        kind = suspect.kind
         if result.died is not None:
-            kind = kind_of_death(None if result.died == "timeout" else result.died)
+            kind = shown_by(result, kind)
         if suspect.direction == "backward" and kind == "wrong_value":
             kind = "wrong_gradient"
         case, result, short = self.smaller(case, result, tells=suspect.whole and "op" not in suspect.known)
         place: Place = (suspect.op, suspect.node.name, suspect.source, suspect.module, suspect.also)
-        if suspect.whole and short:
-            place = place_in(case)
+        many = len(named(case))
+        if "op" not in suspect.known and suspect.pass_ is None and (short if suspect.whole else 1 < many <= LARGEST):
+            place = self.place_in(case, result, kind)
         made = Finding(
             kind=kind,
-            stage=stage,
+            stage=suspect.stage,
             direction="backward" if suspect.direction == "backward" else "forward",
             pass_=suspect.pass_,
             op=place[0],
@@ -225,10 +213,14 @@ class Prover:
             reason=suspect.error.reason,
         )
         made = msgspec.structs.replace(made, **suspect.known)
+        if suspect.pass_ is None:
+            evidence = evidence_of(
+                case, shown_by(result, kind), result.reference, self.compilation, op=made.op, alone=suspect.wrong_alone
+            )
+            made.stage, why = stage_of(evidence)
+            log.info("%s: %s, since %s: %s", made.op, made.stage, why, evidence)
         behind = aten_behind(suspect.node) if made.op == op_of(suspect.node) else []
         made.also = [name for name in (*behind, *made.also) if name != made.op]
-        if made.stage == "aot" and len(case.calls) == 1 and made.op and decomposed_while_traced(made.op):
-            made.stage = "decomposition"  # AOTAutograd only happens to be where it is carried out
         before = suspect.graph if suspect.pass_ else None
         self.write(made, case, result, before, suspect.kernel_source, window_of(suspect))
         return made
@@ -259,9 +251,17 @@ class Prover:
             return case, result, False
         return short, again, True
 
-    def _fails_without_inductor(self, case: Case, result: CaseResult) -> bool:
+    def place_in(self, case: Case, result: CaseResult, kind: Kind) -> Place:
+        """Op, node, source and module of the likeliest culprit of a short case, and its other ops."""
         limit = self.compilation.timeout_s
-        return check(case, timeout_s=limit, reference=result.reference, backend=lambda: "aot_eager", repeats=1).fails
+        nodes = ranked(case, result, shown_by(result, kind), timeout_s=limit, backend=self.compilation.maker)
+        if not nodes:  # nothing is left but what it is given and returns
+            return None, None, None, None, []
+        first = nodes[0]
+        behind = aten_behind(first)
+        out_of_place = [name.rstrip("_") for name in behind if name.endswith("_")]  # as AOTAutograd makes it
+        also = [*out_of_place, *behind, *(op_of(n) for n in nodes[1:])]
+        return op_of(first), first.name, source_of(first), module_of(first), also
 
     def write(
         self,
@@ -276,7 +276,7 @@ class Prover:
         limits = allowed(result.reference) if result.reference.wide is not None else []
         case = replace(case, kind=made.kind, allowed=limits)
         folder = free_folder(self.compilation.folder, made)
-        made.dossier = str(folder)
+        made.dossier, made.proof = str(folder), "piece"
         try:
             beside = NEIGHBOURS.get(made.stage) if self.compilation.is_inductor else None
             problems = write_dossier(
@@ -295,16 +295,13 @@ class Prover:
         except (GraphprobeError, OSError) as error:
             problems, code = [str(error)], None
             made.dossier = str(folder) if folder.exists() else None
+            made.proof = None
+        if code != REPRO_FAILS:
+            made.proof = None
         if problems:
-            made.reason += f" The repro is incomplete: {'; '.join(problems)}."
+            made.reason = told_more(made.reason, f"The repro is incomplete: {'; '.join(problems)}.")
         elif code != REPRO_FAILS:
-            made.reason += (
-                " The repro does not fail in a process of its own, so the fault needs something of this process: a"
-                " patch, a pass or a setting that cannot be saved."
-            )
-
-
-RAISED = ("crash_compile", "crash_runtime", "extra_exception")
+            made.reason = told_more(made.reason, NOT_ALONE)
 
 
 def _alike(suspect: Suspect, result: CaseResult) -> bool:
@@ -314,15 +311,14 @@ def _alike(suspect: Suspect, result: CaseResult) -> bool:
     return any(d.certain and d.kind not in RAISED for d in result.differences)
 
 
+def shown_by(result: CaseResult, kind: Kind) -> Kind:
+    """How a case fails; the first certain difference counts."""
+    if result.died is not None:
+        return kind_of_death(None if result.died == "timeout" else result.died)
+    return next((d.kind for d in result.differences if d.certain), kind)
+
+
 Place = tuple[str | None, str | None, str | None, str | None, list[str]]
-
-
-def place_in(case: Case) -> Place:
-    """Op, node, source and module of the likeliest culprit of a short case, and its other ops."""
-    nodes = named(case)
-    first = nodes[0]
-    also = [*aten_behind(first), *(op_of(n) for n in nodes[1:])]
-    return op_of(first), first.name, source_of(first), module_of(first), also
 
 
 def free_folder(parent: Path, finding: Finding) -> Path:

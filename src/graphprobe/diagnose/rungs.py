@@ -13,18 +13,19 @@ from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.exceptions import Origin, origin_of
 from graphprobe.diagnose.kernel_check import CompiledGraph, to_show
-from graphprobe.diagnose.program import CallRecord, Program
-from graphprobe.diagnose.prove import DynamoGraph
+from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import exposed
-from graphprobe.engine.values import capture
-from graphprobe.findings import Finding, LargestZ
+from graphprobe.engine.values import CapturedValues, capture
+from graphprobe.findings import Finding, LargestZ, Latent
 from graphprobe.internals import stages
 from graphprobe.internals.aot_backends import aot_compile
 from graphprobe.internals.lowered import watched_lowering
 from graphprobe.internals.pass_snapshots import PassLog, Snapshots
+from graphprobe.judge.observation import ObservationRecord
+from graphprobe.judge.stage_table import Graphs
 
 RECORDED = 3
 """Calls of one graph whose values are kept: the first ones."""
@@ -39,7 +40,8 @@ class RungReport(msgspec.Struct):
         raised_at: the node that raised while a graph ran op by op.
         broken: the graph whose kernels could not be compiled, or raised: its direction, and its number among these.
         findings: proven faults.
-        unproven: suspects that no piece of the program confirmed, one sentence each.
+        suspected: what no piece of the program confirmed.
+        wider: values inside that are more precise than the ops by themselves make them.
         right: what was checked and is right.
         largest: local error within the noise.
         checked: values judged.
@@ -47,17 +49,33 @@ class RungReport(msgspec.Struct):
         notes: what could not be checked.
     """
 
-    calls: list[CallRecord] = []
+    calls: list[ObservationRecord] = []
     origin: Origin | None = None
     raised_at: Origin | None = None
     broken: tuple[str, int] | None = None
     findings: list[Finding] = []
-    unproven: list[str] = []
+    suspected: list[Latent] = []
+    wider: list[Latent] = []
     right: list[str] = []
     largest: LargestZ = msgspec.field(default_factory=LargestZ)
     checked: int = 0
     compiles: int = 0
     notes: list[str] = []
+
+
+class DynamoGraph:
+    """A graph of Dynamo's with the values it was called with.
+
+    Attributes:
+        graph: an own copy.
+        calls: values of the placeholders before each recorded call.
+        logs: what the passes did while it was compiled.
+    """
+
+    def __init__(self, graph: GraphModule, calls: list[CapturedValues] | None = None) -> None:
+        self.graph = graph
+        self.calls: list[CapturedValues] = calls if calls is not None else []
+        self.logs: list[PassLog] = []
 
 
 class Watch:
@@ -177,6 +195,15 @@ def stage_rung(watch: Watch, stage: str) -> Callable[..., Any]:
     return watch.backend(lambda gm, inputs: stages.stop_after(stage, gm, inputs, inner))
 
 
+def graphs_rung(watch: Watch, point: Graphs) -> Callable[..., Any]:
+    """The graphs of one point of the pipeline, run op by op."""
+    if point == "dynamo":
+        return dynamo_rung(watch)
+    if point in ("aot", "decomposition"):
+        return aot_rung(watch, decompose=point == "decomposition")
+    return stage_rung(watch, "decomposition" if point == "partition" else point)
+
+
 def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
     """Inductor, with its kernels; `expose` compiles each graph a second time with its intermediate values shown."""
 
@@ -237,7 +264,7 @@ def run_program(
     torch.compiler.reset()
 
     def make(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(fn, backend=backend, dynamic=compilation.dynamic)
+        return torch.compile(fn, backend=backend, dynamic=compilation.dynamic, fullgraph=compilation.fullgraph)
 
     with compilation.configured():
         for record, error in program.steps(make):

@@ -33,6 +33,7 @@ class Options:
         grad: "auto": with gradients where they are on at the call.
         budget_s: for one diagnosis.
         out: folder that gets one folder for each diagnosis.
+        deep: look into functions that are right, too.
     """
 
     backend: str | None = None
@@ -40,6 +41,7 @@ class Options:
     grad: bool | Literal["auto"] = "auto"
     budget_s: float | None = None
     out: Path | None = None
+    deep: bool = False
 
     def overrides(self) -> dict[str, Any]:
         """The arguments of `torch.compile` that are replaced."""
@@ -177,17 +179,20 @@ class _Watcher:
         grad = self.options.grad
         if not torch.is_grad_enabled():
             grad = False
-        with compiled.settings():
-            return diagnose(
-                compiled.fn,
-                backend=compiled.lone_backend(),
-                dynamic=compiled.dynamic,
-                grad=grad,
-                calls=calls,
-                budget_s=self.options.budget_s,
-                out=out,
-                on_step=self.on_step,
-            )
+        return diagnose(
+            compiled.fn,
+            backend=compiled.backend,
+            dynamic=compiled.dynamic,
+            mode=compiled.mode,
+            options=compiled.options,
+            fullgraph=compiled.fullgraph,
+            grad=grad,
+            calls=calls,
+            budget_s=self.options.budget_s,
+            deep=self.options.deep,
+            out=out,
+            on_step=self.on_step,
+        )
 
 
 def watcher_of(options: Options) -> _Watcher:

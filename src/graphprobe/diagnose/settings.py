@@ -6,8 +6,8 @@ import contextlib
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class Compilation:
         align_random: compiled random ops draw what eager draws (Inductor's `fallback_random`).
         folder: where dossiers go.
         timeout_s: for one compilation with its runs.
+        fullgraph: as `torch.compile` takes it.
+        inductor_settings: what the mode and the options of `torch.compile` set for Inductor, by name.
     """
 
     backend: str | Callable[..., Any]
@@ -37,6 +39,8 @@ class Compilation:
     folder: Path
     align_random: bool = False
     timeout_s: float = 600.0
+    fullgraph: bool = False
+    inductor_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_inductor(self) -> bool:
@@ -56,11 +60,16 @@ class Compilation:
     @contextlib.contextmanager
     def configured(self) -> Iterator[None]:
         """torch as it must be for every compilation of this diagnosis."""
+        changes = dict(self.inductor_settings) | ({"fallback_random": True} if self.align_random else {})
         with contextlib.ExitStack() as stack:
-            if self.align_random:
-                config = require("torch._inductor", "config", purpose="random ops as in eager")
-                stack.enter_context(config.patch({"fallback_random": True}))
+            if changes:
+                config = require("torch._inductor", "config", purpose="Inductor's settings")
+                stack.enter_context(config.patch(changes))
             yield
+
+    def with_setting(self, name: str, value: Any) -> Compilation:
+        """The same with one setting of Inductor's in another state."""
+        return replace(self, inductor_settings={**self.inductor_settings, name: value})
 
 
 @dataclass(frozen=True)

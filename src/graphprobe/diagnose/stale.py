@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.diagnose.dynamo_check import Accused, accuse
 from graphprobe.diagnose.passes import different
-from graphprobe.diagnose.prove import DynamoGraph
+from graphprobe.diagnose.rungs import DynamoGraph
 from graphprobe.engine.interpret import flat_outputs
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS

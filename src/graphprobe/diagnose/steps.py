@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,16 +11,12 @@ import torch
 from graphprobe.diagnose.alone import alone
 from graphprobe.diagnose.bisect import culprits
 from graphprobe.diagnose.blame import isolated_suspects
-from graphprobe.diagnose.compare_calls import Difference
-from graphprobe.diagnose.contents import plain_parts
 from graphprobe.diagnose.decompositions import check_decompositions
-from graphprobe.diagnose.dynamo_check import Accused, accused
-from graphprobe.diagnose.ir_check import stage_of
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.kernel_names import name_kernels
 from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
-from graphprobe.diagnose.program import CallRecord, Program, read, tensors_of
-from graphprobe.diagnose.prove import SMALL, Prover, place_in
+from graphprobe.diagnose.program import Program, tensors_of
+from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.reduction.transforms import without_transforms
 from graphprobe.diagnose.rungs import (
     RungReport,
@@ -29,19 +24,22 @@ from graphprobe.diagnose.rungs import (
     Watch,
     aot_rung,
     dynamo_rung,
+    graphs_rung,
     kernel_rung,
     place_of,
     run_program,
     stage_rung,
 )
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.diagnose.shorten import named
-from graphprobe.diagnose.stale import stale_number
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import run_graph
-from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import capture, to_bytes
-from graphprobe.findings import Finding, LargestZ
+from graphprobe.findings import LargestZ, Latent
+from graphprobe.internals.caches import caches_renewed
+from graphprobe.judge.contents import plain_parts
+from graphprobe.judge.judging import Difference
+from graphprobe.judge.observation import ObservationRecord
+from graphprobe.judge.stage_table import GRAPHS, Graphs
 
 
 class EagerReport(msgspec.Struct):
@@ -55,14 +53,16 @@ class EagerReport(msgspec.Struct):
         roundoff: u of the coarsest floating-point dtype among inputs and outputs.
     """
 
-    calls: list[CallRecord]
+    calls: list[ObservationRecord]
     before: tuple[bytes, bytes]
     draws: bool = False
     moves: bool = False
 
 
-def eager(program: Program) -> EagerReport:
-    """Run the program as it is."""
+def eager(program: Program, *, unlike: bool = False) -> EagerReport:
+    """Run the program as it is; `unlike` another such run in what memory holds that was never written."""
+    if unlike:
+        scribble()
     inputs = [*tensors_of(program.calls[0]), *program.state()]
     before = to_bytes(capture([[part.detach() for t in inputs for part in plain_parts(t)]], rng=False))
     draws = False
@@ -81,6 +81,13 @@ def eager(program: Program) -> EagerReport:
     start = torch.get_rng_state()
     calls = program.run(watched)
     return EagerReport(calls, before, draws, not torch.equal(start, torch.get_rng_state()))
+
+
+def scribble() -> None:
+    """Leave other bytes than before in the memory that is free, so that what reads it gives another value."""
+    for size in (1 << n for n in range(6, 23)):
+        kept = [torch.full((size,), 0x5B + i, dtype=torch.uint8) for i in range(8)]
+        del kept
 
 
 def dynamo(program: Program, compilation: Compilation) -> RungReport:
@@ -210,6 +217,7 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
                 report.checked += result.checked
                 _larger(report, *result.largest)
                 suspects += result.suspects
+                report.wider += result.wider
                 if result.whole.answer == "worse":
                     wrong.append((compiled, call))
             if len(suspects) == before and report.checked > checked:
@@ -220,8 +228,6 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
         if only_alone:
             suspects = [s for s in suspects if s.wrong_alone]
         suspects += name_kernels(watch.compiled, wrong, suspects, report.notes, more=not only_alone)
-        for suspect in suspects:
-            suspect.stage = suspect.stage if suspect.whole else stage_of(suspect)
         _prove(suspects, report, prover)
         report.compiles += prover.compiles
     return report
@@ -256,93 +262,53 @@ def blame(
     return report
 
 
-def partition(program: Program, compilation: Compilation) -> RungReport:
-    """Which node Inductor's way of splitting the joint graph has changed, against AOTAutograd's own way."""
+def between(program: Program, compilation: Compilation, point: Graphs) -> RungReport:
+    """Which node this point of the pipeline has changed, against the graphs of the point before it."""
     report, right, wrong = RungReport(), Watch(), Watch()
-    run_program(program, compilation, aot_rung(right, decompose=True), RungReport())
-    run_program(program, compilation, stage_rung(wrong, "decomposition"), RungReport())
+    earlier = GRAPHS[GRAPHS.index(point) - 1]
+    run_program(program, compilation, graphs_rung(right, earlier), RungReport())
+    run_program(program, compilation, graphs_rung(wrong, point), RungReport())
+    stage: Any = "joint" if point == "partition" else point
     suspects: list[Suspect] = []
     for a, b in zip(right.graphs, wrong.graphs, strict=False):
         if a.direction == b.direction and a.inputs and b.inputs:
             forward = next((g for g in right.graphs if g.direction == "forward" and g.owner == a.owner), None)
             found = None
-            if a.direction == "backward" and forward is not None and forward.inputs:
+            if point == "partition" and a.direction == "backward" and forward is not None and forward.inputs:
                 found = saved_wrongly(forward.graph, forward.inputs[0], a.graph, b.graph, a.inputs[0], b.inputs[0])
-                if found is not None:  # by its values, which tell more than what is left of the whole graph
-                    found.known |= {"op": found.op, "node": found.node.name, "also": found.also}
-                    found.known |= {"source": found.source, "module": found.module}
             if found is None:
-                found = changed_between("joint", a.direction, a.graph, b.graph, a.inputs[0], b.inputs[0])
+                found = changed_between(stage, a.direction, a.graph, b.graph, a.inputs[0], b.inputs[0])
             suspects += [found] if found is not None else []
     for suspect in suspects:
         suspect.whole = True
+        # By the values, which tell more than what is left of the whole graph.
+        suspect.known |= {"op": suspect.op, "node": suspect.node.name, "also": suspect.also}
+        suspect.known |= {"source": suspect.source, "module": suspect.module}
     with compilation.configured():
         # What is wrong in the forward shows again in the backward.
         _prove(suspects[:1], report, Prover(compilation, wrong.dynamo, bool(program.grad)))
     return report
 
 
-def upto(program: Program, compilation: Compilation, stage: str) -> RungReport:
-    """Inductor up to a stage before its post-grad passes, op by op.
-
-    `partition` has no passes either, but Inductor's own way of splitting the joint graph.
-    """
+def upto(program: Program, compilation: Compilation, point: Graphs) -> RungReport:
+    """The program on the graphs of one point of the pipeline, op by op."""
     report = RungReport()
-    if stage == "decomposition":
-        backend = aot_rung(Watch(), decompose=True)
-    else:
-        backend = stage_rung(Watch(), "decomposition" if stage == "partition" else stage)
-    run_program(program, compilation, backend, report)
+    run_program(program, compilation, graphs_rung(Watch(), point), report)
     return report
 
 
 def plain(program: Program, compilation: Compilation) -> RungReport:
-    """The backend as it is, nothing looked into."""
+    """The backend as it is, nothing looked into; torch's graph caches are on, and hold nothing from before."""
     report = RungReport()
-    run_program(program, compilation, compilation.backend, report)
+    with caches_renewed():
+        run_program(program, compilation, compilation.backend, report)
     return report
 
 
-def whole(
-    program: Program, compilation: Compilation, known: dict[str, Any], *, observed: Sequence[CallRecord] | None = None
-) -> RungReport:
-    """A finding for a failure that no piece shows: Dynamo's graphs, whole, are its repro.
-
-    Args:
-        known: the fields of the finding that are certain already, kind, stage and reason among them.
-        observed: what the program gave compiled with torch's caches, if it is only wrong with these.
-    """
-    report, watch = RungReport(), Watch()
-    suspect: Accused | None = None
-    if known["stage"] == "dynamo":
-        outcome = isolated(lambda: accused(program, compilation), timeout_s=compilation.timeout_s)
-        suspect = msgspec.convert(outcome.value, Accused | None)
-    run_program(program, compilation, dynamo_rung(watch), RungReport())
-    if observed is not None:
-        suspect = stale_number(watch.dynamo, [read(call).outputs for call in observed])
-    if suspect is not None:
-        reason = f"{known['reason']}; {suspect.op}: {suspect.reason}"
-        known = known | msgspec.structs.asdict(suspect) | {"reason": reason}
-    with compilation.configured():
-        prover = Prover(compilation, watch.dynamo, bool(program.grad))
-        for graph in watch.dynamo:
-            case = replace(prover.whole(graph, known["kind"]), caches=observed is not None)
-            result = prover.try_case(case)
-            if result is not None and result.fails:
-                aot = known["stage"] == "aot" and compilation.is_inductor
-                unnamed = "op" not in known
-                backend = (lambda: "aot_eager") if aot else None
-                enough = 1 if unnamed else SMALL
-                case, result, short = prover.smaller(case, result, backend=backend, enough=enough, tells=unnamed)
-                if unnamed and (short or len(named(case)) <= SMALL):
-                    known = known | dict(zip(("op", "node", "source", "module", "also"), place_in(case), strict=True))
-                made = Finding(**{"flaky_rate": result.rate, **known})
-                prover.write(made, case, result)
-                report.findings.append(made)
-    if not report.findings:
-        report.findings.append(Finding(**known))
-    report.compiles = prover.compiles
-    return report
+def places_of(suspects: Sequence[Suspect]) -> list[str]:
+    """Where the suspects of one cause stand in the program, each place once."""
+    pairs = dict.fromkeys((s.source, s.module) for s in suspects if s.source is not None)
+    return [f"{source} in {module}" if module else str(source) for source, module in pairs]
 
 
 def _larger(report: RungReport, node: str | None, z: float) -> None:
@@ -365,9 +331,17 @@ def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> N
         if finding is not None:
             others = [s.op for s in group[1:] if s.op != finding.op]
             finding.also = list(dict.fromkeys([*finding.also, *others]))
+            finding.places = places_of(group)
             report.findings.append(finding)
         else:
-            text = (
-                f"{best.stage}: {best.op} at {best.node.name} ({best.source or 'source unknown'}): {best.error.reason}"
+            report.suspected.append(
+                Latent(
+                    kind=best.kind,
+                    stage=best.stage,
+                    direction="backward" if best.direction == "backward" else "forward",
+                    op=best.op,
+                    node=best.node.name,
+                    source=best.source,
+                    reason=best.error.reason,
+                )
             )
-            report.unproven.append(text)

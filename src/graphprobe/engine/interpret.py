@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from graphprobe.internals.functorch_values import physical, without_transforms
 from graphprobe.internals.quiet import hint
 
 Watch = Callable[[Node, tuple[Any, ...], dict[str, Any], Any], None]
@@ -96,26 +97,28 @@ def run_graph(
 
 
 def copied_together(values: Sequence[Any]) -> list[Any]:
-    """Copies of flat values in which tensors that share memory share it again."""
+    """Copies of flat values in which tensors that share memory share it again, outside of torch.func's transforms."""
     storages: dict[int, torch.Tensor] = {}
-    result: list[Any] = []
-    for value in values:
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.device.type == "meta":
-            number = hint(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else None
-            result.append(value if number is None else number)
-            continue
-        storage = value.untyped_storage()
-        key = storage.data_ptr()
-        if key not in storages or key == 0:
-            flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-            storages[key] = flat.clone()
-        fresh = torch.empty(0, dtype=value.dtype, device=value.device).set_(
-            storages[key].untyped_storage(), value.storage_offset(), value.shape, value.stride()
-        )
-        fresh = torch.conj(fresh) if value.is_conj() else fresh
-        fresh = torch.ops.aten._neg_view(fresh) if value.is_neg() else fresh
-        result.append(fresh)
-    return result
+    with without_transforms():
+        return [_copied_of(value, storages) for value in values]
+
+
+def _copied_of(value: Any, storages: dict[int, torch.Tensor]) -> Any:
+    """`storages` has the copies that were made, by address."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.device.type == "meta":
+        number = hint(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else None
+        return value if number is None else number
+    value = physical(value)[0]
+    storage = value.untyped_storage()
+    key = storage.data_ptr()
+    if key not in storages or key == 0:
+        flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+        storages[key] = flat.clone()
+    fresh = torch.empty(0, dtype=value.dtype, device=value.device).set_(
+        storages[key].untyped_storage(), value.storage_offset(), value.shape, value.stride()
+    )
+    fresh = torch.conj(fresh) if value.is_conj() else fresh
+    return torch.ops.aten._neg_view(fresh) if value.is_neg() else fresh
 
 
 def flat_outputs(outputs: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import contextvars
 import ctypes
 import io
 import os
+import random
 import select
 import signal
 import sys
@@ -85,9 +86,11 @@ def isolated(step: Callable[[], Any], *, timeout_s: float = 600.0) -> Outcome:
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()
+    drawn = random.getstate()
     with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
+            random.setstate(drawn)  # Python seeds it anew after a fork
             _child(step, reader, writer, output.fileno())
         os.close(writer)
         data, timed_out = _receive(reader, child, started + timeout_s)

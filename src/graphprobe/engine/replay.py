@@ -120,7 +120,10 @@ def set_state(tensors: Mapping[str, torch.Tensor], doc: Mapping[str, Any]) -> No
 
 def flat_bits(value: torch.Tensor) -> torch.Tensor:
     value = value.detach().resolve_conj().resolve_neg()
-    return value.reshape(-1).contiguous().view(torch.uint8)
+    flat = value.reshape(-1).contiguous()
+    if flat.stride(0) != 1:  # one element, which is contiguous with any stride
+        flat = flat.clone(memory_format=torch.contiguous_format).as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
 
 
 def differences(a: Any, b: Any, stride: bool = False, path: str = "") -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -35,3 +36,18 @@ def bypassed() -> Iterator[list[str]]:
             if value:
                 names.append(f"{module_name}.{name}")
         yield names
+
+
+@contextmanager
+def caches_renewed() -> Iterator[None]:
+    """The graph caches as they are set, and with none of what they held before: entries are found again in here only.
+
+    An entry may have been made by the same program while somebody had changed the compiler, which no key tells.
+    """
+    module = sys.modules.get("torch.compiler.config")
+    if module is None or not hasattr(module, "cache_key_tag"):
+        with bypassed():
+            yield
+        return
+    with module.patch({"cache_key_tag": uuid.uuid4().hex}):
+        yield

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -22,7 +21,7 @@ class Compiled:
 
     Attributes:
         fn: uncompiled; for `nn.Module.compile` the module's bound method.
-        backend, dynamic, mode, options: as `torch.compile` got them; the backend is never None.
+        backend, dynamic, mode, options, fullgraph: as `torch.compile` got them; the backend is never None.
         uncompiled: from now on the program gets `fn` itself instead of what was compiled.
         kept: for the observer's own notes on this function.
     """
@@ -32,6 +31,7 @@ class Compiled:
     dynamic: bool | None = None
     mode: str | None = None
     options: Mapping[str, Any] | None = None
+    fullgraph: bool = False
     uncompiled: bool = False
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -44,18 +44,15 @@ class Compiled:
         bound: Callable[..., Any] = torch._TorchCompileWrapper(self.backend, self.mode, self.options, self.dynamic)
         return bound
 
-    @contextlib.contextmanager
-    def settings(self) -> Iterator[None]:
-        """Inductor's settings as mode and options ask for them."""
-        with contextlib.ExitStack() as stack:
-            if self.backend == "inductor" and (self.mode or self.options):
-                import torch
+    def inductor_settings(self) -> dict[str, Any]:
+        """Inductor's settings as mode and options ask for them, by name; none for another backend."""
+        if self.backend != "inductor":
+            return {}
+        import torch
 
-                changes = dict(torch._inductor.list_mode_options(self.mode, self.dynamic)) if self.mode else {}
-                taken = {k: v for k, v in (self.options or {}).items() if k not in NO_SETTINGS}
-                changes |= {name.replace("-", "_"): value for name, value in taken.items()}
-                stack.enter_context(torch._inductor.config.patch(changes))
-            yield
+        taken = {k: v for k, v in (self.options or {}).items() if k not in NO_SETTINGS}
+        # Raises what torch raises for a name that it does not know, or a value of another type.
+        return dict(torch._TorchCompileInductorWrapper(self.mode, taken, self.dynamic).config)
 
 
 NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})
@@ -117,6 +114,7 @@ class CompileCalls:
                 given.get("dynamic"),
                 given.get("mode"),
                 options,
+                bool(given.get("fullgraph")),
             )
             self.compiled.append(record)
             return self._watched(record, result)
@@ -162,6 +160,57 @@ def _innermost(model: Any) -> Any:
     if getattr(model, "_torchdynamo_wrapper_id", None) == id(model):
         return model._torchdynamo_orig_callable
     return model
+
+
+def mode_names() -> list[str]:
+    """What `torch.compile(mode=…)` takes."""
+    import torch
+
+    return ["default", *(name for name in torch._inductor.list_mode_options() if name != "default")]
+
+
+def settings_of_compiled(fn: Any) -> Compiled:
+    """What `torch.compile` was given, and with which settings; of a function that is not compiled torch's defaults."""
+    record = Compiled(_original(fn), _default_backend())
+    context = _context_of(fn)
+    if context is None:
+        return record
+    backend: Any = getattr(context, "callback", None)
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    record.dynamic = getattr(context, "_dynamic", None)
+    record.fullgraph = getattr(context, "fullgraph", False) is True
+    if getattr(backend, "compiler_name", None) == "inductor":
+        record.backend, record.options = "inductor", dict(getattr(backend, "config", None) or {}) or None
+    elif backend is not None:
+        inner = getattr(backend, "compiler_fn", backend)  # of a wrapper with mode and options, the backend itself
+        record.backend = backend if getattr(backend, "kwargs", None) else _named(inner)
+    return record
+
+
+def _named(backend: Any) -> Any:
+    """The name of a backend that torch has registered under its function's name, else the backend."""
+    from torch._dynamo.backends import registry
+
+    name = getattr(backend, "__name__", "")
+    return name if name in backend_names() and registry.lookup_backend(name) is backend else backend
+
+
+def _original(fn: Any) -> Any:
+    fn = getattr(fn, "_orig_mod", fn)
+    return getattr(fn, "_torchdynamo_orig_callable", fn)
+
+
+def _context_of(fn: Any) -> Any:
+    """Dynamo's context that compiles the calls of a function; None where it is not compiled."""
+    context = getattr(fn, "dynamo_ctx", None)
+    if context is not None:
+        return context
+    config = getattr(fn, "get_compiler_config", None)
+    if config is None or getattr(fn, "_torchdynamo_orig_callable", None) is None:
+        return None
+    cells = inspect.getclosurevars(config).nonlocals if inspect.isfunction(config) else {}
+    return cells.get("self")
 
 
 def _default_backend() -> Any:

@@ -148,6 +148,8 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     for node in gm.graph.nodes:
         copies[node] = graph.node_copy(node, lambda n: copies[n])
         copies[node].name = node.name
+        if node.op == "output" and "original_output_strides" not in node.meta:
+            copies[node].meta.pop("user_visible_output_idxs", None)  # of use only together
     module = fx.GraphModule(gm, graph)
     module.meta.update(gm.meta)
     return module

@@ -136,3 +136,17 @@ def copy_graph(gm: GraphModule) -> GraphModule:
     if "shape_env" in gm.__dict__:
         result.__dict__["shape_env"] = gm.__dict__["shape_env"]
     return result
+
+
+def broken_after(gm: GraphModule, node: torch.fx.Node) -> GraphModule:
+    """A copy of a graph that Dynamo breaks in two after the node of this name."""
+    graph_break = require("torch._dynamo", "graph_break", purpose="breaking a graph in two")
+    made = copy_graph(gm)
+    same = next(n for n in made.graph.nodes if n.name == node.name)
+    after = (
+        next((n for n in made.graph.nodes if n.op != "placeholder"), same) if same.op == "placeholder" else same.next
+    )
+    with made.graph.inserting_before(after):
+        made.graph.call_function(graph_break)
+    made.recompile()
+    return made

@@ -17,3 +17,8 @@ def tree_leaves(tree: Any) -> list[Any]:
 def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` with `change` applied to each leaf."""
     return _pytree.tree_map(change, tree)
+
+
+def structure_of(tree: Any) -> str:
+    """The containers of a nested value as text: their types, lengths and keys, with a star for each leaf."""
+    return str(_pytree.tree_structure(tree))

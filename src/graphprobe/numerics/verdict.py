@@ -11,6 +11,7 @@ import numpy as np
 
 from graphprobe.errors import UsageError
 from graphprobe.numerics.divergence import Divergence, Run, divergences
+from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.noise import C0, Array, Noise
 
 Answer = Literal["ok", "candidate_worse", "candidate_better", "inconclusive"]
@@ -38,6 +39,18 @@ class Thresholds(msgspec.Struct, frozen=True):
 
 
 DEFAULT = Thresholds()
+
+LIBRARY = Thresholds(floor_rms=4.0, floor_q999=16.0, floor_max=32.0, floor_gain=4.0, c0=1.0)
+"""What is tolerated in float32 and wider: libraries of elementary functions are a few roundings apart. In narrower
+dtypes a result is rounded far more coarsely than such a function errs, and the tuned thresholds hold."""
+
+NARROW = 2.0**-20
+"""Unit roundoff above which a dtype counts as narrow."""
+
+
+def tolerated(dtype: WorkingDtype) -> Thresholds:
+    """The thresholds beyond which an op is accused."""
+    return LIBRARY if dtype.unit_roundoff < NARROW else DEFAULT
 
 
 class Limit(msgspec.Struct, frozen=True):

@@ -40,7 +40,15 @@ KINDS = {
     "crash_runtime": "compiles, but crashes when it runs",
     "segfault": "kills the whole process",
     "hang": "does not come to an end",
+    "side_effect": "loses or changes a side effect",
+    "unsupported": "is not compiled by torch, which says so",
 }
+
+PLACES = 8
+"""Places of one fault that are told; all are in the JSON."""
+
+LATENT = 6
+"""Latent disagreements that are told; all are in the JSON."""
 
 NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite")
 """Kinds whose error has a size."""
@@ -157,6 +165,10 @@ class _Story:
                 self.fact("", line, whole=True, style="cyan")
         if finding["module"]:
             self.fact("module", finding["module"], whole=True)
+        for place in finding.get("places", [])[1:PLACES]:
+            self.fact("and at", self.path(place), whole=True)
+        if len(finding.get("places", [])) > PLACES:
+            self.fact("", f"and {len(finding['places']) - PLACES} more places")
         errors = [
             times(finding[key]) + where
             for key, where in (
@@ -185,8 +197,17 @@ class _Story:
 
     def rest(self, diagnosis: Mapping[str, Any]) -> None:
         largest = diagnosis["largest_z"]
-        if diagnosis["ruled_out"] or largest["node"] is not None or diagnosis["notes"]:
+        latent = diagnosis.get("latent", [])
+        if diagnosis["ruled_out"] or largest["node"] is not None or diagnosis["notes"] or latent:
             self.console.print()
+        if latent:
+            told = "Latent: what disagrees inside, and shows in nothing that the program gives or leaves behind:"
+            self.prose(told if diagnosis["verdict"] == "healthy" else "Suspected inside, and not proven to matter:")
+            for one in latent[:LATENT]:
+                place = one["source"] or one["node"] or "source unknown"
+                self.prose(f"- {one['stage']}: {one['op']} at {place}: {one['reason']}", indent=2, hang=2)
+            if len(latent) > LATENT:
+                self.prose(f"- and {len(latent) - LATENT} more, in the JSON", indent=2, hang=2)
         if diagnosis["ruled_out"]:
             self.prose("What was checked and is right:")
             for text in diagnosis["ruled_out"]:

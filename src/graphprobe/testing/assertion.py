@@ -56,14 +56,18 @@ def assert_compiles_like_eager(
         UsageError: an argument is not of the kind named above.
     """
     __tracebackhide__ = True
+    from graphprobe.diagnose.api import diagnose
     from graphprobe.diagnose.script import name_of
-    from graphprobe.diagnose.whole_first import diagnose_if_different
 
-    diagnosis = diagnose_if_different(
-        fn, args, kwargs, backend=backend, dynamic=dynamic, grad=grad, budget_s=budget_s, out=out
+    diagnosis = diagnose(
+        fn, calls=[(args, kwargs)], backend=backend, dynamic=dynamic, grad=grad, budget_s=budget_s, out=out
     )
     if diagnosis.verdict == "healthy":
-        return
+        if not diagnosis.raises:
+            return
+        # Of wrong arguments that would be so, too.
+        diagnosis.verdict = "undecided"
+        diagnosis.notes.insert(0, f"uncompiled and compiled it raises {diagnosis.raises}")
     fn = getattr(fn, "_orig_mod", fn)
     name = name_of(getattr(fn, "_torchdynamo_orig_callable", fn))
     raise CompiledDiffers(_message(name, backend, diagnosis), name, diagnosis)

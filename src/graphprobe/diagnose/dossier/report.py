@@ -23,6 +23,8 @@ WRONG = {
     "crash_runtime": "crashes when it runs",
     "segfault": "is killed by a signal",
     "hang": "does not end",
+    "side_effect": "loses or changes a side effect",
+    "unsupported": "is refused by torch.compile",
 }
 GRAPH_LINES = 120
 """A longer graph is cut in the report and complete in `graph.txt`."""
@@ -63,6 +65,18 @@ def report_text(
     parts += ["## Where it comes from", _facts(finding)]
     parts += ["## Versions", _table(versions)] if versions else []
     parts += ["## Files", "\n".join(f"- `{name}`: {meaning}" for name, meaning in files.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def program_report(finding: Finding, *, versions: Mapping[str, str]) -> str:
+    """The report of a finding whose repro is the program itself, as Markdown."""
+    op = f" at `{finding.op}`" if finding.op else ""
+    parts = [f"# {title_of(finding)}", f"Compiled, the program in `repro.py`{op} {WRONG[finding.kind]}."]
+    parts += [finding.reason] if finding.reason else []
+    parts += ["No smaller piece of it shows the fault by itself.", "## How to see it", _fenced("python repro.py", "console")]
+    parts += ["It exits 1 while the fault is there, 0 when it is gone, and 125 when it cannot tell."]
+    parts += ["## Where it comes from", _facts(finding)]
+    parts += ["## Versions", _table(versions)] if versions else []
     return "\n\n".join(parts) + "\n"
 
 

@@ -78,7 +78,7 @@ def write_dossier(
     files: dict[str, tuple[str, bytes]] = {
         "repro.py": ("shows the fault", script.source.encode()),
         "test_repro.py": ("the same as a test", TEST.encode()),
-        "finding.json": ("what was found", _finding_json(finding)),
+        "finding.json": ("what was found", finding_json(finding)),
         "graph.txt": ("the minimal graph", graph_text(case.graph).encode()),
     }
     if before is not None:
@@ -112,11 +112,12 @@ def rewrite_finding(finding: Finding) -> None:
     path = Path(finding.dossier) / "finding.json" if finding.dossier is not None else None
     if path is not None and path.exists():
         temporary = path.with_suffix(".new")
-        write_new_file(temporary, _finding_json(finding))
+        write_new_file(temporary, finding_json(finding))
         temporary.replace(path)
 
 
-def _finding_json(finding: Finding) -> bytes:
+def finding_json(finding: Finding) -> bytes:
+    """A finding as the dossier keeps it."""
     plain = Diagnosis(verdict="fault", findings=[finding]).to_json()["findings"][0]
     return (json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 

@@ -13,13 +13,12 @@ import torch
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import program_of, reference_of, settings_of
-from graphprobe.diagnose.compare_calls import Difference, Reference, compare_calls, while_compiling
 from graphprobe.diagnose.dossier.self_check import directly
-from graphprobe.diagnose.program import CallResult, read
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.engine.isolate import Raised, raised_from
-from graphprobe.engine.values import same_bits
 from graphprobe.internals.caches import bypassed
+from graphprobe.judge.judging import Difference, Reference, compare, identical, while_compiling
+from graphprobe.judge.observation import Observation, read
 from graphprobe.reduce.outcome import Answer, Verdict
 
 UNSUPPORTED = "torch._dynamo.exc.Unsupported"
@@ -72,16 +71,16 @@ def _judge(case: Case, question: Question, tell: Callable[[int], None], backend:
         return _of_exception(raised, question)
     if question.wanted and not sign.needs_values(question.wanted):
         return Answer(Verdict.PASSES)
-    if broken is None and all(_identical(e, c) for e, c in zip(eager, got, strict=True)):
+    if broken is None and identical(Reference([eager]), got):
         return Answer(Verdict.PASSES)
     try:
         reference = reference_of(case) if broken is None else Reference([eager, eager])
     except Exception as error:
         return unresolved(f"uncompiled: {type(error).__name__}: {error}")
-    return _of_differences(compare_calls(reference, got), question)
+    return _of_differences(compare(reference, got), question)
 
 
-def compiled_calls(case: Case, backend: Callable[[], Any] | None) -> tuple[list[CallResult], Raised | None]:
+def compiled_calls(case: Case, backend: Callable[[], Any] | None) -> tuple[list[Observation], Raised | None]:
     """The compiled calls; or what ended them outside of any call.
 
     A graph that Dynamo does not trace again in one piece goes to the backend directly, as in a repro.
@@ -94,7 +93,7 @@ def compiled_calls(case: Case, backend: Callable[[], Any] | None) -> tuple[list[
     return calls, raised
 
 
-def _compiled_via(case: Case, backend: Callable[[], Any] | None, via: str) -> tuple[list[CallResult], Raised | None]:
+def _compiled_via(case: Case, backend: Callable[[], Any] | None, via: str) -> tuple[list[Observation], Raised | None]:
     torch.compiler.reset()
     program = program_of(case)
     try:
@@ -137,14 +136,6 @@ def _by_regex(pattern: str, found: str, text: str) -> str:
 def unresolved(reason: str) -> Answer:
     """The answer when nothing can be said."""
     return Answer(Verdict.UNRESOLVED, "", reason)
-
-
-def _identical(a: CallResult, b: CallResult) -> bool:
-    if a.shared != b.shared:
-        return False
-    if any(same_bits(getattr(a, part), getattr(b, part)) for part in ("inputs", "gradients")):
-        return False
-    return not same_bits(a.outputs, b.outputs, stride=True)
 
 
 def _line(message: str) -> str:

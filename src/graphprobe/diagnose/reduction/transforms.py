@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
+from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import CapturedValues
 from graphprobe.internals.functorch_levels import has_levels
 
@@ -31,8 +32,13 @@ def without_transforms(graph: GraphModule, calls: Sequence[CapturedValues]) -> G
         with preserve_node_meta():
             return Interpreter(graph).run(*args)
 
-    try:
+    def traced() -> GraphModule:
         inputs = [v.detach() if isinstance(v, torch.Tensor) else v for v in calls[-1].restore()]
         return make_fx(run, tracing_mode="fake")(*inputs)
+
+    if isolated(lambda: bool(traced())).died:  # tracing itself ends the process
+        return graph
+    try:
+        return traced()
     except Exception:  # an op that tracing has no rule for; then what can be done with the graph as it is
         return graph

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import dis
 import linecache
 import os
 import site
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
@@ -71,6 +73,20 @@ class SourceFile:
         for i in self._needed:
             kept.update(_lines_of(self.tree.body[i]))
         return "\n".join(line if n in kept else "" for n, line in enumerate(self._lines, start=1))
+
+    def plain_text(self, node: ast.stmt, *, decorated: bool = True) -> str:
+        """One statement, without the indentation that it has in the file, and without what decorates it if so asked."""
+        decorators = getattr(node, "decorator_list", [])
+        first = min([node.lineno, *(d.lineno for d in decorators)]) if decorated else node.lineno
+        text = textwrap.dedent("\n".join(self._lines[first - 1 : node.end_lineno])).rstrip()
+        if not decorated and decorators:
+            node = copy.copy(node)
+            node.decorator_list = []  # type: ignore[attr-defined]
+        try:
+            whole = ast.dump(ast.parse(text)) == ast.dump(ast.Module(body=[node], type_ignores=[]))
+        except SyntaxError:  # it shares its lines with others, or a text in it has several
+            whole = False
+        return text if whole else ast.unparse(node)
 
     def _need(self, line: int) -> None:
         for i, statement in enumerate(self.tree.body):

@@ -91,6 +91,10 @@ class Encoder:
         """The reference to something that was recorded before."""
         return {"ref": self._known[id(number_of)]}
 
+    def value_at(self, number: int) -> Any:
+        """The live value that object `number` describes."""
+        return self._alive[number]
+
     def _add(self, value: Any, path: str) -> int:
         entry = self.record(value)
         number = self._known[id(value)]

@@ -1,0 +1,104 @@
+"""Which op of a small failing piece is to blame: the one that has to be compiled, not the one that shows the fault."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.check_case import CaseResult, check
+from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
+from graphprobe.diagnose.shorten import named
+from graphprobe.diagnose.stage_evidence import alike
+from graphprobe.engine.naming import op_of
+from graphprobe.engine.subgraph import CALLS
+from graphprobe.findings import Kind
+from graphprobe.internals.backends import lookup
+from graphprobe.internals.stages import broken_after
+
+log = logging.getLogger(__name__)
+
+LARGEST = 12
+"""Calls of a piece that is searched for its culprit."""
+
+
+def ranked(case: Case, result: CaseResult, kind: Kind, *, timeout_s: float, backend: Any = None) -> list[Node]:
+    """The calls of a failing piece, the likeliest culprit first.
+
+    The piece is compiled up to a call, and what comes after it is run uncompiled: the first call up to which it has to
+    be compiled is the one whose result is wrong, whatever shows it. Behind it comes the last call from which on it has
+    to be compiled: where the two differ, the fault is in how they are compiled together. Calls that only look at memory
+    in another way are blamed after those that compute.
+
+    Args:
+        kind: how the piece fails.
+        timeout_s: for one question.
+        backend: makes what to compile with; None: the case's own backend.
+    """
+    calls = [n for n in case.graph.graph.nodes if n.op in CALLS]
+    likeliest = named(case)
+    if not 1 < len(calls) <= LARGEST or result.died is not None:
+        return likeliest
+    asked = _Asked(case, kind, timeout_s, backend or (lambda: lookup(case.backend)))
+    try:
+        last = _first(range(1, len(calls)), lambda n: asked.fails_until(calls[n - 1]), default=len(calls)) - 1
+        first = _first(range(1, len(calls)), lambda n: not asked.fails_from(calls[n]), default=len(calls)) - 1
+    except Exception as error:  # a graph that Dynamo does not trace again in parts
+        log.info("the culprit of %s: %s", [op_of(n) for n in calls], error)
+        return likeliest
+    order = [calls[last], calls[first], *reversed(calls[first:last]), *reversed(calls)]
+    found = [n for n in dict.fromkeys(order) if n in likeliest]
+    return sorted(found, key=lambda n: op_of(n) in VIEWS_AND_SUCH)
+
+
+def _first(numbers: range, holds: Callable[[int], bool], *, default: int) -> int:
+    """The first number for which `holds`, by halves; the default if it holds for none."""
+    low, high = numbers.start, numbers.stop
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low if low < numbers.stop else default
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Questions about parts of one piece that are compiled, with the rest run uncompiled."""
+
+    case: Case
+    kind: Kind
+    timeout_s: float
+    backend: Callable[[], Any]
+
+    def fails_until(self, node: Node) -> bool:
+        """Whether it fails compiled up to and including this call."""
+        return self._fails(node, lambda number: number == 0)
+
+    def fails_from(self, node: Node) -> bool:
+        """Whether it fails compiled from this call on."""
+        before = node.prev
+        return self._fails(before, lambda number: number > 0)
+
+    def _fails(self, last: Node, chosen: Callable[[int], bool]) -> bool:
+        graph = broken_after(self.case.graph, last)
+        part = replace(self.case, graph=graph)
+        made = check(part, timeout_s=self.timeout_s, backend=lambda: _Some(self.backend(), chosen), repeats=1)
+        log.info("broken after %s: %s", last.name, [d.kind for d in made.differences])
+        return made.died is not None or alike(self.kind, made.differences)
+
+
+class _Some:
+    """A backend that compiles some of the graphs that it gets, by their number, and runs the others as they are."""
+
+    def __init__(self, backend: Any, chosen: Callable[[int], bool]) -> None:
+        self.backend, self.chosen, self.count = backend, chosen, 0
+
+    def __call__(self, gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        number, self.count = self.count, self.count + 1
+        return self.backend(gm, inputs, **settings) if self.chosen(number) else gm.forward

@@ -1,0 +1,395 @@
+"""One diagnosis under way: whether the program differs as its user compiles it; only then, rung by rung, where."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+
+from graphprobe.diagnose import steps
+from graphprobe.diagnose.dossier.writer import rewrite_finding
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.references import T, measure
+from graphprobe.diagnose.rungs import RungReport
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.unexplained import findings_for
+from graphprobe.diagnose.whole_proof import prove_by_program
+from graphprobe.engine.isolate import Outcome, isolated
+from graphprobe.engine.values import from_bytes
+from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, Rung, kind_of_death, told_more
+from graphprobe.internals import after_fork
+from graphprobe.judge.judging import Difference, Reference, compare, identical, roundoff_of
+from graphprobe.judge.observation import Observation, read
+from graphprobe.judge.refusals import refusal_of, user_line
+from graphprobe.judge.stage_table import Evidence, stage_of
+from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
+
+log = logging.getLogger(__name__)
+
+ROUNDING = "emulate_precision_casts"
+"""Inductor's switch that makes kernels round narrow values where the uncompiled program does."""
+
+LEFT_OUT = "With the pass left out, the graphs compute what they should."
+
+REPEATS = 3
+"""Runs of the compiled program that tell how often it fails, where no piece of it does."""
+
+ONE_THREAD = (
+    "torch had one thread: what goes wrong only where a loop is shared out among threads was not looked into; "
+    "OMP_NUM_THREADS=2 gives it two, unless the program sets their number itself"
+)
+"""Of a healthy verdict for kernels on CPU: the number of threads is part of the code that Inductor writes."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far a diagnosis goes.
+
+    Attributes:
+        budget_s: no further step begins after so many seconds; None: no limit.
+        deep: look into a program that is right, too.
+    """
+
+    budget_s: float | None = None
+    deep: bool = False
+
+
+class Ladder:
+    """One diagnosis under way.
+
+    Attributes:
+        top: the rung that the user runs.
+        failing: what is wrong on each rung that was run, by the rung's name.
+        better: where the uncompiled program is the one that is further off, by the rung's name.
+        reports: of the rungs that were run.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        compilation: Compilation,
+        limits: Limits,
+        on_step: Callable[[str], None] | None = None,
+    ) -> None:
+        self.program, self.compilation, self.limits = program, compilation, limits
+        self.on_step = on_step or (lambda name: None)
+        self.started = time.monotonic()
+        self.result = Diagnosis(verdict="undecided")
+        self.failing: dict[RungName, list[Difference]] = {}
+        self.better: dict[RungName, list[Difference]] = {}
+        self.reports: dict[RungName, RungReport] = {}
+        self.top: RungName = "plain" if compilation.is_inductor else "kernels"
+        self.reference: Reference | None = None
+        self.suspected: list[Latent] = []  # by searches other than the rungs'
+        self._measured = False
+
+    def climb(self) -> Diagnosis:
+        """Run the program as its user does, look into it where that differs, and say what was found."""
+        after_fork.preload()  # once here, not in each child
+        self.reference = self._uncompiled()
+        if self.reference is not None:
+            self._rung(self.top, partial(steps.plain, self.program, self.compilation))
+            self._settle()
+            names = RUNGS if self.compilation.is_inductor else ("dynamo", "kernels")
+            self.result.rungs = [self._shown(name) for name in names]
+            for finding in self.result.findings:
+                rewrite_finding(finding)
+        self.result.seconds = round(time.monotonic() - self.started, 2)
+        return self.result
+
+    def states(self) -> dict[RungName, State]:
+        """The state of each rung that was run."""
+        return {name: state_of(found) for name, found in self.failing.items()}
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def step(self, step: Callable[[], Any]) -> Outcome:
+        """Run a step in a child process."""
+        outcome = isolated(step, timeout_s=self.compilation.timeout_s)
+        named = getattr(step, "func", step)
+        log.info("%s: %.1f s", getattr(named, "__qualname__", type(named).__name__), outcome.seconds)
+        return outcome
+
+    def is_late(self, what: str) -> bool:
+        """Whether the budget is spent; `what` is then not done, and the notes say so."""
+        budget_s = self.limits.budget_s
+        if budget_s is None or time.monotonic() - self.started < budget_s:
+            return False
+        self.result.notes.append(f"{what} was not looked into: the budget of {budget_s:g} s is spent")
+        return True
+
+    def _uncompiled(self) -> Reference | None:
+        self.on_step("uncompiled")
+        outcomes = [self.step(partial(steps.eager, self.program, unlike=again)) for again in (False, True)]
+        bad = next((o for o in outcomes if o.died or o.raised is not None), None)
+        if bad is not None:
+            why = bad.raised.message if bad.raised is not None else f"it was ended by {bad.signal or 'its time limit'}"
+            self.result.notes.append(f"the uncompiled program cannot be run: {why}")
+            return None
+        reports = [msgspec.convert(o.value, steps.EagerReport) for o in outcomes]
+        runs: list[list[Observation]] = [[read(r) for r in report.calls] for report in reports]
+        before = from_bytes(*reports[0].before).restore()
+        values = [v for call in runs[0] for v in (*call.outputs, *call.inputs)]
+        roundoff = roundoff_of([v for v in [*before[0], *values] if isinstance(v, torch.Tensor)])
+        if reports[0].draws:
+            self.compilation = replace(self.compilation, align_random=True)
+            self.result.notes.append("the program draws random numbers: compiled random ops were made to draw as eager")
+        return Reference(runs, before=before, roundoff=roundoff, draws=reports[0].moves)
+
+    def _measure_noise(self, reference: Reference) -> None:
+        """How far rounding may take the results, once."""
+        if self._measured:
+            return
+        self._measured = True
+        self.on_step("float64")
+
+        def run(step: Callable[[Program], T], kind: type[T]) -> T | None:
+            outcome = self.step(lambda: step(self.program))  # in a child: it changes parameters in place
+            return None if outcome.value is None else msgspec.convert(outcome.value, kind)
+
+        self.result.notes += measure(reference, run)
+
+    def compared(self, report: RungReport, *, better: list[Difference] | None = None) -> list[Difference]:
+        """What differs in a rung's calls; noise is measured only where something does. `better` as for `compare`."""
+        assert self.reference is not None
+        calls = [read(r) for r in report.calls]
+        if identical(self.reference, calls):
+            return []
+        self._measure_noise(self.reference)
+        return compare(self.reference, calls, better=better)
+
+    def differences(self, report: RungReport) -> list[Difference]:
+        """What is certainly wrong with a rung's calls."""
+        return [d for d in self.compared(report) if d.certain]
+
+    def _rung(self, name: RungName, step: Callable[[], RungReport]) -> None:
+        self.on_step(name)
+        outcome = self.step(step)
+        log.info("rung %s: %.1f s", name, outcome.seconds)
+        if outcome.died and name == "kernels" and self.compilation.is_inductor:
+            # Showing every value is a compilation of its own: is it that one which dies?
+            again = self.step(partial(self._kernels, expose=False))
+            if not again.died:
+                self.result.notes.append("the kernels died when compiled to show their values, and not otherwise")
+            outcome = again
+        if outcome.died:
+            text = f"the process was ended by {outcome.signal or 'its time limit'}"
+            self.failing[name] = [Difference(kind_of_death(outcome.signal), 0, "", text)]
+            return
+        if outcome.raised is not None:
+            log.info("%s: %s", name, outcome.raised.trace)
+            self.result.notes.append(f"{name} could not be looked into: {outcome.raised.line}")
+            return
+        report = msgspec.convert(outcome.value, RungReport)
+        self.reports[name] = report
+        self.failing[name] = self.compared(report, better=self.better.setdefault(name, []))
+        self.result.compiles += report.compiles
+        self.result.notes += report.notes
+        self.result.ruled_out += report.right
+        self.result.findings += report.findings
+        if report.largest.z > self.result.largest_z.z:
+            self.result.largest_z = report.largest
+        if name == "passes":
+            self._without(report.findings)
+
+    # -- where -------------------------------------------------------------------------------------------------------
+
+    def _climb_rungs(self) -> None:
+        """Each rung below the top, looked into."""
+        listed: list[tuple[RungName, Callable[[], RungReport]]] = [
+            ("dynamo", partial(steps.dynamo, self.program, self.compilation))
+        ]
+        if self.compilation.is_inductor:
+            listed += [
+                ("aot", partial(steps.aot, self.program, self.compilation)),
+                ("passes", partial(steps.passes, self.program, self.compilation)),
+                ("kernels", self._kernels),
+            ]
+        for name, step in listed:
+            if not self.is_late(name):
+                self._rung(name, step)
+
+    def _kernels(self, *, expose: bool = True) -> RungReport:
+        accused = bool(self.result.findings)
+        return steps.kernels(self.program, self.compilation, expose=expose, only_alone=accused)
+
+    def _without(self, findings: list[Finding]) -> None:
+        """Leave the accused passes out and look again: is the program right then, or does another do the same?"""
+        accused: set[tuple[str, str | None]] = {(f.stage, f.pass_) for f in findings if f.pass_}
+        latest = list(findings)
+        while accused and latest and not self.is_late("what the passes do without the accused ones"):
+            skip = [(stage, name) for stage, name in accused if name]
+            outcome = self.step(partial(steps.passes, self.program, self.compilation, skip=skip))
+            if outcome.died or outcome.raised is not None:
+                return
+            report = msgspec.convert(outcome.value, RungReport)
+            if not self.differences(report):
+                for finding in latest:
+                    finding.reason = told_more(finding.reason, LEFT_OUT)
+            latest = [f for f in report.findings if f.pass_ and (f.stage, f.pass_) not in accused]
+            self.result.findings += latest
+            accused |= {(f.stage, f.pass_) for f in latest}
+
+    # -- the verdict -------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        user = state_of(self.failing.get(self.top))
+        refusal = self._refusal()
+        excess = refusal is None and self._is_excess(user)
+        self.result.verdict = verdict_of(user, refused=refusal is not None, excess=excess)
+        if refusal is not None:
+            self.result.findings.append(refusal)
+            self.result.notes.insert(0, refusal.reason)
+            return
+        if self.result.verdict != "healthy" or self.limits.deep:
+            self._climb_rungs()
+        if self.result.verdict == "fault":
+            self._accuse()
+        else:
+            self._tell_latent(self.result.findings)
+            self.result.findings = []
+        suspected = [latent for report in self.reports.values() for latent in report.suspected]
+        self.result.latent += list(dict.fromkeys([*suspected, *self.suspected]))
+        self._explain_verdict(user, excess)
+
+    def _accuse(self) -> None:
+        """The findings of a fault: of stages that can be to blame, and one at least."""
+        states = self.states()
+        guilty = [f for f in self.result.findings if not exonerated(f.stage, self._lower(states))]
+        self._tell_latent([f for f in self.result.findings if f not in guilty])
+        self.result.findings = guilty
+        first = first_wrong(states)
+        assert first is not None
+        certain = [d for d in self.failing[first] if d.certain]
+        if not self._explained(first):
+            self.result.findings += findings_for(self, first, certain)
+        if not self.result.findings:  # every search ended early
+            stage, _ = stage_of(Evidence(certain[0].kind, inductor=self.compilation.is_inductor))
+            self.result.findings.append(Finding(kind=certain[0].kind, stage=stage, reason=certain[0].text))
+        if not any(f.proof for f in self.result.findings) and not self.is_late("the program as a proof"):
+            self.on_step("proof")
+            prove_by_program(self.program, self.compilation, self.result.findings[0])
+        if not any(f.proof for f in self.result.findings):
+            self._repeat()
+        self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
+
+    def _repeat(self) -> None:
+        """How often the program itself fails, where nothing else does; what never fails again is no fault."""
+        outcomes = [self.step(partial(steps.plain, self.program, self.compilation)) for _ in range(REPEATS)]
+        failed = [o for o in outcomes if o.died or (o.value and self.differences(msgspec.convert(o.value, RungReport)))]
+        for finding in self.result.findings:
+            finding.flaky_rate = (1 + len(failed)) / (1 + REPEATS)
+        if not failed:
+            self._tell_latent(self.result.findings)
+            self.result.verdict, self.result.findings = "undecided", []
+            self.result.notes.insert(0, f"it differed in one run, and in none of {REPEATS} more")
+
+    def _lower(self, states: dict[RungName, State]) -> dict[RungName, State]:
+        """The states of the rungs below the first wrong one; those above it tell nothing of the stages below."""
+        first = first_wrong(states)
+        at = RUNGS.index(first) if first is not None else len(RUNGS)
+        return {name: state for name, state in states.items() if RUNGS.index(name) < at}
+
+    def _tell_latent(self, findings: Sequence[Finding]) -> None:
+        """What was seen inside and shows in nothing that the user can observe."""
+        told = [Latent(**{name: getattr(f, name) for name in Latent.__struct_fields__}) for f in findings]
+        self.result.latent += [latent for latent in told if latent not in self.result.latent]
+
+    def _explain_verdict(self, user: State, excess: bool) -> None:
+        """What a reader of the verdict has to be told first."""
+        assert self.reference is not None
+        found = self.failing.get(self.top, [])
+        if user == "not_run":
+            why = self.result.notes.pop() if self.result.notes else "no reason was told"
+            self.result.notes.insert(0, f"the compiled program itself was not run: {why}")
+        if self.result.verdict == "undecided":
+            self.result.notes[:0] = [f"{d.kind} in {d.where}: {d.text}" for d in found]
+        if self.result.verdict != "healthy":
+            return
+        if excess:
+            self.result.notes.insert(0, self._excess_note())
+        raised = next((call.raised for call in self.reference.eager[0] if call.raised is not None), None)
+        if raised is not None:
+            self.result.raises = f"{raised.type}: {raised.message}"
+            self.result.notes.insert(0, f"uncompiled and compiled it raises {raised.line}")
+        if self.compilation.is_inductor and in_one_thread(self.reference):
+            self.result.notes.append(ONE_THREAD)
+
+    def _refusal(self) -> Finding | None:
+        """The program as one that torch refuses to compile, in words that torch documents."""
+        report = self.reports.get(self.top)
+        certain = [d for d in self.failing.get(self.top, ()) if d.certain]
+        if report is None or not certain:
+            return None
+        raised = [r for d in certain if (r := report.calls[d.call].raised) is not None]
+        refusals = [told for r in raised if (told := refusal_of(r)) is not None]
+        if len(refusals) < len(certain):  # it is wrong in another way, too
+            return None
+        told = refusals[0]
+        origin = report.origin
+        return Finding(
+            kind="unsupported",
+            stage="unknown",
+            op=origin.op if origin is not None else None,
+            node=origin.node if origin is not None else None,
+            source=(origin.source if origin is not None else None) or user_line(raised[0]),
+            module=origin.module if origin is not None else None,
+            reason=told,
+        )
+
+    def _is_excess(self, user: State) -> bool:
+        """Whether all that differs is gone once kernels round narrow values as eager does."""
+        narrow = self.reference is not None and bool(self.reference.rounded) and self.compilation.is_inductor
+        differs = user in ("wrong", "unsure") or bool(self.better.get(self.top))
+        if not narrow or not differs or "crash" in self._kinds() or self.is_late("excess precision"):
+            return False
+        self.on_step("rounded")
+        rounding = self.compilation.with_setting(ROUNDING, True)
+        outcome = self.step(partial(steps.plain, self.program, rounding))
+        if outcome.died or outcome.raised is not None:
+            return False
+        better: list[Difference] = []
+        return not self.compared(msgspec.convert(outcome.value, RungReport), better=better) and not better
+
+    def _kinds(self) -> str:
+        return " ".join(d.kind for d in self.failing.get(self.top, ()))
+
+    def _excess_note(self) -> str:
+        """Which op keeps a narrow value wider, where, and what makes it round."""
+        report = self.reports.get("kernels")
+        if report is None and (looked := self.step(self._kernels).value) is not None:
+            report = msgspec.convert(looked, RungReport)
+        places = [*report.wider, *report.suspected] if report is not None else []
+        shown = [*self.failing.get(self.top, ()), *self.better.get(self.top, ())]
+        first = next((p for p in places if p.op), None)
+        where = f" ({first.op} at {first.source or first.node})" if first is not None else ""
+        what = f"{shown[0].where}: {shown[0].text}" if shown else ""
+        return (
+            f"a kernel keeps a narrow value wider than the uncompiled program{where}, as torch means it to: {what}. "
+            f"With torch._inductor.config.{ROUNDING} = True it rounds, and the two agree."
+        )
+
+    def _shown(self, name: RungName) -> Rung:
+        found = self.failing.get(name)
+        worst = next((d for d in found or () if d.certain), next(iter(found or ()), None))
+        if worst is None:
+            return Rung(name=name, state=state_of(found))
+        place = f" in {worst.where}" if worst.where else ""
+        return Rung(name=name, state=state_of(found), difference=f"{worst.kind}{place}: {worst.text}")
+
+    def _explained(self, rung: RungName) -> bool:
+        """Whether a finding is of a stage that the rung has: later faults do not make it fail."""
+        last = STAGES.index(LAST_STAGE[rung])
+        return any(f.stage not in STAGES or STAGES.index(f.stage) <= last for f in self.result.findings)
+
+
+def in_one_thread(reference: Reference) -> bool:
+    """Whether loops on a CPU were run, and no second thread could have a part in one."""
+    values = [v for call in reference.eager[0] for v in (*call.outputs, *call.inputs) if isinstance(v, torch.Tensor)]
+    return torch.get_num_threads() == 1 and any(v.device.type == "cpu" for v in values)

@@ -1,0 +1,111 @@
+"""How far rounding may take a program's results: runs in float64, and runs with every narrow result rounded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from graphprobe.diagnose.program import Program, RoundedRun
+from graphprobe.engine.reference import array_from, is_noisy
+from graphprobe.engine.rounding import MORE_RUNS, RUNS
+from graphprobe.judge.judging import Reference
+from graphprobe.judge.observation import Observation, ObservationRecord, read
+from graphprobe.numerics.noise import Array
+from graphprobe.numerics.verdict import NARROW
+
+PERTURBED = 3
+"""Float64 runs of the program on perturbed inputs."""
+
+SINGLE = 2.0**-24
+"""u of float32: inputs are moved by no more where the roundings of narrower dtypes are measured by themselves."""
+
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """Runs a step on the program as it was before its first call; None where that was impossible."""
+
+    def __call__(self, step: Callable[[Program], T], kind: type[T]) -> T | None:
+        """What the step returned, which is of this kind."""
+        ...
+
+
+def measure(reference: Reference, run: Runner) -> list[str]:
+    """Fill in the runs of a reference that the noise is taken from; returns what could not be measured."""
+    problems = _measure_roundings(reference, run)
+
+    def wide(seed: int | None, *, rough: bool = True) -> list[Observation] | None:
+        step = partial(Program.run_wide, seed=seed, roundoff=reference.moved, rough=rough)
+        return _calls(run(step, list[ObservationRecord]), reference)
+
+    centre = wide(None)
+    if centre is None:
+        return [*problems, "the program could not be run in float64"]
+    perturbed = [calls for seed in range(PERTURBED) if (calls := wide(seed))]
+    if _is_another_program(centre, perturbed):
+        perturbed = [calls for seed in range(PERTURBED) if (calls := wide(seed, rough=False))]
+    if len(perturbed) == PERTURBED:
+        reference.wide, reference.perturbed = centre, perturbed
+    return problems
+
+
+def _measure_roundings(reference: Reference, run: Runner) -> list[str]:
+    """Runs with narrow results rounded anew, a few at once and more where something would be accused without them."""
+
+    def rounded(seeds: range) -> list[list[Observation]]:
+        runs = [run(partial(Program.run_rounded, seed=seed), RoundedRun) for seed in seeds]
+        return [calls for one in runs if one is not None and (calls := _calls(one.calls, reference))]
+
+    first = run(partial(Program.run_rounded, seed=0), RoundedRun)
+    if first is None:
+        return ["the noise of the program's own roundings could not be measured"]
+    calls = _calls(first.calls, reference)
+    if calls is None or first.narrowest <= NARROW:
+        return []
+    runs = [calls, *rounded(range(1, RUNS))]
+    if _is_another_program(reference.eager[0], runs):
+        return ["watched op by op, the program computes something else: its own roundings were not measured"]
+    reference.rounded, reference.narrowest, reference.moved = runs, first.narrowest, min(reference.roundoff, SINGLE)
+    reference.more = partial(rounded, range(RUNS, MORE_RUNS))
+    return []
+
+
+SHIFT, LEAST_SHIFT = 16.0, 1e-6
+"""Runs are of another program where their mean is apart from the centre by so many times their own scatter, and by this
+share of the centre's rms."""
+
+
+def _is_another_program(centre: Sequence[Observation], runs: Sequence[Sequence[Observation]]) -> bool:
+    """Whether what watches the runs has changed what they compute: some composite ops take another way then."""
+    if len(runs) < 2:
+        return False
+    for i, call in enumerate(centre):
+        for part in ("outputs", "inputs", "gradients"):
+            for j, value in enumerate(getattr(call, part)):
+                others = [getattr(run[i], part)[j : j + 1] for run in runs]
+                alike = is_noisy(value) and all(o and is_noisy(o[0]) and o[0].shape == value.shape for o in others)
+                if alike and _is_shifted(array_from(value), [array_from(o[0]) for o in others]):
+                    return True
+    return False
+
+
+def _is_shifted(centre: Array, runs: Sequence[Array]) -> bool:
+    stacked = np.stack([run.astype(np.complex128 if np.iscomplexobj(run) else np.float64) for run in runs])
+    mean = stacked.mean(axis=0)
+    finite = np.isfinite(centre) & np.isfinite(stacked).all(axis=0)
+    gap, scatter, size = (_rms(v[finite]) for v in (mean - centre, stacked.std(axis=0), np.asarray(centre)))
+    return gap > SHIFT * scatter + LEAST_SHIFT * size
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.abs(values.astype(np.complex128)) ** 2))) if values.size else 0.0
+
+
+def _calls(records: list[ObservationRecord] | None, reference: Reference) -> list[Observation] | None:
+    """The calls of a run, if it made all that the uncompiled program makes, and none raised."""
+    calls = [read(record) for record in records or ()]
+    whole = bool(calls) and len(calls) == len(reference.eager[0])
+    return calls if whole and all(call.raised is None for call in calls) else None

@@ -1,0 +1,159 @@
+"""The evidence that names a stage: a failing case, run with the compiler stopped after each of its stages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import GraphModule
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.check_case import check, program_of, settings_of
+from graphprobe.diagnose.exceptions import Origin
+from graphprobe.diagnose.local import local_error
+from graphprobe.diagnose.rungs import RungReport, Watch, graphs_rung, kernel_rung, run_program
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine.interpret import copied_together, flat_outputs, run_graph
+from graphprobe.engine.isolate import isolated
+from graphprobe.engine.values import same_bits
+from graphprobe.findings import Kind
+from graphprobe.internals.caches import bypassed
+from graphprobe.internals.ir_eval import evaluate_ir
+from graphprobe.internals.operators import decomposed_while_traced
+from graphprobe.judge.judging import Difference, Reference, compare
+from graphprobe.judge.observation import ObservationRecord, read
+from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, Loops
+
+log = logging.getLogger(__name__)
+
+RAISED: tuple[Kind, ...] = ("crash_compile", "crash_runtime", "extra_exception")
+
+
+class Seen(msgspec.Struct):
+    """What a child process saw: where an exception came from, what the IR computes, and whether sizes are symbols."""
+
+    origin: Origin | None = None
+    loops: Loops | None = None
+    dynamic: bool = False
+
+
+def evidence_of(
+    case: Case, kind: Kind, reference: Reference, compilation: Compilation, *, op: str | None, alone: bool = True
+) -> Evidence:
+    """Run a case that fails at each point of the pipeline, the first ones first, and look at what comes after them.
+
+    Args:
+        kind: how it fails.
+        op: the accused operation.
+        alone: it is wrong when compiled by itself.
+    """
+    if not compilation.is_inductor:
+        wrong: Graphs | None = "dynamo" if _fails(case, "dynamo", kind, reference, compilation) else None
+        return Evidence(kind, wrong, inductor=False)
+    if case.caches:
+        return Evidence(kind, cached=True)
+    wrong = _first_wrong(case, kind, reference, compilation)
+    traced_away = bool(op) and len(case.calls) == 1 and decomposed_while_traced(str(op))
+    if wrong is not None and kind not in RAISED:
+        return Evidence(kind, wrong, traced_away=traced_away)
+    seen = _seen(lambda: _evaluate(case, compilation), compilation)
+    origin = _seen(lambda: _raise(case, compilation), compilation).origin if kind in RAISED else None
+    raised_in = origin.stage if origin is not None else None
+    return Evidence(kind, wrong, True, seen.loops, raised_in, traced_away, seen.dynamic, alone)
+
+
+def _seen(look: Callable[[], Seen], compilation: Compilation) -> Seen:
+    outcome = isolated(look, timeout_s=compilation.timeout_s)
+    return msgspec.convert(outcome.value, Seen) if outcome.value is not None else Seen()
+
+
+def _first_wrong(case: Case, kind: Kind, reference: Reference, compilation: Compilation) -> Graphs | None:
+    def step() -> list[list[ObservationRecord] | None]:
+        return [_run(case, point) for point in GRAPHS]
+
+    outcome = isolated(step, timeout_s=compilation.timeout_s)
+    if outcome.value is None:  # one of them ends the process
+        return next((p for p in GRAPHS if _fails(case, p, kind, reference, compilation)), None)
+    runs = msgspec.convert(outcome.value, list[list[ObservationRecord] | None])
+    for point, records in zip(GRAPHS, runs, strict=True):
+        if records is not None and alike(kind, compare(reference, [read(r) for r in records])):
+            return point
+    return None
+
+
+def _run(case: Case, point: Graphs) -> list[ObservationRecord] | None:
+    with bypassed(), settings_of(case):
+        torch.compiler.reset()
+        program = program_of(case)
+        try:
+            return program.run(lambda fn: torch.compile(fn, backend=graphs_rung(Watch(), point), dynamic=case.dynamic))
+        except Exception as error:  # outside of any call
+            log.info("at %s: %s: %s", point, type(error).__name__, error)
+            return None
+
+
+def _fails(case: Case, point: Graphs, kind: Kind, reference: Reference, compilation: Compilation) -> bool:
+    limit = compilation.timeout_s
+    result = check(case, timeout_s=limit, reference=reference, backend=lambda: graphs_rung(Watch(), point), repeats=1)
+    return result.died is not None or alike(kind, result.differences)
+
+
+def alike(kind: Kind, found: list[Difference]) -> bool:
+    """Whether a point fails in the way that is looked for: an exception is another failure than a wrong value."""
+    certain = [d for d in found if d.certain]
+    if kind in RAISED or kind in ("segfault", "hang"):
+        return any(d.kind in RAISED for d in certain)
+    return any(d.kind not in RAISED for d in certain)
+
+
+def _evaluate(case: Case, compilation: Compilation) -> Seen:
+    """Is Inductor's IR of each graph right? Nothing is compiled, so that no kernel can end the process."""
+    watch = Watch()
+    with bypassed(), settings_of(case):
+        run_program(program_of(case), compilation, graphs_rung(watch, "post_grad"), RungReport())
+        answers = [loops_of(graph.graph, inputs) for graph in watch.graphs for inputs in graph.inputs[:1]]
+    order: tuple[Loops, ...] = ("wrong", "unknown", "right")
+    worst = next((answer for answer in order if answer in answers), None)
+    return Seen(None, worst, any(is_dynamic(graph.graph) for graph in watch.graphs))
+
+
+def _raise(case: Case, compilation: Compilation) -> Seen:
+    """Compile to the end: where does the exception come from?"""
+    report = RungReport()
+    with bypassed(), settings_of(case):
+        run_program(program_of(case), compilation, kernel_rung(Watch(), expose=False), report)
+    return Seen(report.origin)
+
+
+def loops_of(graph: GraphModule, inputs: list[Any]) -> Loops:
+    """What Inductor's IR of a graph computes, evaluated in plain torch, held against the graph run op by op."""
+    try:
+        values = evaluate_ir(graph, copied_together(inputs))
+    except Exception as error:  # a lowering that raises, or an IR that the evaluator does not know
+        log.info("the IR was not evaluated: %s: %s", type(error).__name__, error)
+        return "right" if run_graph(graph, inputs).failed is not None else "unknown"  # or as the graph does
+    if values.dtypes or values.faults:
+        return "wrong"
+    if any(value is None for value in values.outputs) or values.unsupported:
+        return "unknown"
+
+    placeholders = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+    written = [placeholders.index(name) for name in values.mutated if name in placeholders]
+
+    def call(*args: Any) -> Any:
+        return [*flat_outputs(graph(*args)), *(args[i] for i in written)]
+
+    got = [*values.outputs, *(values.mutated[placeholders[i]] for i in written)]
+    found = local_error("graph", call, copied_together(inputs), {}, got)
+    if found.answer in ("unsure", "skipped"):
+        return "right" if not same_bits(call(*copied_together(inputs)), got) else "unknown"
+    return "right" if found.answer in ("ok", "better") else "wrong"
+
+
+def is_dynamic(graph: GraphModule) -> bool:
+    """Whether a placeholder of the graph is a symbolic number."""
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    return any(isinstance(n.meta.get("val"), torch.SymInt) for n in placeholders)

@@ -1,0 +1,146 @@
+"""When no check of a rung has named a node: by the frames of an exception, then by each node of Dynamo's graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from graphprobe.diagnose import steps
+from graphprobe.diagnose.exceptions import Origin
+from graphprobe.diagnose.rungs import RungReport
+from graphprobe.diagnose.whole import find_whole
+from graphprobe.findings import Finding, Stage, told_more
+from graphprobe.judge.judging import Difference
+from graphprobe.judge.stage_table import Evidence, Graphs, stage_of
+from graphprobe.judge.verdict import RungName
+
+if TYPE_CHECKING:
+    from graphprobe.diagnose.ladder import Ladder
+
+log = logging.getLogger(__name__)
+
+
+def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
+    """Findings for a failure that shows first on `rung` and that nothing has explained: one at least."""
+    program, compilation = ladder.program, ladder.compilation
+    first = differences[0]
+    report = ladder.reports.get(rung)
+    # Frames tell nothing about a compiler whose parts are unknown; and its errors pass through Dynamo's.
+    origin = report.origin if report is not None and compilation.is_inductor else None
+    below = ladder.states().get("kernels", "not_run") if rung == "plain" else "right"
+    evidence = Evidence(
+        first.kind,
+        _graphs_wrong(ladder, rung),
+        raised_in=origin.stage if origin is not None else None,
+        cached=rung == "plain" and below == "right",
+        graphs_run=below != "not_run",
+        saved_check="modified by an inplace operation" in first.text,
+        inductor=compilation.is_inductor,
+    )
+    stage, why = stage_of(evidence)
+    log.info("unexplained on %s: %s, since %s", rung, stage, why)
+    known = _known(ladder, origin, first)
+    whole = {"kind": first.kind, "reason": first.text, "stage": stage, **known}
+    if ladder.is_late("which stage, pass and op"):
+        return [Finding(**whole)]
+    if evidence.cached:
+        ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")
+        observed = report.calls if report is not None else []
+        return _ask(ladder, lambda: find_whole(program, compilation, whole, observed=observed))
+    found = _searched(ladder, rung, evidence, stage, known, differences)
+    if found:
+        return found[:1] if "op" in known else found
+    return _ask(ladder, lambda: find_whole(program, compilation, whole, where=first.where))
+
+
+def _searched(
+    ladder: Ladder,
+    rung: RungName,
+    evidence: Evidence,
+    stage: Stage,
+    known: dict[str, Any],
+    differences: Sequence[Difference],
+) -> list[Finding]:
+    """What the searches find that look into one kind of failure each, the special ones first."""
+    program, compilation, first = ladder.program, ladder.compilation, differences[0]
+    crashed = first.kind in ("crash_compile", "crash_runtime", "segfault", "hang")
+    report = ladder.reports.get(rung)
+    found: list[Finding] = []
+    if crashed and rung == "kernels" and compilation.is_inductor and "op" not in known:
+        broken = report.broken if report is not None else None
+        found = _ask(ladder, lambda: steps.passes(program, compilation, seek=True, broken=broken))
+    if stage == "decomposition" and not crashed:
+        found = _laid_out_otherwise(ladder, differences)
+    point = evidence.graphs_wrong
+    if not found and point in ("partition", "pre_grad", "joint", "post_grad") and not crashed:
+        found = _ask(ladder, lambda: steps.between(program, compilation, point))
+    if not found and first.kind != "side_effect":
+        wanted = rung if rung in ("dynamo", "aot", "kernels") else stage
+        found = _ask(ladder, lambda: steps.blame(program, compilation, wanted, known, first))
+    return found
+
+
+def _laid_out_otherwise(ladder: Ladder, differences: Sequence[Difference]) -> list[Finding]:
+    """Decompositions whose results have other strides, which the program makes another failure of."""
+    found = _ask(ladder, lambda: steps.aot(ladder.program, ladder.compilation, strides=True))
+    worse = next((d for d in differences if d.kind != "wrong_stride"), None)
+    for finding in found:
+        if finding.kind == "wrong_stride" and worse is not None:
+            finding.kind = worse.kind
+            finding.reason = told_more(finding.reason, f"The program then has: {worse.text}.")
+    return found
+
+
+def _known(ladder: Ladder, origin: Origin | None, first: Difference) -> dict[str, Any]:
+    """What is certain before any search: the place that an exception's frames name, or the op that should raise."""
+    known: dict[str, Any] = {}
+    if origin is not None and origin.op:
+        fields = {name: getattr(origin, name) for name in ("op", "node", "source", "module", "pass_", "also")}
+        known |= {name: value for name, value in fields.items() if value}
+    if origin is not None and origin.pattern:
+        known["reason"] = told_more(first.text, f"It was raised while {origin.pattern} was matched.")
+    expected = ladder.reference.eager[0][first.call] if ladder.reference is not None else None
+    below = ladder.reports.get("aot")
+    if "op" not in known and expected is not None and expected.raised is not None and below is not None:
+        # Uncompiled it raises: the op that does is the one that must not do something else instead.
+        where = below.raised_at
+        if where is not None:
+            known |= {name: v for name in ("op", "node", "source", "module") if (v := getattr(where, name)) is not None}
+    return known
+
+
+def _graphs_wrong(ladder: Ladder, rung: RungName) -> Graphs | None:
+    """The first point of the pipeline whose graphs fail, as far as the rungs tell; of the passes each is tried."""
+    if rung in ("dynamo", "aot"):
+        return "dynamo" if rung == "dynamo" else "aot"
+    return _narrowed(ladder) if rung == "passes" else None
+
+
+def _narrowed(ladder: Ladder) -> Graphs:
+    """Which point of those below the pass rung fails first."""
+    points: tuple[Graphs, ...] = ("decomposition", "partition", "pre_grad", "joint")
+    for point in points:
+        outcome = ladder.step(partial(steps.upto, ladder.program, ladder.compilation, point))
+        if outcome.died or outcome.raised is not None:
+            return point
+        if ladder.differences(msgspec.convert(outcome.value, RungReport)):
+            return point
+    return "post_grad"
+
+
+def _ask(ladder: Ladder, step: Any) -> list[Finding]:
+    outcome = ladder.step(step)
+    if outcome.died or outcome.raised is not None:
+        if outcome.raised is not None:
+            log.info("a search for the op: %s", outcome.raised.trace)
+        why = outcome.raised.line if outcome.raised is not None else outcome.signal or "its time limit"
+        ladder.result.notes.append(f"a search for the op ended early: {why}")
+        return []
+    report = msgspec.convert(outcome.value, RungReport)
+    ladder.result.compiles += report.compiles
+    ladder.suspected += report.suspected
+    return report.findings

@@ -1,0 +1,158 @@
+"""A failure that no piece of the program shows: Dynamo's graphs, whole, are what is tried as its proof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import GraphModule
+
+from graphprobe.diagnose.blame import aten_ops
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.check_case import CaseResult
+from graphprobe.diagnose.culprit import LARGEST
+from graphprobe.diagnose.dynamo_check import Accused, accused, named_side_effect
+from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.prove import SMALL, Prover, shown_by
+from graphprobe.diagnose.reduction.transforms import without_transforms
+from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, dynamo_rung, run_program
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.shorten import named
+from graphprobe.diagnose.stage_evidence import evidence_of
+from graphprobe.diagnose.stale import stale_number
+from graphprobe.engine.interpret import run_graph
+from graphprobe.engine.isolate import isolated
+from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.subgraph import CALLS
+from graphprobe.engine.values import CapturedValues
+from graphprobe.findings import Finding
+from graphprobe.internals.stages import copy_graph
+from graphprobe.judge.observation import ObservationRecord, read
+from graphprobe.judge.stage_table import stage_of
+
+BEFORE_ATEN = ("dynamo", "pre_grad")
+"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
+
+STATE = ("_buffers_", "_parameters_")
+"""What Dynamo calls the placeholders that are a module's buffers and parameters."""
+
+
+def find_whole(
+    program: Program,
+    compilation: Compilation,
+    known: dict[str, Any],
+    *,
+    where: str = "",
+    observed: Sequence[ObservationRecord] | None = None,
+) -> RungReport:
+    """A finding for a failure that no piece shows, with one of Dynamo's graphs as its proof if that fails by itself.
+
+    Args:
+        known: the fields of the finding that are certain already, kind, stage and reason among them.
+        where: what is wrong, as the difference names it.
+        observed: what the program gave compiled with torch's caches, if it is only wrong with these.
+    """
+    report, watch = RungReport(), Watch()
+    suspect = _accused(program, compilation, known, where)
+    run_program(program, compilation, dynamo_rung(watch), RungReport())
+    if observed is not None:
+        suspect = stale_number(watch.dynamo, [read(call).outputs for call in observed])
+    if suspect is not None:
+        reason = f"{known['reason']}; {suspect.op}: {suspect.reason}"
+        known = known | {k: v for k, v in msgspec.structs.asdict(suspect).items() if v} | {"reason": reason}
+    with compilation.configured():
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+        for graph in watch.dynamo if known["kind"] != "side_effect" else ():
+            found = _failing(prover, graph, known, cached=observed is not None)
+            if found is not None:
+                report.findings.append(_proven(prover, *found, known))
+        if not report.findings:
+            known = known if "op" in known else known | _only_op(watch.dynamo)
+            report.findings.append(Finding(**known))
+    report.compiles = prover.compiles
+    return report
+
+
+def _accused(program: Program, compilation: Compilation, known: dict[str, Any], where: str) -> Accused | None:
+    """What Dynamo got wrong in the program's own words."""
+    if known["stage"] != "dynamo" or "op" in known:
+        return None
+    if known["kind"] == "side_effect":
+        return named_side_effect(where, program.fn)
+    outcome = isolated(lambda: accused(program, compilation), timeout_s=compilation.timeout_s)
+    return msgspec.convert(outcome.value, Accused | None)
+
+
+def _failing(
+    prover: Prover, graph: DynamoGraph, known: dict[str, Any], *, cached: bool
+) -> tuple[Case, CaseResult] | None:
+    """One of Dynamo's graphs as a case, if it fails: with its state among the arguments, or else in the module."""
+    if known["stage"] not in BEFORE_ATEN:
+        graph.graph = without_transforms(graph.graph, graph.calls)
+    for form in (graph, *_with_state(graph)):
+        case = replace(prover.whole(form, known["kind"]), caches=cached)
+        result = prover.try_case(case)
+        if result is not None and result.fails:
+            return case, result
+    return None
+
+
+def _with_state(graph: DynamoGraph) -> Iterator[DynamoGraph]:
+    """The graph with parameters and buffers as attributes, where it is called once: what changes in them is kept."""
+    placeholders = [n for n in graph.graph.graph.nodes if n.op == "placeholder"]
+    state = [i for i, n in enumerate(placeholders) if any(part in str(n.target) for part in STATE)]
+    if not state or len(graph.calls) != 1:
+        return
+    values = graph.calls[0].restore()
+    made: GraphModule = copy_graph(graph.graph)
+    nodes = [n for n in made.graph.nodes if n.op == "placeholder"]
+    for i in state:
+        name = nodes[i].name
+        if isinstance(values[i], torch.nn.Parameter):
+            made.register_parameter(name, values[i])
+        else:
+            made.register_buffer(name, values[i])
+        with made.graph.inserting_before(nodes[i]):
+            attribute = made.graph.get_attr(name)
+        nodes[i].replace_all_uses_with(attribute)
+        made.graph.erase_node(nodes[i])
+    made.recompile()
+    yield DynamoGraph(made, [_without(graph.calls[0], state)])
+
+
+def _without(call: CapturedValues, positions: Sequence[int]) -> CapturedValues:
+    records = [record for i, record in enumerate(call.doc["values"]) if i not in positions]
+    return CapturedValues({**call.doc, "values": records}, call.tensors)
+
+
+def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any]) -> Finding:
+    """The finding of a case that fails, made as small as time allows, with its dossier."""
+    aot = known["stage"] == "aot" and prover.compilation.is_inductor
+    unnamed = "op" not in known
+    backend = (lambda: "aot_eager") if aot else None
+    enough = 1 if unnamed else SMALL
+    case, result, short = prover.smaller(case, result, backend=backend, enough=enough, tells=unnamed)
+    if unnamed and (short or len(named(case)) <= LARGEST):
+        place = prover.place_in(case, result, known["kind"])
+        known = known | dict(zip(("op", "node", "source", "module", "also"), place, strict=True))
+    made = Finding(**{"flaky_rate": result.rate, **known})
+    kind = shown_by(result, made.kind)
+    made.stage, _ = stage_of(evidence_of(case, kind, result.reference, prover.compilation, op=made.op))
+    prover.write(made, case, result)
+    return made
+
+
+def _only_op(graphs: Sequence[DynamoGraph]) -> dict[str, Any]:
+    """The fields that name an op, where Dynamo's graphs have one only that computes anything."""
+    calls = [n for graph in graphs for n in graph.graph.graph.nodes if n.op in CALLS and op_of(n) not in VIEWS_AND_SUCH]
+    owner = next((graph for graph in graphs if calls and calls[0].graph is graph.graph.graph), None)
+    if len(calls) != 1 or owner is None or not owner.calls:
+        return {}
+    run = run_graph(owner.graph, owner.calls[-1].restore())
+    names = [*aten_ops(owner, calls[0], run.values), op_of(calls[0])]
+    place = {"op": names[0], "node": calls[0].name, "source": source_of(calls[0]), "module": module_of(calls[0])}
+    return place | {"also": list(dict.fromkeys(names[1:]))}

@@ -1,0 +1,416 @@
+"""One judge: does a call show what the uncompiled one showed, as far as rounding allows, and if not, what else?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from graphprobe.engine.isolate import Raised
+from graphprobe.engine.reference import array_from, dtype_of, is_noisy
+from graphprobe.engine.rounding import RUNS, judge_narrow, noise_of
+from graphprobe.engine.values import same_bits
+from graphprobe.findings import Kind
+from graphprobe.judge.effects import differing
+from graphprobe.judge.observation import Observation
+from graphprobe.numerics.divergence import Run
+from graphprobe.numerics.exact import judge_exact
+from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
+from graphprobe.numerics.verdict import judge, tolerated
+
+COMPILING = re.compile(r"_compile_fx_inner|convert_frame\.py|compile_to_module|_compile_fx_main|fx_codegen_and_compile")
+"""In a traceback: the exception came while something was compiled."""
+
+Weight = Literal["certain", "unsure", "better"]
+"""`unsure`: it differs, and cannot be judged. `better`: the uncompiled program is the one that is further off."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One way in which a call differs from the uncompiled one.
+
+    Attributes:
+        kind: of the finding it becomes.
+        call: number of the call.
+        where: `outputs[0]`, `inputs[2]`, `gradients[1]`, the name of what a side effect is to, or empty.
+        text: with figures.
+        z: largest error in units of noise; inf for what is no number.
+        weight: whether it counts.
+    """
+
+    kind: Kind
+    call: int
+    where: str
+    text: str
+    z: float = float("inf")
+    weight: Weight = "certain"
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is wrong beyond doubt."""
+        return self.weight == "certain"
+
+
+@dataclass
+class Reference:
+    """What the uncompiled program gives.
+
+    Attributes:
+        eager: its calls; the first run is what is compared with, the others are as legitimate.
+        wide: the same in float64, None where that was impossible or means nothing.
+        perturbed: float64 runs on perturbed inputs.
+        rounded: runs in the program's own precision, each narrow result rounded anew; empty where nothing is narrow.
+        narrowest: the largest unit roundoff that a result had in these.
+        more: makes further such runs.
+        before: the inputs before each call.
+        roundoff: u of the coarsest dtype among inputs and outputs.
+        moved: by how much of themselves the inputs of the perturbed runs were moved.
+        draws: random numbers are drawn, in the calls or between them.
+    """
+
+    eager: list[list[Observation]]
+    wide: list[Observation] | None = None
+    perturbed: list[list[Observation]] = field(default_factory=list)
+    rounded: list[list[Observation]] = field(default_factory=list)
+    narrowest: float = 0.0
+    more: Callable[[], list[list[Observation]]] | None = None
+    before: list[list[Any]] = field(default_factory=list)
+    roundoff: float = 2.0**-24
+    moved: float = 0.0
+    draws: bool = False
+
+    def __post_init__(self) -> None:
+        self.moved = self.moved or self.roundoff
+
+    def complete(self) -> None:
+        """Make the further runs, once."""
+        if self.more is not None:
+            self.rounded += self.more()
+            self.more = None
+
+
+def roundoff_of(values: Sequence[Any]) -> float:
+    """u of the coarsest floating-point dtype among the tensors; that of float64 if there is none."""
+    return max((dtype_of(v).unit_roundoff for v in values if is_noisy(v)), default=2.0**-53)
+
+
+def identical(reference: Reference, got: Sequence[Observation]) -> bool:
+    """Whether every call is bit for bit as uncompiled, so that nothing has to be judged."""
+    eager = reference.eager[0]
+    return len(eager) == len(got) and all(_same(reference, i, call) for i, call in enumerate(got))
+
+
+def _same(reference: Reference, call: int, got: Observation) -> bool:
+    eager = reference.eager[0][call]
+    if eager.raised is not None or got.raised is not None:
+        return eager.raised is not None and got.raised is not None
+    if eager.shared != got.shared or eager.structure != got.structure or any(_effects(reference, call, got)):
+        return False
+    if any(same_bits(getattr(eager, part), getattr(got, part)) for part in ("inputs", "gradients")):
+        return False
+    return not same_bits(eager.outputs, got.outputs, stride=True)
+
+
+def compare(
+    reference: Reference, got: Sequence[Observation], *, better: list[Difference] | None = None
+) -> list[Difference]:
+    """Every difference, call by call; empty when all are as they should be.
+
+    `better` gets those in which the uncompiled program is the one that is further off.
+    """
+    found = [difference for i, result in enumerate(got) for difference in _compare_call(reference, i, result)]
+    if better is not None:
+        better += [d for d in found if d.weight == "better"]
+    return [d for d in found if d.weight != "better"]
+
+
+def _compare_call(reference: Reference, i: int, got: Observation) -> Iterator[Difference]:
+    eager = reference.eager[0][i]
+    if eager.raised is not None or got.raised is not None:
+        yield from _exceptions(eager.raised, got.raised, i)
+        return
+    for part in ("outputs", "inputs", "gradients"):
+        expected, mine = getattr(eager, part), getattr(got, part)
+        if len(expected) != len(mine):
+            kind: Kind = "wrong_gradient" if part == "gradients" else "wrong_shape"
+            yield Difference(kind, i, part, f"{len(mine)} {part}, uncompiled {len(expected)}")
+            continue
+        for j, (e, m) in enumerate(zip(expected, mine, strict=True)):
+            yield from _compare_value(Spot(reference, i, part, j), e, m)
+    yield from _containers(reference, i, got)
+    if eager.shared != got.shared:
+        lost, new = eager.shared - got.shared, got.shared - eager.shared
+        what = [f"{len(lost)} shared memories are lost"] if lost else []
+        what += [f"{len(new)} are new"] if new else []
+        yield Difference("aliasing", i, "outputs", ", ".join(what))
+    yield from _effects(reference, i, got)
+
+
+def _containers(reference: Reference, call: int, got: Observation) -> Iterator[Difference]:
+    """Other types of lists, tuples and dicts, or other keys, around the same values."""
+    runs = [run[call].structure for run in reference.eager]
+    known = bool(runs[0]) and bool(got.structure) and len(got.outputs) == len(reference.eager[0][call].outputs)
+    if known and got.structure != runs[0] and len(set(runs)) == 1:
+        yield Difference("wrong_value", call, "outputs", f"returned {got.structure:.80}, uncompiled {runs[0]:.80}")
+
+
+def _effects(reference: Reference, call: int, got: Observation) -> Iterator[Difference]:
+    """What the call has left otherwise in lists, counters, attributes, globals and generators."""
+    runs = [run[call] for run in reference.eager if run[call].effects is not None]
+    if not runs or got.effects is None:
+        return
+    (before, after), others = runs[0].effects or ({}, {}), [run.effects[1] for run in runs[1:] if run.effects]
+    for effect in differing(before, after, got.effects[1], others, compiled_before=got.effects[0]):
+        text = f"{effect.got}, uncompiled {effect.expected}"
+        yield Difference("side_effect", call, effect.where, text)
+
+
+def _exceptions(eager: Raised | None, got: Raised | None, call: int) -> Iterator[Difference]:
+    if got is None and eager is not None:
+        text = f"uncompiled it raises {eager.type}: {_short(eager.message)}; compiled it does not"
+        yield Difference("missing_exception", call, "", text)
+    elif got is not None and eager is None:
+        kind: Kind = "crash_compile" if while_compiling(got) else "crash_runtime"
+        yield Difference(kind, call, "", f"{got.type}: {_short(got.message)}")
+
+
+def while_compiling(raised: Raised) -> bool:
+    """Whether the exception came from a compilation, by its type or its traceback."""
+    return raised.type.endswith(("BackendCompilerFailed", "InductorError")) or bool(COMPILING.search(raised.trace))
+
+
+def _short(message: str) -> str:
+    """The first two lines of a message: a wrapper's first line often says only that there is a second."""
+    return " ".join(line.strip() for line in message.strip().splitlines()[:2])[:240]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One value of one call, in every run of the uncompiled program.
+
+    Attributes:
+        part: `outputs`, `inputs` or `gradients`; j: the position in it.
+    """
+
+    reference: Reference
+    call: int
+    part: str
+    j: int
+
+    @property
+    def where(self) -> str:
+        """As a difference names it."""
+        return f"{self.part}[{self.j}]"
+
+    def of(self, run: Sequence[Observation] | None) -> Any:
+        """The value in a run; None where the run has none."""
+        if run is None or self.call >= len(run) or run[self.call].raised is not None:
+            return None
+        values = getattr(run[self.call], self.part)
+        return values[self.j] if self.j < len(values) else None
+
+    def array(self, run: Sequence[Observation] | None) -> Array | None:
+        """The tensor in a run as an array."""
+        value = self.of(run)
+        return array_from(value) if isinstance(value, torch.Tensor) else None
+
+    def arrays(self, runs: Sequence[Sequence[Observation]]) -> list[Array]:
+        """The tensor in those runs that have it."""
+        return [found for run in runs if (found := self.array(run)) is not None]
+
+    def sigma(self, wide: Array | None) -> Array:
+        """How far legitimate runs scatter, by element, in the units of the value; without float64 runs by their own."""
+        value = self.of(self.reference.eager[0])
+        found: Array = np.zeros(value.shape)
+        if wide is not None:
+            u = max(dtype_of(value).unit_roundoff, self.reference.moved)
+            found = sigma_from_runs(wide, self.arrays(self.reference.perturbed), self.reference.moved) * u
+        rounded, eager = self.arrays(self.reference.rounded), self.arrays(self.reference.eager[:1])[0]
+        if rounded:
+            centre, runs = (eager, []) if wide is None else (wide, self.arrays(self.reference.perturbed))
+            noise = noise_of(eager, centre, runs, rounded, dtype_of(value), self.reference.narrowest)
+            found = found if noise is None else noise.sigma * dtype_of(value).unit_roundoff
+        return found
+
+    def unsteady(self) -> bool:
+        """Whether the uncompiled program gives other bits each time, as of a clock, or of memory never written."""
+        first, *others = self.reference.eager
+        e = self.of(first)
+        return any(bool(same_bits(e, self.of(run))) for run in others)
+
+    def before(self) -> Any:
+        """The value before the call, where it is one of the inputs."""
+        rows = self.reference.before
+        known = self.part == "inputs" and self.call < len(rows) and self.j < len(rows[self.call])
+        return rows[self.call][self.j] if known else None
+
+
+def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
+    call, where = spot.call, spot.where
+    if not isinstance(e, torch.Tensor) or not isinstance(m, torch.Tensor):
+        if (e is not None or m is not None) and same_bits(e, m) and not spot.unsteady():
+            kind: Kind = "wrong_gradient" if spot.part == "gradients" else "wrong_value"
+            yield Difference(kind, call, where, f"{_brief(m)}, uncompiled {_brief(e)}")
+        return
+    if e.dtype == torch.float64 and e.dim() == 0 and spot.unsteady():
+        return
+    if e.dtype != m.dtype:
+        yield Difference("wrong_dtype", call, where, f"dtype {m.dtype}, uncompiled {e.dtype}")
+        return
+    if e.shape != m.shape:
+        yield Difference("wrong_shape", call, where, f"shape {tuple(m.shape)}, uncompiled {tuple(e.shape)}")
+        return
+    if spot.part == "outputs" and strides(e) != strides(m):
+        yield Difference("wrong_stride", call, where, f"stride {m.stride()}, uncompiled {e.stride()}")
+    if not same_bits(e, m):
+        return
+    answer = _judge_exact(spot, e, m) if not is_noisy(e) else _judge_numbers(spot, e, m)
+    if answer is not None:
+        yield Difference(_kind_of_value(spot, e, m), call, where, answer.text, answer.z, answer.weight)
+
+
+def strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that address something."""
+    if tensor.numel() == 0:
+        return ()
+    return tuple(step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _kind_of_value(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Kind:
+    if spot.part == "gradients":
+        return "wrong_gradient"
+    before = spot.before()
+    if isinstance(before, torch.Tensor) and before.shape == m.shape and not same_bits(before, m):
+        return "lost_mutation"
+    if is_noisy(e) and not all(torch.equal(test(e), test(m)) for test in (torch.isfinite, torch.isnan)):
+        return "nonfinite"
+    return "wrong_value"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How two values differ; there is none where rounding explains it."""
+
+    weight: Weight
+    text: str
+    z: float = float("inf")
+
+
+UNSTEADY = "the uncompiled program gives another value each time it runs"
+
+
+def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Answer | None:
+    """Whole numbers and truth values: they may differ only where roundings decide them."""
+    wrong = (e.cpu() != m.cpu()).cpu()
+    wide = spot.of(spot.reference.wide)
+    if isinstance(wide, torch.Tensor) and wide.shape == e.shape and bool((wide.cpu() == m.cpu())[wrong].all()):
+        return Answer("better", "without the roundings of narrow dtypes, it is as compiled")
+    moved = torch.zeros(e.shape, dtype=torch.bool)
+    runs = [*spot.reference.perturbed, *spot.reference.rounded, *spot.reference.eager[1:], spot.reference.wide]
+    values = [v for run in runs if isinstance(v := spot.of(run), torch.Tensor) and v.shape == e.shape]
+    for value in values:
+        moved |= (value.cpu() != e.cpu()).cpu()
+    if spot.reference.roundoff > 0 and bool(moved[wrong].all()):
+        if spot.unsteady():
+            return Answer("unsure", UNSTEADY)
+        known = torch.cat([value.cpu().reshape(-1) for value in (e, *values)])
+        if bool(torch.isin(m.cpu()[wrong], known).all()):
+            return None
+        return Answer("unsure", "a rounding decides it, and no uncompiled run gave what it is compiled")
+    text = judge_exact(array_from(m), array_from(e)).reason
+    return Answer("unsure", f"{UNSTEADY}; {text}") if spot.unsteady() else Answer("certain", text)
+
+
+def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Answer | None:
+    """Floating-point and complex numbers: in units of the noise of each element."""
+    reference, facts = spot.reference, dtype_of(e)
+    wide, runs = spot.array(reference.wide), spot.arrays(reference.perturbed)
+    values = spot.arrays(reference.eager)
+    if wide is None or wide.shape != tuple(e.shape) or _is_another(wide, runs, values[0], reference):
+        wide, runs = None, []
+    if spot.arrays(reference.rounded):
+        return _judge_narrow(spot, m, wide, runs)
+    if wide is None:
+        unjudged = _without_reference(e, m, reference.roundoff)
+        unsteady = unjudged is not None and unjudged.weight == "certain" and spot.unsteady()
+        return Answer("unsure", UNSTEADY) if unsteady else unjudged
+    noise = Noise(spot.sigma(wide) / facts.unit_roundoff)
+    legitimate, limits = [Run(array, facts) for array in values], tolerated(facts)
+    answer = judge(Run(array_from(m), facts), wide, noise, legitimate, thresholds=limits, flush=True)
+    if answer.answer == "candidate_better":
+        return Answer("better", answer.reason)
+    if answer.answer != "candidate_worse":
+        return None
+    z = answer.candidate.max if answer.candidate.max else float("inf")
+    itself = spot.unsteady() and any(
+        judge(run, wide, noise, legitimate[:1], thresholds=limits, flush=True).answer == "candidate_worse"
+        for run in legitimate[1:]
+    )
+    return Answer("unsure", f"{UNSTEADY}; {answer.reason}", z) if itself else Answer("certain", answer.reason, z)
+
+
+WEIGHTS: dict[str, Weight] = {"worse": "certain", "unsure": "unsure", "better": "better"}
+
+
+def _judge_narrow(spot: Spot, m: torch.Tensor, wide: Array | None, perturbed: Sequence[Array]) -> Answer | None:
+    """Numbers of a program that rounds to a narrow dtype somewhere; nothing is accused before more runs are made."""
+    reference = spot.reference
+    eager = [value for run in reference.eager if isinstance(value := spot.of(run), torch.Tensor)]
+
+    def answer(rounded: Sequence[Sequence[Observation]]) -> tuple[str, str, float]:
+        return judge_narrow(m, eager, wide, perturbed, spot.arrays(rounded), reference.narrowest)
+
+    said, text, z = answer(reference.rounded[:RUNS])
+    if said in ("worse", "unsure"):
+        reference.complete()
+        said, text, z = answer(reference.rounded)
+    return None if said == "ok" else Answer(WEIGHTS[said], text, z)
+
+
+OTHER_RMS, OTHER_MOVES = 1e-3, 32.0
+"""The float64 run drew other numbers if it is apart from the uncompiled one by this relative rms, and by so many times
+what the perturbed inputs move."""
+
+
+def _is_another(wide: Array, runs: Sequence[Array], eager: Array, reference: Reference) -> bool:
+    """Whether the float64 run drew other numbers than the program does, so that it says nothing about it."""
+    if not reference.draws:
+        return False
+    finite = np.isfinite(wide) & np.isfinite(eager)
+    size = _rms(wide[finite])
+    if size == 0.0:
+        return False
+    gap = _rms(eager[finite].astype(wide.dtype) - wide[finite]) / size
+    moved = max(
+        (_rms(np.nan_to_num(run[finite] - wide[finite], posinf=0, neginf=0)) / size for run in runs), default=0.0
+    )
+    return gap > max(OTHER_RMS, OTHER_MOVES * max(moved, reference.roundoff))
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.abs(values) ** 2))) if values.size else 0.0
+
+
+def _without_reference(e: torch.Tensor, m: torch.Tensor, roundoff: float) -> Answer | None:
+    """Only the class of each element is certain."""
+    if not torch.equal(torch.isnan(e), torch.isnan(m)) or not torch.equal(torch.isinf(e), torch.isinf(m)):
+        return Answer("certain", "NaN or infinity where the uncompiled program has a number, or the reverse")
+    finite = torch.isfinite(e)
+    if not bool(finite.any()):
+        return None
+    a, b = e[finite].to(torch.float64), m[finite].to(torch.float64)
+    gap = float((a - b).square().mean().sqrt() / a.square().mean().sqrt().clamp_min(1e-300))
+    if gap <= 256 * roundoff:
+        return None
+    text = f"relative rms difference {gap:.3g}; there is no float64 reference to judge it by"
+    return Answer("unsure", text, gap / roundoff)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {tuple(value.shape)}"
+    return repr(value)[:80]

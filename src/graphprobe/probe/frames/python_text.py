@@ -1,0 +1,389 @@
+"""A program as Python that a person can read: definitions as its files have them, values written out.
+
+What is needed is found as for the record of a frame (`program`, `values`); here it becomes text instead of JSON.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from graphprobe.internals.quiet import quiet
+from graphprobe.probe.frames.groups import Group, closure_groups, is_local
+from graphprobe.probe.frames.program import _Module
+from graphprobe.probe.frames.program_parts import (
+    Definition,
+    TextProgram,
+    defining_names,
+    definitions_of,
+    literals_of,
+    registrations,
+)
+from graphprobe.probe.frames.python_objects import MUTABLE, ObjectTexts, references
+from graphprobe.probe.frames.python_values import Unwritable, joined
+from graphprobe.probe.frames.sources import NotRecordable
+from graphprobe.probe.frames.values import Encoded, Encoder
+
+BUILTINS = frozenset(dir(builtins))
+FUTURE = "from __future__ import annotations"
+
+
+@dataclass
+class ProgramText:
+    """A program as Python.
+
+    Attributes:
+        imports: import statements.
+        text: definitions and values, to be put into one file after those.
+        roots: an expression for each of what was asked for.
+        names: globals of the program in this file.
+        files: texts of the program's other modules, by path.
+        modules: the names of those.
+        stored: what `STORED` fetches, as flat bytes.
+    """
+
+    imports: list[str] = field(default_factory=list)
+    text: str = ""
+    roots: dict[str, str] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    modules: list[str] = field(default_factory=list)
+    stored: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def program_text(roots: Mapping[str, Any], *, reserved: Mapping[str, Any]) -> ProgramText:
+    """The program that values lead to.
+
+    Args:
+        reserved: names that the file defines for itself, with their values; a program may have the same ones.
+
+    Raises:
+        Unwritable: something of it cannot be told as text.
+    """
+    programs: list[TextProgram] = []
+
+    def program(encoder: Encoder) -> TextProgram:
+        programs.append(TextProgram(encoder))
+        return programs[0]
+
+    try:
+        with quiet():
+            encoder = Encoder(program)
+            encoded = {name: encoder.encode(value, name) for name, value in roots.items()}
+            programs[0].complete()
+            if encoder.placeholders:
+                raise Unwritable("; ".join("{path}: {reason}".format(**entry) for entry in encoder.placeholders[:3]))
+            return _Writer(encoder, programs[0], encoded, reserved).write()
+    except NotRecordable as error:
+        raise Unwritable(str(error)) from error
+    except RecursionError as error:
+        raise Unwritable("its values are nested too deeply") from error
+
+
+class _Text:
+    """Statements, with lines between definitions."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._was_definition = False
+
+    def add(self, statement: str, *, definition: bool = False) -> None:
+        between = "\n\n\n" if definition or self._was_definition else "\n"
+        self._text += (between if self._text else "") + statement
+        self._was_definition = definition
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class _Writer(ObjectTexts):
+    """Writes statements in the order in which they need each other."""
+
+    def __init__(
+        self, encoder: Encoder, program: TextProgram, roots: Mapping[str, Encoded], reserved: Mapping[str, Any]
+    ) -> None:
+        super().__init__(encoder, program)
+        self.own, self.roots, self.reserved = program.modules, roots, reserved
+        self.count += references([[module.values for module in self.own], dict(roots)])
+        self.taken = {*reserved, *keyword.kwlist, *BUILTINS, "torch"}
+        self.alias: dict[str, str] = {}
+        """What modules are called here that lie in files of their own."""
+        self.texts_of: dict[str, _Text] = {"": _Text()}
+        self.imports: dict[str, set[str]] = {"": {"import torch"}}
+        self.later: list[Callable[[], None]] = []
+        self.done: set[tuple[str, str]] = set()
+        self.decorated: dict[tuple[str, str], bool] = {}
+        self.result = ProgramText()
+        self.groups = closure_groups(encoder.objects, program.node_of, encoder.value_at)
+
+    def write(self) -> ProgramText:
+        """The whole."""
+        self._merge()
+        for module in self.own:
+            nodes = definitions_of(module)
+            for name in sorted(set(module.values) & set(nodes), key=lambda name: nodes[name].lineno):
+                self.global_value(module, name)
+        for module in self.own:
+            for name in module.values:
+                self.global_value(module, name)
+        self.result.roots = {root: self.text(value, root) for root, value in self.roots.items()}
+        while self.later:
+            self.later.pop(0)()
+        self.result.imports, self.result.text = sorted(self.imports[""]), str(self.texts_of[""])
+        for name, alias in self.alias.items():
+            parts = [FUTURE, "\n".join(sorted(self.imports[name])), str(self.texts_of[name])]
+            self.result.files[name.replace(".", "/") + ".py"] = "\n\n".join(filter(None, parts)) + "\n"
+            self.result.modules.append(name)
+            self.result.names.append(alias)
+        self.result.stored = self.stored
+        return self.result
+
+    # -- modules ------------------------------------------------------------------------------------------------------
+
+    def _merge(self) -> None:
+        """Decide which modules go into the one file: those whose names mean there what they mean to themselves."""
+        meaning: dict[str, Any] = {}
+        defined: dict[str, set[str]] = {}
+        for record in self.objects:
+            if record.get("kind") in ("function", "class", "defined") and "<locals>" not in record["qualname"]:
+                defined.setdefault(record["module"], set()).add(record["qualname"].partition(".")[0])
+        for module in self.own:
+            names = set(module.values) | defined.get(module.name, set())
+            clash = any(n in meaning and (meaning[n] != v or not isinstance(v, dict)) for n, v in module.values.items())
+            own = {n for n in names & set(self.reserved) if module.namespace.get(n) is not self.reserved[n]}
+            if module.whole or clash or own or (names - set(module.values)) & set(meaning):
+                self.texts_of[module.name], self.imports[module.name] = _Text(), set()
+                self.alias[module.name] = module.name.rpartition(".")[2]
+            else:
+                meaning |= module.values
+                self.taken |= names
+        for name, short in self.alias.items():
+            known = meaning.get(short)  # the program may call it so itself
+            same = isinstance(known, dict) and self.encoder.value_at(known["ref"]) is sys.modules.get(name)
+            alias = self.alias[name] = short if same else self.unique(short)
+            self.imports[""].add(f"import {name}" if name == alias else f"import {name} as {alias}")
+
+    def prefix(self, module: _Module) -> str:
+        """What stands before the name of a global."""
+        return f"{self.alias[module.name]}." if module.name in self.alias else ""
+
+    def home(self, module: _Module) -> str:
+        """The file that holds its definitions."""
+        return module.name if module.name in self.alias else ""
+
+    def global_value(self, module: _Module, name: str) -> None:
+        """Have a global of the program in place, once."""
+        if (module.name, name) in self.done or name not in module.values:
+            return
+        self.done.add((module.name, name))
+        value, home = module.values[name], self.home(module)
+        number = value["ref"] if isinstance(value, dict) else -1
+        record = self.objects[number] if number >= 0 else {"kind": "plain"}
+        kind = record["kind"]
+        if kind == "module" and record["name"] not in self.alias:
+            self.imports[home].add(_import(record["name"], name))
+        elif kind == "import" and "." not in record["qualname"]:
+            if (record["module"], record["qualname"]) != ("builtins", name):
+                self.imports[home].add(_import_from(record, self.encoder.value_at(number), name))
+        else:
+            here = f"{self.prefix(module)}{name}"
+            text = self.text(value, name, keeps=True)
+            if text != here:
+                self.statement(f"{here} = {text}")
+            if kind in MUTABLE and number not in self.made:
+                self.made[number] = here
+            if not self.prefix(module):
+                self.result.names.append(name)
+
+    def statement(self, text: str) -> None:
+        self.texts_of[""].add(text)
+
+    def unique(self, hint: str) -> str:
+        name = "".join(c if c.isalnum() or c == "_" else "_" for c in hint).strip("_")
+        name = name if name.isidentifier() else f"value_{name}".rstrip("_")
+        found, i = name, 1
+        while found in self.taken:
+            i += 1
+            found = f"{name}_{i}"
+        self.taken.add(found)
+        return found
+
+    def imported(self, module: str) -> str:
+        self.imports[""].add(f"import {module}")
+        return module
+
+    def imported_from(self, module: str, name: str) -> str:
+        alias = self.unique(name.partition(".")[0])
+        self.imports[""].add(f"from {module} import {name.partition('.')[0]} as {alias}")
+        return alias + name[len(name.partition(".")[0]) :]
+
+    def _module(self, record: Any, number: int, hint: str) -> str:
+        return self.alias.get(record["name"]) or self.imported(record["name"])
+
+    # -- definitions --------------------------------------------------------------------------------------------------
+
+    def _defined(self, record: Any, number: int, hint: str) -> str:
+        module = self.program.module_named(record["module"])
+        name = self.define(module, definitions_of(module)[record["qualname"]], decorated=True)
+        assert module.source is not None
+        for statement in registrations(module.source.tree, record["qualname"]):
+            self._values_for(module, statement, decorated=True)
+            self.texts_of[self.home(module)].add(module.source.plain_text(statement), definition=True)
+        return name
+
+    def _function(self, record: Any, number: int, hint: str) -> str:
+        module, name = self.program.module_named(record["module"]), record["qualname"]
+        self.later.append(lambda: self._attributes_of_function(record, number))
+        if is_local(record):
+            return self._local(module, self.groups[number], number)
+        if "<locals>" in name:
+            return self._of_class(record, number)
+        node = self.program.node_of(record)
+        if isinstance(node, ast.Lambda):
+            self._values_for(module, node)
+            text = f"({ast.unparse(node)})"
+            return self.named(number, text, hint) if self.count[number] > 1 else text
+        if "." in name:
+            return self._of_class(record, number)
+        if module.values.get(name, {"ref": number}) != {"ref": number}:
+            raise Unwritable(f"{name} is another value by now")
+        assert isinstance(node, Definition)
+        return self.define(module, node, decorated=False)
+
+    def _of_class(self, record: Mapping[str, Any], number: int) -> str:
+        """A function in a class, by its name there."""
+        owner, _, name = record["qualname"].rpartition(".")
+        for other, kind in enumerate(self.objects):
+            here = kind.get("kind") == "class" and (kind["module"], kind["qualname"]) == (record["module"], owner)
+            if here and getattr(self.encoder.value_at(other), name, None) is self.encoder.value_at(number):
+                return f"{self.text({'ref': other}, owner)}.{name}"
+        raise Unwritable(f"{record['qualname']} is a function of a class that is not at hand")
+
+    def _class(self, record: Any, number: int, hint: str) -> str:
+        module, name = self.program.module_named(record["module"]), record["qualname"]
+        self.later.append(lambda: self._attributes_of_class(record, number))
+        if is_local(record):
+            return self._local(module, self.groups[number], number)
+        outer, _, rest = name.partition(".")
+        if "<locals>" in rest or outer not in definitions_of(module):
+            raise Unwritable(f"{name} is a class inside of one that is not at hand")
+        return ".".join(filter(None, [self.define(module, definitions_of(module)[outer], decorated=True), rest]))
+
+    def define(self, module: _Module, node: Definition, *, decorated: bool) -> str:
+        """Have a top-level function or class in place; its name here."""
+        key = (module.name, node.name)
+        decorated = decorated or isinstance(node, ast.ClassDef)
+        if self.decorated.setdefault(key, decorated) != decorated:
+            raise Unwritable(f"{node.name} is needed with what decorates it, and without")
+        if (module.name, f"def {node.name}") not in self.done:
+            self.done.add((module.name, f"def {node.name}"))
+            self._values_for(module, node, decorated=decorated)
+            assert module.source is not None
+            text = module.source.plain_text(node, decorated=decorated)
+            self.texts_of[self.home(module)].add(text, definition=True)
+        return f"{self.prefix(module)}{node.name}"
+
+    def _values_for(self, module: _Module, node: ast.AST, *, decorated: bool = False) -> None:
+        """Have in place what a definition reads when it is executed."""
+        before = str(self.texts_of[""])
+        for name in sorted(set(defining_names(node, decorated=decorated)) - {getattr(node, "name", "")}):
+            self.global_value(module, name)
+        if module.name in self.alias and str(self.texts_of[""]) != before:
+            raise Unwritable(f"{module.name} needs values where it is loaded")
+
+    def _local(self, module: _Module, group: Group, number: int) -> str:
+        """Have functions and classes in place that were made inside of a function; the name of one of them."""
+        assert module.source is not None
+        for member in group.members:
+            if member.number != number and member.number in self._open:
+                raise Unwritable(f"{member.name} and what it takes from {group.maker} lead to each other")
+            self._values_for(module, member.node)
+        given = [f"{name}={self.text(value, name)}" for name, value in group.given.items()]
+        if number in self.made:
+            return self.made[number]
+        first = group.members[0]
+        alone = len(group.members) == 1 and not group.given and first.name not in first.takes
+        if alone and isinstance(first.node, ast.Lambda):
+            return self.named(number, ast.unparse(first.node), first.name)
+        if alone and isinstance(first.node, Definition) and first.name not in self.taken and not self.home(module):
+            self.taken.add(first.name)
+            text = module.source.plain_text(first.node, decorated=isinstance(first.node, ast.ClassDef))
+            self.texts_of[""].add(text, definition=True)
+            return first.name
+        maker = self.unique(group.maker.rpartition(".")[2])
+        lines = [_definition(module, member.node, member.name) for member in group.members]
+        lines.append(f"return {', '.join(member.name for member in group.members)}")
+        body = textwrap.indent("\n\n".join(lines), "    ")
+        text = f"def {maker}({', '.join(group.given)}):\n{body}"
+        self.texts_of[self.home(module)].add(text, definition=True)
+        names = [self.unique(member.name) for member in group.members]
+        self.made |= {member.number: name for member, name in zip(group.members, names, strict=True)}
+        self.statement(f"{', '.join(names)} = {joined(f'{self.prefix(module)}{maker}(', given, ')')}")
+        self.result.names += names
+        return self.made[number]
+
+    # -- what has been changed since ----------------------------------------------------------------------------------
+
+    def _attributes_of_function(self, record: Mapping[str, Any], number: int) -> None:
+        name, node = self.made[number], self.program.node_of(record)
+        function: FunctionType = self.encoder.value_at(number)
+        for key, value in record.get("state", {}).items():
+            self.statement(f"{name}.{key} = {self.text(value, key)}")
+        literals, arguments = literals_of(node), function.__code__.co_varnames
+        places = arguments[function.__code__.co_argcount - len(function.__defaults__ or ()) :]
+        defaults = dict(zip(places, function.__defaults__ or (), strict=False))
+        if any(key in literals and not _same(literals[key], value) for key, value in defaults.items()):
+            self.statement(f"{name}.__defaults__ = {joined('(', [*self.texts(record['defaults'], name), ''], ')')}")
+        for key, value in (function.__kwdefaults__ or {}).items():
+            if key in literals and not _same(literals[key], value):
+                self.statement(f"{name}.__kwdefaults__[{key!r}] = {self.text(record['kwdefaults'][key], key)}")
+
+    def _attributes_of_class(self, record: Mapping[str, Any], number: int) -> None:
+        kind, literals = self.encoder.value_at(number), literals_of(self.program.node_of(record))
+        for key, value in record["attributes"].items():
+            known = key in literals and _same(literals[key], vars(kind)[key])
+            if not known and key not in ("_fields", "_field_defaults"):
+                self.statement(f"{self.made[number]}.{key} = {self.text(value, key)}")
+
+
+def _definition(module: _Module, node: ast.stmt | ast.Lambda, name: str) -> str:
+    """A definition inside of a function of this file."""
+    if isinstance(node, ast.Lambda):
+        return f"{name} = {ast.unparse(node)}"
+    assert module.source is not None
+    text = module.source.plain_text(node, decorated=isinstance(node, ast.ClassDef))
+    indented = f"if True:\n{textwrap.indent(text, '    ')}"
+    whole = ast.dump(ast.parse(indented).body[0].body[0]) == ast.dump(ast.parse(text).body[0])  # type: ignore[attr-defined]
+    return text if whole else ast.unparse(ast.parse(text))
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and (a is b or bool(a == b))
+
+
+def _import(module: str, name: str) -> str:
+    if module == name:
+        return f"import {module}"
+    holder, _, leaf = module.rpartition(".")
+    if holder and leaf == name and vars(sys.modules[holder]).get(leaf) is sys.modules[module]:
+        return f"from {holder} import {leaf}"
+    return f"import {module} as {name}"
+
+
+def _import_from(record: Mapping[str, Any], value: Any, name: str) -> str:
+    module, leaf = record["module"], record["qualname"]
+    short = next((m for m in ("torch", "torch.nn") if module.startswith("torch") and _holds(m, leaf, value)), module)
+    return f"from {short} import {leaf}" if leaf == name else f"from {short} import {leaf} as {name}"
+
+
+def _holds(module: str, name: str, value: Any) -> bool:
+    return vars(sys.modules[module]).get(name) is value

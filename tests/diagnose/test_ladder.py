@@ -1,0 +1,322 @@
+"""What the user runs is run first and decides; what is seen inside of a healthy program is latent, and no more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphprobe
+from graphprobe.diagnose import steps
+from graphprobe.diagnose.kernel_check import check_graph
+from graphprobe.diagnose.local import LocalError
+from graphprobe.diagnose.passes import Step
+from graphprobe.diagnose.prove import Prover
+from graphprobe.diagnose.rungs import RungReport
+from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.interpret import run_graph
+from graphprobe.findings import Diagnosis, Finding
+
+X = torch.linspace(-2, 2, 24).reshape(4, 6)
+RUNGS = ("dynamo", "aot", "passes", "kernels", "plain")
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).relu().sum(1)
+
+
+def states(found: Diagnosis) -> dict[str, str]:
+    return {rung.name: rung.state for rung in found.rungs}
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """The steps in the order in which they began."""
+    return []
+
+
+def test_a_healthy_program_is_not_looked_into(tmp_path: Path, told: list[str]) -> None:
+    found = graphprobe.diagnose(program, X, out=tmp_path / "out", on_step=told.append)
+    assert (found.verdict, found.exit_code, found.findings, found.latent) == ("healthy", 0, [], [])
+    assert told[:2] == ["uncompiled", "plain"]
+    assert set(told) <= {"uncompiled", "plain", "float64"}
+    assert states(found) == {**dict.fromkeys(RUNGS, "not_run"), "plain": "right"}
+    assert not (tmp_path / "out").exists()
+
+
+def test_deep_looks_into_it_all_the_same(tmp_path: Path, told: list[str]) -> None:
+    found = graphprobe.diagnose(program, X, out=tmp_path / "out", on_step=told.append, deep=True)
+    assert (found.verdict, found.findings, found.latent) == ("healthy", [], [])
+    assert [name for name in told if name in RUNGS] == ["plain", "dynamo", "aot", "passes", "kernels"]
+    assert states(found) == dict.fromkeys(RUNGS, "right")
+    assert found.ruled_out and found.compiles >= 1
+
+
+# -- suspects that are planted into the checks of a program that is right ---------------------------------------------
+
+PLANTED = LocalError("worse", "wrong_value", 9e9, 9e9, "planted")
+
+
+def suspect_in(graph: Any, inputs: Any, stage: Any, direction: str, pass_: str | None = None) -> Suspect:
+    """The first call of a graph, accused."""
+    run = run_graph(graph, inputs)
+    node = next(n for n in graph.graph.nodes if n.op == "call_function")
+    return Suspect("wrong_value", stage, direction, graph, node, run.values, PLANTED, list(inputs), pass_=pass_)
+
+
+def in_decompositions(graph: Any, inputs: Any, **_: Any) -> Any:
+    return [suspect_in(graph.graph, inputs, "decomposition", graph.direction)], 1, (None, 0.0)
+
+
+def in_passes(log: Any, inputs: Any, direction: str) -> Step:
+    if not log.snapshots:
+        return Step([], None, [])
+    return Step([suspect_in(log.snapshots[0].graph, inputs, log.phase, direction, "planted_pass")], None, [])
+
+
+def in_kernels(compiled: Any, call: int) -> Any:
+    report = check_graph(compiled, call)
+    report.suspects = [suspect_in(compiled.final, compiled.inputs[call], "codegen", compiled.direction)]
+    return report
+
+
+def in_lone_ops(suspects: Any, prover: Any) -> Any:
+    for suspect in suspects:
+        suspect.wrong_alone = True
+    return suspects
+
+
+def in_launches(compiled: Any, wrong: Any, suspects: Any, notes: Any, **_: Any) -> Any:
+    return [suspect_in(graph.final, graph.inputs[0], "codegen", graph.direction) for graph in compiled]
+
+
+CHECKS: dict[str, dict[str, Callable[..., Any]]] = {
+    "check_decompositions": {"check_decompositions": in_decompositions},
+    "analyse": {"analyse": in_passes},
+    "check_graph": {"check_graph": in_kernels},
+    "alone": {"check_graph": in_kernels, "alone": in_lone_ops},
+    "name_kernels": {"name_kernels": in_launches},
+}
+STAGE = {"check_decompositions": "decomposition", "analyse": "post_grad"}
+
+
+def prove(self: Prover, suspect: Suspect) -> Finding:
+    """Proves everything, also what is right."""
+    return Finding(
+        kind=suspect.kind,
+        stage=suspect.stage,
+        pass_=suspect.pass_,
+        op=suspect.op,
+        node=suspect.node.name,
+        proof="piece",
+        reason=suspect.error.reason,
+    )
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_suspect_that_a_check_has_proven_does_not_convict(
+    check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, planted in CHECKS[check].items():
+        monkeypatch.setattr(steps, name, planted)
+    monkeypatch.setattr(Prover, "prove", prove)
+    found = graphprobe.diagnose(program, X, out=tmp_path / "out", deep=True)
+    assert states(found) == dict.fromkeys(RUNGS, "right")
+    assert (found.verdict, found.exit_code, found.findings) == ("healthy", 0, [])
+    told = [(one.kind, one.stage) for one in found.latent if "planted" in one.reason]
+    assert ("wrong_value", STAGE.get(check, "codegen")) in told
+    assert all(one.op and one.node for one in found.latent)
+
+
+def test_suspects_of_all_checks_that_nothing_confirms_do_not_convict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for planted in CHECKS.values():
+        for name, check in planted.items():
+            monkeypatch.setattr(steps, name, check)
+    monkeypatch.setattr(Prover, "prove", lambda self, suspect: None)
+    found = graphprobe.diagnose(program, X, out=tmp_path / "out", deep=True)
+    assert states(found) == dict.fromkeys(RUNGS, "right")
+    assert (found.verdict, found.exit_code, found.findings) == ("healthy", 0, [])
+    assert {"decomposition", "post_grad", "codegen"} <= {one.stage for one in found.latent}
+
+
+def ending(*_: Any, **__: Any) -> RungReport:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("it has ended")
+
+
+def raising_step(*_: Any, **__: Any) -> RungReport:
+    raise IndexError("list index out of range")
+
+
+def test_instruments_that_break_do_not_convict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "aot", raising_step)
+    monkeypatch.setattr(steps, "passes", ending)
+    monkeypatch.setattr(steps, "kernels", raising_step)
+    found = graphprobe.diagnose(program, X, out=tmp_path / "out", deep=True)
+    assert (found.verdict, found.findings) == ("healthy", [])
+    expected = {"dynamo": "right", "aot": "not_run", "passes": "wrong", "kernels": "not_run", "plain": "right"}
+    assert states(found) == expected
+    assert any("aot could not be looked into: IndexError" in note for note in found.notes)
+
+
+# -- how the program is compiled --------------------------------------------------------------------------------------
+
+
+def lone_relu(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x) * 2
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_options_that_spoil_the_program_are_kept(tmp_path: Path) -> None:
+    spoilt = torch.compile(lone_relu, options={"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"})
+    found = graphprobe.diagnose(spoilt, X, out=tmp_path / "out")
+    assert (found.verdict, states(found)["plain"]) == ("fault", "wrong")
+    (finding,) = found.findings
+    assert (finding.kind, finding.op) == ("wrong_value", "aten.relu.default")
+    assert finding.dossier is not None
+    repro = (Path(finding.dossier) / "repro.py").read_text(encoding="utf-8")
+    assert "inject_relu_bug_TESTING_ONLY" in repro
+
+
+# -- what torch does not compile ---------------------------------------------------------------------------------------
+
+
+def broken_graph(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    torch._dynamo.graph_break()
+    return y * 2
+
+
+def penalty(x: torch.Tensor) -> torch.Tensor:
+    (first,) = torch.autograd.grad((x.sin() * x).sum(), x, create_graph=True)
+    return first.pow(2).sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "settings", "words", "remedy"),
+    [
+        (broken_graph, (X,), {"fullgraph": True}, "graph_break", "Leave out fullgraph=True"),
+        (penalty, (X.clone().requires_grad_(),), {}, "double backward", "second derivative"),
+    ],
+    ids=["fullgraph and a graph break", "double backward"],
+)
+def test_what_torch_refuses_is_no_fault(
+    fn: Callable[..., Any], args: Any, settings: Any, words: str, remedy: str, tmp_path: Path, told: list[str]
+) -> None:
+    found = graphprobe.diagnose(fn, *args, out=tmp_path / "out", on_step=told.append, **settings)
+    assert (found.verdict, found.exit_code) == ("undecided", 125)
+    (finding,) = found.findings
+    assert (finding.kind, finding.dossier, finding.proof) == ("unsupported", None, None)
+    assert words in finding.reason and remedy in finding.reason
+    assert found.notes[0] == finding.reason, "the reason stands first"
+    assert not {"dynamo", "aot", "passes", "kernels"} & set(told), "nothing is looked for"
+
+
+def test_without_fullgraph_a_graph_break_is_healthy(tmp_path: Path) -> None:
+    found = graphprobe.diagnose(torch.compile(broken_graph, backend="eager"), X, out=tmp_path / "out")
+    assert (found.verdict, found.findings) == ("healthy", [])
+    kept = graphprobe.diagnose(torch.compile(broken_graph, backend="eager", fullgraph=True), X, out=tmp_path / "out")
+    assert [finding.kind for finding in kept.findings] == ["unsupported"]
+
+
+# -- side effects and exceptions -----------------------------------------------------------------------------------------
+
+
+def plus_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def drawing(gm: Any, inputs: Any) -> Any:
+    """A backend with a fault: what it compiles moves Python's random generator."""
+    import random
+
+    def run(*args: Any) -> Any:
+        random.random()
+        return gm.forward(*args)
+
+    return run
+
+
+def drawing_tensors(gm: Any, inputs: Any) -> Any:
+    """The same with torch's."""
+    import torch
+
+    def run(*args: Any) -> Any:
+        torch.rand(3)
+        return gm.forward(*args)
+
+    return run
+
+
+def honest(gm: Any, inputs: Any) -> Any:
+    return gm.forward
+
+
+@pytest.mark.parametrize(
+    ("backend", "where"),
+    [(drawing, "random generator of Python"), (drawing_tensors, "random generator of torch")],
+)
+def test_a_side_effect_that_no_piece_shows_has_the_program_as_its_proof(
+    backend: Any, where: str, tmp_path: Path
+) -> None:
+    found = graphprobe.diagnose(plus_one, X, backend=backend, out=tmp_path / "out")
+    assert (found.verdict, found.exit_code) == ("fault", 1)
+    (finding,) = found.findings
+    assert (finding.kind, finding.proof) == ("side_effect", "program")
+    assert where in found.rungs[-1].difference
+    assert finding.dossier is not None
+    repro = Path(finding.dossier) / "repro.py"
+    done = subprocess.run([sys.executable, "-I", str(repro)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+
+
+def test_a_backend_without_a_fault_has_no_side_effect(tmp_path: Path) -> None:
+    assert graphprobe.diagnose(plus_one, X, backend=honest, out=tmp_path / "out").verdict == "healthy"
+
+
+SEEN: list[int] = []
+
+
+def counting(x: torch.Tensor) -> torch.Tensor:
+    SEEN.append(len(SEEN))
+    return x + len(SEEN)
+
+
+def test_side_effects_that_dynamo_keeps(tmp_path: Path) -> None:
+    found = graphprobe.diagnose(counting, X, backend="eager", out=tmp_path / "out")
+    assert (found.verdict, found.findings) == ("healthy", [])
+    assert SEEN == [], "it ran in children"
+
+
+def refusing(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    if y.shape[0] == 4:
+        raise ValueError("no batches of four")
+    return y
+
+
+def test_a_program_that_raises_both_ways_is_healthy_and_says_so(tmp_path: Path) -> None:
+    found = graphprobe.diagnose(refusing, X, out=tmp_path / "out")
+    assert (found.verdict, found.findings) == ("healthy", [])
+    assert found.raises == "ValueError: no batches of four"
+    assert found.notes[0] == "uncompiled and compiled it raises ValueError: no batches of four"
+    assert graphprobe.diagnose(refusing, X[:3], backend="eager", out=tmp_path / "out").raises == ""
+
+
+def test_the_budget_keeps_from_looking_inside(tmp_path: Path, told: list[str]) -> None:
+    found = graphprobe.diagnose(
+        program, X, backend="eager", out=tmp_path / "out", deep=True, budget_s=1e-6, on_step=told.append
+    )
+    assert found.verdict == "healthy"
+    assert "dynamo" not in told
+    assert any(note.startswith("dynamo was not looked into") for note in found.notes)

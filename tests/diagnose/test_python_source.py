@@ -1,0 +1,113 @@
+"""What Python code computed a value: names in the user's source."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphprobe.diagnose.python_culprit import Side, applied_in, argument_names, branch_names
+from graphprobe.diagnose.python_source import Place, is_users, places_of, source_at
+
+
+def written(text: str, name: str) -> str:
+    """A file with this text that only the cache of lines has."""
+    file = f"/program/{name}.py"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    source_at.cache_clear()
+    return file
+
+
+def place(file: str, text: str) -> Place:
+    """Where this expression is in the file."""
+    source = source_at(file)
+    assert source is not None
+    node = next(n for n in ast.walk(source.tree) if isinstance(n, ast.expr) and ast.unparse(n) == text)
+    return Place(file, node.lineno, node.end_lineno or -1, node.col_offset, node.end_col_offset or -1, "program")
+
+
+VALUES = {
+    "a call": ("k = round(n)", ["round"]),
+    "the inner of two": ("k = int(round(n))", ["round", "int"]),
+    "an alias": ("k = np.round(n)", ["numpy.round"]),
+    "a method": ("k = str(n).count('1')", ["str", "count"]),
+    "a text": ("k = '{}'.format(n)", ["format"]),
+    "another": ("k = len('%d' % n)", ["format", "len"]),
+    "a third": ("k = len(f'{n}')", ["format", "len"]),
+    "a loop": ("for k in range(n): pass", ["range"]),
+    "a block": ("with opened(n) as k: pass", ["opened"]),
+    "an attribute": ("k = box.size", ["box.size"]),
+    "an entry": ("k = box['size']", ["box['size']"]),
+    "a call of them": ("k = abs(box.size)", ["abs", "box.size"]),
+    "an object made here": ("rng = random.Random(0); k = rng.random()", ["random.Random.random", "random.Random"]),
+    "a walrus": ("(k := round(n))", ["round"]),
+    "an annotation": ("k: int = round(n)", ["round"]),
+    "in steps": ("k = round(n); k += abs(n)", ["abs", "round"]),
+    "the last": ("k = round(n); k = 3", []),
+    "one of two": ("k = 1 if isinstance(n, int) else 2", ["isinstance"]),
+    "a test": ("k = 1\n    if callable(n):\n        k = 2", ["callable"]),
+    "an exception": ("try:\n        k = box['a']\n    except (KeyError, IndexError):\n        k = 2", ["KeyError"]),
+    "a comprehension": ("k = sum([round(i) for i in n])", ["round", "sum"]),
+    "a parameter": ("k = n", []),
+    "arithmetic": ("k = n // 2", ["operator.floordiv"]),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_computed_an_argument(name: str) -> None:
+    lines, wanted = VALUES[name]
+    text = f"import random\nimport numpy as np\n\ndef program(x, n, box):\n    {lines}\n    return x * k\n"
+    found = argument_names([place(written(text, name.replace(" ", "_")), "x * k")], "mul", "1")
+    assert [named.name for named in found][: len(wanted)] == wanted
+    assert bool(found) == bool(wanted)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "path", "wanted"),
+    [
+        ("torch.full((len(n), 2), abs(n))", "full", "0.0", ["len"]),
+        ("torch.full((len(n), 2), abs(n))", "full", "1", ["abs"]),
+        ("x.view(len(n), abs(n))", "view", "2", ["abs"]),
+        ("x.sum(dim=abs(n), keepdim=bool(n))", "sum", "keepdim", ["bool"]),
+        ("abs(n) * x.sin()", "__rmul__", "1", ["abs"]),
+        ("x[abs(n)]", "__getitem__", "1", ["abs"]),
+        ("drop(x, abs(n))", "dropout", "p", ["abs"]),
+    ],
+)
+def test_which_of_the_arguments(call: str, name: str, path: str, wanted: list[str]) -> None:
+    text = f"import torch\n\ndef program(x, n, drop):\n    return {call}\n"
+    found = argument_names([place(written(text, "arguments"), ast.unparse(ast.parse(call)))], name, path)
+    assert [named.name for named in found] == wanted
+
+
+def test_a_branch_that_one_side_takes() -> None:
+    text = (
+        "def program(x, n):\n    if callable(n):\n        x = x.sin()\n    if len(n):\n        return x.cos()\n"
+        "    if bool(n):\n        return x.tan()\n    return x.exp()\n"
+    )
+    file = written(text, "branches")
+    sin, cos, tan, last = (Side([place(file, f"x.{name}()")], name) for name in ("sin", "cos", "tan", "exp"))
+    names = [[n.name for n in branch_names(*sides)] for sides in ((sin, None, []), (cos, tan, []), (last, cos, []))]
+    assert names == [["callable"], ["len", "bool"], ["len"]]
+    assert branch_names(last, last, []) == []
+    assert branch_names(sin, None, [sin.frames]) == []  # both sides went there
+
+
+def test_frames_are_those_of_the_user() -> None:
+    def call() -> list[Place]:
+        return places_of(sys._getframe(0), sys._getframe(1).f_code)
+
+    (frame,) = call()
+    assert (frame.file, frame.function.rpartition(".")[2]) == (__file__, "call")
+    assert is_users(__file__)
+    assert not any(map(is_users, (torch.__file__, ast.__file__, str(Path("<frozen importlib._bootstrap>")))))
+
+
+def test_what_an_operators_line_calls() -> None:
+    file = written("def program(x):\n    return torch.func.jvp(Twice.apply, (x,), (x,))\n", "operators")
+    assert applied_in(Place(file, 2)) == "Twice.apply"
+    assert applied_in(Place("/nowhere.py", 1)) is None

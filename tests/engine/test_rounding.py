@@ -1,0 +1,281 @@
+"""Runs in which narrow results are rounded anew, and the judgement made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from graphprobe.engine.rounding import (
+    MORE_RUNS,
+    RUNS,
+    RoundedAnew,
+    held_roundoff,
+    judge_narrow,
+    pooled,
+    untouched,
+)
+
+BF16 = torch.bfloat16
+U = 2.0**-8
+
+
+def anew(seed: int = 0) -> RoundedAnew:
+    return RoundedAnew(torch.Generator().manual_seed(seed))
+
+
+def values(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(3)) * 3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_third_of_the_elements_moves_by_one_unit_in_the_last_place(dtype: torch.dtype) -> None:
+    x = torch.rand(20000) + 1.01  # in [1, 2) an ulp is 2u, but for the last, which round to 2
+    plain = x.to(dtype)
+    with anew() as mode:
+        got = x.to(dtype)
+    steps = (got.float() - plain.float()) / (torch.finfo(dtype).eps)
+    inner = (plain.float() > 1) & (plain.float() < 2)
+    assert 0.25 < float((steps[inner] != 0).float().mean()) < 0.42
+    assert float(steps[inner].abs().max()) == 1.0
+    assert abs(float(steps[inner].mean())) < 0.05
+    assert mode.rounded == 1 and mode.failed == 0
+    assert mode.narrowest == torch.finfo(dtype).eps / 2
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.clone(),
+        lambda x: x.view(-1),
+        lambda x: x.t().contiguous(),
+        lambda x: torch.cat([x, x]),
+        lambda x: torch.stack([x, x]),
+        lambda x: x[torch.tensor([1, 0])],
+        lambda x: torch.where(x > 0, x, 0.0),
+        lambda x: x.relu(),
+        lambda x: x.clone().relu_(),
+        lambda x: -x,
+        lambda x: x.abs(),
+        lambda x: x.max(0).values,
+        lambda x: x.sort(0).values,
+        lambda x: x.topk(2).values,
+        lambda x: x.masked_fill(x > 0, -torch.inf),
+        lambda x: F.pad(x, (1, 1)),
+        lambda x: torch.full_like(x, 0.3),
+        lambda x: F.embedding(torch.tensor([1, 0]), x),
+        lambda x: x.detach().float().to(BF16),
+        lambda x: torch.empty_like(x).copy_(x),
+        lambda x: torch.zeros_like(x).index_put_((torch.tensor([0, 2]),), x[:2]),
+        lambda x: x.chunk(2)[1],
+        lambda x: torch._foreach_neg([x, x])[0],
+        lambda x: torch.softmax(x[:, :1], -1),
+        lambda x: (x > 0).to(BF16),
+    ],
+)
+def test_what_is_exact_stays(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = values(8, 8)
+    plain = fn(x)
+    with anew():
+        assert torch.equal(fn(x), plain)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x + 0.1,
+        lambda x: x.clone().mul_(0.3),
+        lambda x: x @ x,
+        lambda x: torch.mm(x, x, out=torch.empty_like(x)),
+        lambda x: F.layer_norm(x, (8,)),
+        lambda x: torch.softmax(x, -1),
+        lambda x: torch._foreach_mul([x, x], 0.3)[1],
+        lambda x: x.float().mul(0.3).to(BF16),
+        lambda x: torch.empty_like(x).copy_(x.float() * 0.3),
+        lambda x: torch.zeros(2, 8, dtype=BF16).index_put_((torch.zeros(8, dtype=torch.long),), x, accumulate=True),
+        lambda x: x.cumsum(0),
+    ],
+)
+def test_what_is_rounded_is_rounded_anew(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = values(8, 8)
+    plain = fn(x)
+    with anew() as mode:
+        got = fn(x)
+    assert not torch.equal(got, plain) and mode.rounded
+    assert torch.allclose(got.float(), plain.float(), rtol=8 * U, atol=8 * U)
+    assert got.stride() == plain.stride()
+    assert torch.equal(x, values(8, 8))
+
+
+def test_an_in_place_foreach_is_rounded_anew() -> None:
+    x = [values(8, 8), values(32)]
+    plain = [t * 0.3 for t in x]
+    with anew():
+        torch._foreach_mul_(x, 0.3)
+    assert all(not torch.equal(a, b) for a, b in zip(x, plain, strict=True))
+
+
+def test_wide_results_and_generators_are_left_alone() -> None:
+    x = values(64, 64, dtype=torch.float32)
+    plain = F.layer_norm(x @ x, (64,))
+    state = torch.get_rng_state()
+    with anew() as mode:
+        assert torch.equal(F.layer_norm(x @ x, (64,)), plain)
+        assert mode.rounded == 0 and mode.narrowest == 2.0**-24
+        (x.to(BF16) * 3).sum()
+    assert torch.equal(torch.get_rng_state(), state) and mode.rounded
+
+
+def test_seeds_repeat() -> None:
+    x = values(64)
+    runs = []
+    for seed in (0, 0, 1):
+        with anew(seed):
+            runs.append(x * 0.3)
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+
+
+def test_special_values_stay() -> None:
+    most = torch.finfo(BF16).max
+    x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0, -1.0, most, -most], dtype=BF16)
+    for seed in range(20):
+        with anew(seed):
+            got = x * torch.tensor(1.0)
+        assert torch.equal(got.isnan(), x.isnan())
+        assert torch.equal(got.nan_to_num(7.0).signbit(), x.nan_to_num(7.0).signbit())
+        assert torch.equal(got.nan_to_num(7.0, torch.inf, -torch.inf), x.nan_to_num(7.0, torch.inf, -torch.inf))
+
+
+def test_a_finite_number_stays_finite_and_a_subnormal_moves() -> None:
+    x = torch.full((1000,), torch.finfo(torch.float16).max).half()
+    tiny = torch.full((1000,), 2.0**-20).half()
+    below = torch.nextafter(x, torch.zeros_like(x))
+    with anew():
+        assert bool((below * 1.0).isfinite().all())
+        moved = (tiny * 1.0).unique()
+    assert moved.tolist() == [2.0**-20 - 2.0**-24, 2.0**-20, 2.0**-20 + 2.0**-24]
+
+
+def test_a_backward_is_rounded_anew_and_autograd_is_as_ever() -> None:
+    weight = values(16, 16, dtype=torch.float32).requires_grad_()
+    x = values(4, 16, dtype=torch.float32)
+
+    def step() -> torch.Tensor:
+        weight.grad = None
+        with torch.autocast("cpu", BF16):
+            y = F.gelu(F.linear(x, weight))
+            y = y.clone().mul_(0.7).add_(0.1)
+        y.float().square().sum().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    plain = step()
+    with anew():
+        first = step()
+    assert not torch.equal(first, plain)
+    assert float((first - plain).norm() / plain.norm()) < 0.05
+    with torch.inference_mode(), anew() as mode:
+        _ = values(4) * 0.3
+    assert mode.rounded and not mode.failed
+
+
+def test_untouched_and_other_kinds_of_tensors() -> None:
+    x = values(64)
+    with anew() as mode:
+        with untouched():
+            _ = x * 0.3
+        assert mode.rounded == 0
+        _ = x.to_sparse() * 0.5
+        _ = x.to("meta") * 0.5
+        _ = torch.empty(0, dtype=BF16) * 0.5
+        _ = x.expand(3, 64)
+    assert mode.failed == 0
+
+
+def test_a_failure_does_not_fail_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(RoundedAnew, "_round", fail)
+    x = values(8)
+    with anew() as mode:
+        got = x * 0.3
+    assert torch.equal(got, values(8) * 0.3) and mode.failed == 1
+
+
+def test_the_format_that_holds_the_values() -> None:
+    x = np.random.default_rng(0).normal(size=1000)
+    assert held_roundoff([x.astype(np.float32)]) == 2.0**-24
+    assert held_roundoff([values(1000).float().numpy()]) == U
+    assert held_roundoff([x.astype(np.float16)]) == 2.0**-11
+    assert held_roundoff([np.array([1.0, 0.0, np.inf, np.nan])]) == 0.5
+    assert held_roundoff([np.zeros(3)]) == 0.0
+
+
+def test_pooled_noise_is_that_of_rows_and_columns() -> None:
+    rows, columns = np.array([0.0, 1.0, 4.0])[:, None], np.array([1.0, 9.0])[None]
+    assert np.allclose(pooled(rows * columns), rows * columns)
+    assert pooled(np.array(2.0)) == 2.0
+    assert np.array_equal(pooled(np.array([1.0, np.inf])) == np.inf, [False, True])
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down, self.factor = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64), 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", BF16):
+            h = self.down(F.gelu(self.up(x)) * self.factor)
+        return x + h.to(x.dtype)
+
+
+def judged(candidate: torch.Tensor, wide: bool = True) -> str:
+    net, x = Mlp(), values(32, 64, dtype=torch.float32)
+    with torch.no_grad():
+        eager = net(x)
+        rounded = []
+        for seed in range(MORE_RUNS):
+            with anew(seed) as mode:
+                rounded.append(net(x).numpy())
+        double = Mlp().double()
+        centre = double(x.double()).numpy()
+        moved = [double(x.double() * (1 + s * 2.0**-24)).numpy() for s in (1, -1)]
+    answers = {
+        judge_narrow(candidate, [eager], centre if wide else None, moved, rounded[:n], mode.narrowest)[0]
+        for n in (RUNS, MORE_RUNS)
+    }
+    (answer,) = answers
+    return answer
+
+
+@torch.no_grad()
+def test_health_and_bugs_of_a_program_in_mixed_precision() -> None:
+    net, x = Mlp(), values(32, 64, dtype=torch.float32)
+    assert judged(net(x)) == "ok"
+    with torch.autocast("cpu", enabled=False):
+        single = x + net.down(F.gelu(net.up(x)))
+    assert judged(single) == "ok"
+    assert judged(single, wide=False) == "ok"
+    with anew(99):
+        assert judged(net(x)) == "ok"
+    net.factor = 1.1
+    assert judged(net(x)) == "worse"
+    assert judged(x + 0.5 * (net(x) - x), wide=False) in ("unsure", "worse")
+    assert judged(torch.full_like(x, torch.nan), wide=False) == "worse"
+    wrong = single.clone()
+    wrong[3] = x[3]
+    assert judged(wrong) == "worse"
+
+
+@torch.no_grad()
+def test_what_no_narrow_rounding_moves_is_judged_as_wide() -> None:
+    x = values(16, 16, dtype=torch.float32)
+    centre = x.double().numpy()
+    runs = [x.numpy()] * RUNS
+    assert judge_narrow(x * (1 + 2.0**-22), [x], centre, [centre], runs, U)[0] == "ok"
+    assert judge_narrow(x * (1 + 2.0**-14), [x], centre, [centre], runs, U)[0] == "worse"

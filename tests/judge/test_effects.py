@@ -1,0 +1,755 @@
+"""Side effects of a call: what is seen of the user's things, what counts as a difference, and what is left alone."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import itertools
+import logging
+import random
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import relu
+
+from graphprobe.judge import effect_walk
+from graphprobe.judge.effects import Effect, differing, from_record, nearly_equal, snapshot, to_record
+
+N = 0
+STATS: dict[str, Any] = {"calls": 0}
+HITS: list[int] = []
+LOG = logging.getLogger("effects")
+X = torch.ones(3)
+COUNT = itertools.count()
+SHAPES = types.ModuleType("effects_of_a_user")
+SHAPES.seen = []  # type: ignore[attr-defined]
+
+
+class Model(nn.Module):
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.history: list[Any] = []
+        self.last: Any = None
+
+    def forward(self, x: Any) -> Any:
+        Model.calls += 1
+        self.history.append(x.shape)
+        return self.linear(x)
+
+
+class State:
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.total = 0.0
+
+
+class Slotted:
+    __slots__ = ("count", "never")
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Hostile:
+    """Whatever is asked of it runs its code."""
+
+    asked: list[str] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "kept", 1)
+
+    def _ask(self, *names: Any) -> Any:
+        Hostile.asked.append(str(names))
+        raise RuntimeError("a user's code ran")
+
+    __getattr__ = __getattribute__ = __len__ = __iter__ = __repr__ = __str__ = __eq__ = __hash__ = __bool__ = _ask  # type: ignore[assignment]
+    __class__ = property(_ask)  # type: ignore[assignment]
+    wrong = property(_ask)
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+def append_to_global(x: Any) -> Any:
+    HITS.append(1)
+    return x
+
+
+def add_to_global(x: Any) -> Any:
+    global N
+    N += 1
+    return x
+
+
+def count_in_dict(x: Any) -> Any:
+    STATS["calls"] += 1
+    return x
+
+
+def through_another(x: Any) -> Any:
+    return count_in_dict(x)
+
+
+def in_a_module(x: Any) -> Any:
+    SHAPES.seen.append(2)  # type: ignore[attr-defined]
+    return x
+
+
+def next_of_count(x: Any) -> Any:
+    return x + next(COUNT)
+
+
+def reset() -> None:
+    global N
+    N, Model.calls, SHAPES.seen = 0, 0, []  # type: ignore[attr-defined]
+    STATS.clear()
+    STATS["calls"] = 0
+    HITS.clear()
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    reset()
+
+
+def effects(make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]], *, lost: bool) -> list[Effect]:
+    """What differs where the compiled call does nothing at all, or what the uncompiled one did."""
+    afters = []
+    before: dict[str, Any] = {}
+    for skip in (False, False, lost):
+        _set(0)
+        fn, args = make()
+        before = snapshot(fn, (args, {}))
+        if not skip:
+            fn(*args)
+        afters.append(from_record(to_record(snapshot(fn, (args, {})))))
+        reset()
+    return differing(before, afters[0], afters[2], afters[1:2])
+
+
+def _set(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def closure_list() -> Any:
+    hits: list[int] = []
+
+    def fn(x: Any) -> Any:
+        hits.append(1)
+        return x
+
+    return fn, (X,)
+
+
+def closure_number() -> Any:
+    n = 0
+
+    def fn(x: Any) -> Any:
+        nonlocal n
+        n += 1
+        return x
+
+    return fn, (X,)
+
+
+def closure_of_a_method() -> Any:
+    log: list[int] = []
+
+    class Helper:
+        def touch(self) -> None:
+            log.append(1)
+
+    def fn(x: Any) -> Any:
+        Helper().touch()
+        return x
+
+    return fn, (X,)
+
+
+def default_list() -> Any:
+    def fn(x: Any, cache: list[int] = []) -> Any:  # noqa: B006
+        cache.append(1)
+        return x
+
+    fn.__defaults__[0].clear()  # type: ignore[index]
+    return fn, (X,)
+
+
+def function_attribute() -> Any:
+    def fn(x: Any) -> Any:
+        fn.calls += 1  # type: ignore[attr-defined]
+        return x
+
+    fn.calls = 0  # type: ignore[attr-defined]
+    return fn, (X,)
+
+
+def module() -> Any:
+    return Model(), (X,)
+
+
+def bound_method() -> Any:
+    return Model().forward, (X,)
+
+
+def partial() -> Any:
+    return functools.partial(lambda seen, x: seen.append(1), []), (X,)
+
+
+def partial_of_a_method() -> Any:
+    return functools.partial(Model().forward, X), ()
+
+
+def argument_object() -> Any:
+    def fn(x: Any, state: State) -> Any:
+        state.items.append(3)
+        return x
+
+    return fn, (X, State())
+
+
+def argument_slots() -> Any:
+    def fn(x: Any, state: Slotted) -> Any:
+        state.count += 1
+        return x
+
+    return fn, (X, Slotted())
+
+
+def argument_namespace() -> Any:
+    def fn(state: Any) -> None:
+        state.inner["a"] = Colour.BLUE
+
+    return fn, (types.SimpleNamespace(inner={"a": Colour.RED}),)
+
+
+def callback() -> Any:
+    seen: list[int] = []
+
+    def fn(x: Any, tell: Any) -> Any:
+        tell(1)
+        return x
+
+    return fn, (X, lambda n: seen.append(n))
+
+
+def bound_append() -> Any:
+    seen: list[int] = []
+    append = seen.append
+
+    def fn(x: Any) -> Any:
+        append(1)
+        return x
+
+    return fn, (X,)
+
+
+def hook() -> Any:
+    model, seen = nn.Sequential(nn.Linear(3, 3)), []
+
+    def forward_hook(part: Any, args: Any, out: Any) -> None:
+        seen.append(1)
+        part.calls = 1
+
+    model[0].register_forward_hook(forward_hook)
+    return model, (X,)
+
+
+def moved_to_end() -> Any:
+    table = collections.OrderedDict(a=1, b=2)
+    return (lambda d: d.move_to_end("a")), (table,)
+
+
+def tensor_keys() -> Any:
+    def fn(x: Any, table: dict[Any, Any]) -> Any:
+        table[x] = 1
+        return x
+
+    return fn, (X, {torch.zeros(3): 0})
+
+
+def reversed_list() -> Any:
+    order = [1, 2, 3]
+    return (lambda x: order.reverse()), (X,)
+
+
+def set_deque_and_counter() -> Any:
+    kept = {"s": {3, 1}, "d": collections.deque([1], maxlen=1), "c": collections.Counter()}
+
+    def fn(x: Any) -> Any:
+        kept["s"].add(2)  # type: ignore[attr-defined]
+        kept["d"].append(2)  # type: ignore[attr-defined]
+        kept["c"]["a"] += 1  # type: ignore[index]
+        return x
+
+    return fn, (X,)
+
+
+def stored_tensor() -> Any:
+    state = State()
+
+    def fn(x: Any) -> Any:
+        state.total = x * 2  # type: ignore[assignment]
+        return x
+
+    return fn, (X,)
+
+
+def written_tensor() -> Any:
+    kept = {"buffer": torch.zeros(3)}
+    return (lambda x: kept["buffer"].add_(x)), (X,)
+
+
+def array() -> Any:
+    kept = np.zeros(3)
+
+    def fn(x: Any) -> Any:
+        kept[0] = 1
+        return x
+
+    return fn, (X,)
+
+
+def long_list() -> Any:
+    hits = list(range(1000))
+    return (lambda x: hits.__setitem__(900, -1)), (X,)
+
+
+def iterator() -> Any:
+    items = iter([1, 2, 3])
+    return (lambda x: x + next(items)), (X,)
+
+
+def count() -> Any:
+    globals()["COUNT"] = itertools.count()
+    return next_of_count, (X,)
+
+
+def generators() -> Any:
+    torchs, pythons, numpys = torch.Generator().manual_seed(0), random.Random(0), np.random.default_rng(0)
+
+    def fn(x: Any) -> Any:
+        return x + torch.rand(3, generator=torchs) + pythons.random() + numpys.random()
+
+    return fn, (X,)
+
+
+def global_generators() -> Any:
+    return (lambda x: x + random.random() + torch.rand(3)), (X,)
+
+
+def numpys_generator() -> Any:
+    return (lambda x: x + np.random.rand()), (X,)
+
+
+LOST = [
+    (append_to_global, {"global HITS", "global HITS[0]"}),
+    (add_to_global, {"global N"}),
+    (count_in_dict, {"global STATS['calls']"}),
+    (through_another, {"global STATS['calls']"}),
+    (in_a_module, {"global SHAPES.seen", "global SHAPES.seen[0]"}),
+    (closure_list, {"closure hits", "closure hits[0]"}),
+    (closure_number, {"closure n"}),
+    (closure_of_a_method, {"closure log", "closure log[0]"}),
+    (default_list, {"default cache", "default cache[0]"}),
+    (function_attribute, {"fn.calls"}),
+    (module, {"self.history", "self.history[0]", "class Model.calls"}),
+    (bound_method, {"self.history", "self.history[0]", "class Model.calls"}),
+    (partial, {"partial argument 0", "partial argument 0[0]"}),
+    (partial_of_a_method, {"self.history", "self.history[0]", "class Model.calls"}),
+    (argument_object, {"argument 1.items", "argument 1.items[0]"}),
+    (argument_slots, {"argument 1.count"}),
+    (argument_namespace, {"argument 0.inner['a']"}),
+    (callback, {"closure seen", "closure seen[0]"}),
+    (bound_append, {"closure append.__self__", "closure append.__self__[0]"}),
+    (hook, {"closure seen", "closure seen[0]", "self.0.calls"}),
+    (moved_to_end, {"argument 0"}),
+    (tensor_keys, {"argument 1", "argument 1[<tensor float32[3]> #2]"}),
+    (reversed_list, {"closure order[0]", "closure order[2]"}),
+    (
+        set_deque_and_counter,
+        {"closure kept['s']", "closure kept['d'][0]", "closure kept['c']", "closure kept['c']['a']"},
+    ),
+    (stored_tensor, {"closure state.total"}),
+    (written_tensor, {"closure kept['buffer']"}),
+    (array, {"closure kept"}),
+    (long_list, {"closure hits"}),
+    (iterator, {"closure items"}),
+    (count, {"global COUNT"}),
+    (generators, {"generator closure torchs", "generator closure pythons", "generator closure numpys"}),
+    (global_generators, {"random generator of Python", "random generator of torch"}),
+    (numpys_generator, {"random generator of numpy"}),
+]
+
+
+def _maker(case: Callable[..., Any]) -> Callable[[], Any]:
+    return (lambda: (case, (X,))) if case.__code__.co_argcount else case
+
+
+@pytest.mark.parametrize(("case", "labels"), LOST, ids=lambda value: getattr(value, "__name__", None))
+def test_a_lost_effect_is_seen_where_it_is(case: Callable[..., Any], labels: set[str]) -> None:
+    found = effects(_maker(case), lost=True)
+    assert {effect.where for effect in found} == labels, found
+    assert all(effect.expected != effect.got for effect in found)
+
+
+@pytest.mark.parametrize(("case", "labels"), LOST, ids=lambda value: getattr(value, "__name__", None))
+def test_an_effect_that_is_there_is_none(case: Callable[..., Any], labels: set[str]) -> None:
+    assert effects(_maker(case), lost=False) == []
+
+
+def test_what_is_said_of_it() -> None:
+    assert effects(closure_list, lost=True) == [
+        Effect("closure hits", "list of 1", "list of 0"),
+        Effect("closure hits[0]", "1", "nothing"),
+    ]
+    assert effects(moved_to_end, lost=True) == [
+        Effect("argument 0", "OrderedDict of 2: 'b', 'a'", "OrderedDict of 2: 'a', 'b'")
+    ]
+    assert effects(stored_tensor, lost=True)[0].expected == "tensor float32[3] [2.0, 2.0, 2.0]"
+    assert effects(numpys_generator, lost=True) == [Effect("random generator of numpy", "moved", "not moved")]
+
+
+def test_keywords_name_their_labels() -> None:
+    state = State()
+    state.items.append({"a": (1, None)})
+    found = snapshot(lambda state: None, ((), {"state": state}))
+    assert found["argument state.items[0]['a'][0]"] == 1 and found["argument state.items[0]['a'][1]"] is None
+    assert found["argument state"] == f"<{__name__}.State>" and found["argument state.total"] == 0.0
+
+
+def test_a_type_that_changes_is_an_effect() -> None:
+    assert [effect.where for effect in differing({}, {"a": 1}, {"a": True}, [])] == ["a"]
+    assert [effect.where for effect in differing({}, {"a": 1.0}, {"a": torch.tensor(1.0)}, [])] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        (1.0, 1.0 + 1e-6, True),
+        (1.0, 1.001, False),
+        (float("nan"), float("nan"), True),
+        (float("inf"), float("-inf"), False),
+        (1j, 1j + 1e-7, True),
+        (torch.tensor([1e4, 1.0]), torch.tensor([1e4, 1.01]), True),
+        (torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.01]), False),
+        (torch.tensor([1.0, 1.0], dtype=torch.bfloat16), torch.tensor([1.0, 1.0078], dtype=torch.bfloat16), True),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]), False),
+        (torch.tensor([1]), torch.tensor([2]), False),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64), False),
+        (torch.ones(2), "<tensor float32[2]>", True),
+        (torch.ones(2), "<tensor float32[3]>", False),
+        (torch.ones(0), torch.ones(0), True),
+        (0, False, False),
+    ],
+)
+def test_rounding_is_no_effect(a: Any, b: Any, equal: bool) -> None:
+    assert nearly_equal(a, b) is equal and nearly_equal(b, a) is equal
+
+
+def test_the_judgement_of_numbers_can_be_another() -> None:
+    assert differing({}, {"a": 1.0}, {"a": 1.0 + 1e-9}, [], close=lambda a, b: bool(a == b))
+
+
+def test_what_uncompiled_calls_do_not_agree_on_is_left_alone() -> None:
+    eager = {"clock": 1, "log": "<list of 2>", "log[0]": 1, "log[1]": 2, "n": 1}
+    other = {"clock": 2, "log": "<list of 1>", "log[0]": 1, "n": 1}
+    compiled = {"clock": 3, "log": "<list of 3>", "log[0]": 1, "log[1]": 2, "log[2]": 3, "n": 2}
+    assert differing({}, eager, compiled, [other]) == [Effect("n", "1", "2")]
+
+
+def test_of_what_is_missing_the_inside_is_not_told() -> None:
+    eager = {"a": "<list of 1>", "a[0]": "<tuple of 1>", "a[0][0]": 3, "ab": 1}
+    found = differing({}, eager, {"a": "<list of 0>", "ab": 2}, [])
+    assert [effect.where for effect in found] == ["a", "a[0]", "ab"]
+
+
+def test_torchs_generators_may_be_moved_otherwise() -> None:
+    def state(kind: str, which: str) -> dict[str, Any]:
+        return {"random generator of torch": f"<torch.Generator {which}>", "generator g": f"<{kind} {which}>"}
+
+    torchs, pythons = "torch.Generator", "random.Random"
+    assert differing(state(torchs, "a"), state(torchs, "b"), state(torchs, "c"), []) == []
+    assert len(differing(state(torchs, "a"), state(torchs, "b"), state(torchs, "a"), [])) == 2
+    assert len(differing(state(torchs, "a"), state(torchs, "a"), state(torchs, "b"), [])) == 2
+    assert (
+        differing(state(torchs, "a"), state(torchs, "b"), state(torchs, "c"), [], compiled_before=state(torchs, "b"))[
+            0:
+        ]
+        == []
+    )
+    for start, effects_found in (("b", 0), ("c", 2)):
+        found = differing(
+            state(torchs, "a"), state(torchs, "b"), state(torchs, "c"), [], compiled_before=state(torchs, start)
+        )
+        assert len(found) == effects_found
+    assert differing(state(pythons, "a"), state(pythons, "b"), state(pythons, "c"), []) == [
+        Effect("generator g", "moved", "moved otherwise")
+    ]
+
+
+def test_dynamo_may_draw_numpys_numbers_from_torch() -> None:
+    names = ("random generator of numpy", "random generator of torch")
+    before = dict(zip(names, ("<numpy.random.RandomState a>", "<torch.Generator a>"), strict=True))
+    eager = {**before, names[0]: "<numpy.random.RandomState b>"}
+    assert differing(before, eager, {**before, names[1]: "<torch.Generator b>"}, []) == []
+    assert [effect.where for effect in differing(before, eager, before, [])] == [names[0]]
+    otherwise = {names[0]: "<numpy.random.RandomState c>", names[1]: "<torch.Generator b>"}
+    assert differing(before, eager, otherwise, []) == []
+
+
+def test_only_the_users_things_are_looked_at() -> None:
+    lock, kind, part = threading.Lock(), Colour, functools.lru_cache(relu)
+
+    def fn(x: Any) -> Any:
+        with lock:
+            LOG.info("%s %s", kind, part(x))
+        return relu(np.asarray(torch.relu(x)))
+
+    found = snapshot(fn, ((X, STATS, "x"), {}))
+    generators = {label for label in found if label.startswith("random generator of")}
+    assert generators == {f"random generator of {name}" for name in ("Python", "numpy", "torch")}
+    rest = {label: value for label, value in found.items() if label not in generators}
+    assert rest == {
+        "argument 0": "<tensor float32[3]>",
+        "argument 1": "<dict of 1: 'calls'>",
+        "argument 1['calls']": 0,
+        "argument 2": "x",
+        "closure lock": "<_thread.lock>",
+        "global LOG": "<logging.Logger>",
+    }
+
+
+def test_what_dynamo_adds_is_not_looked_at() -> None:
+    names = {"__compiled_fn_1_ab": 1, "__resume_at_4": 2, "_torchdynamo_x": 3, "kept": 4}
+    state = State()
+    vars(state).update(_dynamo_mark=1, kept=2)
+    found = snapshot(lambda x: names, ((state,), {}))
+    assert found["closure names"] == "<dict of 1: 'kept'>" and found["argument 0.kept"] == 2
+    assert not [label for label in found if "dynamo" in label or "__compiled" in label or "__resume" in label]
+
+
+def test_no_code_of_the_user_runs() -> None:
+    Hostile.asked.clear()
+    hostile = Hostile()
+    held = [hostile, (hostile,), collections.OrderedDict(a=hostile)]
+
+    def fn(x: Any) -> Any:
+        return held, hostile
+
+    found = snapshot(fn, ((held,), {"h": hostile}))
+    assert Hostile.asked == []
+    assert "argument 0[0].kept" in found or "argument h.kept" in found
+    assert not [label for label in found if label.endswith(".wrong")]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "\ud800",
+        10**5000,
+        float("nan"),
+        np.array([object()]),
+        np.float32(2),
+        np.array("text"),
+        torch.ones(2, device="meta"),
+        torch.ones(2).to_sparse(),
+        torch.ones(2, requires_grad=True) * 2,
+        b"bytes",
+        range(3),
+        (n for n in (1, 2)),
+        "long" * 5000,
+        {(1, "a"): 1, None: 2, Colour.RED: 3, nn.ReLU: 4, relu: 5, frozenset({1}): 6},
+        torch.float16,
+        torch.device("cpu"),
+        lambda: LOG,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_everything_goes_through_bytes(value: Any) -> None:
+    state = State()
+    state.items = [value, value]
+    found = snapshot(lambda x: x, ((state,), {}))
+    assert "argument 0.items[1]" in found
+    restored = from_record(to_record(found))
+    assert differing({}, found, restored, []) == [] and list(restored) == list(found)
+    assert differing({}, found, snapshot(lambda x: x, ((state,), {})), []) == []
+
+
+def test_objects_that_are_found_again_and_cycles_end() -> None:
+    state = State()
+    state.items.append(state)
+    again = state.items
+    found = snapshot(lambda x: again, ((state,), {}))
+    assert found["closure again[0]"] == f"<{__name__}.State, also argument 0>"
+    assert found["argument 0.items"] == "<list, also closure again>"
+
+
+def test_a_copy_in_the_place_of_the_same_list_is_an_effect() -> None:
+    def make(copy: bool) -> dict[str, Any]:
+        state = State()
+        other = [*state.items] if copy else state.items
+        return snapshot(lambda x: other, ((state,), {}))
+
+    assert [effect.where for effect in differing({}, make(False), make(True), [])] == ["argument 0.items"]
+
+
+def test_much_is_cut_and_stays_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effect_walk, "MOST", 50)
+    state = State()
+    state.items = [[n] for n in range(100)]
+    found = snapshot(lambda x: x, ((state,), {}))
+    assert 50 <= len(found) <= 53
+    chain: Any = None
+    for _ in range(100):
+        chain = [chain]
+    deep = snapshot(lambda x: x, ((chain,), {}))
+    assert max(label.count("[0]") for label in deep) == effect_walk.DEPTH
+
+
+def test_names_of_two_functions_do_not_mix() -> None:
+    def make(n: int) -> Any:
+        def inner(x: Any) -> int:
+            nonlocal n
+            n += 1
+            return n
+
+        return inner
+
+    first, second = make(1), make(2)
+    found = snapshot(lambda x: first(x) + second(x), ((X,), {}))
+    assert sorted(value for label, value in found.items() if label.startswith("closure n")) == [1, 2]
+
+
+def test_snapshots_draw_no_numbers_and_copy_tensors() -> None:
+    kept = [torch.zeros(3)]
+
+    def fn(x: Any) -> Any:
+        return kept[0]
+
+    first = snapshot(fn, ((X,), {}))
+    kept[0].add_(1)
+    assert first["closure kept[0]"].tolist() == [0, 0, 0]
+    assert first == {**snapshot(fn, ((X,), {})), "closure kept[0]": first["closure kept[0]"]}
+
+
+def test_parameters_and_buffers_are_described_only() -> None:
+    model = Model()
+    weights = [model.linear.weight]
+    found = snapshot(lambda x: (model, weights), ((X,), {}))
+    assert found["closure weights[0]"] == "<tensor float32[3, 3]>"
+    assert not [value for value in found.values() if isinstance(value, torch.Tensor)]
+    assert found["closure model.training"] is True
+
+
+class Everything(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter: collections.Counter[str] = collections.Counter()
+        self.own = random.Random(0)
+        self.norms: list[float] = []
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Any) -> Any:
+        global N
+        N += 1
+        Model.calls += 1
+        STATS["calls"] += 1
+        self.counter["calls"] += 1
+        self.history.append(tuple(x.shape))
+        out = self.dropout(self.linear(x)).relu()
+        self.last = out.detach()
+        HITS.append(len(self.history))
+        self.norms.append(float(out.detach().sum()) * 0.0 + random.random())
+        return out
+
+
+def _calls(wrap: Callable[[Any], Any], fn: Callable[..., Any], args: tuple[Any, ...], times: int = 2) -> list[Any]:
+    """Snapshots before the calls of a wrapped function and after each."""
+    found = [snapshot(fn, (args, {}))]
+    called = wrap(fn)
+    for _ in range(times):
+        called(*args)
+        found.append(snapshot(fn, (args, {})))
+    return found
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_healthy_compiled_program_has_none(backend: str) -> None:
+    torch.compiler.reset()
+    runs = []
+    for wrap in (lambda fn: fn, lambda fn: fn, lambda fn: torch.compile(fn, backend=backend)):
+        _set(0)
+        model = Everything()
+        model.linear.load_state_dict({"weight": torch.eye(3), "bias": torch.ones(3)})
+        runs.append(_calls(wrap, model, (X,)))
+        reset()
+    for i in (1, 2):
+        assert runs[0][i]["global N"] == i and runs[0][i]["self.counter['calls']"] == i
+        assert differing(runs[0][i - 1], runs[0][i], runs[2][i], [runs[1][i]], compiled_before=runs[2][i - 1]) == []
+    torch.compiler.reset()
+
+
+def test_an_effect_that_the_compiled_program_loses_is_seen() -> None:
+    torch.compiler.reset()
+
+    def losing() -> Any:
+        hits: list[int] = []
+
+        def fn(x: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                hits.append(1)
+            return x + 1
+
+        return fn
+
+    def keeping() -> Any:
+        hits: list[int] = []
+
+        def fn(x: Any) -> Any:
+            hits.append(1)
+            return x + 1
+
+        return fn
+
+    compile_it = torch.compile(backend="eager")
+    runs = [_calls(lambda fn: fn, made(), (X,)) for made in (losing, losing, keeping)]
+    compiled = [_calls(compile_it, made(), (X,)) for made in (losing, keeping)]
+    lost = differing(runs[0][0], runs[0][2], compiled[0][2], [runs[1][2]])
+    assert lost == [
+        Effect("closure hits", "list of 2", "list of 0"),
+        Effect("closure hits[0]", "1", "nothing"),
+        Effect("closure hits[1]", "1", "nothing"),
+    ]
+    assert differing(runs[0][0], runs[2][2], compiled[1][2], [runs[2][2]]) == []
+    torch.compiler.reset()
+
+
+def test_a_model_of_another_package_has_none() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.compiler.reset()
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=16)
+    ids = torch.arange(6).reshape(1, 6)
+    runs = []
+    for wrap in (lambda fn: fn, lambda fn: fn, torch.compile(backend="eager")):
+        _set(0)
+        model = transformers.GPT2LMHeadModel(config)
+        runs.append((_calls(wrap, model, (ids,)), _calls(wrap, lambda x, model=model: model(x).logits, (ids,))))
+    for eager, other, compiled in zip(*runs, strict=True):
+        assert len(eager[0]) > 20
+        assert differing(eager[0], eager[2], compiled[2], [other[2]]) == []
+    torch.compiler.reset()
