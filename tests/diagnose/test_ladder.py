@@ -59,7 +59,7 @@ def test_deep_looks_into_it_all_the_same(tmp_path: Path, told: list[str]) -> Non
     assert found.ruled_out and found.compiles >= 1
 
 
-# -- suspects that are planted into the checks of a program that is right ---------------------------------------------
+# -- suspects that are planted into the checks of a program that is right --------------------------------------------
 
 PLANTED = LocalError("worse", "wrong_value", 9e9, 9e9, "planted")
 
@@ -168,7 +168,7 @@ def test_instruments_that_break_do_not_convict(tmp_path: Path, monkeypatch: pyte
     assert any("aot could not be looked into: IndexError" in note for note in found.notes)
 
 
-# -- how the program is compiled --------------------------------------------------------------------------------------
+# -- how the program is compiled -------------------------------------------------------------------------------------
 
 
 def lone_relu(x: torch.Tensor) -> torch.Tensor:
@@ -188,7 +188,7 @@ def test_options_that_spoil_the_program_are_kept(tmp_path: Path) -> None:
     assert "inject_relu_bug_TESTING_ONLY" in repro
 
 
-# -- what torch does not compile ---------------------------------------------------------------------------------------
+# -- what torch does not compile -------------------------------------------------------------------------------------
 
 
 def broken_graph(x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,7 @@ def test_without_fullgraph_a_graph_break_is_healthy(tmp_path: Path) -> None:
     assert [finding.kind for finding in kept.findings] == ["unsupported"]
 
 
-# -- side effects and exceptions -----------------------------------------------------------------------------------------
+# -- side effects and exceptions -------------------------------------------------------------------------------------
 
 
 def plus_one(x: torch.Tensor) -> torch.Tensor:

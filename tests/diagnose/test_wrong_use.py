@@ -63,6 +63,10 @@ CASES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         lambda _: diagnose(fn, X, options={"max_autotone": True}),
         ["options=", "max_autotone", "torch refuses it"],
     ),
+    "an option of another type": (
+        lambda _: diagnose(fn, X, options={"max_autotune": "yes"}),
+        ["options=", "max_autotune", "torch refuses it"],
+    ),
     "mode and options": (
         lambda _: diagnose(fn, X, mode="default", options={"max_autotune": True}),
         ["one of them, not both"],

@@ -109,9 +109,13 @@ def test_mode_and_options_are_settings_of_inductor() -> None:
 def test_settings_of_a_compiled_function_without_any() -> None:
     assert Compiled(torch.sin, "inductor").inductor_settings() == {}
     assert Compiled(torch.sin, "inductor", options={"guard_filter_fn": any}).inductor_settings() == {}
-    assert Compiled(torch.sin, "eager", mode="max-autotune").inductor_settings() == {}, "another backend has none of them"
-    with pytest.raises((AttributeError, KeyError), match="no_such_thing"):
+    assert Compiled(torch.sin, "eager", mode="max-autotune").inductor_settings() == {}, (
+        "another backend has none of them"
+    )
+    with pytest.raises((AttributeError, RuntimeError), match="no_such_thing"):
         Compiled(torch.sin, "inductor", options={"no_such_thing": 1}).inductor_settings()
+    with pytest.raises(RuntimeError, match="max_autotune"):
+        Compiled(torch.sin, "inductor", options={"max_autotune": "yes"}).inductor_settings()
 
 
 def neg(x: torch.Tensor) -> torch.Tensor:

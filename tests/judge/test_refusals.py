@@ -150,7 +150,10 @@ def test_what_is_no_refusal(case: str) -> None:
         ("torch._dynamo.exc.InternalTorchDynamoError", "IndexError: list index out of range"),
         ("torch._dynamo.exc.BackendCompilerFailed", "backend='x' raised:\nNotImplementedError: no kernel"),
         ("AssertionError", "wrong number of dimensions3 for op: torch.ops.aten.mm"),
-        ("RuntimeError", "one of the variables needed for gradient computation has been modified by an inplace operation"),
+        (
+            "RuntimeError",
+            "a variable needed for gradient computation has been modified by an inplace operation",
+        ),
         ("RuntimeError", "Trying to backward through the graph a second time"),
         ("RuntimeError", "The operator does not support double precision; run it backward"),
         ("mine.Unsupportable", "no"),

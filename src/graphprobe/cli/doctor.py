@@ -51,7 +51,7 @@ def _facts() -> dict[str, Any]:
     except ImportError as error:
         facts["torch_error"] = str(error)
         return facts
-    from graphprobe.internals import compile_timing, dump_names, taps
+    from graphprobe.internals import compile_timing, diagnose_names, dump_names, taps
 
     facts["torch"] = torch.__version__
     facts["devices"] = ["cpu"]
@@ -63,7 +63,8 @@ def _facts() -> dict[str, Any]:
     ]
     facts["dump"] = [
         {"capability": capability, "status": status, "lost": lost}
-        for capability, (status, lost) in (dump_names.probe() | dump_names.probe(compile_timing.NEEDS)).items()
+        for needs in (dump_names.NEEDS, compile_timing.NEEDS, diagnose_names.NEEDS)
+        for capability, (status, lost) in dump_names.probe(needs).items()
     ]
     return facts
 

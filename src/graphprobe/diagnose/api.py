@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -149,9 +150,9 @@ def _inductor_settings(compiled: Compiled) -> dict[str, Any]:
     try:
         return compiled.inductor_settings()
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:
-        raise UsageError(
-            f"diagnose(options={dict(compiled.options or {})!r:.80}): torch refuses it: {error}"
-        ) from error
+        given = f"mode={compiled.mode!r}" if compiled.mode else f"options={dict(compiled.options or {})!r:.80}"
+        why = textwrap.shorten(str(error), 200, placeholder=" …")
+        raise UsageError(f"diagnose({given}): torch refuses it: {why}") from error
 
 
 def _is_first(args: Sequence[Any], kwargs: Mapping[str, Any], calls: Any) -> bool:

@@ -8,17 +8,16 @@ from typing import Any
 import msgspec
 import torch
 from torch.fx import Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
-from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
 from graphprobe.diagnose.local import LocalError, comparable
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.suspects import Suspect
-from graphprobe.engine.interpret import run_graph
+from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS, is_item, isolated_calls
@@ -48,7 +47,7 @@ def isolated_suspects(
     """The nodes whose outputs or gradients the rung gets wrong, or that crash it in the way `wanted` does."""
     found: list[Suspect] = []
     for call in graph.calls[-1:]:
-        run = run_graph(graph.graph, [_plain(v) for v in call.restore()])
+        run = run_graph(graph.graph, [plain_value(v) for v in call.restore()])
         nodes = [n for n in graph.graph.graph.nodes if n.op in CALLS and n.name in run.values and comparable(op_of(n))]
         nodes = [n for n in nodes if isinstance(run.values[n.name], torch.Tensor) and not is_item(n)]
         seen: set[Node] = set()
@@ -63,7 +62,7 @@ def isolated_suspects(
             known: Any = "codegen" if stage == "kernels" else stage
             suspect = Suspect(difference.kind, known, direction, graph.graph, node, run.values, error, [])
             if stage not in ("dynamo", "pre_grad") and compilation.is_inductor:
-                suspect.named, *suspect.also = [*aten_ops(graph, node, run.values), suspect.op]
+                suspect.named, *suspect.also = [*aten_ops(graph.graph, node, run.values), suspect.op]
             found.append(suspect)
     return found
 
@@ -72,23 +71,6 @@ def _error(difference: Difference) -> tuple[str, str]:
     """The kind of a crash and the class of its exception."""
     name = difference.text.partition(":")[0]
     return difference.kind, name if " " not in name else ""
-
-
-def aten_ops(graph: DynamoGraph, node: Node, values: dict[str, Any]) -> list[str]:
-    """The aten ops that one of Dynamo's nodes stands for, the one of the most telling name first; views come last."""
-    made, inputs, _ = isolated_calls(graph.graph, [node], values)
-    try:
-        with torch.no_grad():
-            traced = make_fx(made)(*inputs)
-    except Exception:  # an op that tracing has no rule for
-        return []
-    names = [op_of(n) for n in traced.graph.nodes if n.op == "call_function"]
-    stem = op_of(node).rpartition(".")[2].strip("_").split("_")[0]
-    return sorted(dict.fromkeys(names), key=lambda name: (name in VIEWS_AND_SUCH, stem not in name))
-
-
-def _plain(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _search(

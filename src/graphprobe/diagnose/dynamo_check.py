@@ -41,6 +41,7 @@ from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import capture, from_bytes, to_bytes
+from graphprobe.internals.aot_backends import is_higher_order
 from graphprobe.internals.functorch_values import physical, without_transforms
 from graphprobe.internals.trees import tree_leaves
 
@@ -238,7 +239,7 @@ def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accuse
         lambda: (a.other_value() for a in aligned),
         lambda: (a.other_call() for a in aligned),
         lambda: (_other_return(program, e, c) for e, c in calls),
-        lambda: (of_operator(n) for _, c in calls for r in c.ran if is_higher_order(n := r.within or r.node)),
+        lambda: (of_operator(n) for _, c in calls for r in c.ran if is_higher_order((n := r.within or r.node).target)),
     ]
     return next((one for way in ways for one in way() if one is not None), None)
 
@@ -285,11 +286,6 @@ def _counts(ran: _Ran, made: list[Made]) -> bool:
     return not (op.endswith("operator.getitem") and taken)
 
 
-def is_higher_order(node: Node) -> bool:
-    """Whether a node runs graphs that it is given."""
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
-
-
 def _run(gm: GraphModule, args: Sequence[Any], within: Node | None = None) -> tuple[Any, list[_Ran]]:
     """Run a graph of Dynamo's, and the bodies of its higher-order operators once more, on their own."""
     given: dict[Node, tuple[list[Plain], Any]] = {}
@@ -298,7 +294,7 @@ def _run(gm: GraphModule, args: Sequence[Any], within: Node | None = None) -> tu
     def watch(node: Node, its: Any, kwargs: Any) -> None:
         own: Any = (copied(its), dict(kwargs)) if numpy_name(node) is not None else None
         given[node] = (plain_leaves((*its, kwargs)), own)
-        if is_higher_order(node):
+        if is_higher_order(node.target):
             bodies[node] = _body(node, its, within or node)
 
     recorder = Recorder(gm, watch=watch)
@@ -395,7 +391,7 @@ class _Aligned:
     def _operator(self, gap: _Gap, *, wrong: bool = False) -> Accused | None:
         """A higher-order operator of a gap, unless its result is right; `wrong` says that it is not."""
         wanted, got = self.wanted[gap.i : gap.i2], self.got[gap.j : gap.j2]
-        for run in (r for r in got if is_higher_order(r.node)):
+        for run in (r for r in got if is_higher_order(r.node.target)):
             if wrong or not _all_in(_results(run.value), [t for made in wanted for t in _restored(made)]):
                 return of_operator(run.node, "its result in Dynamo's graph is of no call uncompiled")
         for made in (m for m in wanted if m.name == OWN_FUNCTION and m.frames):
@@ -411,7 +407,7 @@ class _Aligned:
         found = self._operator(gap)
         if (
             found is not None
-            or any(is_higher_order(r.node) for r in got)
+            or any(is_higher_order(r.node.target) for r in got)
             or any(m.name == OWN_FUNCTION for m in wanted)
         ):
             return found

@@ -27,7 +27,6 @@ from graphprobe.internals import after_fork
 from graphprobe.judge.judging import Difference, Reference, compare, identical, roundoff_of
 from graphprobe.judge.observation import Observation, read
 from graphprobe.judge.refusals import refusal_of, user_line
-from graphprobe.judge.stage_table import Evidence, stage_of
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
 
 log = logging.getLogger(__name__)
@@ -269,9 +268,6 @@ class Ladder:
         certain = [d for d in self.failing[first] if d.certain]
         if not self._explained(first):
             self.result.findings += findings_for(self, first, certain)
-        if not self.result.findings:  # every search ended early
-            stage, _ = stage_of(Evidence(certain[0].kind, inductor=self.compilation.is_inductor))
-            self.result.findings.append(Finding(kind=certain[0].kind, stage=stage, reason=certain[0].text))
         if not any(f.proof for f in self.result.findings) and not self.is_late("the program as a proof"):
             self.on_step("proof")
             prove_by_program(self.program, self.compilation, self.result.findings[0])

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._dynamo import utils
 from torch.fx import Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphprobe.engine.interpret import copied
 from graphprobe.engine.naming import name_of
+from graphprobe.internals.op_mode import OpMode
+from graphprobe.internals.require import require
 from graphprobe.internals.trees import tree_map
+
+utils: Any = require("torch._dynamo", "utils", purpose="naming functions of numpy's")
 
 MOST = 3
 """ATen ops that are named of one function."""
@@ -85,21 +87,17 @@ def _to_numpy(value: Any) -> Any:
     return value
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.ops: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(name_of(func))
-        return func(*args, **(kwargs or {}))
-
-
 def aten_of(node: Node, args: Any, kwargs: Any) -> list[str]:
     """The ATen ops that a node runs, the one of its own name first."""
     function: Any = node.target
-    with contextlib.suppress(Exception), _Seen() as seen:
+    seen: list[str] = []
+
+    def around(op: Any, given: Any, named: Any) -> Any:
+        seen.append(name_of(op))
+        return op(*given, **named)
+
+    with contextlib.suppress(Exception), OpMode(around):
         function(*copied(args), **kwargs)
     name = (numpy_name(node) or "").rpartition(".")[2]
-    ops = dict.fromkeys(op for op in seen.ops if not op.startswith(("aten.detach", "aten.clone", "aten.lift")))
+    ops = dict.fromkeys(op for op in seen if not op.startswith(("aten.detach", "aten.clone", "aten.lift")))
     return sorted(ops, key=lambda op: op.split(".")[1] != name)[:MOST]

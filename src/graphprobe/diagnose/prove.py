@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from torch.fx import GraphModule, Interpreter, Node
 
+from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
 from graphprobe.diagnose.culprit import LARGEST, ranked
@@ -24,6 +25,7 @@ from graphprobe.diagnose.settings import Changed, Compilation, changed_settings,
 from graphprobe.diagnose.shorten import named, shortened
 from graphprobe.diagnose.stage_evidence import RAISED, evidence_of
 from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.naming import aten_behind, module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
@@ -258,10 +260,20 @@ class Prover:
         if not nodes:  # nothing is left but what it is given and returns
             return None, None, None, None, []
         first = nodes[0]
-        behind = aten_behind(first)
+        behind = self._aten_of(case, first)
         out_of_place = [name.rstrip("_") for name in behind if name.endswith("_")]  # as AOTAutograd makes it
         also = [*out_of_place, *behind, *(op_of(n) for n in nodes[1:])]
         return op_of(first), first.name, source_of(first), module_of(first), also
+
+    def _aten_of(self, case: Case, node: Node) -> list[str]:
+        """The aten ops that a call of torch stands for, by tracing it on the values it got; none of an aten op."""
+        if op_of(node).startswith(("aten.", "prims.")):
+            return []
+        try:
+            values = run_graph(case.graph, [plain_value(v) for v in case.calls[-1].restore()]).values
+            return aten_ops(case.graph, node, values) or aten_behind(node)
+        except Exception:  # a case that raises uncompiled
+            return aten_behind(node)
 
     def write(
         self,

@@ -36,8 +36,9 @@ class Runner(Protocol):
 def measure(reference: Reference, run: Runner) -> list[str]:
     """Fill in the runs of a reference that the noise is taken from; returns what could not be measured."""
     problems = _measure_roundings(reference, run)
+    watched = not problems  # what watches ops changes this program, or ends it
 
-    def wide(seed: int | None, *, rough: bool = True) -> list[Observation] | None:
+    def wide(seed: int | None, *, rough: bool = watched) -> list[Observation] | None:
         step = partial(Program.run_wide, seed=seed, roundoff=reference.moved, rough=rough)
         return _calls(run(step, list[ObservationRecord]), reference)
 

@@ -50,11 +50,11 @@ def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     if evidence.cached:
         ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")
         observed = report.calls if report is not None else []
-        return _ask(ladder, lambda: find_whole(program, compilation, whole, observed=observed))
+        return _ask(ladder, lambda: find_whole(program, compilation, whole, observed=observed)) or [Finding(**whole)]
     found = _searched(ladder, rung, evidence, stage, known, differences)
     if found:
         return found[:1] if "op" in known else found
-    return _ask(ladder, lambda: find_whole(program, compilation, whole, where=first.where))
+    return _ask(ladder, lambda: find_whole(program, compilation, whole, where=first.where)) or [Finding(**whole)]
 
 
 def _searched(

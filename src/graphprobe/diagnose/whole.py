@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch.fx import GraphModule
 
-from graphprobe.diagnose.blame import aten_ops
+from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult
 from graphprobe.diagnose.culprit import LARGEST
@@ -71,7 +71,7 @@ def find_whole(
             if found is not None:
                 report.findings.append(_proven(prover, *found, known))
         if not report.findings:
-            known = known if "op" in known else known | _only_op(watch.dynamo)
+            known = known if "op" in known else known | _few_ops(watch.dynamo)
             report.findings.append(Finding(**known))
     report.compiles = prover.compiles
     return report
@@ -146,13 +146,14 @@ def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any
     return made
 
 
-def _only_op(graphs: Sequence[DynamoGraph]) -> dict[str, Any]:
-    """The fields that name an op, where Dynamo's graphs have one only that computes anything."""
+def _few_ops(graphs: Sequence[DynamoGraph]) -> dict[str, Any]:
+    """The fields that name an op, where Dynamo's graphs have few that compute anything: the first of them."""
     calls = [n for graph in graphs for n in graph.graph.graph.nodes if n.op in CALLS and op_of(n) not in VIEWS_AND_SUCH]
     owner = next((graph for graph in graphs if calls and calls[0].graph is graph.graph.graph), None)
-    if len(calls) != 1 or owner is None or not owner.calls:
+    if len(calls) > SMALL or owner is None or not owner.calls:
         return {}
     run = run_graph(owner.graph, owner.calls[-1].restore())
-    names = [*aten_ops(owner, calls[0], run.values), op_of(calls[0])]
-    place = {"op": names[0], "node": calls[0].name, "source": source_of(calls[0]), "module": module_of(calls[0])}
-    return place | {"also": list(dict.fromkeys(names[1:]))}
+    first, *others = calls
+    names = [*aten_ops(owner.graph, first, run.values), op_of(first), *map(op_of, others)]
+    place = {"op": names[0], "node": first.name, "source": source_of(first), "module": module_of(first)}
+    return place | {"also": [name for name in dict.fromkeys(names) if name != names[0]]}

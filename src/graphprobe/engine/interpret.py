@@ -96,6 +96,11 @@ def run_graph(
     return run
 
 
+def plain_value(value: Any) -> Any:
+    """A value without its history in autograd."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
 def copied_together(values: Sequence[Any]) -> list[Any]:
     """Copies of flat values in which tensors that share memory share it again, outside of torch.func's transforms."""
     storages: dict[int, torch.Tensor] = {}

@@ -50,15 +50,15 @@ def name_of(target: Any) -> str:
 
 
 def aten_behind(node: Node) -> list[str]:
-    """Of an op of another name, what it is in ATen, if that is known.
+    """Of an op of another name, what it is in ATen, if that is known; of one in ATen what it was decomposed from.
 
     E.g. `aten.max_pool2d_with_indices.default` of Inductor's own op for it, `aten.add_` of `torch.Tensor.add_`.
     """
     op = op_of(node)
-    if op.startswith("aten."):
-        return []
     original = node.meta.get("original_aten")
     if original is not None:
-        return [name_of(original)]
+        return [name_of(original)] if name_of(original) != op else []
+    if op.startswith("aten."):
+        return []
     name = op.rpartition(".")[2]
     return [f"aten.{name}"] if op.startswith("torch.") and hasattr(torch.ops.aten, name) else []

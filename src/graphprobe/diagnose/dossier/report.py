@@ -73,7 +73,8 @@ def program_report(finding: Finding, *, versions: Mapping[str, str]) -> str:
     op = f" at `{finding.op}`" if finding.op else ""
     parts = [f"# {title_of(finding)}", f"Compiled, the program in `repro.py`{op} {WRONG[finding.kind]}."]
     parts += [finding.reason] if finding.reason else []
-    parts += ["No smaller piece of it shows the fault by itself.", "## How to see it", _fenced("python repro.py", "console")]
+    parts += ["No smaller piece of it shows the fault by itself."]
+    parts += ["## How to see it", _fenced("python repro.py", "console")]
     parts += ["It exits 1 while the fault is there, 0 when it is gone, and 125 when it cannot tell."]
     parts += ["## Where it comes from", _facts(finding)]
     parts += ["## Versions", _table(versions)] if versions else []

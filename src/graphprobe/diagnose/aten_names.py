@@ -1,0 +1,28 @@
+"""The aten ops that one of Dynamo's nodes stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
+from graphprobe.engine.isolate import isolated
+from graphprobe.engine.naming import op_of
+from graphprobe.engine.subgraph import isolated_calls
+
+
+def aten_ops(graph: GraphModule, node: Node, values: Mapping[str, Any]) -> list[str]:
+    """The aten ops that one of Dynamo's nodes stands for, the one of the most telling name first; views come last."""
+    made, inputs, _ = isolated_calls(graph, [node], values)
+
+    def traced() -> list[str]:
+        with torch.no_grad():
+            return [op_of(n) for n in make_fx(made)(*inputs).graph.nodes if n.op == "call_function"]
+
+    names: list[str] = isolated(traced).value or []  # none of an op that tracing has no rule for, or that ends it
+    stem = op_of(node).rpartition(".")[2].strip("_").split("_")[0]
+    return sorted(dict.fromkeys(names), key=lambda name: (name in VIEWS_AND_SUCH, stem not in name))
