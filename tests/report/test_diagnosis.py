@@ -37,7 +37,7 @@ def test_healthy() -> None:
         )
     )
     assert text.startswith("HEALTHY: f (model.py:1): compiled, it computes the same")
-    assert "(12 s, 1 graph compiled to kernels)" in words(text)
+    assert "(12 s, 1 graph compiled to look inside)" in words(text)
     assert "  - aot: the program computes the same on this rung" in text
     assert "1.72 times what rounding explains, at forward:relu_1" in words(text)
     assert "notes" not in text

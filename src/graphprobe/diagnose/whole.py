@@ -29,7 +29,7 @@ from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues
-from graphprobe.findings import Finding
+from graphprobe.findings import STAGES, Finding
 from graphprobe.internals.stages import copy_graph
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import stage_of
@@ -141,7 +141,9 @@ def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any
         known = known | dict(zip(("op", "node", "source", "module", "also"), place, strict=True))
     made = Finding(**{"flaky_rate": result.rate, **known})
     kind = shown_by(result, made.kind)
-    made.stage, _ = stage_of(evidence_of(case, kind, result.reference, prover.compilation, op=made.op))
+    stage, _ = stage_of(evidence_of(case, kind, result.reference, prover.compilation, op=made.op))
+    if stage not in STAGES or made.stage not in STAGES or STAGES.index(stage) >= STAGES.index(made.stage):
+        made.stage = stage  # what the rungs of the program have cleared cannot be to blame
     prover.write(made, case, result)
     return made
 

@@ -138,8 +138,9 @@ class _Story:
         if diagnosis["verdict"] == "fault":
             meaning = "one fault appears" if found == 1 else f"{found} faults appear"
             meaning += " only when it is compiled"
-        graphs = "1 graph" if diagnosis["compiles"] == 1 else f"{diagnosis['compiles']} graphs"
-        text = f"{word}: {name}: {meaning} ({diagnosis['seconds']:.0f} s, {graphs} compiled to kernels)."
+        count = diagnosis["compiles"]  # to look into; the program as its user compiles it is not counted
+        graphs = f", {count} graph{'s' if count > 1 else ''} compiled to look inside" if count else ""
+        text = f"{word}: {name}: {meaning} ({diagnosis['seconds']:.0f} s{graphs})."
         self.prose(text, style=f"bold {style}")
 
     def finding(self, number: int, finding: Mapping[str, Any]) -> None:
