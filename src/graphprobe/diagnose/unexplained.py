@@ -16,7 +16,7 @@ from graphprobe.diagnose.whole import find_whole
 from graphprobe.findings import Finding, Stage, told_more
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.stage_table import Evidence, Graphs, stage_of
-from graphprobe.judge.verdict import RungName
+from graphprobe.judge.verdict import FIRST_STAGE, RungName
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.ladder import Ladder
@@ -54,7 +54,9 @@ def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     found = _searched(ladder, rung, evidence, stage, known, differences)
     if found:
         return found[:1] if "op" in known else found
-    return _ask(ladder, lambda: find_whole(program, compilation, whole, where=first.where)) or [Finding(**whole)]
+    earliest = FIRST_STAGE[rung] if compilation.is_inductor and rung != "plain" else "dynamo"
+    step = partial(find_whole, program, compilation, whole, where=first.where, earliest=earliest)
+    return _ask(ladder, step) or [Finding(**whole)]
 
 
 def _searched(

@@ -29,7 +29,7 @@ from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues
-from graphprobe.findings import STAGES, Finding
+from graphprobe.findings import STAGES, Finding, Stage
 from graphprobe.internals.stages import copy_graph
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import stage_of
@@ -47,6 +47,7 @@ def find_whole(
     known: dict[str, Any],
     *,
     where: str = "",
+    earliest: Stage = "dynamo",
     observed: Sequence[ObservationRecord] | None = None,
 ) -> RungReport:
     """A finding for a failure that no piece shows, with one of Dynamo's graphs as its proof if that fails by itself.
@@ -54,6 +55,7 @@ def find_whole(
     Args:
         known: the fields of the finding that are certain already, kind, stage and reason among them.
         where: what is wrong, as the difference names it.
+        earliest: the first stage that the rungs of the program have not cleared.
         observed: what the program gave compiled with torch's caches, if it is only wrong with these.
     """
     report, watch = RungReport(), Watch()
@@ -69,7 +71,7 @@ def find_whole(
         for graph in watch.dynamo if known["kind"] != "side_effect" else ():
             found = _failing(prover, graph, known, cached=observed is not None)
             if found is not None:
-                report.findings.append(_proven(prover, *found, known))
+                report.findings.append(_proven(prover, *found, known, earliest))
         if not report.findings:
             known = known if "op" in known else known | _few_ops(watch.dynamo)
             report.findings.append(Finding(**known))
@@ -129,7 +131,7 @@ def _without(call: CapturedValues, positions: Sequence[int]) -> CapturedValues:
     return CapturedValues({**call.doc, "values": records}, call.tensors)
 
 
-def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any]) -> Finding:
+def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any], earliest: Stage) -> Finding:
     """The finding of a case that fails, made as small as time allows, with its dossier."""
     aot = known["stage"] == "aot" and prover.compilation.is_inductor
     unnamed = "op" not in known
@@ -142,7 +144,7 @@ def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any
     made = Finding(**{"flaky_rate": result.rate, **known})
     kind = shown_by(result, made.kind)
     stage, _ = stage_of(evidence_of(case, kind, result.reference, prover.compilation, op=made.op))
-    if stage not in STAGES or made.stage not in STAGES or STAGES.index(stage) >= STAGES.index(made.stage):
+    if stage not in STAGES or STAGES.index(stage) >= STAGES.index(earliest):
         made.stage = stage  # what the rungs of the program have cleared cannot be to blame
     prover.write(made, case, result)
     return made

@@ -28,6 +28,16 @@ LAST_STAGE: Mapping[RungName, Stage] = {
 """The last stage of the compiler that a rung runs."""
 
 
+FIRST_STAGE: Mapping[RungName, Stage] = {
+    "dynamo": "dynamo",
+    "aot": "aot",
+    "passes": "decomposition",
+    "kernels": "lowering",
+    "plain": "runtime",
+}
+"""The first stage of the compiler that a rung of Inductor's runs and the rung below it does not."""
+
+
 def state_of(differences: Sequence[Difference] | None) -> State:
     """How a rung did; None: it was not run, or could not be."""
     if differences is None:
