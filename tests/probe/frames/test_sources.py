@@ -110,3 +110,9 @@ def test_whose_module_it_is(module: ModuleType, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "beside", module)
     assert is_own("__main__") and is_own("beside") and is_own("no_such_module_here")
     assert not any(map(is_own, ("torch.nn", "numpy", "os", "sys", "graphprobe.store", "pytest")))
+
+
+def test_a_package_of_another_environment_is_no_program(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "beside", module)
+    monkeypatch.setattr(module, "__file__", "/somewhere/lib/site-packages/beside.py", raising=False)
+    assert not is_own("beside")

@@ -176,6 +176,8 @@ def is_own(name: str) -> bool:
 
 def _installed(file: str) -> bool:
     real = os.path.realpath(file)
+    if any(f"{os.sep}{name}{os.sep}" in real for name in ("site-packages", "dist-packages")):
+        return True  # of another environment, that a .pth file has added
     return any(real.startswith(folder + os.sep) for folder in _library_folders())
 
 
