@@ -26,8 +26,10 @@ def take_turns():
 def given_up(ask, calls):
     """After how many calls the other thread had its turn; None: not once."""
     ask()
-    time.sleep(0.01)
     sys.setswitchinterval(1000)  # from here on another thread runs only where the lock is given up
+    before = turns[0]
+    while turns[0] < before + 2:  # a wait that began earlier asks for the lock after the interval it began with
+        time.sleep(0.001)
     before = turns[0]
     found = next((n for n in range(calls) if ask() or turns[0] != before), None)
     sys.setswitchinterval(0.0005)
