@@ -24,10 +24,12 @@ def diagnosis_schema() -> dict[str, Any]:
     script.clear()
     script["const"] = SCHEMA
     components["ScriptDocument"]["required"] = ["schema", "target", "diagnoses"]
-    for name, fields in (("Finding", ("local_z", "accumulated_z")), ("LargestZ", ("z",))):
+    numbers = {"Finding": ("local_z", "accumulated_z"), "LargestZ": ("z",), "Worst": ("off",)}
+    for name, fields in numbers.items():
+        properties = components[name]["properties"]
         for field in fields:
-            properties = components[name]["properties"]
-            properties[field] = {**NUMBER, "default": properties[field]["default"]}
+            default = {"default": properties[field]["default"]} if "default" in properties[field] else {}
+            properties[field] = {**NUMBER, **default}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "graphprobe diagnose --json",

@@ -46,6 +46,11 @@ SESSIONS = {
     "backends": [],
     "diagnose": [WRONG, "grep -v _inductor wrong.py > right.py"],
     "dump": [],
+    "issue": [
+        "mkdir dossier",
+        f"cp {shlex.quote(str(ROOT / 'tests' / 'diagnose' / 'golden' / 'wrong_value.md'))} dossier/REPORT.md",
+        """printf '{"worst": {"label": "output 0"}}' > dossier/finding.json""",
+    ],
     "overflow_and_watch": [],
     "ptdbg": [],
     "reduce": [WRONG],

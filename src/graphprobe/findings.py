@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -61,6 +62,78 @@ STAGES: tuple[Stage, ...] = (
 """From the first to the last."""
 
 
+class Worst(msgspec.Struct, kw_only=True, frozen=True):
+    """The worst element of a difference.
+
+    Attributes:
+        label: of what it is an element: `output 0`, `gradient 1`, `input 0 after the call`.
+        index: one number a dimension; empty for a single value.
+        expected, actual: uncompiled and compiled. A complex number is text; so are NaN and infinities once read.
+        off: the absolute difference; NaN or infinity if one of the two is no finite number.
+        legitimate: how far rounding may move this element, in the same unit; None if that is not known.
+        wrong, of: how many elements are out of bounds, and how many there are.
+    """
+
+    label: str
+    index: tuple[int, ...] = ()
+    expected: bool | int | float | str
+    actual: bool | int | float | str
+    off: float
+    legitimate: float | None = None
+    wrong: int = 1
+    of: int = 1
+
+
+NOTHING = 1e-30
+"""A bound below this is that of a zero, which may become a subnormal number."""
+
+
+def expected_in_words(worst: Worst) -> tuple[str, str]:
+    """The two values as text, with as many digits as it takes to see how far they are apart."""
+    e, a = worst.expected, worst.actual
+    numbers = [v for v in (e, a) if isinstance(v, float) and math.isfinite(v)]
+    for digits in range(3, 18):
+        texts = _number(e, digits), _number(a, digits)
+        if len(numbers) < 2 or abs(abs(float(texts[0]) - float(texts[1])) - worst.off) <= 0.1 * worst.off:
+            break
+    return texts
+
+
+def place_in_words(worst: Worst) -> str:
+    """`at (5, 7) of output 0`, `at index 5 of output 0`; `in output 0` for a single value."""
+    if not worst.index:
+        return f"in {worst.label}"
+    index = f"index {worst.index[0]}" if len(worst.index) == 1 else str(tuple(worst.index))
+    return f"at {index} of {worst.label}"
+
+
+def size_in_words(worst: Worst) -> str:
+    """How far it is off, what rounding explains, and how many elements are wrong; empty if there is nothing to say."""
+    parts = []
+    if math.isfinite(worst.off) and not isinstance(worst.expected, bool):
+        explained = worst.legitimate or 0.0
+        amount = "nothing" if explained < NOTHING else f"{explained:.2g}"
+        rounding = f", where rounding explains {amount}" if 0 < explained < worst.off else ""
+        parts.append(f"off by {_number(worst.off, 3)}{rounding}")
+    if worst.of > 1 and worst.wrong:
+        verb = "is" if worst.wrong == 1 else "are"
+        what = f"{verb} wrong" if worst.legitimate is not None else "differ" + "s" * (worst.wrong == 1)
+        parts.append(f"{worst.wrong} of {worst.of} elements {what}")
+    return "; ".join(parts)
+
+
+def in_words(worst: Worst) -> str:
+    """The worst element as a sentence without its period: what was expected, what came, where, and how bad that is."""
+    expected, actual = expected_in_words(worst)
+    parts = (f"expected {expected}, got {actual} {place_in_words(worst)}", size_in_words(worst))
+    return "; ".join(part for part in parts if part)
+
+
+def _number(value: bool | int | float | str, digits: int) -> str:
+    text = f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+    return {"nan": "NaN", "inf": "infinity", "-inf": "-infinity", "-0": "0"}.get(text, text)
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """One fault.
 
@@ -83,6 +156,8 @@ class Finding(msgspec.Struct, kw_only=True):
         dossier: folder with repro and report; None when there is none.
         proof: what the repro is made of: a `piece` of the program, or the `program` itself; None when there is none.
         reason: one or two sentences, with figures.
+        worst: the worst element of what the user can observe; None where no values were compared: dtypes, shapes,
+            strides, crashes.
     """
 
     kind: Kind
@@ -102,6 +177,7 @@ class Finding(msgspec.Struct, kw_only=True):
     dossier: str | None = None
     proof: Literal["piece", "program"] | None = None
     reason: str = ""
+    worst: Worst | None = None
 
 
 class Latent(msgspec.Struct, kw_only=True, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from conftest import Finished
+from conftest import ROOT, Finished
 from graphprobe.cli import demo
 from graphprobe.cli.main import main
 
@@ -140,5 +140,8 @@ def test_the_whole_demo(run_python: Python, tmp_path: Path) -> None:
     (proof,) = (tmp_path / "demo" / "proofs").iterdir()
     again = run_python(str(proof / "repro.py"), cwd=tmp_path, env=env)
     assert again.code == 1, again.out + again.err
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert (proof / "repro.py").read_text(encoding="utf-8") in readme, "as the README shows it"
+    assert (again.out + again.err).count("\n") <= 6
     report = tmp_path / "demo" / "report.html"
     assert "blocks.0.mlp" in report.read_text(encoding="utf-8")

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import importlib
 import math
 import operator as op
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.registry import register_backend
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.pattern_matcher import Arg, CallFunction, PatternMatcherPass, register_graph_pattern
 from torch.fx import symbolic_trace
 
 import graphprobe
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.own_backend import own_backend
+from graphprobe.diagnose.check_case import settings_of
+from graphprobe.diagnose.dossier.own_backend import (
+    OwnBackend,
+    merged_text,
+    own_backend,
+    own_hook,
+    shown_name,
+    why_no_text,
+)
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction.case_folder import finding_of
 from graphprobe.diagnose.reduction.load_case import load_case
+from graphprobe.diagnose.settings import changed_settings
 from graphprobe.engine.values import capture
 
 LIMIT = (3, "words")
 SHARED: list[int] = []
+TABLE: dict[Any, Any] = {}
 
 
 def has_relu(gm: Any) -> bool:
@@ -37,25 +59,91 @@ def refusing(gm: Any, example_inputs: Any, *, most: float = math.inf) -> Any:
     return gm.forward
 
 
+def fine(gm: Any, example_inputs: Any, *, most: float = 0) -> Any:
+    return gm.forward
+
+
 def counting(gm: Any, example_inputs: Any) -> Any:
     SHARED.append(1)
-    return gm.forward
+    return refusing(gm, example_inputs, most=4 if len(SHARED) == 1 else 0)
 
 
 def watch(gm: Any, example_inputs: Any) -> Any:
     return refusing(gm, example_inputs)
 
 
-@functools.cache
-def decorated(gm: Any, example_inputs: Any) -> Any:
+def noted(key: str) -> Any:
+    def note(function: Any) -> Any:
+        TABLE[key] = function
+        return function
+
+    return note
+
+
+@noted("relu")
+def of_table(gm: Any) -> None:
+    raise RuntimeError("no relu: 3")
+
+
+def looking_up(gm: Any, example_inputs: Any) -> Any:
+    for key, rule in TABLE.items():
+        if key in str([node.target for node in gm.graph.nodes]):
+            rule(gm)
     return gm.forward
 
 
-def enclosed() -> Any:
-    factor = [2]
+@functools.cache
+def first_limit() -> int:
+    return LIMIT[0]
 
+
+def cached(gm: Any, example_inputs: Any) -> Any:
+    return refusing(gm, example_inputs, most=first_limit() + 1)
+
+
+@contextlib.contextmanager
+def block() -> Iterator[None]:
+    yield
+
+
+def in_a_block(gm: Any, example_inputs: Any) -> Any:
+    with block():
+        return refusing(gm, example_inputs)
+
+
+def compiler(gm: Any, example_inputs: Any) -> Any:
+    return make_boxed_func(refusing(gm, example_inputs))
+
+
+def compiler_fine(gm: Any, example_inputs: Any) -> Any:
+    return make_boxed_func(fine(gm, example_inputs))
+
+
+class Compiler:
+    """A backend with a state, made of two classes."""
+
+    mark = "3"
+
+    def __init__(self, most: float) -> None:
+        self.most = most
+
+    def __call__(self, gm: Any, example_inputs: Any) -> Any:
+        if has_relu(gm) and self.most > 2:
+            raise RuntimeError(f"no relu: {self.mark}")
+        return gm.forward
+
+    def compile(self, gm: Any, example_inputs: Any) -> Any:
+        return self(gm, example_inputs)
+
+
+class Derived(Compiler):
+    def __call__(self, gm: Any, example_inputs: Any) -> Any:
+        return super().__call__(gm, example_inputs)
+
+
+def enclosed(factor: list[int]) -> Any:
     def backend(gm: Any, example_inputs: Any) -> Any:
-        return lambda *args: [factor[0] * x for x in gm(*args)]
+        return refusing(gm, example_inputs, most=factor[0])
 
     return backend
 
@@ -76,6 +164,22 @@ def enclosed_plainly(most: float, rebinds: bool = False) -> Any:
     return counted if rebinds else backend
 
 
+of_aot, of_aot_fine = aot_autograd(fw_compiler=compiler), aot_autograd(fw_compiler=compiler_fine)
+of_partial = functools.partial(refusing, most=4)
+of_partial_fine = functools.partial(refusing, most=3)
+instance = Derived(3.5)
+instance_fine = Derived(1.5)
+changed = Derived(1.5)
+changed.most = 3.5
+unnamed = lambda gm, inputs: refusing(gm, inputs)  # noqa: E731
+unnamed_fine = lambda gm, inputs: fine(gm, inputs)  # noqa: E731
+
+register_backend(refusing, name="own_refusing")
+register_backend(fine, name="own_fine")
+register_backend(of_aot, name="own_aot")
+register_backend(of_aot_fine, name="own_aot_fine")
+
+
 def relu_case(**settings: Any) -> Case:
     graph = symbolic_trace(lambda x: (torch.relu(x),))
     return Case(graph, [capture([torch.ones(2)])], "crash_compile", backend="eager", **settings)
@@ -94,7 +198,6 @@ def test_a_repro_holds_the_backend_and_all_that_it_uses(tmp_path: Path) -> None:
     done = run_repro_of(relu_case(own_backend=own), tmp_path / "it")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "refusing" in done.stdout
-    assert "backend=refusing" in (tmp_path / "it" / "REPORT.md").read_text()
     again = load_case(tmp_path / "it").own_backend
     assert again == own
     with pytest.raises(RuntimeError, match="no relu: 3"):
@@ -135,12 +238,10 @@ def test_without_it_the_repro_shows_nothing(tmp_path: Path) -> None:
     assert run_repro_of(relu_case(), tmp_path / "it").returncode == 0
 
 
-def test_a_name_that_the_repro_has_itself_is_told(tmp_path: Path) -> None:
+def test_a_name_that_the_repro_has_itself(tmp_path: Path) -> None:
     own = own_backend(watch)
     assert own is not None
-    done = run_repro_of(relu_case(own_backend=own), tmp_path / "it")
-    assert done.returncode == 125
-    assert "the backend defines watch, and so does this file" in done.stdout
+    assert run_repro_of(relu_case(own_backend=own), tmp_path / "it").returncode == 1
 
 
 def test_what_a_backend_takes_from_the_function_around_it(tmp_path: Path) -> None:
@@ -153,20 +254,284 @@ def test_what_a_backend_takes_from_the_function_around_it(tmp_path: Path) -> Non
 def test_what_torch_wraps_is_found() -> None:
     wrapped = SimpleNamespace(compiler_fn=refusing)
     assert own_backend(wrapped) == own_backend(refusing)  # type: ignore[arg-type]
+    wrapper = torch._TorchCompileWrapper
+    assert own_backend(wrapper(of_aot, None, None, None)) == own_backend(of_aot)
+    assert own_backend(wrapper("own_refusing", None, None, None)) == own_backend(refusing)
+    told = own_backend(wrapper(refusing, None, {"a": 1}, None))
+    assert told is not None
+    assert told.make().keywords == {"options": {"a": 1}}
+
+
+def compiled(own: OwnBackend | None) -> torch.Tensor:
+    """A relu compiled with a backend anew from its text, and nothing of this module."""
+    assert own is not None
+    torch.compiler.reset()
+    return torch.compile(lambda x: torch.relu(x), backend=own.make())(torch.ones(2))  # type: ignore[no-any-return]
+
+
+FORMS = {
+    "a function": (refusing, fine),
+    "a shared list": (counting, fine),
+    "a table that decorators fill": (looking_up, fine),
+    "a cache": (cached, fine),
+    "a decorator": (in_a_block, fine),
+    "aot_autograd": (of_aot, of_aot_fine),
+    "aot_autograd in place": (aot_autograd(fw_compiler=compiler), aot_autograd(fw_compiler=compiler_fine)),
+    "a partial": (of_partial, of_partial_fine),
+    "a partial in place": (functools.partial(refusing, most=4), functools.partial(refusing, most=3)),
+    "an instance": (instance, instance_fine),
+    "an instance in place": (Derived(3.5), Derived(1.5)),
+    "an instance that was changed": (changed, instance_fine),
+    "a method": (instance.compile, instance_fine.compile),
+    "a lambda": (unnamed, unnamed_fine),
+    "a lambda in place": (lambda gm, i: refusing(gm, i), lambda gm, i: fine(gm, i)),
+    "a nested function": (enclosed_plainly(1.5), enclosed_plainly(2.5)),
+    "a nested function on a list": (enclosed([4]), enclosed([3])),
+    "a name": ("own_refusing", "own_fine"),
+    "a name of aot_autograd's": ("own_aot", "own_aot_fine"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_a_backend(form: str) -> None:
+    """What was called before, as the watched program does it, has changed what it keeps; the text is a fresh one."""
+    failing, healthy = FORMS[form]
+    torch.compiler.reset()
+    with pytest.raises(BackendCompilerFailed, match="no relu: 3"):
+        torch.compile(lambda x: torch.relu(x), backend=failing)(torch.ones(2))
+    SHARED.clear()
+    told = own_backend(failing)
+    with pytest.raises(BackendCompilerFailed, match="no relu: 3") as caught:
+        compiled(told)
+    assert "0x" not in str(caught.value)
+    assert why_no_text(failing) == ""
+    assert torch.equal(compiled(own_backend(healthy)), torch.ones(2))
 
 
 @pytest.mark.parametrize(
-    "backend",
+    ("backend", "shown"),
     [
-        counting,
-        decorated,
-        enclosed(),
-        enclosed_plainly(1.0, rebinds=True),
-        lambda gm, inputs: gm,
-        functools.partial(refusing, most=3),
-        print,
+        ("inductor", '"inductor"'),
+        ("own_aot", '"own_aot"'),
+        (of_aot, f"of_aot of {__name__}"),
+        (torch._TorchCompileWrapper(of_aot, None, None, None), f"of_aot of {__name__}"),
+        (enclosed_plainly(1.0), "enclosed_plainly.backend"),
     ],
 )
-def test_what_a_text_cannot_define(backend: Any) -> None:
-    """A shared list, a decorator, a closure on such a list or on what it changes, a lambda, no Python."""
+def test_it_is_called_as_the_program_calls_it(backend: Any, shown: str) -> None:
+    assert shown_name(backend) == shown
+
+
+def test_names_that_every_torch_knows_need_no_text() -> None:
+    for name in ("inductor", "eager", "aot_ts", "openxla", "cudagraphs", "no_such_backend"):
+        assert (own_backend(name), why_no_text(name)) == (None, "")
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [
+        (enclosed_plainly(1.0, rebinds=True), "counted changes variables of the function around it"),
+        (functools.partial(refusing, most=LOCK.acquire), "is an object of builtin_function_or_method"),
+        (eval("lambda gm, inputs: gm"), "<lambda> has no text of its own in a file"),
+    ],
+)
+def test_what_a_text_cannot_define(backend: Any, why: str, tmp_path: Path) -> None:
     assert own_backend(backend) is None
+    reason = why_no_text(backend)
+    assert reason.startswith("the backend ") and why in reason and "0x" not in reason
+    done = run_repro_of(relu_case(unsaved=(reason,)), tmp_path / "it")
+    assert done.returncode == 125
+    assert reason in done.stdout
+
+
+LIBRARY = """
+import functools
+{padding}
+
+def compiler(gm, example_inputs, fails=True):
+    if fails and "relu" in str(list(gm.graph.nodes)):
+        raise RuntimeError("no relu: 3")
+    return gm.forward
+
+backend = functools.partial(compiler, fails=True)
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 100])
+def test_a_module_of_the_program(lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short one goes in as it is; a long one is imported, and its folder said."""
+    name = f"own_library_{lines}"
+    padding = "\n".join(f"fact_{i} = {i}" for i in range(lines))
+    uses = "(" + ", ".join(f"fact_{i}" for i in range(lines)) + ",)"
+    text = LIBRARY.format(padding=padding).replace("    if fails", f"    {uses}\n    if fails")
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = own_backend(importlib.import_module(name).backend)
+    assert told is not None
+    assert (told.name, told.shown) == ("backend", f"backend of {name}")
+    assert told.folder == (str(tmp_path) if lines == 100 else "")
+    assert ("PYTHONPATH" in told.text) == (f"from {name} import backend" in told.text) == (lines == 100)
+    assert run_repro_of(relu_case(own_backend=told), tmp_path / "it").returncode == 1
+
+
+def test_a_module_that_is_installed_is_imported() -> None:
+    told = own_backend(functools.partial(np.dot))  # no backend, but an installed function
+    assert told is not None
+    assert "import numpy" in told.text
+    assert told.folder == ""
+
+
+def test_texts_are_merged() -> None:
+    first, second = own_backend(refusing), own_backend(of_aot)
+    assert first is not None and second is not None
+    text = merged_text([first, second])
+    assert text is not None
+    assert text.count("def refusing") == text.count("import operator") == 1
+    defined: dict[str, Any] = {}
+    exec(text, defined)
+    assert set(defined) > {"refusing", "of_aot"}
+    other = OwnBackend("refusing", "def refusing(gm, inputs):\n    return gm")
+    assert merged_text([first, other]) is None
+
+
+# -- hooks ------------------------------------------------------------------------------------------------------------
+
+
+def no_relu(graph: Any) -> None:
+    if any("relu" in str(node.target) for node in graph.nodes):
+        raise RuntimeError("no relu: 3")
+
+
+def no_tan(graph: Any) -> None:
+    if any("tan" in str(node.target) for node in graph.nodes):
+        raise RuntimeError("no tan")
+
+
+class GraphPass(CustomGraphPass):
+    def __init__(self, *passes: Any) -> None:
+        self.passes = passes
+
+    def __call__(self, graph: Any) -> None:
+        for one in self.passes:
+            one(graph)
+
+    def uuid(self) -> bytes:
+        return get_hash_for_files((__file__,))  # type: ignore[no-any-return]
+
+
+graph_pass = GraphPass(no_tan, no_relu)
+patterns = PatternMatcherPass()
+
+
+@register_graph_pattern(CallFunction(torch.ops.aten.relu.default, Arg()), pass_dict=patterns)
+def relu_to_neg(match: Any, x: Any) -> None:
+    match.replace_by_example(lambda x: torch.neg(x), [x])
+
+
+def with_patterns(graph: Any) -> None:
+    patterns.apply(graph)
+
+
+def test_hooks_are_found_with_what_they_use() -> None:
+    settings = {"post_grad_custom_post_pass": graph_pass, "_post_fusion_custom_pass": no_relu}
+    with torch._inductor.config.patch(settings), torch._functorch.config.patch(joint_custom_pass=with_patterns):
+        found = changed_settings()
+    assert set(found.hooks) >= {
+        "inductor.post_grad_custom_post_pass",
+        "inductor._post_fusion_custom_pass",
+        "functorch.joint_custom_pass",
+    }
+    made = found.hooks["inductor.post_grad_custom_post_pass"].make()
+    with pytest.raises(RuntimeError, match="no relu"):
+        made(symbolic_trace(torch.nn.ReLU()).graph)
+    assert made.uuid()
+    assert changed_settings().hooks.keys().isdisjoint(found.hooks)
+
+
+def test_a_list_of_passes_and_a_pattern() -> None:
+    told = own_hook([no_tan, graph_pass])
+    assert [type(one).__name__ for one in told.make()] == ["function", "GraphPass"]
+    told = own_hook(with_patterns)
+    assert "register_graph_pattern" in told.text
+    told.make()
+
+
+@pytest.mark.parametrize(("hook", "code"), [(graph_pass, 1), (GraphPass(no_tan), 0)])
+def test_a_hook_in_a_repro(hook: Any, code: int, tmp_path: Path) -> None:
+    with torch._inductor.config.patch(post_grad_custom_post_pass=hook):
+        changes = changed_settings().of_case()
+    case = dataclasses.replace(relu_case(**changes), backend="inductor")
+    done = run_repro_of(case, tmp_path / "it")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert load_case(tmp_path / "it").hooks == case.hooks
+    with settings_of(load_case(tmp_path / "it")):
+        made = torch._inductor.config.post_grad_custom_post_pass
+        assert type(made).__name__ == "GraphPass"
+        assert made is not hook
+
+
+def test_a_hook_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
+    with torch._inductor.config.patch(post_grad_custom_post_pass=eval("lambda graph: None")):
+        changes = changed_settings().of_case()
+    assert "post_grad_custom_post_pass" in changes["unsaved_settings"][0]
+    done = run_repro_of(relu_case(**changes), tmp_path / "it")
+    assert done.returncode == 125
+    assert "has no text of its own in a file" in done.stdout
+    fails = relu_case(**changes, own_backend=own_backend(refusing))
+    assert run_repro_of(fails, tmp_path / "fails").returncode == 1
+
+
+# -- a program --------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import torch, torch._inductor.config as cfg
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+def refuse(graph):
+    if any(n.target is torch.ops.aten.relu.default for n in graph.nodes):
+        raise RuntimeError("no relu here")
+
+def comp(gm, inputs):
+    refuse(gm.graph)
+    return make_boxed_func(gm.forward)
+
+def f(x):
+    return torch.relu(x.sin()).cos()
+
+{lines}
+"""
+LINES = {
+    "aot": "backend = aot_autograd(fw_compiler=comp)\ntorch.compile(f, backend=backend)(torch.ones(3))",
+    "hook": "cfg.post_grad_custom_post_pass = refuse\ntorch.compile(f)(torch.ones(3))",
+    "unsaved": "cfg.post_grad_custom_post_pass = eval('lambda g: refuse(g)')\ntorch.compile(f)(torch.ones(3))",
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("lines", LINES)
+def test_a_program_is_reduced_to_a_proof(lines: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.format(lines=LINES[lines]))
+    done = subprocess.run(
+        [sys.executable, "-m", "graphprobe", "reduce", "-o", "out", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert "3 calls -> 1" in done.stdout, done.stdout + done.stderr
+    assert "TorchCompileWrapper" not in done.stdout
+    if lines == "unsaved":
+        assert done.returncode == 125
+        assert "proof: " not in done.stdout.replace("no proof: ", "")
+        assert "has no text of its own in a file" in done.stdout
+        return
+    assert done.returncode == 1
+    assert "  proof:   python out/repro/repro.py" in done.stdout
+    repro = tmp_path / "out" / "repro" / "repro.py"
+    alone = subprocess.run([sys.executable, "-I", str(repro)], capture_output=True, timeout=120, check=False)
+    assert alone.returncode == 1

@@ -52,14 +52,18 @@ def test_a_value_that_is_set_to_its_default_is_no_change() -> None:
         assert new(before, changed_settings()) == ({}, {}, {}, [])
 
 
-def test_what_json_cannot_hold_is_named() -> None:
+def test_what_json_cannot_hold_is_text() -> None:
     before = changed_settings()
-    with torch._inductor.config.patch(post_grad_custom_pre_pass=custom_pass):
+    settings = {"post_grad_custom_pre_pass": custom_pass, "post_grad_custom_post_pass": eval("lambda graph: None")}
+    with torch._inductor.config.patch(settings):
         after = changed_settings()
     inductor, _, _, unsaved = new(before, after)
     assert inductor == {}
+    hook = after.hooks["inductor.post_grad_custom_pre_pass"]
+    assert "def custom_pass(graph" in hook.text
+    assert hook.name == "custom_pass"
     assert len(unsaved) == 1
-    assert unsaved[0].startswith("torch._inductor.config.post_grad_custom_pre_pass = <function custom_pass")
+    assert unsaved[0].startswith("torch._inductor.config.post_grad_custom_post_pass = <lambda>: ")
 
 
 def test_what_has_no_influence_is_left_out() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graphprobe.findings import Diagnosis, Finding, LargestZ, Rung
+from graphprobe.findings import Diagnosis, Finding, LargestZ, Rung, Worst
 from graphprobe.records import Manifest, Where
 from graphprobe.store import layout
 from graphprobe.store.steps import StepLine, encode_step
@@ -81,6 +81,11 @@ def graph(file: Path, *, fused: bool = False, more: int = 0) -> str:
     )
 
 
+WORST = Worst(
+    label="output 0", index=(5, 7), expected=0.0, actual=-1.0698287, off=1.0698287, legitimate=2e-7, wrong=128, of=128
+)
+
+
 def finding(folder: Path, file: Path, **changes: Any) -> Finding:
     """A wrong kernel, and the dossier that proves it."""
     proof = folder / "proofs" / "codegen-aten.relu.default"
@@ -96,6 +101,7 @@ def finding(folder: Path, file: Path, **changes: Any) -> Finding:
         "accumulated_z": float("inf"),
         "dossier": str(proof),
         "reason": "rms of z is 3.72e+37, the limit 4",
+        "worst": WORST,
     }
     made = Finding(**(fields | changes))
     if made.dossier is not None and not proof.exists():

@@ -8,8 +8,24 @@ from typing import Any
 
 import pytest
 
-from graphprobe.findings import Diagnosis, Finding, Kind, LargestZ, Stage
-from graphprobe.report.diagnosis import KINDS, STAGES, WIDTH, print_diagnosis
+from graphprobe.findings import Diagnosis, Finding, Kind, LargestZ, Stage, Worst, in_words, read_document
+from graphprobe.report.diagnosis import (
+    CRASHES,
+    KINDS,
+    NUMERIC,
+    STAGES,
+    WIDTH,
+    details,
+    print_diagnosis,
+    print_end,
+    reason_of,
+    values_in_words,
+)
+from graphprobe.report.diagnosis_short import lines_from
+
+WORST = Worst(
+    label="output 0", index=(5, 7), expected=0.0, actual=-1.0698287, off=1.0698287, legitimate=2e-7, wrong=512, of=512
+)
 
 
 def told(diagnosis: Diagnosis, name: str = "f (model.py:1)") -> str:
@@ -60,7 +76,8 @@ def test_fault_tells_everything(tmp_path: Path) -> None:
         accumulated_z=412.0,
         flaky_rate=0.4,
         dossier=str(dossier),
-        reason="q999 of z is 3.6e+38, the limit 3",
+        reason="q999 of z is 3.6e+38, the limit 3. The repro is incomplete: x.",
+        worst=WORST,
     )
     text = told(Diagnosis(verdict="fault", findings=[made], notes=["the budget is spent"]))
     assert text.startswith("FAULT: f (model.py:1): one fault appears only when it is compiled")
@@ -77,10 +94,14 @@ def test_fault_tells_everything(tmp_path: Path) -> None:
         "over a million times what rounding explains in this operation alone",
         "412 times what rounding explains in the result of the whole graph",
         "it failed in 40% of the repeats",
-        "measured: q999 of z",
+        "q999 of z is 3.6e+38, the limit 3",
+        "observed: The repro is incomplete: x.",
+        "In the proof: expected 0, got -1.07 at (5, 7) of output 0; off by 1.07, where rounding explains 2e-07; "
+        "512 of 512 elements are wrong.",
         "- the budget is spent",
     ):
         assert expected in flat
+    assert flat.index("got -1.07") < flat.index("times what rounding") < flat.index(" of z ")
     # What is copied stands in one line, whole, and a shell can read it.
     assert f"{source}:3\n" in text
     assert f"proof:       {dossier}\n" in text
@@ -97,7 +118,7 @@ def test_several_faults_are_numbered() -> None:
     assert "1. Compiled, sin" in text
     assert "2. Compiled, the program gives wrong numbers." in text
     assert text.count("No smaller program that shows it could be made.") == 2
-    assert "off by" not in text
+    assert "off by" not in text and "details" not in text
     assert "flaky" not in text
 
 
@@ -130,3 +151,58 @@ def test_undecided_shows_notes_of_many_lines() -> None:
 def test_every_kind_and_stage_has_words(known: dict[str, str]) -> None:
     names = Kind.__args__ if known is KINDS else Stage.__args__  # type: ignore[attr-defined]
     assert set(names) == set(known)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NUMERIC])
+def test_what_is_no_number_has_no_size(kind: Any) -> None:
+    made = finding(kind=kind, local_z=float("inf"), accumulated_z=float("inf"), reason="C++ compile error")
+    text = told(Diagnosis(verdict="fault", findings=[made]))
+    assert f"   {'error' if kind in CRASHES else 'observed'}:" in text and "C++ compile error" in text
+    assert "rounding" not in text and "noise" not in text and "inf" not in words(text).replace("infinity", "")
+
+
+def test_the_end_and_the_short_form_tell_the_values() -> None:
+    diagnosis = Diagnosis(verdict="fault", findings=[finding(worst=WORST, local_z=412.0)]).to_json()
+    stream = io.StringIO()
+    print_end([diagnosis], verdict="fault", name="f", file=stream)
+    told_last = "fault: Compiled, the program gives wrong numbers: expected 0, got -1.07. Stage: codegen."
+    assert told_last in stream.getvalue()
+    lines = lines_from(diagnosis)
+    assert lines[1].startswith("  Expected 0, got -1.07") and lines[-1].startswith("  details: 412 times")
+
+
+def test_json_of_older_releases_is_read() -> None:
+    plain = Diagnosis(verdict="fault", findings=[finding(reason="rms of z is 9, the limit 4")]).to_json()
+    del plain["findings"][0]["worst"]
+    stream = io.StringIO()
+    print_diagnosis(plain, name="f", file=stream)
+    assert "details:     rms of z is 9" in stream.getvalue()
+    assert read_document(plain["findings"][0], Finding).worst is None
+
+
+def test_the_worst_element_comes_back_from_json() -> None:
+    worst = Worst(label="output 0", expected=float("nan"), actual=2, off=float("inf"), wrong=1, of=3)
+    plain = Diagnosis(verdict="fault", findings=[finding(worst=worst)]).to_json()["findings"][0]
+    assert plain["worst"]["expected"] == "nan" and plain["worst"]["off"] == "inf"
+    read = read_document(plain, Finding).worst
+    assert read is not None and in_words(read) == in_words(worst)
+    assert in_words(worst) == "expected NaN, got 2 in output 0; 1 of 3 elements differs"
+
+
+def test_reasons_are_parted_into_what_all_understand_and_z() -> None:
+    reason = (
+        "it differs each time; rms of z is 9, the limit 4; with k replaced it is gone. The repro is incomplete: a; b."
+    )
+    made = Diagnosis(verdict="fault", findings=[finding(reason=reason)]).to_json()["findings"][0]
+    assert reason_of(made) == (
+        "observed",
+        "It differs each time; with k replaced it is gone. The repro is incomplete: a; b.",
+    )
+    assert details(made) == ["rms of z is 9, the limit 4"]
+    made["kind"] = "side_effect"
+    assert reason_of(made) == ("observed", reason) and details(made) == []
+
+
+def test_values_of_the_program_itself() -> None:
+    made = Diagnosis(verdict="fault", findings=[finding(worst=WORST, dossier="d", proof="program")]).to_json()
+    assert values_in_words(made["findings"][0]).startswith("Expected 0, got -1.07 at (5, 7) of output 0; off by")

@@ -32,8 +32,17 @@ def test_a_fault_found(tmp_path: Path, open_report: OpenReport, dark: bool, widt
     page = opened.page
     assert "FAULT" in opened.text("h1") and "relu gives wrong numbers." in opened.text("h1")
     # Without scrolling: what, where, and how to see it.
-    for text in ("code generation", f"model.py:{LINE}", "torch.relu(self.up(x))", "aten.relu.default", "repro.py"):
+    for text in (
+        "In the proof: expected 0, got -1.07 at (5, 7) of output 0",
+        "code generation",
+        f"model.py:{LINE}",
+        "torch.relu(self.up(x))",
+        "aten.relu.default",
+        "repro.py",
+    ):
         assert text in opened.text("#verdict"), text
+    assert "of z is" not in opened.text("#verdict"), "figures of the judge are folded away"
+    assert page.locator("#verdict details").count() == 1
     assert page.locator("#verdict .command").bounding_box()["y"] < 900 or width < 1000  # type: ignore[index]
     draw_everything(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "graphprobe.cli.report:command",
         "Make one HTML file of a run, a diagnosis, a comparison or a dump.",
     ),
+    "issue": ("graphprobe.cli.issue:command", "Print the report of a fault as title and body of an issue."),
     "doctor": ("graphprobe.cli.doctor:command", "Check the installation and what can be collected with it."),
 }
 """By name: where the command lies, and its line in the help, which therefore needs no import."""

@@ -117,7 +117,8 @@ def command(
     Options stand before a script. TORCHDYNAMO_REPRO_AFTER and TORCHDYNAMO_REPRO_LEVEL say the same as --after and
     --level.
 
-    Exit codes: 1 the case fails and was reduced, 0 it does not fail, 2 wrong usage, 125 undecided.
+    Exit codes: 1 the case fails and was reduced, 0 it does not fail, 2 wrong usage, 125 undecided, or the repro does
+    not show the fault by itself.
     """
     for name, value in (("--timeout", timeout_s), ("--memory", memory_gb), ("--budget", budget_s)):
         if value is not None and not value > 0:
@@ -163,8 +164,13 @@ def _case(case: str, out_dir: str | None, options: Mapping[str, Any], result: Pa
 
 
 def _is_script(case: str) -> bool:
-    """Whether this is a program, and not a graph or a repro that graphprobe wrote, which have a `build()`."""
+    """Whether this is a program, and not a graph or a repro that graphprobe wrote.
+
+    Those have a `build()`, or, where the repro is a short one, its exact form beside them.
+    """
     path = Path(case)
+    if path.name == "repro.py" and (path.parent / "exact" / "repro.py").is_file():
+        return False
     if path.suffix != ".py" or not path.is_file():
         return False
     text = path.read_text("utf-8", "replace")
@@ -222,7 +228,7 @@ def _script(
             click.echo(f"REDUCED: a graph was reduced: {os.path.relpath(ended.folder)}")
         else:
             show(ended.reduction)
-        return EXIT_FOUND
+        return EXIT_FOUND if ended.reduction is None else _exit_code(ended.reduction)
     if ran.error is None and not ended.graphs:
         raise UsageError(f"{path} compiled nothing")
     what = f"{ended.graphs} graphs"
@@ -301,7 +307,8 @@ def _lines(result: CaseReduction) -> Iterator[str]:
         )
         yield f"{words} ({asked})"
         return
-    yield from _reservations(result)
+    if result.unproven:
+        yield f"no proof: {result.unproven}"
     ended = "" if reduction.minimal else f"; it may get smaller: {reduction.stopped}"
     calls = "1 call" if result.before == 1 else f"{result.before} calls"
     yield f"REDUCED: {calls} -> {result.after} ({asked}{ended})"
@@ -310,17 +317,8 @@ def _lines(result: CaseReduction) -> Iterator[str]:
     if result.finding is not None:
         ops = [result.finding.op] if result.finding.op else result.finding.also
         yield f"  ops:     {', '.join(str(op) for op in ops) or 'see graph.txt'}"
-        yield f"  proof:   python {shlex.quote(os.path.relpath(str(result.finding.dossier)))}/repro.py"
-
-
-def _reservations(result: CaseReduction) -> Iterator[str]:
-    """What is to be known before the repro is handed on."""
-    for problem in result.problems:
-        yield f"the repro cannot be run elsewhere: {problem}"
-    if result.repro_exit == EXIT_OK:
-        yield "run by itself, the repro shows no fault: it needs something of this process that cannot be saved"
-    elif result.repro_exit == EXIT_UNDECIDED:
-        yield "run by itself, the repro cannot tell; if it needs operators of a program, give it --import MODULE"
+        folder = shlex.quote(os.path.relpath(str(result.finding.dossier)))
+        yield f"  case:    {folder}" if result.unproven else f"  proof:   python {folder}/repro.py"
 
 
 def _document(result: CaseReduction) -> dict[str, Any]:
@@ -340,6 +338,7 @@ def _document(result: CaseReduction) -> dict[str, Any]:
         "repro": result.finding.dossier if result.finding is not None else None,
         "repro_exit": result.repro_exit,
         "problems": result.problems,
+        "unproven": result.unproven or None,
         "other_failures": reduction.others,
         "passes": {
             name: {key: getattr(stats, key) for key in stats.__struct_fields__}
@@ -351,6 +350,6 @@ def _document(result: CaseReduction) -> dict[str, Any]:
 def _exit_code(result: CaseReduction) -> int:
     reduction = result.reduction
     if reduction.failed:
-        return EXIT_FOUND
+        return EXIT_UNDECIDED if result.unproven else EXIT_FOUND
     undecided = not reduction.answers or any(answer.verdict.value == "unresolved" for answer in reduction.answers)
     return EXIT_UNDECIDED if undecided or reduction.stopped else EXIT_OK

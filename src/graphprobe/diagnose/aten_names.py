@@ -26,3 +26,11 @@ def aten_ops(graph: GraphModule, node: Node, values: Mapping[str, Any]) -> list[
     names: list[str] = isolated(traced).value or []  # none of an op that tracing has no rule for, or that ends it
     stem = op_of(node).rpartition(".")[2].strip("_").split("_")[0]
     return sorted(dict.fromkeys(names), key=lambda name: (name in VIEWS_AND_SUCH, stem not in name))
+
+
+def aten_namesakes(name: str) -> list[str]:
+    """The aten op of the same name as a function or method of torch, as the op of two tensors where there is one."""
+    packet = getattr(torch.ops.aten, name.strip("_"), None)
+    overloads: list[str] = packet.overloads() if packet is not None else []
+    known = next((overload for overload in ("Tensor", "default", *overloads) if overload in overloads), None)
+    return [f"aten.{name.strip('_')}.{known}"] if known is not None else []

@@ -31,6 +31,11 @@ class Case:
             names. Empty: a bound of a few roundoffs is used.
         kind: of the finding it stands for.
         own_backend: a backend of the program, which a repro takes in the place of `backend`.
+        hooks: what the program has put into settings and JSON cannot hold (functions, objects), by the name of the
+            package and the dotted name: `inductor.post_grad_custom_post_pass`.
+        unsaved: why the repro cannot be run, where the backend is one that cannot be saved.
+        unsaved_settings: settings other than the defaults that cannot be saved, with the reason. A repro without them
+            may still show the fault, and cannot tell where it does not.
         caches: torch's graph caches stay as torch has them, for a fault that comes out of a cache.
         via: `dynamo`: `torch.compile(graph)`, in one piece. `aot`: the backend gets the graph directly, for graphs that
             Dynamo does not trace again or would change; sizes are then static, one compile for each set of them.
@@ -49,3 +54,11 @@ class Case:
     via: Literal["dynamo", "aot"] = "dynamo"
     caches: bool = False
     own_backend: OwnBackend | None = None
+    hooks: dict[str, OwnBackend] = field(default_factory=dict)
+    unsaved: tuple[str, ...] = ()
+    unsaved_settings: tuple[str, ...] = ()
+
+    @property
+    def backend_shown(self) -> str:
+        """The backend as the program names it, for messages."""
+        return f'"{self.backend}"' if self.own_backend is None else self.own_backend.shown or self.own_backend.name

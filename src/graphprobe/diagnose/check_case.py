@@ -21,7 +21,7 @@ from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.require import require
-from graphprobe.judge.judging import Difference, Reference, Spot, compare, roundoff_of
+from graphprobe.judge.judging import Difference, Reference, Spot, compare, roundoff_of, whole_log
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.numerics.noise import Noise, scale, typical_magnitude
 from graphprobe.numerics.verdict import tolerated
@@ -93,13 +93,14 @@ def reference_of(case: Case) -> Reference:
 def settings_of(case: Case) -> Iterator[None]:
     """torch configured as the case says."""
     with contextlib.ExitStack() as stack:
-        for module, name, values in (
-            ("torch._inductor", "config", case.inductor_config),
-            ("torch._functorch", "config", case.functorch_config),
-            ("torch._dynamo", "config", case.dynamo_config),
-        ):
+        for package in ("inductor", "functorch", "dynamo"):
+            values = dict(getattr(case, f"{package}_config"))
+            for key, hook in case.hooks.items():
+                if key.startswith(f"{package}."):
+                    values[key.partition(".")[2]] = hook.value()
             if values:
-                stack.enter_context(require(module, name, purpose="the settings of a case").patch(values))
+                config = require(f"torch._{package}", "config", purpose="the settings of a case")
+                stack.enter_context(config.patch(values))
         yield
 
 
@@ -141,7 +142,7 @@ def check(
     if outcome.raised is not None:
         kind: Kind = "crash_compile"
         text = f"{outcome.raised.type}: {outcome.raised.message.splitlines()[0] if outcome.raised.message else ''}"
-        return CaseResult([Difference(kind, 0, "", text)], None, 1.0, reference)
+        return CaseResult([Difference(kind, 0, "", text, log=whole_log(outcome.raised))], None, 1.0, reference)
     runs = msgspec.convert(outcome.value, list[list[ObservationRecord]])
     failed: list[Difference] = []
     count = 0

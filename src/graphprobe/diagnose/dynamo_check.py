@@ -21,6 +21,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
+from graphprobe.diagnose.aten_names import aten_namesakes
 from graphprobe.diagnose.lost_effect import statement_of
 from graphprobe.diagnose.numpy_nodes import aten_of, computed_by_numpy, numpy_name
 from graphprobe.diagnose.passes import different
@@ -439,7 +440,7 @@ def _not_called(made: Made) -> Accused:
     if owner is not None:
         reason = f"Dynamo's graph does not call {name} of {made.frames[0].function}"
         return Accused("autograd_function_apply", None, source, None, reason, [f"{owner}.apply", name])
-    return Accused(name, None, source, None, reason)
+    return Accused(name, None, source, None, reason, aten_namesakes(name))
 
 
 def _all_in(values: list[torch.Tensor], among: list[torch.Tensor]) -> bool:

@@ -13,18 +13,18 @@ import msgspec
 import torch
 
 from graphprobe.diagnose import steps
-from graphprobe.diagnose.dossier.writer import rewrite_finding
+from graphprobe.diagnose.dossier.writer import complete_dossier
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.references import T, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.unexplained import findings_for
-from graphprobe.diagnose.whole_proof import prove_by_program
+from graphprobe.diagnose.whole_proof import NUMBERS, prove_by_program
 from graphprobe.engine.isolate import Outcome, isolated
 from graphprobe.engine.values import from_bytes
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, Rung, kind_of_death, told_more
 from graphprobe.internals import after_fork
-from graphprobe.judge.judging import Difference, Reference, compare, identical, roundoff_of
+from graphprobe.judge.judging import Difference, Reference, compare, identical, roundoff_of, worst_of
 from graphprobe.judge.observation import Observation, read
 from graphprobe.judge.refusals import refusal_of, user_line
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
@@ -98,7 +98,7 @@ class Ladder:
             names = RUNGS if self.compilation.is_inductor else ("dynamo", "kernels")
             self.result.rungs = [self._shown(name) for name in names]
             for finding in self.result.findings:
-                rewrite_finding(finding)
+                complete_dossier(finding, self.result.rungs, self.compilation.backend_name)
         self.result.seconds = round(time.monotonic() - self.started, 2)
         return self.result
 
@@ -268,9 +268,12 @@ class Ladder:
         certain = [d for d in self.failing[first] if d.certain]
         if not self._explained(first):
             self.result.findings += findings_for(self, first, certain)
+        for finding in self.result.findings:
+            finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
         if not any(f.proof for f in self.result.findings) and not self.is_late("the program as a proof"):
             self.on_step("proof")
-            prove_by_program(self.program, self.compilation, self.result.findings[0])
+            where = next((d.where for d in certain), "")
+            prove_by_program(self.program, self.compilation, self.result.findings[0], where=where)
         if not any(f.proof for f in self.result.findings):
             self._repeat()
         self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))

@@ -17,9 +17,11 @@ from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
 from graphprobe.diagnose.culprit import LARGEST, ranked
-from graphprobe.diagnose.dossier.own_backend import own_backend
+from graphprobe.diagnose.dossier.own_backend import own_backend, why_no_text
+from graphprobe.diagnose.dossier.report import title_of
+from graphprobe.diagnose.dossier.short import short_repros
 from graphprobe.diagnose.dossier.window import window_of
-from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
+from graphprobe.diagnose.dossier.writer import NOT_ALONE, first_shown, run_repro, write_dossier
 from graphprobe.diagnose.rungs import DynamoGraph
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
 from graphprobe.diagnose.shorten import named, shortened
@@ -32,6 +34,7 @@ from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Finding, Kind, kind_of_death, told_more
 from graphprobe.internals.stages import stop_after
+from graphprobe.judge.judging import log_of, worst_of
 from graphprobe.judge.stage_table import stage_of
 
 log = logging.getLogger(__name__)
@@ -54,11 +57,6 @@ NEIGHBOURS = {
 """What is closest to the failing program and passes, by the stage that is accused."""
 
 REPRO_FAILS = 1
-
-NOT_ALONE = (
-    "The repro does not fail in a process of its own, so the fault needs something of this process: a patch, a pass or"
-    " a setting that cannot be saved."
-)
 
 SMALL = 3
 """Calls of a piece that is small enough as it is."""
@@ -88,8 +86,10 @@ class Prover:
 
     def __init__(self, compilation: Compilation, dynamo: Sequence[DynamoGraph], grad: bool) -> None:
         self.compilation, self.dynamo, self.grad = compilation, dynamo, grad
-        self.changed: Changed = changed_settings()
-        self.own_backend = None if isinstance(compilation.backend, str) else own_backend(compilation.backend)
+        self.changed: Changed = changed_settings().with_inductor(compilation.inductor_settings)
+        self.own_backend = None if compilation.maker is None else own_backend(compilation.backend)
+        why = why_no_text(compilation.backend) if compilation.maker is not None else ""
+        self.unsaved = (why,) if why else ()
         self.compiles = 0
         self.check_s = 0.0  # the longest check of a piece so far
 
@@ -181,9 +181,8 @@ class Prover:
             own_backend=self.own_backend,
             dynamic=dynamic,
             grad=grad,
-            inductor_config=self.changed.inductor,
-            functorch_config=self.changed.functorch,
-            dynamo_config=self.changed.dynamo,
+            unsaved=self.unsaved,
+            **self.changed.of_case(),
         )
 
     def finding(self, suspect: Suspect, case: Case, result: CaseResult) -> Finding:
@@ -214,6 +213,7 @@ class Prover:
             flaky_rate=result.rate,
             reason=suspect.error.reason,
         )
+        made.worst = worst_of(result.differences)
         made = msgspec.structs.replace(made, **suspect.known)
         if suspect.pass_ is None:
             evidence = evidence_of(
@@ -291,6 +291,13 @@ class Prover:
         made.dossier, made.proof = str(folder), "piece"
         try:
             beside = NEIGHBOURS.get(made.stage) if self.compilation.is_inductor else None
+            parts = {d.where.split("[")[0] for d in result.differences}
+            title = title_of(made)
+            kind = shown_by(result, next((d.kind for d in result.differences if d.certain), made.kind))
+            scripts = short_repros(
+                case, result.reference, made, parts=parts, title=title, kind=kind, took_s=self.check_s
+            )
+            shown = None if made.flaky_rate < 1 else first_shown(scripts)
             problems = write_dossier(
                 folder,
                 case,
@@ -300,10 +307,11 @@ class Prover:
                 neighbour=beside,
                 kernel_source=kernel_source,
                 window=window,
+                shown=shown,
+                log=log_of(result.differences),
             )
-            if case.own_backend is None and self.compilation.maker is not None:
-                problems = [*problems, "the backend has to be put in: it is no function whose text says all"]
-            code = run_repro(folder) if not problems else None
+            code = REPRO_FAILS if shown is not None else run_repro(folder) if not problems else None
+            problems = [] if shown is not None else problems
         except (GraphprobeError, OSError) as error:
             problems, code = [str(error)], None
             made.dossier = str(folder) if folder.exists() else None

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import platform
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from graphprobe.diagnose.dossier.own_backend import STAND_IN
+from graphprobe.diagnose.dossier.environment import environment
+from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_hook, shown_name
+from graphprobe.diagnose.dossier.own_text import Untellable
+from graphprobe.internals.program_backends import registered
 from graphprobe.internals.require import require
 
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})
 """Changed by this package in its child processes, or without influence on results."""
+
+PACKAGES = ("inductor", "functorch", "dynamo")
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,13 @@ class Compilation:
     @property
     def backend_name(self) -> str:
         """A name that stock torch knows; `eager` stands in for functions, see `Case.own_backend`."""
-        return self.backend if isinstance(self.backend, str) else STAND_IN
+        return self.backend if isinstance(self.backend, str) and self.maker is None else STAND_IN
 
     @property
     def maker(self) -> Callable[[], Any] | None:
-        """What makes a backend that is a function, for judges of a case; None where the case's name says all."""
-        return None if isinstance(self.backend, str) else lambda: self.backend
+        """What makes a backend of the program, for judges of a case; None where the case's name says all."""
+        stock = isinstance(self.backend, str) and registered(self.backend) is None
+        return None if stock else lambda: self.backend
 
     @contextlib.contextmanager
     def configured(self) -> Iterator[None]:
@@ -74,26 +76,58 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Changed:
-    """Settings other than the defaults, by dotted name; those that JSON can hold."""
+    """Settings other than the defaults, by dotted name.
+
+    Attributes:
+        inductor, functorch, dynamo: those that JSON can hold.
+        hooks: functions and objects, see `Case.hooks`.
+        unsaved: those that no text gives, with the reason.
+    """
 
     inductor: dict[str, Any] = field(default_factory=dict)
     functorch: dict[str, Any] = field(default_factory=dict)
     dynamo: dict[str, Any] = field(default_factory=dict)
+    hooks: dict[str, OwnBackend] = field(default_factory=dict)
     unsaved: list[str] = field(default_factory=list)
+
+    def of_case(self) -> dict[str, Any]:
+        """The fields of a `Case` that say the same."""
+        return {
+            "inductor_config": self.inductor,
+            "functorch_config": self.functorch,
+            "dynamo_config": self.dynamo,
+            "hooks": self.hooks,
+            "unsaved_settings": tuple(self.unsaved),
+        }
+
+    def with_inductor(self, settings: Mapping[str, Any]) -> Changed:
+        """The same with more settings of Inductor's, as mode and options of `torch.compile` ask for them."""
+        made = replace(self, inductor=dict(self.inductor), hooks=dict(self.hooks), unsaved=list(self.unsaved))
+        for name, value in settings.items():
+            made.add("inductor", name, value)
+        return made
+
+    def add(self, package: str, name: str, value: Any) -> None:
+        """Take in one setting."""
+        values: dict[str, Any] = getattr(self, package)
+        values.pop(name, None)
+        if _plain(value):
+            values[name] = value
+            return
+        try:
+            self.hooks[f"{package}.{name}"] = own_hook(value)
+        except Untellable as error:
+            self.unsaved.append(f"torch._{package}.config.{name} = {shown_name(value)}: {error}")
 
 
 def changed_settings() -> Changed:
     """What the program has changed in torch's compiler settings."""
     found = Changed()
-    for package, values in (
-        ("torch._inductor", found.inductor),
-        ("torch._functorch", found.functorch),
-        ("torch._dynamo", found.dynamo),
-    ):
-        config = require(package, "config", purpose="reading settings")
+    for package in PACKAGES:
+        config = require(f"torch._{package}", "config", purpose="reading settings")
         entries = getattr(config, "_config", {})
         for name, entry in entries.items():
-            if name in OURS or name.startswith("_") or "cache" in name:
+            if name in OURS or "cache" in name:
                 continue
             try:
                 with warnings.catch_warnings(action="ignore"):  # some are deprecated, and say so when read
@@ -103,12 +137,8 @@ def changed_settings() -> Changed:
                 default = untouched or bool(value == entry.default)
             except Exception:  # an alias to another module's setting
                 continue
-            if default:
-                continue
-            if _plain(value):
-                values[name] = value
-            else:
-                found.unsaved.append(f"{package}.config.{name} = {value!r:.80}")
+            if not default and not (name.startswith("_") and _plain(value)):
+                found.add(package, name, value)
     return found
 
 
@@ -122,13 +152,4 @@ def _plain(value: Any) -> bool:
 
 def versions() -> dict[str, str]:
     """What a maintainer asks for first."""
-    found = {
-        "torch": torch.__version__,
-        "git": str(torch.version.git_version),
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "cpu": getattr(torch.backends.cpu, "get_cpu_capability", lambda: "unknown")(),
-    }
-    if torch.cuda.is_available():
-        found["cuda"] = f"{torch.version.cuda}, {torch.cuda.get_device_name()}"
-    return found
+    return environment()

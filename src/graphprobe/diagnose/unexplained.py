@@ -44,7 +44,7 @@ def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     stage, why = stage_of(evidence)
     log.info("unexplained on %s: %s, since %s", rung, stage, why)
     known = _known(ladder, origin, first)
-    whole = {"kind": first.kind, "reason": first.text, "stage": stage, **known}
+    whole = {"kind": first.kind, "reason": first.text, "stage": stage, "worst": first.worst, **known}
     if ladder.is_late("which stage, pass and op"):
         return [Finding(**whole)]
     if evidence.cached:

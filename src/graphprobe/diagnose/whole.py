@@ -31,6 +31,7 @@ from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues
 from graphprobe.findings import STAGES, Finding, Stage
 from graphprobe.internals.stages import copy_graph
+from graphprobe.judge.judging import worst_of
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import stage_of
 
@@ -141,7 +142,7 @@ def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any
     if unnamed and (short or len(named(case)) <= LARGEST):
         place = prover.place_in(case, result, known["kind"])
         known = known | dict(zip(("op", "node", "source", "module", "also"), place, strict=True))
-    made = Finding(**{"flaky_rate": result.rate, **known})
+    made = Finding(**{"flaky_rate": result.rate, **known, "worst": worst_of(result.differences)})
     kind = shown_by(result, made.kind)
     stage, _ = stage_of(evidence_of(case, kind, result.reference, prover.compilation, op=made.op))
     if stage not in STAGES or STAGES.index(stage) >= STAGES.index(earliest):

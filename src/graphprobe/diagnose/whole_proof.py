@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from graphprobe.diagnose.dossier.program_proof import write_program_proof
-from graphprobe.diagnose.dossier.report import program_report, title_of
-from graphprobe.diagnose.dossier.writer import TEST, finding_json, run_repro
+from graphprobe.diagnose.dossier.own_backend import own_backend
+from graphprobe.diagnose.dossier.program_proof import (
+    INSTANCE_TEXT,
+    own_lines,
+    setting_lines,
+    state_lines,
+    write_program_proof,
+)
+from graphprobe.diagnose.dossier.report import report_text, title_of
+from graphprobe.diagnose.dossier.short import Short, control_of
+from graphprobe.diagnose.dossier.short_program import ShortProgram, short_program
+from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, TEST, Shown, finding_json, first_shown, run_repro
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.prove import NOT_ALONE, REPRO_FAILS, free_folder
+from graphprobe.diagnose.prove import REPRO_FAILS, free_folder
 from graphprobe.diagnose.settings import Compilation, changed_settings, versions
 from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Finding, told_more
+from graphprobe.probe.frames.python_objects import INSTANCE
 
 log = logging.getLogger(__name__)
 
 FINE = 16 * torch.finfo(torch.float32).eps
 """Relative tolerance of a second repro, where the first one does not see an error that the judge sees."""
 
-NUMBERS = ("wrong_value", "wrong_gradient", "lost_mutation")
+NUMBERS = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
+"""Kinds of fault that are values out of bounds."""
 
 
-def prove_by_program(program: Program, compilation: Compilation, finding: Finding) -> None:
+def prove_by_program(program: Program, compilation: Compilation, finding: Finding, *, where: str = "") -> None:
     """Write the program as a repro and run it in a process of its own; fill in the finding if it fails there.
+
+    Args:
+        where: what differs, as `Difference.where` has it.
 
     To be called where no call of the program has run yet. What could not be done is said in the finding's reason.
     """
     folder = free_folder(compilation.folder, finding)
+    shown = first_shown(_short(program, compilation, finding, where))
+    if shown is not None:
+        with contextlib.suppress(GraphprobeError, OSError, ValueError, TypeError, RuntimeError):
+            (folder / EXACT).mkdir(parents=True)
+            if _write(folder / EXACT, program, compilation, finding, None):
+                shutil.rmtree(folder / EXACT)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "repro.py").write_text(shown.short.text, "utf-8")
+        (folder / "output.txt").write_text(shown.output, "utf-8")
+        _proven(folder, finding, shown)
+        return
     for tolerance in (None, FINE) if finding.kind in NUMBERS else (None,):
         try:
             folder.mkdir(parents=True)
@@ -39,12 +66,7 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
             problems = [f"{type(error).__name__}: {error}"]
         code = run_repro(folder) if not problems else None
         if code == REPRO_FAILS:
-            finding.dossier, finding.proof = str(folder), "program"
-            finding.reason = finding.reason.replace(NOT_ALONE, "").strip()
-            files = {"finding.json": finding_json(finding), "test_repro.py": TEST.encode()}
-            files["REPORT.md"] = program_report(finding, versions=versions()).encode()
-            for name, data in files.items():
-                (folder / name).write_bytes(data)
+            _proven(folder, finding, None)
             return
         log.info("the program as a repro: exit code %s, %s", code, problems)
         shutil.rmtree(folder, ignore_errors=True)
@@ -54,6 +76,53 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
             return
     more = "Written down as a repro, the program does not fail in a process of its own."
     finding.reason = told_more(finding.reason, more)
+
+
+def _proven(folder: Path, finding: Finding, shown: Shown | None) -> None:
+    """Note the proof in the finding, and write what lies beside the repro."""
+    finding.dossier, finding.proof = str(folder), "program"
+    finding.reason = finding.reason.replace(NOT_ALONE, "").strip()
+    files = {"finding.json": finding_json(finding), "test_repro.py": TEST.encode()}
+    report = report_text(
+        finding,
+        code=(folder / "repro.py").read_text("utf-8"),
+        output="" if shown is None else shown.output,
+        versions=versions(),
+        files={name: "the same with all that can be compared" for name in [EXACT] if (folder / name).is_dir()},
+    )
+    files["REPORT.md"] = report.encode()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def _short(program: Program, compilation: Compilation, finding: Finding, where: str) -> Iterator[Short]:
+    """Short scripts of the program, each yet to be run."""
+    with compilation.configured():
+        changed = changed_settings()
+    own = None if compilation.maker is None else own_backend(compilation.backend)
+    if compilation.maker is not None and own is None:
+        return
+    settings = {"inductor": changed.inductor, "functorch": changed.functorch, "dynamo": changed.dynamo}
+    options = {"backend": repr(compilation.backend) if own is None else own.name}
+    options |= {} if compilation.dynamic is None else {"dynamic": repr(compilation.dynamic)}
+    options |= {"fullgraph": "True"} if compilation.fullgraph else {}
+    text = own_lines(own, changed.hooks)
+    if text is None:
+        return
+    told = ShortProgram(
+        fn=program.fn,
+        calls=program.calls,
+        between=program.between,
+        grad=program.grad,
+        options=options,
+        backend=text,
+        head=[*state_lines(program.grad), *setting_lines(settings)],
+        where=where,
+        kind=finding.kind,
+        title=title_of(finding),
+        control=control_of(finding),
+    )
+    yield from short_program(told, INSTANCE_TEXT, f"{INSTANCE}(")
 
 
 def _write(
@@ -72,6 +141,7 @@ def _write(
         dynamic=compilation.dynamic,
         options={"fullgraph": True} if compilation.fullgraph else None,
         settings={name: values for name, values in settings.items() if values},
+        hooks=changed.hooks,
         what=title_of(finding),
         kind=finding.kind,
         tolerance=tolerance,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
 from graphprobe.engine import replay
 from graphprobe.internals.quiet import hint, is_fake, quiet
@@ -263,6 +264,12 @@ def safetensors_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
     text += b" " * (-len(text) % 8)
     with quiet():
         return b"".join([struct.pack("<Q", len(text)), text, *(t.numpy().tobytes() for t in tensors.values())])
+
+
+def tensor_file(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The safetensors file of tensors with their dtypes and shapes, as `safetensors.torch.load_file` reads it."""
+    with quiet():
+        return save(dict(tensors))
 
 
 def to_bytes(captured: CapturedValues) -> tuple[bytes, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphprobe.internals.dump_names import Need
+from graphprobe.internals.program_backends import COMMON, REGISTRY
 from graphprobe.internals.stages import COMPILE_FX
 
 UTILS = "torch._dynamo.utils"
@@ -24,6 +25,11 @@ NEEDS: tuple[Need, ...] = (
         "diagnose_settings",
         (("torch", "_TorchCompileInductorWrapper"), ("torch", "_TorchCompileWrapper")),
         "mode and options of torch.compile are not kept",
+    ),
+    Need(
+        "diagnose_own_backends",
+        ((REGISTRY, "_COMPILER_FNS"), (COMMON, "AotAutograd")),
+        "a backend that the program has made with aot_autograd, or has registered under a name, is not in the repro",
     ),
     Need(
         "diagnose_caches",

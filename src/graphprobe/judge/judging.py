@@ -14,9 +14,10 @@ from graphprobe.engine.isolate import Raised
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.rounding import RUNS, judge_narrow, noise_of
 from graphprobe.engine.values import same_bits
-from graphprobe.findings import Kind
+from graphprobe.findings import Kind, Worst
 from graphprobe.judge.effects import differing
 from graphprobe.judge.observation import Observation
+from graphprobe.judge.worst import label_of, worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.divergence import Run
 from graphprobe.numerics.exact import judge_exact
 from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
@@ -40,6 +41,8 @@ class Difference:
         text: with figures.
         z: largest error in units of noise; inf for what is no number.
         weight: whether it counts.
+        worst: the worst element of values that differ; None where no values are compared.
+        log: what was raised, whole, for a report; empty where nothing was.
     """
 
     kind: Kind
@@ -48,11 +51,25 @@ class Difference:
     text: str
     z: float = float("inf")
     weight: Weight = "certain"
+    worst: Worst | None = None
+    log: str = ""
 
     @property
     def certain(self) -> bool:
         """Whether it is wrong beyond doubt."""
         return self.weight == "certain"
+
+
+def worst_of(differences: Sequence[Difference]) -> Worst | None:
+    """The worst element of the first difference that counts; None if that one is not of values."""
+    first = next((d for d in differences if d.certain), None)
+    return first.worst if first is not None else None
+
+
+def log_of(differences: Sequence[Difference]) -> str:
+    """What the first difference that counts has raised; empty if that one is no exception."""
+    first = next((d for d in differences if d.certain), None)
+    return first.log if first is not None else ""
 
 
 @dataclass
@@ -175,12 +192,18 @@ def _exceptions(eager: Raised | None, got: Raised | None, call: int) -> Iterator
         yield Difference("missing_exception", call, "", text)
     elif got is not None and eager is None:
         kind: Kind = "crash_compile" if while_compiling(got) else "crash_runtime"
-        yield Difference(kind, call, "", f"{got.type}: {_short(got.message)}")
+        yield Difference(kind, call, "", f"{got.type}: {_short(got.message)}", log=whole_log(got))
 
 
 def while_compiling(raised: Raised) -> bool:
     """Whether the exception came from a compilation, by its type or its traceback."""
     return raised.type.endswith(("BackendCompilerFailed", "InductorError")) or bool(COMPILING.search(raised.trace))
+
+
+def whole_log(raised: Raised) -> str:
+    """The traceback; of what quotes another compiler's errors, its own text, which is a log already."""
+    quotes = ": error: " in raised.message
+    return raised.trace if raised.trace and not quotes else f"{raised.type}: {raised.message}"
 
 
 def _short(message: str) -> str:
@@ -205,6 +228,11 @@ class Spot:
     def where(self) -> str:
         """As a difference names it."""
         return f"{self.part}[{self.j}]"
+
+    @property
+    def label(self) -> str:
+        """As a sentence names it."""
+        return label_of(self.part, self.j, self.call, len(self.reference.eager[0]))
 
     def of(self, run: Sequence[Observation] | None) -> Any:
         """The value in a run; None where the run has none."""
@@ -254,7 +282,8 @@ def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
     if not isinstance(e, torch.Tensor) or not isinstance(m, torch.Tensor):
         if (e is not None or m is not None) and same_bits(e, m) and not spot.unsteady():
             kind: Kind = "wrong_gradient" if spot.part == "gradients" else "wrong_value"
-            yield Difference(kind, call, where, f"{_brief(m)}, uncompiled {_brief(e)}")
+            worst = worst_scalar(spot.label, e, m)
+            yield Difference(kind, call, where, f"{_brief(m)}, uncompiled {_brief(e)}", worst=worst)
         return
     if e.dtype == torch.float64 and e.dim() == 0 and spot.unsteady():
         return
@@ -270,7 +299,26 @@ def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
         return
     answer = _judge_exact(spot, e, m) if not is_noisy(e) else _judge_numbers(spot, e, m)
     if answer is not None:
-        yield Difference(_kind_of_value(spot, e, m), call, where, answer.text, answer.z, answer.weight)
+        worst = _worst(spot, e, m) if answer.weight != "better" else None
+        yield Difference(_kind_of_value(spot, e, m), call, where, answer.text, answer.z, answer.weight, worst)
+
+
+def _worst(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Worst:
+    if not is_noisy(e):
+        return worst_exact(spot.label, e, m)
+    reference = spot.reference
+    wide = _float64(spot, e)
+    known = wide is not None or bool(spot.arrays(reference.rounded))
+    return worst_number(spot.label, e, m, wide, spot.sigma(wide) if known else None)
+
+
+def _float64(spot: Spot, e: torch.Tensor) -> Array | None:
+    """What the float64 run gives in this place; None if it says nothing about the program."""
+    reference = spot.reference
+    wide, runs = spot.array(reference.wide), spot.arrays(reference.perturbed)
+    if wide is None or wide.shape != tuple(e.shape) or _is_another(wide, runs, array_from(e), reference):
+        return None
+    return wide
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -328,10 +376,8 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Answer | None:
 def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Answer | None:
     """Floating-point and complex numbers: in units of the noise of each element."""
     reference, facts = spot.reference, dtype_of(e)
-    wide, runs = spot.array(reference.wide), spot.arrays(reference.perturbed)
-    values = spot.arrays(reference.eager)
-    if wide is None or wide.shape != tuple(e.shape) or _is_another(wide, runs, values[0], reference):
-        wide, runs = None, []
+    values, wide = spot.arrays(reference.eager), _float64(spot, e)
+    runs = spot.arrays(reference.perturbed) if wide is not None else []
     if spot.arrays(reference.rounded):
         return _judge_narrow(spot, m, wide, runs)
     if wide is None:

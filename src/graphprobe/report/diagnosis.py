@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import re
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
+from graphprobe.findings import Worst, expected_in_words, in_words, read_document
 from graphprobe.report.closing import print_closing
 from graphprobe.report.terminal import console_for
 
@@ -50,8 +52,14 @@ PLACES = 8
 LATENT = 6
 """Latent disagreements that are told; all are in the JSON."""
 
-NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite")
+NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
 """Kinds whose error has a size."""
+
+SENTENCES, Z = re.compile(r"(?<=[.!?]) (?=[A-Z])"), re.compile(r"\bz\b")
+"""What a reason consists of, and what a sentence of it has that gives an error in units of noise."""
+
+CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "unsupported")
+"""Kinds whose reason is what torch, the compiler or the operating system says."""
 
 STAGES = {
     "dynamo": "reading the Python code (Dynamo), where the program is recorded as a graph of operations",
@@ -110,7 +118,7 @@ def print_end(
         first = next((finding for finding in findings if finding["dossier"] is not None), findings[0])
         source = story.path(first["source"]) if first["source"] else ""
         place = [source, f"in {first['module']}" if first["module"] else ""]
-        facts.append(("fault", f"{sentence(first)} Stage: {first['stage']}."))
+        facts.append(("fault", in_short(first)))
         facts.append(("where", " ".join(part for part in place if part)))
         if first["dossier"] is not None:
             dossier = story.path(first["dossier"])
@@ -146,6 +154,8 @@ class _Story:
     def finding(self, number: int, finding: Mapping[str, Any]) -> None:
         self.console.print()
         self.prose(f"{number}. {sentence(finding)}", indent=0, hang=3, style="bold")
+        if values_in_words(finding):
+            self.prose(values_in_words(finding), indent=3)
         stage = STAGES.get(finding["stage"], finding["stage"])
         if finding["stage"] == "unknown":
             self.prose("Which stage of the compiler is to blame could not be told.", indent=3)
@@ -170,21 +180,14 @@ class _Story:
             self.fact("and at", self.path(place), whole=True)
         if len(finding.get("places", [])) > PLACES:
             self.fact("", f"and {len(finding['places']) - PLACES} more places")
-        errors = [
-            times(finding[key]) + where
-            for key, where in (
-                ("local_z", " in this operation alone"),
-                ("accumulated_z", " in the result of the whole graph"),
-            )
-            if finding["kind"] in NUMERIC and _is_error(finding[key])
-        ]
-        if errors:
-            self.fact("off by", "; ".join(errors))
         if finding["flaky_rate"] < 1:
             self.fact("flaky", f"it failed in {finding['flaky_rate']:.0%} of the repeats, not in all")
-        if finding["reason"]:
-            self.fact("measured", finding["reason"])
+        label, reason = reason_of(finding)
+        if reason:
+            self.fact(label, reason)
         self.proof(finding["dossier"])
+        for i, detail in enumerate(details(finding)):
+            self.fact("" if i else "details", detail)
 
     def proof(self, dossier: str | None) -> None:
         if dossier is None:
@@ -254,6 +257,62 @@ def sentence(finding: Mapping[str, Any]) -> str:
     subject = f"{short_op(finding['op'])}" if finding["op"] else "the program"
     backward = ", in the backward pass" if finding["direction"] == "backward" and "backward" not in what else ""
     return f"Compiled, {subject} {what}{backward}."
+
+
+def values_in_words(finding: Mapping[str, Any]) -> str:
+    """What was expected and what came, as a sentence; empty where no values were compared, and of older JSON."""
+    worst = _worst(finding)
+    if worst is None:
+        return ""
+    words = f"{in_words(worst)}."
+    if finding["dossier"] is not None and finding.get("proof") != "program":  # a piece: its output is not the program's
+        return f"In the proof: {words}"
+    return words[:1].upper() + words[1:]
+
+
+def in_short(finding: Mapping[str, Any]) -> str:
+    """What goes wrong, with the values, and in which stage."""
+    worst = _worst(finding)
+    values = ": expected {}, got {}".format(*expected_in_words(worst)) if worst is not None else ""
+    return f"{sentence(finding).rstrip('.')}{values}. Stage: {finding['stage']}."
+
+
+def _worst(finding: Mapping[str, Any]) -> Worst | None:
+    worst = finding.get("worst")
+    return read_document(worst, Worst) if worst is not None else None
+
+
+def reason_of(finding: Mapping[str, Any]) -> tuple[str, str]:
+    """The reason with its label, without what `details` tells; empty if that is all."""
+    if finding["kind"] not in NUMERIC:
+        return "error" if finding["kind"] in CRASHES else "observed", finding["reason"]
+    told = []
+    for text in SENTENCES.split(finding["reason"]):
+        clauses = [clause for clause in text.split("; ") if not Z.search(clause)]
+        told.append(text if clauses == text.split("; ") else as_sentence("; ".join(clauses)))
+    return "observed", " ".join(filter(None, told))
+
+
+def as_sentence(text: str) -> str:
+    """With a capital letter and a period, if it is not empty."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
+
+
+def details(finding: Mapping[str, Any]) -> list[str]:
+    """Errors in units of noise and what was measured, for those who know what z is; of numbers only."""
+    if finding["kind"] not in NUMERIC:
+        return []
+    errors = [
+        times(finding[key]) + where
+        for key, where in (
+            ("local_z", " in this operation alone"),
+            ("accumulated_z", " in the result of the whole graph"),
+        )
+        if _is_error(finding[key])
+    ]
+    clauses = [clause for text in SENTENCES.split(finding["reason"]) for clause in text.split("; ")]
+    measured = [clause.rstrip(".") for clause in clauses if Z.search(clause)]
+    return [text for text in ("; ".join(errors), "; ".join(measured)) if text]
 
 
 def short_op(op: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graphprobe.report.diagnosis import NUMERIC, sentence, times
+from graphprobe.report.diagnosis import details, reason_of, sentence, values_in_words
 
 NOTES = 5
 """Notes of an undecided diagnosis that are shown."""
@@ -20,6 +20,7 @@ def lines_from(diagnosis: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     for finding in diagnosis["findings"]:
         lines.append(f"{sentence(finding)} Stage: {finding['stage']}.")
+        lines += [f"  {words}" for words in [values_in_words(finding)] if words]
         lines += [f"  {label}: {text}" for label, text in _facts(finding) if text]
     if diagnosis["verdict"] == "undecided":
         lines += [f"- {_one_line(note)}" for note in diagnosis["notes"][:NOTES]]
@@ -43,17 +44,16 @@ def _facts(finding: Mapping[str, Any]) -> list[tuple[str, str]]:
     operation = finding["op"] or ""
     if operation and finding["node"]:
         operation += f", node {finding['node']}"
-    error = times(finding["local_z"]) if finding["kind"] in NUMERIC and finding["local_z"] else ""
     proof = finding["dossier"] or ""
     return [
         ("pass", finding["pass"] or ""),
         ("operation", operation),
         ("line", finding["source"] or ""),
         ("module", finding["module"] or ""),
-        ("off by", error),
-        ("measured", finding["reason"]),
+        reason_of(finding),
         ("dossier", proof),
         ("see it", f"python {shlex.quote(str(Path(proof) / 'repro.py'))}" if proof else ""),
+        *(("details", text) for text in details(finding)),
     ]
 
 

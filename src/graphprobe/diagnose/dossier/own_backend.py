@@ -1,155 +1,193 @@
-"""The text of a backend that a program defines as a function, where that text says all: a repro can then hold it."""
+"""Backends and hooks that a program defines itself, as Python text or as an import: a repro can then hold them."""
 
 from __future__ import annotations
 
 import ast
-import inspect
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
 from typing import Any
+
+from graphprobe.diagnose.dossier.own_modules import folder_of, is_found
+from graphprobe.diagnose.dossier.own_text import OwnText, Untellable, global_names, shortened
+from graphprobe.internals.program_backends import aot_arguments, registered, unwrapped
 
 STAND_IN = "eager"
 """What `Case.backend` says where the backend has no name."""
 
-WRAPPERS = ("compiler_fn", "_torchdynamo_orig_backend")
-"""Attributes under which torch keeps a function that it wraps."""
+LONGEST = 60
+"""Lines of text beyond which a module that can be imported is imported."""
 
 
 @dataclass(frozen=True)
 class OwnBackend:
-    """A backend of the program.
+    """A backend of the program, or what it has put into a setting of torch.
 
     Attributes:
-        name: of the function.
-        text: Python that defines it, with what it imports and calls; needs torch and the standard library.
+        name: expression that gives it once `text` has run; mostly a name.
+        text: Python that defines it, with what it imports and calls, to be put at the top level of a file.
+        shown: what the program calls it, for messages.
+        folder: that the text puts on Python's path, for a module that is not installed; empty: none.
+        live: the program's own object, where this process has it.
     """
 
     name: str
     text: str
+    shown: str = ""
+    folder: str = ""
+    live: Any = field(default=None, compare=False, repr=False)
 
-    def make(self) -> Callable[..., Any]:
-        """The backend, anew from its text."""
-        defined: dict[str, Any] = {"__name__": f"own_backend_{self.name}"}
-        exec(compile(self.text, f"<{self.name}>", "exec"), defined)
-        made: Callable[..., Any] = defined[self.name]
+    def make(self, *, file: str = __file__) -> Any:
+        """It, anew from its text; `file`: what the text takes for its own file."""
+        defined: dict[str, Any] = {"__name__": "own", "__file__": file}
+        exec(compile(self.text, f"<{self.shown or self.name}>", "exec"), defined)
+        made = eval(self.name, defined)
+        if not isinstance(made, FunctionType | type):  # so that torch's messages call it so
+            with contextlib.suppress(AttributeError, TypeError):
+                made.__name__ = self.name
         return made
 
+    def value(self) -> Any:
+        """It, as the program has it, or else anew."""
+        return self.make() if self.live is None else self.live
 
-def own_backend(backend: Callable[..., Any]) -> OwnBackend | None:
-    """The text of a backend; None where it is no plain function, or uses what a text cannot define.
 
-    It may use modules of torch and of the standard library, what those export, plain constants of its module, and
-    functions for which the same holds.
+def own_backend(backend: str | Callable[..., Any]) -> OwnBackend | None:
+    """The text of a backend of the program.
+
+    It may use whatever stands at the top level of its module, modules of torch, of the standard library, of installed
+    packages, and values that a text can give. A name is looked up where the program has registered it.
+
+    Returns:
+        None for a name that stock torch knows, and where `why_no_text` says why.
     """
-    function: Any = backend
-    while not isinstance(function, FunctionType):
-        inner = next((getattr(function, name) for name in WRAPPERS if hasattr(function, name)), None)
-        if inner is None or inner is function:
-            return None
-        function = inner
-    parts = _Parts()
-    if not parts.add(function):
-        return None
-    lines = [*sorted(parts.imports), *parts.constants]
-    return OwnBackend(function.__name__, "\n\n\n".join(filter(None, ["\n".join(lines), *parts.functions])) + "\n")
-
-
-class _Parts:
-    """What is collected for the text: import lines, constants, functions, in the order in which they are needed."""
-
-    def __init__(self) -> None:
-        self.imports: set[str] = set()
-        self.constants: list[str] = []
-        self.functions: list[str] = []
-        self._seen: dict[str, Any] = {}
-
-    def add(self, function: FunctionType) -> bool:
-        """Take in a function and what it needs; False where that cannot be done."""
-        name = function.__name__
-        if name in self._seen:
-            return self._seen[name] is function
-        self._seen[name] = function
-        text = _definition(function)
-        if text is None or not all(map(_plain, _defaults(function))) or not self._add_closure(function, text):
-            return False
-        for used in sorted({*_names(function.__code__), *_names_of_defaults(text)} & set(function.__globals__)):
-            if used != name and not self._add_global(used, function.__globals__[used]):
-                return False
-        self.functions.append(text)
-        return True
-
-    def _add_closure(self, function: FunctionType, text: str) -> bool:
-        """What it takes from the functions around it becomes global, unless it gives that another value."""
-        if any(isinstance(node, ast.Nonlocal) for node in ast.walk(ast.parse(text))):
-            return False
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                value = cell.cell_contents
-            except ValueError:  # nothing has been put there yet
-                return False
-            if value is not function and not self._add_global(name, value):
-                return False
-        return True
-
-    def _add_global(self, name: str, value: Any) -> bool:
-        if isinstance(value, FunctionType) and not _common(value.__module__):
-            return value.__name__ == name and self.add(value)
-        if self._seen.setdefault(name, value) is not value:
-            return False
-        if isinstance(value, ModuleType):
-            self.imports.add(f"import {value.__name__} as {name}")
-            return _common(value.__name__)
-        module = getattr(value, "__module__", None)
-        if module is not None and _common(module) and getattr(sys.modules.get(module), name, None) is value:
-            self.imports.add(f"from {module} import {name}")
-            return True
-        if _plain(value):
-            line = f"{name} = {value!r}"
-            self.constants += [] if line in self.constants else [line]
-            return True
-        return False
-
-
-def _definition(function: FunctionType) -> str | None:
-    """Its `def`, without indentation; None where there is no such text, or it is decorated."""
     try:
-        text = textwrap.dedent(inspect.getsource(function))
-        (statement,) = ast.parse(text).body
-    except (OSError, TypeError, SyntaxError, ValueError):
+        return _told_backend(backend)
+    except Untellable:
         return None
-    plain = isinstance(statement, ast.FunctionDef) and statement.name == function.__name__
-    return text.rstrip() if plain and not statement.decorator_list else None  # type: ignore[attr-defined]
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
+def why_no_text(backend: str | Callable[..., Any]) -> str:
+    """Why `own_backend` gives None for this one: a sentence without its dot; empty where it needs none, or has one."""
+    try:
+        _told_backend(backend)
+    except Untellable as error:
+        return f"the backend {shown_name(backend)} cannot be saved: {error}"
+    return ""
 
 
-def _names_of_defaults(text: str) -> Iterator[str]:
-    """Names in the values of its arguments, which are computed where it is defined."""
-    statement = ast.parse(text).body[0]
-    assert isinstance(statement, ast.FunctionDef)
-    for value in filter(None, (*statement.args.defaults, *statement.args.kw_defaults)):
-        yield from (node.id for node in ast.walk(value) if isinstance(node, ast.Name))
+def own_hook(value: Any) -> OwnBackend:
+    """What the program has put into a setting of torch.
+
+    Raises:
+        Untellable: no text gives it.
+    """
+    return _told(value, shown_name(value), "hook")
 
 
-def _defaults(function: FunctionType) -> list[Any]:
-    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+def shown_name(backend: Any) -> str:
+    """What the program calls a backend or a hook, without addresses."""
+    if isinstance(backend, str):
+        return f'"{backend}"'
+    inner, _ = unwrapped(backend)
+    found = next(global_names(inner), None)
+    if found is not None:
+        module = str(found[0].get("__name__", ""))
+        return found[1] if module == "__main__" else f"{found[1]} of {module}"
+    if isinstance(inner, FunctionType | type):
+        return inner.__qualname__.replace("<locals>.", "")
+    if isinstance(inner, MethodType):
+        return f"{shown_name(inner.__self__)}.{inner.__name__}"
+    if isinstance(inner, functools.partial):
+        return f"functools.partial({shown_name(inner.func)}, ...)"
+    arguments = aot_arguments(inner)
+    if arguments is not None:
+        return f"aot_autograd(fw_compiler={shown_name(arguments['fw_compiler'])})"
+    return shortened(repr(inner))
 
 
-def _plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | bytes)
+def merged_text(owns: Iterable[OwnBackend]) -> str | None:
+    """The texts of several as one, each statement once; None where a name means different things in them."""
+    imports: dict[str, ast.stmt] = {}
+    others: dict[str, ast.stmt] = {}
+    meanings: dict[str, str] = {}
+    for own in owns:
+        for text, node in _statements(own.text):
+            for name, meaning in _meanings(node):
+                if meanings.setdefault(name, meaning) != meaning:
+                    return None
+            (imports if isinstance(node, ast.Import | ast.ImportFrom) else others)[text] = node
+    if any(own.folder for own in owns):  # what is imported may need the path before
+        lines = dict.fromkeys(text for own in owns for text, _ in _statements(own.text))
+        return "\n".join(lines) + "\n"
+    return "\n\n\n".join(filter(None, ["\n".join(imports), *others])) + "\n"
 
 
-def _common(module: str) -> bool:
-    """Whether it is there wherever torch is."""
-    top = module.partition(".")[0]
-    return top == "torch" or (top in sys.stdlib_module_names and top != "__main__")
+def _meanings(node: ast.stmt) -> list[tuple[str, str]]:
+    """Names that a statement binds at the top level, with what they then mean."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [(node.name, ast.dump(node))]
+    if isinstance(node, ast.ImportFrom):
+        return [(alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names]
+    if isinstance(node, ast.Import):
+        tops = [alias.name.partition(".")[0] for alias in node.names]
+        return [(a.asname or top, a.name if a.asname else top) for a, top in zip(node.names, tops, strict=True)]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    return [(name, ast.dump(node)) for name in names]
+
+
+def _statements(text: str) -> list[tuple[str, ast.stmt]]:
+    """The statements of a text, each with the comments above it."""
+    lines, end, found = text.splitlines(), 0, []
+    for node in ast.parse(text).body:
+        last = node.end_lineno or node.lineno
+        found.append(("\n".join(lines[end:last]).strip("\n"), node))
+        end = last
+    return found
+
+
+def _told_backend(backend: str | Callable[..., Any]) -> OwnBackend | None:
+    value = registered(backend) if isinstance(backend, str) else backend
+    if value is None:
+        return None
+    inner, given = unwrapped(value)
+    shown = shown_name(backend)
+    return _told(functools.partial(inner, **given) if given else inner, shown, "backend")
+
+
+def _told(value: Any, shown: str, name: str) -> OwnBackend:
+    """An import where the module is installed, or the text would be long; else the text."""
+    imported = _imported(value, shown)
+    if imported is not None and not imported.folder:
+        return imported
+    try:
+        told = _as_text(value, shown, name)
+    except Untellable:
+        if imported is None:
+            raise
+        return imported
+    return told if imported is None or told.text.count("\n") <= LONGEST else imported
+
+
+def _as_text(value: Any, shown: str, name: str) -> OwnBackend:
+    parts = OwnText()
+    found = parts.expression(value, shown)
+    if not found.isidentifier() and not found.replace(".", "").isidentifier():
+        found = parts.named(name, found)
+    return OwnBackend(found, parts.text(), shown, ", ".join(dict.fromkeys(parts.folders.values())), value)
+
+
+def _imported(value: Any, shown: str) -> OwnBackend | None:
+    """It as an import of its module, where that can be found by its name."""
+    for namespace, name in global_names(value):
+        module = str(namespace.get("__name__", ""))
+        folder = "" if is_found(module) else folder_of(module)
+        if folder is not None:
+            parts = OwnText()
+            parts.imports.add(f"from {module} import {name}")
+            parts.folders |= {module: folder} if folder else {}
+            return OwnBackend(name, parts.text(), shown, folder, value)
+    return None

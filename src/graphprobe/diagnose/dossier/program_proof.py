@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from graphprobe.diagnose.dossier import program_check
-from graphprobe.diagnose.dossier.own_backend import own_backend
+from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own_backend, why_no_text
 from graphprobe.diagnose.dossier.repro import embedded
 from graphprobe.engine import replay
 from graphprobe.engine.values import safetensors_bytes
@@ -22,7 +22,7 @@ from graphprobe.store.files import write_new_file
 
 TENSORS = "tensors.safetensors"
 
-_INSTANCE = f'''def {INSTANCE}(kind, **attributes):
+INSTANCE_TEXT = f'''def {INSTANCE}(kind, **attributes):
     """An object with these attributes, without its constructor."""
     made = kind.__new__(kind)
     if isinstance(made, torch.nn.Module):
@@ -116,6 +116,7 @@ def program_proof(
     dynamic: bool | None = None,
     options: Mapping[str, Any] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
+    hooks: Mapping[str, OwnBackend] | None = None,
     what: str = "torch.compile changes what this program does",
     kind: str = "",
     tolerance: float | None = None,
@@ -131,18 +132,21 @@ def program_proof(
         backend, dynamic: as `torch.compile` takes them.
         options: further arguments of `torch.compile`: `mode`, `options`, `fullgraph`.
         settings: changed ones by package (`inductor`, `functorch`, `dynamo`) and dotted name.
+        hooks: what the program has put into settings, see `Case.hooks`.
         what: first lines of the file, as a comment.
         kind: of the fault; `hang` makes a process that does not end one.
         tolerance: relative to each element and to the rms of all; None: the root of the dtype's epsilon.
         factory: where to get the program from where it cannot be told as text.
     """
     given: dict[str, Any] = {"backend": backend, "dynamic": dynamic, **(options or {})}
-    backend_text = ""
-    if not isinstance(backend, str):
-        own = own_backend(backend)
-        if own is None:
-            return ProgramProof(problems=["the backend is a function that cannot be told as text"])
-        backend_text, given["backend"] = own.text.strip(), _Name(own.name)
+    if reason := why_no_text(backend):
+        return ProgramProof(problems=[reason])
+    own = own_backend(backend)
+    if own is not None:
+        given["backend"] = _Name(own.name)
+    own_text = own_lines(own, hooks or {})
+    if own_text is None:
+        return ProgramProof(problems=["the backend and the hooks use one name for different things"])
     roots = {"fn": fn, "calls": [(tuple(a), dict(k)) for a, k in calls], "between": between}
     notes: list[str] = []
     try:
@@ -164,7 +168,7 @@ def program_proof(
         *([joined("names=globals(), watched=[", [repr(name) for name in names], "]")] if names else []),
         *([f"modules={('__main__', *text.modules)!r}"] if text.modules else []),
     ]
-    body = [*_state_lines(grad), *_setting_lines(settings or {})], text.text, backend_text
+    body = [*state_lines(grad), *setting_lines(settings or {})], text.text, own_text
     script = _script([what, *notes], text, ["\n".join(body[0]), *body[1:]], joined("CHECK = dict(", arguments, ")"))
     files = {"repro.py": script.encode(), **{name: part.encode() for name, part in text.files.items()}}
     if text.stored:
@@ -184,7 +188,7 @@ def _script(head: Sequence[str], text: ProgramText, body: Sequence[str], check: 
     imports = set(text.imports)
     helpers = []
     if f"{INSTANCE}(" in used:
-        helpers.append(_INSTANCE)
+        helpers.append(INSTANCE_TEXT)
     if f"{STORED}(" in used:
         helpers.append(_STORED)
         imports |= {"import json", "from pathlib import Path"}
@@ -240,8 +244,23 @@ def _imported(roots: Mapping[str, Any], factory: Factory | None) -> ProgramText:
     return found
 
 
-def _state_lines(grad: bool | None) -> list[str]:
-    """What the program has set in torch, where it matters to every call."""
+def own_lines(own: OwnBackend | None, hooks: Mapping[str, OwnBackend]) -> str | None:
+    """Text that defines a backend and hooks, and puts the hooks where they belong; None where names clash.
+
+    Args:
+        hooks: by package and dotted name of the setting, as in `Case.hooks`.
+    """
+    text = merged_text([*([own] if own is not None else []), *hooks.values()])
+    if text is None:
+        return None
+    places = [(*name.split(".", 1), hook.name) for name, hook in hooks.items()]
+    lines = [f"import torch._{package}.config" for package in dict.fromkeys(place[0] for place in places)]
+    lines += [f"torch._{package}.config.{name} = {value}" for package, name, value in places]
+    return "\n".join(filter(None, (text.strip(), "\n".join(lines))))
+
+
+def state_lines(grad: bool | None) -> list[str]:
+    """Lines for what the program has set in torch, where it matters to every call."""
     found = []
     if torch.get_default_dtype() != torch.float32:
         found.append(f"torch.set_default_dtype({torch.get_default_dtype()})")
@@ -258,7 +277,8 @@ def _state_lines(grad: bool | None) -> list[str]:
     return found
 
 
-def _setting_lines(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def setting_lines(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines that configure torch: settings by package and dotted name."""
     found = []
     for package, changes in settings.items():
         found += [f"import torch._{package}.config"] if changes else []

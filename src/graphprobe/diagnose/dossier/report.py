@@ -1,128 +1,209 @@
-"""`REPORT.md`: what is wrong, as an issue that can be posted as it is."""
+"""`REPORT.md`: what is wrong, in the form of pytorch's template for bugs of torch.compile, ready to be posted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from graphprobe.diagnose.case import Case
-from graphprobe.findings import Finding
-from graphprobe.probe.formats.fx_text import graph_text
+import msgspec
+
+from graphprobe.diagnose.dossier.post import scrubbed, scrubbed_code, trimmed
+from graphprobe.findings import Finding, Kind, Rung, expected_in_words, place_in_words, size_in_words
+from graphprobe.report.diagnosis import CRASHES, SENTENCES, as_sentence, details, reason_of
+
+TITLES = {
+    "crash_compile": "compile error",
+    "crash_runtime": "crash at run time",
+    "segfault": "process killed by a signal",
+}
+"""Kinds whose name is no title."""
 
 WRONG = {
-    "wrong_value": "gives values that are further from the uncompiled ones than rounding explains",
+    "wrong_value": "gives wrong values: they are further from the uncompiled ones than rounding explains",
     "wrong_dtype": "gives another dtype than uncompiled",
     "wrong_shape": "gives another shape than uncompiled",
     "wrong_stride": "gives other strides than uncompiled",
-    "lost_mutation": "does not change an input that it changes uncompiled, or changes it otherwise",
+    "lost_mutation": "does not change an input as it does uncompiled",
     "aliasing": "shares memory between other tensors than uncompiled",
     "nonfinite": "gives NaN or infinity in other places than uncompiled",
-    "wrong_gradient": "gives gradients that are further from the uncompiled ones than rounding explains",
-    "missing_exception": "raises nothing, where it raises an exception uncompiled",
-    "extra_exception": "raises an exception, where it raises none uncompiled",
+    "wrong_gradient": "gives wrong gradients: they are further from the uncompiled ones than rounding explains",
+    "missing_exception": "raises nothing; uncompiled it raises an exception",
+    "extra_exception": "raises an exception; uncompiled it raises none",
     "crash_compile": "cannot be compiled: the compiler raises an exception",
-    "crash_runtime": "crashes when it runs",
+    "crash_runtime": "compiles, and fails when it runs",
     "segfault": "is killed by a signal",
     "hang": "does not end",
     "side_effect": "loses or changes a side effect",
     "unsupported": "is refused by torch.compile",
 }
-GRAPH_LINES = 120
-"""A longer graph is cut in the report and complete in `graph.txt`."""
+EXPECTED: dict[Kind, tuple[str, str]] = {
+    "crash_compile": ("it compiles", "the compiler fails, see the error log"),
+    "crash_runtime": ("it runs, as it does uncompiled", "it fails, see the error log"),
+    "segfault": ("it runs, as it does uncompiled", "the process is killed"),
+    "hang": ("it ends, as it does uncompiled", "it does not end"),
+    "unsupported": ("it compiles", "torch.compile refuses it, see the error log"),
+    "missing_exception": ("the exception that it raises uncompiled", "no exception"),
+    "extra_exception": ("no exception", "an exception, see the error log"),
+}
+"""What is expected and what happens, of the kinds that have no values to tell."""
+
+STAGES = {
+    "dynamo": "Dynamo",
+    "aot": "AOTAutograd",
+    "decomposition": "a decomposition",
+    "pre_grad": "Inductor's pre-grad passes",
+    "joint": "Inductor's joint-graph passes",
+    "post_grad": "Inductor's post-grad passes",
+    "lowering": "Inductor's lowering",
+    "codegen": "Inductor's code generation",
+    "runtime": "the compiled code, when it runs",
+}
+BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
+"""Rows of the table, each with more of the compiler than the one before."""
+
+RUNG_BACKENDS = {"dynamo": "eager", "aot": "aot_eager", "passes": "aot_eager_decomp_partition"}
+STATES = {"right": "right", "wrong": "**wrong**", "unsure": "not sure", "not_run": "not run"}
+
+CODES = "exits 1 while the fault is there, 0 when it is gone, and 125 when it cannot tell"
+
+CODE_LINES, GRAPH_LINES = 200, 120
+"""What is longer is attached, or cut, and whole in a file of its own."""
 
 
 def title_of(finding: Finding) -> str:
     """One line that names the fault, for an issue and for the head of the repro."""
+    kind = TITLES.get(finding.kind, finding.kind.replace("_", " "))
     culprit = f" from {finding.op}" if finding.op else ""
     stage = "" if finding.stage == "unknown" else f" ({finding.stage}{f', {finding.pass_}' if finding.pass_ else ''})"
     backward = " in the backward" if finding.direction == "backward" else ""
-    return f"torch.compile: {finding.kind.replace('_', ' ')}{culprit}{backward}{stage}"
+    return f"torch.compile: {kind}{culprit}{backward}{stage}"
+
+
+def backends_of(rungs: Sequence[Rung], *, backend: str = "inductor") -> dict[str, str]:
+    """`right`, `wrong`, `unsure` or `not_run` of each backend, as the rungs of a diagnosis say; empty without rungs.
+
+    Args:
+        backend: name of the program's own backend.
+    """
+    states = {rung.name: rung.state for rung in rungs}
+    found = {name: str(states.get(rung, "not_run")) for rung, name in RUNG_BACKENDS.items()}  # type: ignore[call-overload]
+    # The passes do more than this backend: if they are wrong, nobody knows what it gives.
+    found["aot_eager_decomp_partition"] = "right" if states.get("passes") == "right" else "not_run"
+    top = states.get("plain", "not_run")
+    found[backend] = str(states.get("kernels", "not_run") if top == "not_run" else top)
+    return found if rungs else {}
 
 
 def report_text(
-    case: Case,
     finding: Finding,
     *,
+    code: str | None = None,
+    output: str = "",
     versions: Mapping[str, str],
     files: Mapping[str, str],
+    backends: Mapping[str, str] | None = None,
+    log: str = "",
+    graph: str = "",
+    problems: Sequence[str] = (),
     neighbour: str | None = None,
-    problems: tuple[str, ...] = (),
+    settings: Sequence[str] = (),
 ) -> str:
-    """The report as Markdown.
+    """The report as Markdown. It names no folder of this machine.
 
     Args:
-        versions: name and version of everything that may matter.
+        code: the script that shows the fault; None, or a long one: it is to be attached.
+        output: what the script prints.
+        versions: name and version of everything that may matter, see `environment`.
         files: name and meaning of the files beside the report.
+        backends: what each gives, see `backends_of`; None: no table.
+        log: what was raised, with the compiler's own words.
+        graph: the graph as text.
+        problems: why the script cannot be run elsewhere, one line each.
         neighbour: the nearest variant that passes, as a sentence.
-        problems: why the repro cannot be run elsewhere.
+        settings: those that are not torch's defaults, as statements of Python.
     """
-    parts = [f"# {title_of(finding)}", _sentence(case, finding)]
-    if finding.reason:
-        parts.append(finding.reason)
-    if neighbour:
-        parts.append(f"The nearest variant that passes: {neighbour}")
-    parts += ["## How to see it", _how_to_run(problems)]
-    parts += ["## Minimal graph", _fenced(_cut(graph_text(case.graph)), "python"), _call_text(case)]
-    parts += ["## Where it comes from", _facts(finding)]
-    parts += ["## Versions", _table(versions)] if versions else []
-    parts += ["## Files", "\n".join(f"- `{name}`: {meaning}" for name, meaning in files.items())]
-    return "\n\n".join(parts) + "\n"
-
-
-def program_report(finding: Finding, *, versions: Mapping[str, str]) -> str:
-    """The report of a finding whose repro is the program itself, as Markdown."""
-    op = f" at `{finding.op}`" if finding.op else ""
-    parts = [f"# {title_of(finding)}", f"Compiled, the program in `repro.py`{op} {WRONG[finding.kind]}."]
-    parts += [finding.reason] if finding.reason else []
-    parts += ["No smaller piece of it shows the fault by itself."]
-    parts += ["## How to see it", _fenced("python repro.py", "console")]
-    parts += ["It exits 1 while the fault is there, 0 when it is gone, and 125 when it cannot tell."]
-    parts += ["## Where it comes from", _facts(finding)]
-    parts += ["## Versions", _table(versions)] if versions else []
-    return "\n\n".join(parts) + "\n"
-
-
-def _sentence(case: Case, finding: Finding) -> str:
-    op = f", at `{finding.op}`," if finding.op else ""
-    dynamic = f", dynamic={case.dynamic}" if case.dynamic is not None else ""
-    backend = f'"{case.backend}"' if case.own_backend is None else case.own_backend.name
-    how = f"`torch.compile(backend={backend}{dynamic})`"
-    what = f"Compiled with {how}, the graph below{op} {WRONG[finding.kind]}."
-    if finding.flaky_rate >= 1:
-        return what
-    return f"{what} It is flaky: it failed in {finding.flaky_rate:.0%} of the repeats."
-
-
-def _how_to_run(problems: tuple[str, ...]) -> str:
-    text = (
-        _fenced("python repro.py", "console")
-        + "\n\nIt needs torch and the files beside it. It exits 1 while the fault is there, 0 when it is gone, and 125 "
-        "when it cannot tell. `pytest test_repro.py` passes once the fault is gone."
-    )
-    if not problems:
-        return text
-    return f"{text}\n\nIt exits 125 for now, because not all of the case could be saved:\n\n" + "\n".join(
-        f"- {problem}" for problem in problems
-    )
-
-
-def _call_text(case: Case) -> str:
-    lines = [f"It is called {len(case.calls)} time(s){', with a backward' if case.grad else ', under no_grad'}."]
-    for i, call in enumerate(case.calls):
-        lines.append(f"- call {i}: {', '.join(_value(record) for record in call.doc['values']) or 'no arguments'}")
-    configs = (("inductor", case.inductor_config), ("functorch", case.functorch_config), ("dynamo", case.dynamo_config))
-    settings = [
-        f"- `torch._{name}.config.{key} = {value!r}`" for name, config in configs for key, value in config.items()
+    shown = code if code is not None and code.count("\n") <= CODE_LINES else None
+    expected, actual, rest = _expected(finding)
+    errors = trimmed(log or (finding.reason if finding.kind in CRASHES else ""))
+    printed = trimmed(output)
+    parts = [
+        f"# {title_of(finding)}",
+        "### 🐛 Describe the bug",
+        scrubbed(" ".join(filter(None, (_what(finding), as_sentence(rest), neighbour)))),
+        _code(shown),
+        _listed("It cannot be run elsewhere for now:", [scrubbed(text) for text in problems]),
+        scrubbed(f"- *Expected*: {expected}\n- *Actual*: {actual}"),
+        f"Output of the script:\n\n{_fenced(printed)}" if printed and printed not in errors else "",
+        _backends(backends) if backends else "",
+        _listed("Settings other than the defaults:", [f"`{scrubbed(text)}`" for text in settings]),
+        _folded("Where it comes from, and how it was measured", scrubbed(_facts(finding))),
+        _folded("Graph", _fenced(_cut(scrubbed(graph)), "python")) if graph else "",
+        _files(files, inline=shown is not None),
+        "### Error logs",
+        _fenced(errors) if errors else "No error is raised.",
+        "### Versions",
+        _fenced(versions_text(versions)) if versions else "",
     ]
-    if settings:
-        lines += ["", "Settings other than the defaults:", "", *settings]
-    return "\n".join([lines[0], "", *lines[1:]])
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _value(record: Mapping[str, object]) -> str:
-    if record["kind"] == "tensor":
-        grad = ", requires grad" if record["requires_grad"] else ""
-        return f"`{record['dtype']}{record['shape']}` (strides {record['stride']}, {record['device']}{grad})"
-    return f"`{record.get('value', record['kind'])}`"
+def with_backends(report: str, backends: Mapping[str, str]) -> str:
+    """The report with a table of what each backend gives, before what is folded; as it is where it has one."""
+    table = _backends(backends)
+    if not backends or "| backend | result |" in report:
+        return report
+    head, folded, tail = report.partition("\n\n<details>")
+    return f"{head}\n\n{table}{folded}{tail}"
+
+
+def versions_text(versions: Mapping[str, str]) -> str:
+    """Names and versions in the form of `torch.utils.collect_env`; what has several lines stands below its name."""
+    lines = []
+    for name, value in versions.items():
+        lines += ["", f"{name}:", *value.splitlines()] if "\n" in value else [f"{name}: {value}"]
+    return "\n".join(lines)
+
+
+def _what(finding: Finding) -> str:
+    """What happens, where, and in which part of the compiler."""
+    place = f" (`{finding.source}`)" if finding.source else ""
+    subject = f"`{finding.op}`{place}" if finding.op else f"the program{place}"
+    kind, backward = WRONG[finding.kind], finding.direction == "backward"
+    text = f"With `torch.compile`, {subject} {kind}{', in the backward' if backward else ''}."
+    if finding.stage != "unknown":
+        by = f", by the pass `{finding.pass_}`" if finding.pass_ else ""
+        text += f" It goes wrong in {STAGES[finding.stage]}{by}."
+    if finding.flaky_rate < 1:
+        text += f" It is flaky: it failed in {finding.flaky_rate:.0%} of the repeats."
+    return text
+
+
+def _expected(finding: Finding) -> tuple[str, str, str]:
+    """What was expected, what came, and what else the reason says."""
+    _, reason = reason_of(msgspec.to_builtins(finding))
+    first, *others = SENTENCES.split(reason) if finding.kind not in CRASHES else [""]
+    rest = " ".join(others)
+    if finding.worst is not None:
+        expected, actual = expected_in_words(finding.worst)
+        size = size_in_words(finding.worst)
+        place = place_in_words(finding.worst)
+        return f"{expected} {place}", f"{actual}{f'; {size}' if size else ''}", " ".join(filter(None, (first, rest)))
+    got, known, expected = first.rstrip(".").rpartition(", uncompiled ")
+    if known and ";" not in got:
+        return expected, got, rest
+    want, have = EXPECTED.get(finding.kind, ("the same as uncompiled", WRONG[finding.kind]))
+    return want, have, " ".join(filter(None, (first, rest)))
+
+
+def _code(code: str | None) -> str:
+    if code is None:
+        return f"`repro.py` is attached. `python repro.py` {CODES}."
+    return f"{_fenced(scrubbed_code(code).rstrip(), 'python')}\n\n`python repro.py` {CODES}."
+
+
+def _backends(backends: Mapping[str, str]) -> str:
+    names = [*(name for name in BACKENDS if name in backends), *(name for name in backends if name not in BACKENDS)]
+    rows = [f"| `{name}` | {STATES.get(backends[name], backends[name])} |" for name in names]
+    return "\n".join(["| backend | result |", "|---|---|", *rows])
 
 
 def _facts(finding: Finding) -> str:
@@ -136,17 +217,25 @@ def _facts(finding: Finding) -> str:
         "kernel": finding.kernel,
         "source": finding.source,
         "module": finding.module,
+        "measured": "; ".join(details(msgspec.to_builtins(finding))),
     }
-    if finding.local_z:
-        where["error of the op"] = f"{finding.local_z:.4g} times its legitimate noise"
-    if finding.accumulated_z:
-        where["error of the output"] = f"{finding.accumulated_z:.4g} times its legitimate noise"
-    return _table({key: value for key, value in where.items() if value})
+    rows = [f"| {key} | {_cell(value)} |" for key, value in where.items() if value]
+    return "\n".join(["| | |", "|---|---|", *rows])
 
 
-def _table(rows: Mapping[str, str]) -> str:
-    cells = [f"| {key} | {_cell(value)} |" for key, value in rows.items()]
-    return "\n".join(["| | |", "|---|---|", *cells])
+def _files(files: Mapping[str, str], *, inline: bool) -> str:
+    left = {name: meaning for name, meaning in files.items() if not (inline and name == "repro.py")}
+    if not left:
+        return ""
+    return _folded("Files that can be attached", "\n".join(f"- `{name}`: {what}" for name, what in left.items()))
+
+
+def _listed(head: str, lines: Sequence[str]) -> str:
+    return f"{head}\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
 def _cell(text: str) -> str:
@@ -160,7 +249,7 @@ def _cut(text: str) -> str:
     return "\n".join([*lines[:GRAPH_LINES], f"# … {len(lines) - GRAPH_LINES} more lines in graph.txt"])
 
 
-def _fenced(text: str, language: str) -> str:
+def _fenced(text: str, language: str = "") -> str:
     fence = "```"
     while fence in text:
         fence += "`"

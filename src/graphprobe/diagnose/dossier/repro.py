@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import pprint
@@ -56,22 +55,21 @@ def repro_source(case: Case, *, title: str, flaky_rate: float = 1.0) -> Script:
     graph = GraphSource(case.graph)
     problems = [*graph.problems, *_problems(case)]
     settings = _settings(case, flaky_rate)
-    if case.own_backend is not None and (clash := sorted(_defined(case.own_backend.text) & _defined(_common_part()))):
-        problems.append(f"the backend defines {', '.join(clash)}, and so does this file")
     head = [title, *problems, *dict.fromkeys(graph.literals.notes), "", *_USAGE]
     imports = sorted(graph.literals.imports | {"torch", "torch.fx"})
     loading = f'load_constants(Path(__file__).resolve().with_name("{CONSTANTS}"))' if graph.tensors else "{}"
+    own = [_own(key, own) for key, own in owns_of(case).items()]
     parts = [
         "".join(f"# {line}".rstrip() + "\n" for entry in head for line in (entry.splitlines() or [""]))
         + "\nfrom __future__ import annotations\n\nimport sys",
         f"SETTINGS = {pprint.pformat(settings, width=110, sort_dicts=False)}\nPROBLEMS = {tuple(problems)!r}",
+        *(["# What the program defines itself.\n" + "\n\n".join(own)] if own else []),
         *graph.functions,
         f"def build():\n    return build_graph({loading})",
         f"{_RULE}\n# What follows runs the graph above in a child process and compares; it is the same in every repro.",
         _watching() + "\n\n" + _PARENT,
         "".join(f"import {module}\n" for module in imports),
         _checking(),
-        *([_own_backend(case.own_backend)] if case.own_backend is not None else []),
         *([BUILD_MODULE] if any(" module(" in text for text in graph.functions) else []),
         _CHILD,
     ]
@@ -92,23 +90,17 @@ def _checking() -> str:
     return "\n\n\n".join(part.strip() for part in [*parts, HELPERS])
 
 
-def _common_part() -> str:
-    return f"{_watching()}\n{_checking()}\nSETTINGS = PROBLEMS = build = build_graph = 0\n"
+def owns_of(case: Case) -> dict[str, OwnBackend]:
+    """What the program has made itself: its `backend`, and its functions by the settings that hold them."""
+    backend = {"backend": case.own_backend} if case.own_backend is not None else {}
+    return {**backend, **case.hooks}
 
 
-def _defined(text: str) -> set[str]:
-    """Names that a file binds at its top level."""
-    found: set[str] = set()
-    for statement in ast.parse(text).body:
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            found.add(statement.name)
-        elif isinstance(statement, ast.Assign):
-            found |= {name.id for name in ast.walk(statement) if isinstance(name, ast.Name)}
-    return found
-
-
-def _own_backend(own: OwnBackend) -> str:
-    return f'# The backend, as the program defines it.\n{own.text.strip()}\n\n\nSETTINGS["backend"] = {own.name}'
+def _own(key: str, own: OwnBackend) -> str:
+    """Texts that run in a namespace each, so that no name means two things."""
+    text = own.text.strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    facts = {"name": own.name, "shown": own.shown, "folder": own.folder}
+    return f'SETTINGS["own"]["{key}"] = {facts!r}\nSETTINGS["own"]["{key}"]["text"] = """\\\n{text}\n"""'
 
 
 _USAGE = (
@@ -134,14 +126,16 @@ def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
         repeats = min(MOST_REPEATS, math.ceil(math.log(MISS) / math.log1p(-flaky_rate))) if flaky_rate else MOST_REPEATS
     return {
         "kind": case.kind,
-        "backend": case.backend,
+        "backend": case.backend if case.own_backend is None else case.own_backend.name,
         "dynamic": case.dynamic,
         "via": case.via,
         "grad": case.grad,
         "calls": len(case.calls),
         "repeats": repeats,
-        "autocast": not _is_aten(case.graph),
+        "autocast": not is_aten(case.graph),
         "allowed": bool(case.allowed),
+        "unsaved": list(case.unsaved_settings),
+        "own": {},
         "configs": {name: changes if _is_json(changes) else {} for name, changes in configs.items()},
     }
 
@@ -154,7 +148,8 @@ def _is_json(value: object) -> bool:
 
 
 def _problems(case: Case) -> list[str]:
-    found = [f"call {i}: {line}" for i, call in enumerate(case.calls) for line in call.opaque]
+    found = list(case.unsaved)
+    found += [f"call {i}: {line}" for i, call in enumerate(case.calls) for line in call.opaque]
     for name in ("inductor_config", "functorch_config", "dynamo_config"):
         bad = [key for key, value in getattr(case, name).items() if not _is_json({key: value})]
         found += [f"{name}: {key} has no JSON value" for key in bad]
@@ -163,7 +158,7 @@ def _problems(case: Case) -> list[str]:
     return found if case.calls else [*found, "no call was captured"]
 
 
-def _is_aten(graph: fx.GraphModule) -> bool:
+def is_aten(graph: fx.GraphModule) -> bool:
     """Whether all calls are operators, which autocast does not see the way it sees functions of torch."""
     calls = [node for node in graph.graph.nodes if node.op.startswith("call_")]
     return all(node.op == "call_function" and _is_plain(node.target) for node in calls)

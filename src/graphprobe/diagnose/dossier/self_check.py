@@ -12,8 +12,10 @@ import copy
 import functools
 import importlib
 import json
+import linecache
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,8 @@ def configure(settings: Mapping[str, Any]) -> None:
     The cache of compiled C++ stays, since it goes by the generated text; `force_disable_caches` would end it as well,
     and make each run twice as long.
     """
-    for name, changes in settings["configs"].items():
+    for name in CONFIGS:
+        changes = {**settings["configs"].get(name, {}), **settings.get("hooks", {}).get(name, {})}
         module = importlib.import_module(CONFIGS[name])
         defaults = {key: value for key, value in QUIET.get(name, {}).items() if hasattr(module, key)}
         for path, value in {**defaults, **changes}.items():
@@ -55,6 +58,27 @@ def configure(settings: Mapping[str, Any]) -> None:
                 setattr(holder, leaf, value)
             except (AttributeError, TypeError) as error:
                 raise Undecided(f"this torch does not take the setting {CONFIGS[name]}.{path} = {value!r}") from error
+
+
+def with_own(settings: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """The settings with what the program has made itself: its backend, and functions in settings of the compiler."""
+    hooks: dict[str, dict[str, Any]] = {}
+    made = {**settings, "hooks": hooks}
+    for key, own in settings.get("own", {}).items():
+        shown = f"<{own['shown'] or own['name']}>"
+        linecache.cache[shown] = (len(own["text"]), None, own["text"].splitlines(keepends=True), shown)
+        defined: dict[str, Any] = {"__name__": "own", "__file__": file}
+        exec(compile(own["text"], shown, "exec"), defined)
+        value = eval(own["name"], defined)
+        if key == "backend":
+            made["backend"] = value
+            if not isinstance(value, types.FunctionType):  # so that torch's messages call it so
+                with contextlib.suppress(AttributeError, TypeError):
+                    value.__name__ = own["name"]
+        else:
+            package, _, name = key.partition(".")
+            hooks.setdefault(package, {})[name] = value
+    return made
 
 
 def gradients(outputs: Leaves, inputs: Leaves, module: torch.nn.Module) -> Leaves:
@@ -194,6 +218,7 @@ def check_case(
     build: Callable[[], torch.fx.GraphModule], settings: Mapping[str, Any], here: Path, tell: Callable[..., None]
 ) -> None:
     """Runs uncompiled, then compiled, and tells the differences."""
+    settings = with_own(settings, str(here / "repro.py"))
     configure(settings)
     saved = []
     for i in range(settings["calls"]):
@@ -229,6 +254,8 @@ def check_case(
                 tell(note=f"call {i}: both raise; compiled: {shown(have.raised)}; uncompiled: {shown(want.raised)}")
         if found:
             return
+    if settings.get("unsaved"):
+        raise Undecided(f"no difference, but this could not be saved: {'; '.join(settings['unsaved'])}")
 
 
 def check_in_child(

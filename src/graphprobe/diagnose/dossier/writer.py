@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import fx
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.report import report_text, title_of
+from graphprobe.diagnose.dossier.plain_inputs import FILE
+from graphprobe.diagnose.dossier.report import CODES, backends_of, report_text, title_of, with_backends
 from graphprobe.diagnose.dossier.repro import repro_source
-from graphprobe.engine.values import one_file_bytes, to_bytes
+from graphprobe.diagnose.dossier.short import Short
+from graphprobe.engine.values import one_file_bytes, tensor_file, to_bytes
 from graphprobe.errors import EXIT_UNDECIDED, UsageError
-from graphprobe.findings import Diagnosis, Finding
+from graphprobe.findings import Diagnosis, Finding, Rung
 from graphprobe.probe.formats.fx_text import graph_text
-from graphprobe.store.files import write_new_file
+from graphprobe.store.files import replace_file, write_new_file
+
+log = logging.getLogger(__name__)
+
+OUTPUT = 20_000
+"""Characters of a script's output that are kept, the last ones."""
+
+EXACT = "exact"
+"""Folder of the long form of a repro and its data, beside the short one."""
 
 GRACE_S = 30.0
 """What the repro gets beyond its own time limit to stop its child and say so."""
+
+NOT_ALONE = (
+    "The repro does not fail in a process of its own, so the fault needs something of this process: a patch, a pass or"
+    " a setting that cannot be saved."
+)
 
 TEST = '''"""Passes once the fault that repro.py shows is gone."""
 
@@ -52,8 +73,13 @@ def write_dossier(
     generated_code: str | None = None,
     kernel_source: tuple[str, str] | None = None,
     window: bytes | None = None,
+    shown: Shown | None = None,
+    log: str = "",
 ) -> list[str]:
     """Writes the folder of one finding: `finding.json`, `REPORT.md`, `repro.py`, `test_repro.py`, and their data.
+
+    Where there is a short `repro.py`, the long one, which runs the recorded graph on the recorded bits, and its data go
+    to `exact/`.
 
     Args:
         folder: must not exist, or be empty; its parents are made.
@@ -63,6 +89,8 @@ def write_dossier(
         generated_code: text of the generated kernels, for `generated_code.py`.
         kernel_source: suffix and text of the accused kernel as the program compiled it, for `kernel.cpp`, `kernel.py`.
         window: the nodes around the accused one, for `window.json`.
+        shown: the short repro, and what it printed.
+        log: what the compiler or the program raised.
 
     Returns:
         why the repro cannot be run, one line each; empty when it can.
@@ -81,6 +109,13 @@ def write_dossier(
         "finding.json": ("what was found", finding_json(finding)),
         "graph.txt": ("the minimal graph", graph_text(case.graph).encode()),
     }
+    exact = shown is not None
+    if shown is not None:
+        files[f"{EXACT}/repro.py"] = ("the recorded graph on the recorded bits", files["repro.py"][1])
+        files["repro.py"] = ("shows the fault", shown.short.text.encode())
+        files["output.txt"] = ("what it printed", shown.output.encode())
+        if shown.short.tensors:
+            files[FILE] = ("what repro.py reads", tensor_file(shown.short.tensors))
     if before is not None:
         files["graph_before.txt"] = ("the graph before the pass", graph_text(before).encode())
     if generated_code is not None:
@@ -91,29 +126,50 @@ def write_dossier(
         files[f"kernel{suffix}"] = (meaning, text.encode("utf-8", "replace"))
     if window is not None:
         files["window.json"] = ("the nodes around the accused one in the whole graph, with the error of each", window)
+    data: dict[str, tuple[str, bytes]] = {}
     for i, call in enumerate(case.calls):
         values, records = to_bytes(call)
-        files[f"call{i}.inputs.safetensors"] = (f"memory of the arguments of call {i}", values)
-        files[f"call{i}.inputs.json"] = ("their shapes, strides and settings", records)
+        data[f"call{i}.inputs.safetensors"] = (f"memory of the arguments of call {i}", values)
+        data[f"call{i}.inputs.json"] = ("their shapes, strides and settings", records)
     if script.constants is not None:
-        files[script.constants_name] = ("parameters, buffers and constants of the graph", script.constants)
+        data[script.constants_name] = ("parameters, buffers and constants of the graph", script.constants)
     if case.allowed:
-        files["allowed.safetensors"] = ("how far each element may be off", one_file_bytes({"allowed": case.allowed}))
-    meanings = {name: meaning for name, (meaning, _) in files.items()}
+        data["allowed.safetensors"] = ("how far each element may be off", one_file_bytes({"allowed": case.allowed}))
+    files |= {f"{EXACT}/{name}" if exact else name: entry for name, entry in data.items()}
+    configs = {"inductor": case.inductor_config, "functorch": case.functorch_config, "dynamo": case.dynamo_config}
+    settings = [f"torch._{name}.config.{key} = {v!r}" for name, values in configs.items() for key, v in values.items()]
     report = report_text(
-        case, finding, versions=versions, files=meanings, neighbour=neighbour, problems=script.problems
+        finding,
+        code=(script.source if shown is None else shown.short.text),
+        output="" if shown is None else shown.output,
+        versions=versions,
+        files={name: meaning for name, (meaning, _) in files.items()},
+        log=log,
+        graph="" if shown else graph_text(case.graph),
+        problems=script.problems if shown is None else (),
+        neighbour=neighbour,
+        settings=settings if shown is None else (),
     )
     _write_folder(folder, {"REPORT.md": report.encode(), **{name: data for name, (_, data) in files.items()}})
     return list(script.problems)
 
 
-def rewrite_finding(finding: Finding) -> None:
-    """Write `finding.json` again, with what has been found out since the dossier was written."""
+def complete_dossier(finding: Finding, rungs: Sequence[Rung], backend: str) -> None:
+    """Add what has been found out since a dossier was written: `finding.json` again, and the backends' table."""
     path = Path(finding.dossier) / "finding.json" if finding.dossier is not None else None
     if path is not None and path.exists():
         temporary = path.with_suffix(".new")
         write_new_file(temporary, finding_json(finding))
         temporary.replace(path)
+    report = Path(finding.dossier) / "REPORT.md" if finding.dossier is not None else None
+    if report is not None and report.exists() and rungs:
+        text = with_backends(report.read_text("utf-8"), backends_of(rungs, backend=backend))
+        text = (
+            text
+            if finding.proof is not None
+            else text.replace(CODES, f"shows no fault if it is run alone. {NOT_ALONE}")
+        )
+        replace_file(report, text.encode())
 
 
 def finding_json(finding: Finding) -> bytes:
@@ -128,11 +184,43 @@ def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
     try:
         temporary.mkdir()
         for name, data in files.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
             write_new_file(temporary / name, data)
         temporary.replace(folder)  # takes the place of an empty folder, never of one that holds something
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A short repro that has shown its fault in a process of its own, and what it printed there."""
+
+    short: Short
+    output: str
+
+
+def first_shown(candidates: Iterable[Short], *, timeout_s: float = 300.0) -> Shown | None:
+    """The first of these scripts that shows its fault alone in an empty folder, and whose control shows none.
+
+    None where none does.
+    """
+    for short in candidates:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ThreadPoolExecutor(2) as pool:
+            for name, text in (("repro.py", short.text), ("control.py", short.control)):
+                (Path(folder) / name).write_text(text, "utf-8")
+            if short.tensors:
+                (Path(folder) / FILE).write_bytes(tensor_file(short.tensors))
+            control = pool.submit(_run, [str(Path(folder) / "control.py")], timeout_s)
+            code, output = _run([str(Path(folder) / "repro.py")], timeout_s)
+            right, said = control.result()
+        lines = short.text.count("\n")
+        log.info(
+            "a short repro of %d lines: exit code %s, its control %s, %.300s %.300s", lines, code, right, output, said
+        )
+        if code == 1 and right == 0:
+            return Shown(short, output.replace(folder + os.sep, ""))
+    return None
 
 
 def run_repro(folder: Path, *, timeout_s: float = 300.0) -> int:
@@ -141,12 +229,30 @@ def run_repro(folder: Path, *, timeout_s: float = 300.0) -> int:
     1: the fault is there. 0: it is gone. 125: undecided, also when it did not end in time.
     """
     repro = Path(folder).resolve() / "repro.py"
-    command = [sys.executable, "-I", str(repro), "--timeout", str(timeout_s)]
     if not repro.is_file():
         return EXIT_UNDECIDED
+    return _run([str(repro), "--timeout", str(timeout_s)], timeout_s + GRACE_S)[0]
+
+
+def _run(arguments: Sequence[str], timeout_s: float) -> tuple[int, str]:
+    """Exit code and output of a script, run alone; torch's caches of graphs are left alone."""
+    env = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as elsewhere:
+        process = subprocess.Popen(
+            [sys.executable, "-I", *arguments],
+            cwd=elsewhere,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(command, cwd=elsewhere, capture_output=True, timeout=timeout_s + GRACE_S, check=False)
+            output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            return EXIT_UNDECIDED
-    return done.returncode if done.returncode >= 0 else EXIT_UNDECIDED
+            return EXIT_UNDECIDED, f"it did not end within {timeout_s:g} s"
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    code = process.returncode
+    return (code if code >= 0 else EXIT_UNDECIDED), output.decode("utf-8", "replace")[-OUTPUT:]

@@ -13,7 +13,7 @@ import msgspec
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.writer import write_dossier
+from graphprobe.diagnose.dossier.writer import Shown, write_dossier
 from graphprobe.diagnose.reduction.recipe import Recipe
 from graphprobe.diagnose.settings import versions
 from graphprobe.engine.naming import module_of, op_of, source_of
@@ -146,14 +146,16 @@ class CaseFolder:
         except (OSError, msgspec.DecodeError):
             return None
 
-    def save_repro(self, case: Case, finding: Finding) -> list[str]:
+    def save_repro(self, case: Case, finding: Finding, shown: Shown | None = None) -> list[str]:
         """Put the dossier of a case in the place of the one before; returns why it cannot be run, one line each.
+
+        `shown`: a short repro that shows the fault.
 
         At any moment a whole one is there, where the file system can exchange two folders.
         """
         target, fresh = self.path / REPRO, self.path / f".{REPRO}.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        problems = write_dossier(fresh, case, finding, versions=versions())
+        problems = write_dossier(fresh, case, finding, versions=versions(), shown=shown)
         if not target.exists():
             os.rename(fresh, target)
         elif exchange(fresh, target):

@@ -14,7 +14,8 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.own_backend import STAND_IN, own_backend
+from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_backend
+from graphprobe.diagnose.dossier.writer import EXACT
 from graphprobe.diagnose.reduction.case_folder import ORIGINAL, is_reduction, origins_into
 from graphprobe.diagnose.settings import changed_settings
 from graphprobe.engine.values import CapturedValues, capture, from_bytes
@@ -59,7 +60,8 @@ def case_from_reduction(folder: Path) -> Case:
 
 
 def case_from_dossier(folder: Path) -> Case:
-    """The case that a `repro.py` shows."""
+    """The case that a `repro.py` shows, from its exact form where that lies in a folder of its own."""
+    folder = folder / EXACT if (folder / EXACT / "repro.py").is_file() else folder
     module = _imported(folder / "repro.py")
     settings = getattr(module, "SETTINGS", None)
     if not isinstance(settings, dict) or not hasattr(module, "build"):
@@ -71,12 +73,17 @@ def case_from_dossier(folder: Path) -> Case:
         raise UsageError(f"{folder} lacks {', '.join(missing)}", hint="The .safetensors and the .json file of each.")
     configs = settings["configs"]
     backend = settings["backend"]
-    own = None if isinstance(backend, str) else own_backend(backend)
+    owns = {key: OwnBackend(**facts) for key, facts in settings.get("own", {}).items()}
+    own = owns.pop("backend", None)
+    if own is not None:
+        backend = STAND_IN
+    elif not isinstance(backend, str):  # as older repros have it
+        own, backend = own_backend(backend), STAND_IN
     return Case(
         graph,
         [call for call in calls if call is not None],
         settings["kind"],
-        backend=backend if own is None else STAND_IN,
+        backend=backend,
         own_backend=own,
         dynamic=settings["dynamic"],
         grad=settings["grad"],
@@ -84,6 +91,8 @@ def case_from_dossier(folder: Path) -> Case:
         functorch_config=configs.get("functorch", {}),
         dynamo_config=configs.get("dynamo", {}),
         via=settings.get("via", "dynamo"),
+        hooks=owns,
+        unsaved_settings=tuple(settings.get("unsaved", ())),
     )
 
 
@@ -97,15 +106,12 @@ def case_from_graph(file: Path) -> Case:
     inputs = inputs or _made_up(module, file)
     eager = bool(re.search(r"\beager=True\)", text))
     wants = any(record.get("requires_grad") for record in inputs.doc["values"])
-    changed = changed_settings()
     return Case(
         _built(module, file),
         [inputs],
         "wrong_value",
         grad=eager and wants,
-        inductor_config=changed.inductor,
-        functorch_config=changed.functorch,
-        dynamo_config=changed.dynamo,
+        **changed_settings().of_case(),
     )
 
 

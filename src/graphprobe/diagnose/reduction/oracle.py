@@ -52,6 +52,9 @@ class CompilerOracle:
         fail_regex: what the text of the failure must match.
         first: what the original was just seen to do; it is not asked again for the first answer.
         on_wanted: is told the signature when it is found.
+
+    Attributes:
+        longest_s: how long the longest question took that did not hang.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class CompilerOracle:
         self.timeout_s = timeout_s
         self._on_wanted = on_wanted
         self._first = first
-        self._longest_s = 0.0
+        self.longest_s = 0.0
         self._hung: dict[str, Answer] = {}
         after_fork.preload()
         original = service.problem_of_original()
@@ -96,7 +99,7 @@ class CompilerOracle:
         if answer.signature == sign.HANG:
             self._hung[candidate.digest] = answer
         else:
-            self._longest_s = max(self._longest_s, answer.seconds)
+            self.longest_s = max(self.longest_s, answer.seconds)
         if answer.verdict is Verdict.FAILS and not self.question.wanted:
             self.question = msgspec.structs.replace(self.question, wanted=answer.signature)
             if self._on_wanted is not None:
@@ -112,9 +115,9 @@ class CompilerOracle:
         return msgspec.json.decode(reply.value, type=Answer)
 
     def _limit_s(self) -> float:
-        if self.question.wanted != sign.HANG or not self._longest_s:
+        if self.question.wanted != sign.HANG or not self.longest_s:
             return self.timeout_s
-        return min(self.timeout_s, max(HANG_LEAST_S, HANG_FACTOR * self._longest_s))
+        return min(self.timeout_s, max(HANG_LEAST_S, HANG_FACTOR * self.longest_s))
 
     def close(self) -> None:
         """End the worker."""

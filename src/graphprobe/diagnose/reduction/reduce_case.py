@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.writer import run_repro
+from graphprobe.diagnose.check_case import reference_of
+from graphprobe.diagnose.dossier.report import title_of
+from graphprobe.diagnose.dossier.repro import owns_of
+from graphprobe.diagnose.dossier.short import short_repros
+from graphprobe.diagnose.dossier.writer import first_shown, run_repro
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.case_folder import JOURNAL, REPRO, Best, CaseFolder, State, finding_of
 from graphprobe.diagnose.reduction.digest import combined
@@ -18,7 +22,7 @@ from graphprobe.diagnose.reduction.oracle import CommandOracle, CompilerOracle
 from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
 from graphprobe.diagnose.reduction.service import Service, allowed_differences, free_memory
 from graphprobe.diagnose.reduction.shrinks import shrinks_for
-from graphprobe.errors import UsageError
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
 from graphprobe.findings import Finding
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.journal import Journal
@@ -48,6 +52,7 @@ class CaseReduction:
         before, after: calls in the graph.
         problems: why the repro cannot be run elsewhere, one line each.
         repro_exit: exit code of the repro in a process of its own: 1 while the fault is there; None: not run.
+        by_command: a command of the user's says what fails.
     """
 
     reduction: Reduction[FxCandidate]
@@ -58,11 +63,26 @@ class CaseReduction:
     after: int
     problems: list[str]
     repro_exit: int | None
+    by_command: bool = False
 
     @property
     def signature(self) -> str:
         """Of the failure; empty when there was none."""
         return self.reduction.signature
+
+    @property
+    def unproven(self) -> str:
+        """Why the repro of a case that fails is no proof; empty where it is one, or a command of the user's judged."""
+        if not self.reduction.failed or (self.by_command and not self.problems) or self.repro_exit == EXIT_FOUND:
+            return ""
+        missing = [*self.problems, *(self.case.unsaved_settings if self.case is not None else ())]
+        if missing:
+            return "; ".join(missing)
+        if self.repro_exit == EXIT_OK:
+            return "run by itself, the repro shows no fault: it needs something of this process that cannot be saved"
+        if self.repro_exit is None:
+            return "the repro does not hold the backend"
+        return "run by itself, the repro cannot tell; if it needs operators of a program, give it --import MODULE"
 
 
 class _Saver:
@@ -100,6 +120,28 @@ class _Saver:
         finding.dossier = str(self.folder.path / REPRO)
         self.case, self.finding, self.written = case, finding, self.best
         self._when = time.monotonic()
+
+    def shorten(self, took_s: float) -> bool:
+        """Put a short repro in the place of the long one, where one shows the fault alone.
+
+        Args:
+            took_s: how long the longest question took that did not hang.
+        """
+        if self.case is None or self.finding is None or self.finding.flaky_rate < 1:
+            return False
+        parts = ("outputs", "inputs", "gradients")
+        scripts = short_repros(
+            self.case,
+            reference_of(self.case),
+            self.finding,
+            parts=parts,
+            title=title_of(self.finding),
+            took_s=took_s,
+        )
+        shown = first_shown(scripts)
+        if shown is not None:
+            self.problems = self.folder.save_repro(self.case, self.finding, shown)
+        return shown is not None
 
 
 def _described(candidate: FxCandidate) -> Best:
@@ -160,7 +202,7 @@ def reduce_case(
     place = CaseFolder.resume(folder, case, state) if resume else CaseFolder.begin(folder, case, state)
     saver = _Saver(place, problem)
     if backend is None and case.own_backend is not None:
-        backend = case.own_backend.make
+        backend = case.own_backend.value
     service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=backend)
 
     def rebase(candidate: FxCandidate) -> Space[FxCandidate]:
@@ -189,7 +231,9 @@ def reduce_case(
                 saver.write()
             raise
     alone = backend is None or case.own_backend is not None  # the repro has all that it needs
-    return _finished(reduction, saver, whole.calls, folder, run=check is None and alone)
+    took_s = oracle.longest_s if isinstance(oracle, CompilerOracle) else 0.0
+    by_command = check is not None
+    return _finished(reduction, saver, whole.calls, folder, run=alone, took_s=took_s, by_command=by_command)
 
 
 def _oracle(
@@ -209,7 +253,9 @@ def _oracle(
 
 
 def _settings(case: Case) -> list[str]:
-    return [repr(sorted(c.items())) for c in (case.inductor_config, case.functorch_config, case.dynamo_config)]
+    texts = {key: own.text for key, own in owns_of(case).items() if key != "backend"}
+    configs = (case.inductor_config, case.functorch_config, case.dynamo_config)
+    return [repr(sorted(c.items())) for c in (*configs, *([texts] if texts else []))]
 
 
 def _indices(problem: Problem, names: Sequence[str]) -> list[int]:
@@ -222,7 +268,14 @@ def _indices(problem: Problem, names: Sequence[str]) -> list[int]:
 
 
 def _finished(
-    reduction: Reduction[FxCandidate], saver: _Saver, before: int, folder: Path, *, run: bool
+    reduction: Reduction[FxCandidate],
+    saver: _Saver,
+    before: int,
+    folder: Path,
+    *,
+    run: bool,
+    took_s: float,
+    by_command: bool,
 ) -> CaseReduction:
     code: int | None = None
     if reduction.failed:
@@ -230,7 +283,9 @@ def _finished(
         saver.folder.found(reduction.signature)
         flaky = reduction.rate is not None and reduction.rate < 1
         saver.write(rate=max(reduction.rate or 0.0, 0.01) if flaky else 1.0)
-        if run and not saver.problems:
+        if run and not saver.problems and saver.shorten(took_s):
+            code = EXIT_FOUND
+        elif run and not saver.problems and not by_command:
             hangs = reduction.signature == sign.HANG
             code = run_repro(folder / REPRO, timeout_s=HANG_REPRO_S if hangs else REPRO_S)
     return CaseReduction(
@@ -242,4 +297,5 @@ def _finished(
         after=reduction.case.calls,
         problems=saver.problems,
         repro_exit=code,
+        by_command=by_command,
     )

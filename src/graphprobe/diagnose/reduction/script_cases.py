@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.own_backend import STAND_IN, own_backend
+from graphprobe.diagnose.dossier.own_backend import STAND_IN, own_backend, shown_name, why_no_text
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction.case_folder import finding_of
 from graphprobe.diagnose.reduction.judge import Question, unresolved
@@ -44,28 +44,27 @@ def case_of(graph: GraphModule, values: Sequence[Any], backend: Backend, *, grad
     dynamic = any(isinstance(v, torch.SymInt) for v in values) or any(_is_symbolic(n) for n in graph.graph.nodes)
     with quiet():
         inputs = capture(list(values))
-    changed = changed_settings()
+    changed = changed_settings().with_inductor(backend.settings)
+    for name in [name for name in changed.dynamo if name.startswith("repro_")]:
+        del changed.dynamo[name]
+    chosen = backend.name or backend.compile
+    own, why = own_backend(chosen), why_no_text(chosen)
     state = [*graph.parameters(), *graph.buffers()]
     return Case(
         graph,
         [inputs],
         "wrong_value",
-        backend=backend.name or STAND_IN,
-        own_backend=own_backend(backend.compile) if backend.name is None else None,
+        backend=STAND_IN if own is not None or why else backend.name or STAND_IN,
+        own_backend=own,
+        unsaved=(why,) if why else (),
         dynamic=True if dynamic else None,
         grad=grad and any(isinstance(v, torch.Tensor) and v.requires_grad for v in (*values, *state)),
-        inductor_config={**changed.inductor, **{k: v for k, v in backend.settings.items() if _is_plain(v)}},
-        functorch_config=changed.functorch,
-        dynamo_config={k: v for k, v in changed.dynamo.items() if not k.startswith("repro_")},
+        **changed.of_case(),
     )
 
 
 def _is_symbolic(node: torch.fx.Node) -> bool:
     return node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def made_up(values: Sequence[Any]) -> list[Any]:
@@ -122,7 +121,22 @@ def tried(
 
 def maker_of(backend: Backend) -> Any:
     """What makes the backend anew; None where its name says all."""
-    return None if backend.name is not None else lambda: backend.compile
+    if backend.name is not None and own_backend(backend.name) is None:
+        return None
+    named = _named(backend.compile, shown_name(backend.name or backend.compile))
+    return lambda: named
+
+
+def _named(compile: Any, name: str) -> Any:
+    """The same under the name that the program has for it, which torch puts into its messages."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return compile(*args, **kwargs)
+
+    if hasattr(compile, "get_compiler_config"):
+        call.get_compiler_config = compile.get_compiler_config  # type: ignore[attr-defined]
+    call.__name__ = name
+    return call
 
 
 def reduced_elsewhere(case: Case, folder: Path, *, timeout_s: float, fail_regex: str | None) -> int:

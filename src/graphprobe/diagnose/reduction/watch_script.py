@@ -6,6 +6,7 @@ Imports no torch before the program does.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ PLACES, LEVELS = ("dynamo", "aot"), (2, 3, 4)
 AFTER, LEVEL = repro_hooks.VARIABLES
 FOLDER = "graphprobe-reduced"
 NOWHERE = "nowhere"
+_NAMELESS = re.compile(r"backend='(<[^']*>|compiler_fn)'")
+"""What torch calls a backend that is no function."""
 
 
 class GraphDiedError(GraphprobeError):
@@ -238,7 +241,7 @@ class ScriptWatch:
                         result = reduce_case(case, folder, backend=maker, tried=tried, **self._options)
                         failed = result.reduction.failed
                     else:
-                        failed = self._elsewhere(case, backend, folder)
+                        failed = self._elsewhere(case, folder)
             except Exception as error:
                 self.note(f"the graph could not be reduced: {type(error).__name__}: {error}")
                 return
@@ -250,17 +253,17 @@ class ScriptWatch:
                 self._on_reduction(result)
             elif result is not None:
                 self._on_note(f"reduced from {result.before} calls to {result.after}: {folder / 'repro'}")
-            if result is not None and backend.name is None and case.own_backend is None:
-                self._on_note(f"the backend has no name: repro.py has {case.backend!r} in its place, give it yours")
+            if result is not None and result.unproven:
+                self._on_note(f"its repro.py is no proof: {result.unproven}")
         if self._exit:
             raise ReducedExit
 
-    def _elsewhere(self, case: Case, backend: Backend, folder: Path) -> bool:
+    def _elsewhere(self, case: Case, folder: Path) -> bool:
         """CUDA is in use, so that no child can judge: another process reduces what is on disk."""
         from graphprobe.diagnose.reduction import script_cases
 
-        if backend.name is None:
-            raise UsageError("CUDA is in use, and the backend has no name that another process could call it by")
+        if case.unsaved:
+            raise UsageError(f"CUDA is in use, so that another process must reduce it; {'; '.join(case.unsaved)}")
         timeout_s = self._options.get("timeout_s", script_cases.DEFAULT_TIMEOUT_S)
         code = script_cases.reduced_elsewhere(
             case, folder, timeout_s=timeout_s, fail_regex=self._options.get("fail_regex")
@@ -383,7 +386,8 @@ class _Taken:
     def _reduce(self, case: Case | None, error: Exception) -> None:
         if case is not None:
             line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            self.watch.reduce(case, self.backend, f"{type(error).__name__}: {line}")
+            named = _NAMELESS.sub(f"backend={case.backend_shown!r}", line)
+            self.watch.reduce(case, self.backend, f"{type(error).__name__}: {named}")
 
 
 def _warned(text: str) -> None:

@@ -91,7 +91,23 @@ class Literals:
         number = hint(value)
         if number is None:
             raise Unreproducible(f"symbolic argument {value} has no value at compile time")
-        return f"sym({str(value)!r}, {number!r})"
+        return self.sized(str(value), number)
+
+    def sized(self, expression: str, number: float | bool) -> str:
+        """Source of a symbolic number that was `number` when it was compiled."""
+        return f"sym({expression!r}, {number!r})"
+
+    def imported(self, module: str, qualname: str) -> str:
+        """Source that finds a function or class of a module."""
+        return f"resolve({module!r}, {qualname!r})"
+
+    def higher_order(self, name: str) -> str:
+        """Source that finds a higher-order operator."""
+        return f"hop({name!r})"
+
+    def registered(self, namespace: str, name: str, overload: str | None) -> str:
+        """Source that finds an operator by the parts of its name."""
+        return f"custom_op({namespace!r}, {name!r}, {overload!r})"
 
     def _container(self, value: Any, nodes: Mapping[fx.Node, str]) -> str:
         if isinstance(value, dict):
@@ -134,22 +150,22 @@ class Literals:
             raise Unreproducible(f"{shown} is not found under its own name")
         if str(module).split(".")[0] != "torch":
             self.notes.append(f"needs {shown}")
-        return f"resolve({str(module)!r}, {str(qualname)!r})"
+        return self.imported(str(module), str(qualname))
 
     def _operator(self, known: Operator) -> str:
         namespace, name, overload, _ = known
         if namespace == "higher_order":
-            return f"hop({name!r})"
+            return self.higher_order(name)
         if namespace not in BUILT_IN_NAMESPACES:
             self.notes.append(f"needs the library that registers {namespace}::{name}; give it with --import MODULE")
-            return f"custom_op({namespace!r}, {name!r}, {overload!r})"
+            return self.registered(namespace, name, overload)
         of_inductor = "inductor" in name or (namespace == "prims" and (name[0] == "_" or name in INDUCTOR_PRIMS))
         if namespace in NEEDS_IMPORT or of_inductor:
             self.imports.add(NEEDS_IMPORT.get(namespace, NEEDS_IMPORT["inductor"]))
         path = name if overload is None else f"{name}.{overload}"
         if all(part.isidentifier() and not keyword.iskeyword(part) for part in path.split(".")):
             return f"torch.ops.{namespace}.{path}"
-        return f"custom_op({namespace!r}, {name!r}, {overload!r})"
+        return self.registered(namespace, name, overload)
 
 
 def _finds(module: str, qualname: str, target: object) -> bool:

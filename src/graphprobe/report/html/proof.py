@@ -15,7 +15,9 @@ AROUND = 14
 FILES = {
     "repro.py": "shows the fault: exits 1 while it is there",
     "test_repro.py": "the same as a test, which passes once the fault is gone",
-    "REPORT.md": "an issue that can be posted as it is",
+    "REPORT.md": "an issue in the form of PyTorch's template: `graphprobe issue` prints it",
+    "output.txt": "what repro.py printed",
+    "exact": "the recorded graph on the recorded bits, with all that it reads",
     "finding.json": "what was found",
     "graph.txt": "the smallest graph that shows it",
     "window.json": "the graph around the accused node, with the error of each",
@@ -69,7 +71,7 @@ def proof_section(finding: Finding, folder: Path | None, suffix: str) -> Section
     """The files of the dossier, and its report."""
     if folder is None:
         return None
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    names = sorted(path.name for path in folder.iterdir() if path.is_file() or path.name in FILES)
     known = [name for name in FILES if name in names]
     files = [(name, FILES[name]) for name in known]
     others = [name for name in names if name not in FILES]

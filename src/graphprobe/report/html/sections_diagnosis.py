@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from graphprobe.findings import Finding, FunctionDiagnosis
-from graphprobe.report.diagnosis import NUMERIC, STAGES, VERDICTS, sentence, times
+from graphprobe.report.diagnosis import STAGES, VERDICTS, details, reason_of, sentence, values_in_words
 from graphprobe.report.html.diagnosis_file import (
     FINDING,
     Diagnosed,
@@ -36,6 +38,8 @@ _CULPRIT = """{{ link }}{% if line %}<pre class="culprit"><code>{{ line }}</code
 _CARD = """<article class="card"><h3>{{ number }}. {{ sentence }}</h3>{{ facts }}</article>"""
 _LIST = """<h3>{{ title }}</h3><ul class="checks">{% for text in texts %}<li>{{ badge }} {{ text }}</li>
 {% endfor %}</ul>"""
+_DETAILS = """<details><summary>what was measured</summary>{% for text in texts %}<p>{{ text }}</p>{% endfor %}
+</details>"""
 _LARGEST = """<p class="note">The largest error among the operations that passed is {{ z }} times what rounding
 explains, at <code>{{ n }}</code>.</p>"""
 _FUNCTIONS = """<div class="wrap"><table>
@@ -91,10 +95,10 @@ def _verdict(worst: str, shown: list[FunctionDiagnosis], found: Diagnosed, sourc
         return Verdict(TONES[worst], word, f"{meaning}.", text)
     # The one that comes with a proof says most.
     first = next((one for one in findings if one.dossier), findings[0])
-    said = sentence(_plain(first))
+    said = sentence(_dict(first))
     stage = STAGES.get(first.stage, first.stage)
     facts = [("Where", html("It goes wrong in {{ stage }}.", stage=stage) if first.stage != "unknown" else Html(stage))]
-    facts += _place(first, found, sources) + _sure(first)
+    facts = _values(first) + facts + _place(first, found, sources) + _sure(first)
     if len(findings) > 1:
         where = "functions" if len(shown) > 1 else "findings"
         facts.append(("More", html('<a href="#{{ where }}">{{ n }} faults in all</a>', where=where, n=len(findings))))
@@ -133,7 +137,7 @@ def _proofs(diagnosis: FunctionDiagnosis, found: Diagnosed) -> list[Section | No
 def _functions(shown: list[FunctionDiagnosis], sources: Sources) -> Section:
     rows = []
     for diagnosis in shown:
-        what = " ".join(sentence(_plain(finding)) for finding in diagnosis.findings) or VERDICTS[diagnosis.verdict][2]
+        what = " ".join(sentence(_dict(finding)) for finding in diagnosis.findings) or VERDICTS[diagnosis.verdict][2]
         name, bracket, place = diagnosis.function.partition(" (")
         place, _, call = place.partition(")")
         link = sources.html(sources.short(place)) if bracket else Html("")
@@ -154,9 +158,14 @@ def _functions(shown: list[FunctionDiagnosis], sources: Sources) -> Section:
 
 def _card(number: int, finding: Finding, found: Diagnosed, sources: Sources) -> Html:
     stage = STAGES.get(finding.stage, finding.stage)
-    facts = [("Where", Html(html("{{ s }}", s=stage))), *_place(finding, found, sources), *_sure(finding)]
+    facts = [
+        *_values(finding),
+        ("Where", Html(html("{{ s }}", s=stage))),
+        *_place(finding, found, sources),
+        *_sure(finding),
+    ]
     body = html("{{ facts }}{{ see }}", facts=_facts(facts), see=_see(finding, found))
-    return html(_CARD, number=number, sentence=sentence(_plain(finding)), facts=body)
+    return html(_CARD, number=number, sentence=sentence(_dict(finding)), facts=body)
 
 
 def _place(finding: Finding, found: Diagnosed, sources: Sources) -> list[tuple[str, Html]]:
@@ -191,15 +200,24 @@ def _place(finding: Finding, found: Diagnosed, sources: Sources) -> list[tuple[s
 
 
 def _sure(finding: Finding) -> list[tuple[str, Html]]:
-    """Rows that say how sure it is."""
+    """Rows that say how sure it is; figures in units of noise are folded away."""
     rows: list[tuple[str, Html]] = []
-    if finding.kind in NUMERIC and not finding.local_z <= 0:
-        rows.append(("Off by", html("{{ t }}, in this operation alone", t=times(finding.local_z))))
+    plain = _dict(finding)
     if finding.flaky_rate < 1:
         rows.append(("Flaky", html("it failed in {{ r }} of the repeats, not in all", r=f"{finding.flaky_rate:.0%}")))
-    if finding.reason:
-        rows.append(("How sure", html("{{ r }}", r=finding.reason)))
+    label, reason = reason_of(plain)
+    if reason:
+        rows.append((label.capitalize(), html("{{ r }}", r=reason)))
+    measured = details(plain)
+    if measured:
+        rows.append(("Details", html(_DETAILS, texts=measured)))
     return rows
+
+
+def _values(finding: Finding) -> list[tuple[str, Html]]:
+    """The row with the worst element."""
+    words = values_in_words(_dict(finding))
+    return [("Values", html("{{ words }}", words=words))] if words else []
 
 
 def _see(finding: Finding, found: Diagnosed) -> Html:
@@ -256,9 +274,10 @@ def _facts(rows: list[tuple[str, Any]]) -> Html:
     return html(_FACTS, facts=rows)
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
-    """What `sentence` reads."""
-    return {"kind": finding.kind, "op": finding.op, "direction": finding.direction}
+def _dict(finding: Finding) -> dict[str, Any]:
+    """What the functions read that tell a finding in words."""
+    plain: dict[str, Any] = msgspec.to_builtins(finding)
+    return plain
 
 
 def _counted(number: int, noun: str) -> str:

@@ -1,0 +1,41 @@
+"""`graphprobe issue`: the report of a dossier, as title and body of an issue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+MOST = 65_536
+"""Characters that GitHub takes as a body."""
+
+
+@click.command(name="issue", short_help="Print the report of a fault as title and body of an issue.")
+@click.argument("dossier", type=click.Path(path_type=Path))
+@click.option("--title", "title_only", is_flag=True, help="Print the title only.")
+@click.option("--body", "body_only", is_flag=True, help="Print the body only.")
+@click.option("--private", "hide", is_flag=True, help="Replace names and values of the program by neutral ones.")
+def command(dossier: Path, title_only: bool, body_only: bool, hide: bool) -> None:
+    """Print the report of DOSSIER for the clipboard, or for `gh issue create`.
+
+    DOSSIER is a folder that `graphprobe diagnose` or `graphprobe reduce` has written for a fault.
+
+    With --private, files, modules, functions and variables of the program get neutral names, comments go, and values
+    become 1 or are left out. Read the text, and run its script, before you post it.
+
+    \b
+    Examples:
+      graphprobe issue graphprobe-diagnosis/codegen-aten.relu.default
+      graphprobe issue DOSSIER --body | gh issue create --title "$(graphprobe issue DOSSIER --title)" --body-file -
+    """
+    from graphprobe.report.issue import private, read_issue
+
+    issue, finding = read_issue(dossier)
+    if hide:
+        issue = private(issue, finding)
+        click.echo("names and values are replaced: read the text and run its script before you post it", err=True)
+    if len(issue.body) > MOST:
+        click.echo(f"the body has {len(issue.body)} characters, and GitHub takes {MOST}: shorten it", err=True)
+    parts = [issue.title] if title_only or not body_only else []
+    parts += [issue.body.rstrip("\n")] if body_only or not title_only else []
+    click.echo("\n\n".join(parts))

@@ -1,0 +1,292 @@
+"""`repro.py` in its short form: what a person would write in a bug report, in a few lines that need torch alone."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.check_case import allowed, reference_of
+from graphprobe.diagnose.dossier.plain_function import FUNCTION, PlainFunction
+from graphprobe.diagnose.dossier.plain_inputs import FILE, MOST_INLINE, Form, PlainInputs, values_of
+from graphprobe.diagnose.dossier.program_proof import own_lines
+from graphprobe.diagnose.dossier.repro import is_aten
+from graphprobe.diagnose.dossier.short_check import (
+    ENDING,
+    FACTS,
+    HOOK,
+    MOST_LINES,
+    RAISING,
+    RAMP,
+    USAGE,
+    check_text,
+    import_lines,
+    limit_of,
+)
+from graphprobe.diagnose.program import Program
+from graphprobe.engine.reference import is_noisy
+from graphprobe.engine.values import CapturedValues, capture
+from graphprobe.findings import STAGES, Finding
+from graphprobe.judge.judging import Reference
+from graphprobe.probe.formats.literals import Unreproducible
+
+log = logging.getLogger(__name__)
+
+IMPORTED = ("import os", "import sys", "import torch")
+"""What every script imports."""
+
+AFTER_DYNAMO = frozenset(STAGES) - {"dynamo", "runtime", "unknown"}
+"""Stages that the backend `eager` does not have."""
+
+
+@dataclass(frozen=True)
+class Short:
+    """A short repro.
+
+    Attributes:
+        text: of `repro.py`.
+        control: the same script with a program that is not compiled, or compiled by a backend that changes nothing;
+            what shows the fault, too, shows nothing.
+        tensors: what `inputs.safetensors` has to hold beside it; empty: no file.
+    """
+
+    text: str
+    control: str
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def short_repros(
+    case: Case,
+    reference: Reference,
+    finding: Finding,
+    *,
+    parts: Collection[str],
+    title: str,
+    kind: str = "",
+    took_s: float = 0.0,
+) -> Iterator[Short]:
+    """Short scripts that may show the fault of a case, the most readable first; each has yet to be run.
+
+    Args:
+        reference: what the case gives uncompiled.
+        parts: what is looked at beside the outputs: `inputs` after the call, `gradients`.
+        title: first line, as a comment.
+        kind: how the case itself fails, where that is not the kind of the finding.
+        took_s: how long the longest check of a piece took that ended.
+
+    A case that cannot be told so gives none.
+    """
+    if case.caches or case.unsaved or not case.calls:
+        return
+    forms: tuple[Form, ...] = ("inline",) if values_of(case.calls) <= MOST_INLINE else ("drawn", "recorded")
+    for form in forms:
+        try:
+            yield _Script(case, reference, finding, kind or finding.kind, parts, title, form, took_s).made()
+        except Unreproducible as reason:
+            log.info("no short repro, %s: %s", form, reason)
+
+
+def control_of(finding: Finding) -> str:
+    """What to give `torch.compile` in place of the backend, so that the fault must not show."""
+    return 'backend="eager"' if finding.stage in AFTER_DYNAMO else "disable=True"
+
+
+class _Script:
+    def __init__(
+        self,
+        case: Case,
+        reference: Reference,
+        finding: Finding,
+        kind: str,
+        parts: Collection[str],
+        title: str,
+        form: Form,
+        took_s: float,
+    ) -> None:
+        self.case, self.reference, self.finding, self.parts = case, reference, finding, parts
+        self.title, self.form, self.kind = title, form, kind
+        self.limit_s = limit_of(took_s)
+        self.plain = PlainFunction(case.graph)
+        self.seen: list[tuple[int, str, int]] = []
+        self.inputs = PlainInputs(form)
+        state = Program(case.graph, []).state()
+        self.held = {name: _position(value, state) for name, value in self.plain.constants.items()}
+
+    def made(self) -> Short:
+        """The whole text."""
+        run = self._run()
+        bounds = self._bounds() if self._compares_values() else []
+        text = self._text(run, self._check(bounds, brief=False))
+        if text.count("\n") > MOST_LINES:
+            text = self._text(run, self._check(bounds, brief=True))
+        control = text.replace(self._compiled(), self._call_of(control_of(self.finding)))
+        return Short(text, control, self.inputs.tensors)
+
+    def _text(self, run: str, check: str) -> str:
+        modules = [f"import {name}" for name in self.plain.imports]
+        modules += [f"import torch._{name}.config" for name, changes in self._settings().items() if changes]
+        head = [f"# {line}" for line in (*self.title.splitlines(), USAGE, *self.case.unsaved_settings)]
+        fixed: list[str] = []
+        if self.inputs.tensors:
+            modules += ["from pathlib import Path", "from safetensors.torch import load_file"]
+            head.append(f"# The fault needs the recorded values: they are in {FILE}, beside this file.")
+            fixed.insert(0, f'saved = load_file(Path(__file__).with_name("{FILE}"))')
+        top = [*head, *import_lines(modules, HOOK, check), "", HOOK, *self._setting_lines(), *fixed]
+        parts = ["\n".join(top), *self._own(), *self.plain.functions, run, check]
+        return "\n\n".join(parts) + "\n"
+
+    def _own(self) -> list[str]:
+        """Text that defines the program's own backend and hooks, and puts the hooks where they belong."""
+        case = self.case
+        text = own_lines(case.own_backend, case.hooks)
+        if text is None:
+            raise Unreproducible("the backend and the hooks use one name for different things")
+        text = "\n".join(line for line in text.splitlines() if line not in IMPORTED).strip()
+        return [re.sub(r"\n{3,}", "\n\n", text)] if text else []
+
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        case = self.case
+        return {"inductor": case.inductor_config, "functorch": case.functorch_config, "dynamo": case.dynamo_config}
+
+    def _setting_lines(self) -> list[str]:
+        lines = [
+            f"torch._{package}.config.{name} = {value!r}"
+            for package, changes in self._settings().items()
+            for name, value in changes.items()
+        ]
+        state = self.case.calls[0].doc["state"]
+        if state["float32_matmul_precision"] != "highest":
+            lines.append(f"torch.set_float32_matmul_precision({state['float32_matmul_precision']!r})")
+        if state["deterministic"]:
+            lines.append("torch.use_deterministic_algorithms(True)")
+        return lines
+
+    def _run(self) -> str:
+        """The function that makes the inputs and calls."""
+        calls = self.case.calls
+        several = len(calls) > 1
+        for name, value in self.plain.constants.items():
+            self.inputs.tensor(name, value)
+        for i, captured in enumerate(calls):
+            tensors = self.inputs.call(captured, self.plain.arguments)
+            self._called(i, tensors, several)
+        lines = [*(["seen = []"] if several else []), *self.inputs.lines, *(["return seen"] if several else [])]
+        contexts = [] if self.case.grad else ["torch.no_grad()"]
+        for device, dtype in ({} if is_aten(self.case.graph) else calls[0].doc["state"]["autocast"]).items():
+            contexts.append(f"torch.autocast({device!r}, torch.{dtype})")
+        if contexts:
+            lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
+        if self.inputs.drawn:
+            lines.insert(0, "torch.manual_seed(0)")
+        if self.kind in FACTS:
+            lines = [re.sub(r"(?<=return )(.+)", r"facts(\1)", line) for line in lines]
+        body = "\n".join(f"    {line}" for line in lines)
+        facts = FACTS.get(self.kind)
+        before = f"def facts(seen):\n    return {facts}\n\n" if facts else ""
+        return f"{before}def run({FUNCTION}):\n{body}"
+
+    def _called(self, call: int, tensors: Sequence[str], several: bool) -> None:
+        """Lines that call and gather what is looked at; `tensors`: names of those among the arguments."""
+        lines = self.inputs.lines
+        positions = {name: i for i, name in enumerate(tensors)}
+        positions |= {name: len(tensors) + i for name, i in self.held.items()}
+        result = f"{FUNCTION}({', '.join([*self.plain.arguments, *self.held])})"
+        output = next(node for node in self.case.graph.graph.nodes if node.op == "output").args[0]
+        count = len(output) if isinstance(output, (tuple, list)) else 0 if output is None else 1
+        seen = [] if not count else [f"*{result}" if count > 1 else result]
+        given = len(self.reference.eager[0][call].outputs)
+        if given > count > 0:  # an op that gives several
+            seen, count = [f"*torch.utils._pytree.tree_leaves({result})"], given
+        looked = [("outputs", i) for i in range(count)]
+        if self.case.grad and self.inputs.wants and "gradients" in self.parts:
+            wants = [name for name in positions if name in self.inputs.wants]
+            lines.append(f"out = [{', '.join(seen)}]")
+            lines.append(f"loss = {RAMP.format(tensors='out', which='t.requires_grad')}")
+            seen = ["*out", f"*torch.autograd.grad(loss, [{', '.join(wants)}], allow_unused=True)"]
+            looked += [("gradients", positions[name]) for name in wants]
+        elif not count:
+            lines.append(result)
+        if "inputs" in self.parts or self.kind == "aliasing" or not seen:
+            seen += list(positions)
+            looked += [("inputs", i) for i in positions.values()]
+        self.seen += [(call, part, i) for part, i in looked]
+        lines.append(f"{'seen +=' if several else 'return'} [{', '.join(seen)}]")
+
+    def _compiled(self) -> str:
+        own = self.case.own_backend
+        backend = f'backend="{self.case.backend}"' if own is None else f"backend={own.name}"
+        return self._call_of(backend)
+
+    def _call_of(self, backend: str) -> str:
+        dynamic = "" if self.case.dynamic is None else f", dynamic={self.case.dynamic}"
+        return f"torch.compile({FUNCTION}, {backend}{dynamic})"
+
+    def _compares_values(self) -> bool:
+        return self.kind not in {*FACTS, *RAISING, *ENDING, "missing_exception"}
+
+    def _check(self, bounds: Sequence[float], *, brief: bool) -> str:
+        compiled = f"run({self._compiled()})"
+        eager = f"run({FUNCTION})"
+        return check_text(self.kind, eager, compiled, bounds=bounds, limit_s=self.limit_s, brief=brief)
+
+    def _bounds(self) -> list[float]:
+        """How far each value that is looked at may be off; empty where that was not measured: torch's own then."""
+        reference = self.reference if self.form != "drawn" else reference_of(self._drawn())
+        if reference.wide is None:
+            return []
+        return [_bound(reference, *where) for where in self.seen]
+
+    def _drawn(self) -> Case:
+        """The case with the inputs that the script draws."""
+        space: dict[str, Any] = {"torch": torch}
+        names = self.plain.arguments
+        held = [*self.plain.constants]
+        graph = copy.deepcopy(self.case.graph)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            calls: list[CapturedValues] = []
+            for line in self.inputs.lines:
+                if line.startswith(("return ", "seen +=")):
+                    calls.append(capture([space[name] for name in names], rng=False))
+                elif not line.startswith(("out =", "loss =")):
+                    exec(line, space)
+        for new, old in zip(calls, self.case.calls, strict=True):
+            new.doc["rng"], new.doc["state"] = old.doc["rng"], old.doc["state"]
+            new.tensors.update({name: value for name, value in old.tensors.items() if name.startswith("rng.")})
+        for name in held:
+            with torch.no_grad():
+                self._held_in(graph, name).copy_(space[name])
+        return replace(self.case, graph=graph, calls=calls)
+
+    def _held_in(self, graph: torch.fx.GraphModule, name: str) -> torch.Tensor:
+        """The tensor of a copy of the graph that `name` stands for."""
+        return Program(graph, []).state()[self.held[name]]
+
+
+def _position(value: torch.Tensor, state: Sequence[torch.Tensor]) -> int:
+    found = next((i for i, tensor in enumerate(state) if tensor is value), None)
+    if found is None:
+        raise Unreproducible("a tensor that is neither parameter nor buffer")
+    return found
+
+
+def _bound(reference: Reference, call: int, part: str, index: int) -> float:
+    """The largest of what an element of this value may be off."""
+    row = allowed(reference)[call]
+    position = 0
+    for name in ("outputs", "inputs", "gradients"):
+        for i, value in enumerate(getattr(reference.eager[0][call], name)):
+            if (name, i) == (part, index):
+                limits = row[position] if is_noisy(value) else torch.zeros(1)
+                finite = limits[limits.isfinite()]
+                if limits.numel() and not finite.numel():
+                    raise Unreproducible("a value that is not judged")
+                return float(f"{float(finite.max()) * 1.05:.2g}") if finite.numel() else 0.0
+            position += is_noisy(value)
+    raise Unreproducible("a value that was not measured")

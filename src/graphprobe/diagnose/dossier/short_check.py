@@ -1,0 +1,128 @@
+"""The last lines of a short repro: run uncompiled and compiled, compare, and exit with 1, 0 or 125."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+RAISING = ("crash_compile", "crash_runtime", "extra_exception")
+ENDING = ("segfault", "hang")
+FACTS = {
+    "wrong_dtype": "[t.dtype for t in map(torch.as_tensor, seen)]",
+    "wrong_shape": "[tuple(t.shape) for t in map(torch.as_tensor, seen)]",
+    "wrong_stride": "[t.stride() for t in map(torch.as_tensor, seen)]",
+    "aliasing": "[[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for b in seen] for a in seen]",
+}
+"""What is compared of the tensors `seen` where it is not their values."""
+
+HANG_S = 60.0
+HANG_FACTOR, HANG_LEAST_S = 3.0, 10.0
+"""A repro of a hang waits so many times what took longest of what ended; `HANG_S` where nothing is known."""
+
+USAGE = "Exit code 1: the fault is there. 0: it is gone. 125: this script cannot tell."
+HOOK = "sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(125))  # else it would be 1"
+RAMP = "sum((t * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).sum() for t in {tensors} if {which})"
+"""A number with other gradients for each element."""
+
+_VALUES = """\
+expected, actual = {eager}, {compiled}
+for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):
+    try:
+        torch.testing.assert_close(have, want{bound}, equal_nan=True)
+    except AssertionError as error:
+        bad = ~torch.isclose(have, want{bound}, equal_nan=True)
+        print(f"value {{i}} at {{bad.nonzero()[0].tolist()}}: expected {{want[bad][0]}}, actual {{have[bad][0]}}")
+        sys.exit(str(error).split("\\n\\n")[-1])
+print("compiled and uncompiled agree")"""
+
+_BRIEF = """\
+expected, actual = {eager}, {compiled}
+for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):
+    bad = ~torch.isclose(have, want{bound}, equal_nan=True)
+    if bad.any():
+        sys.exit(f"value {{i}} at {{bad.nonzero()[0].tolist()}}: expected {{want[bad][0]}}, actual {{have[bad][0]}}")"""
+
+MOST_LINES = 40
+"""Of a script; a longer one compares in fewer lines."""
+
+_EQUAL = """\
+expected, actual = {eager}, {compiled}
+print(f"expected {{expected}}\\nactual   {{actual}}")
+sys.exit(actual != expected)"""
+
+_RAISED = """\
+def raised(run):
+    try:
+        run()
+    except Exception as error:
+        return f"{{type(error).__name__}}: {{error}}"[:2000]
+
+expected, actual = raised(lambda: {eager}), raised(lambda: {compiled})
+print(f"expected: {{expected or 'no exception'}}\\nactual: {{actual or 'no exception'}}")
+if expected is {unexpected}None:
+    sys.exit(125)
+sys.exit(actual is {wrong}None)"""
+
+_ENDED = """\
+def status(run):
+    if (child := os.fork()) == 0:
+        signal.alarm({limit})  # seconds, after which what hangs is killed
+        run()
+        sys.exit()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+if status(lambda: {eager}) != 0:
+    sys.exit(125)
+code = status(lambda: {compiled})
+print(f"expected: it ends. actual: {{f'killed by {{signal.Signals(-code).name}}' if code < 0 else 'it ends'}}.")
+sys.exit(1 if code < 0 else code)"""
+
+
+def limit_of(took_s: float) -> int:
+    """After how many seconds something hangs, if what took longest of what ended took `took_s`, 0: unknown."""
+    return math.ceil(max(HANG_LEAST_S, HANG_FACTOR * took_s) if took_s else HANG_S)
+
+
+def check_text(
+    kind: str,
+    eager: str,
+    compiled: str,
+    *,
+    bounds: Sequence[float] = (),
+    limit_s: int = 0,
+    text: bool = False,
+    brief: bool = False,
+) -> str:
+    """Statements that end the script.
+
+    Args:
+        kind: of the fault.
+        eager, compiled: expressions that run the program and give what is compared.
+        bounds: how far each value may be off, absolute; empty: as `torch.testing.assert_close` has it.
+        limit_s: after which something hangs.
+        text: what is compared is no tensors.
+        brief: in fewer lines, which say less.
+    """
+    names = {"eager": eager, "compiled": compiled}
+    if kind in ENDING:
+        return _ENDED.format(limit=limit_s, **names)
+    if kind in RAISING:
+        return _RAISED.format(unexpected="not ", wrong="not ", **names)
+    if kind == "missing_exception":
+        return _RAISED.format(unexpected="", wrong="", **names)
+    if kind in FACTS or text:
+        return _EQUAL.format(**names)
+    values = _BRIEF if brief else _VALUES
+    if not bounds:
+        return values.format(more="", bounds="", bound="", **names)
+    if len(set(bounds)) == 1:
+        return values.format(more="", bounds="", bound=f", rtol=0, atol={bounds[0]:.2g}", **names)
+    listed = f", [{', '.join(f'{bound:.2g}' for bound in bounds)}]"
+    return values.format(more=", atol", bounds=listed, bound=", rtol=0, atol=atol", **names)
+
+
+def import_lines(modules: Sequence[str], *texts: str) -> list[str]:
+    """What a script imports, in order: the modules, and those of the standard library that its lines name."""
+    used = {name for name in ("os", "signal", "runpy") if any(f"{name}." in text for text in texts)}
+    lines = {*modules, "import sys", "import torch", *(f"import {name}" for name in used)}
+    return sorted(lines, key=lambda line: ("torch" in line, line.startswith("from"), line))

@@ -1,0 +1,225 @@
+"""The short form of a repro that is the program itself: its text, the calls, and what differs."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import keyword
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphprobe.diagnose.dossier.plain_inputs import MOST_INLINE, PlainInputs
+from graphprobe.diagnose.dossier.short import Short
+from graphprobe.diagnose.dossier.short_check import (
+    ENDING,
+    FACTS,
+    HOOK,
+    MOST_LINES,
+    RAISING,
+    RAMP,
+    USAGE,
+    check_text,
+    import_lines,
+)
+from graphprobe.engine.values import why_not
+from graphprobe.probe.formats.literals import Unreproducible
+from graphprobe.probe.frames.python_text import FUTURE, program_text
+from graphprobe.probe.frames.python_values import Unwritable
+
+RESERVED = dict.fromkeys(("run", "fn", "result", "expected", "actual", "raised", "status", "options", "sys", "os"))
+_ARGUMENT = re.compile(r"argument (\w+)")
+
+
+@dataclass(frozen=True)
+class ShortProgram:
+    """What a short repro of a program is made of.
+
+    Attributes:
+        fn, calls, between, grad: as in `Program`.
+        options: arguments of `torch.compile`, as text.
+        backend: text that defines the backend; empty where torch knows it.
+        head: statements before the program: the settings.
+        where: what differs: `outputs[0]`, `gradients[1]`, `inputs[0]`, or the name of what a side effect is to.
+        kind: of the fault.
+        title: first line, as a comment.
+        control: arguments of `torch.compile` with which the fault must not show, as text.
+        limit_s: after which a program that hangs is ended.
+    """
+
+    fn: Any
+    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+    between: Callable[[Any, int], Any] | None
+    grad: bool | None
+    options: Mapping[str, str]
+    backend: str
+    head: Sequence[str]
+    where: str
+    kind: str
+    title: str
+    control: str = "disable=True"
+    limit_s: int = 60
+
+
+def short_program(told: ShortProgram, helper: str, marker: str) -> Iterator[Short]:
+    """Short scripts that may show what the program does otherwise, each yet to be run; none where it has no text.
+
+    Args:
+        helper: text of the function that makes objects without their constructor.
+        marker: the call of it by which one sees that it is needed.
+    """
+    for new in (True, False) if _can_be_made(told.fn) else (False,):
+        with contextlib.suppress(Unwritable, Unreproducible):
+            yield _script(told, helper, marker, new)
+
+
+def _can_be_made(fn: Any) -> bool:
+    """Whether it is a module whose class is made without arguments."""
+    if not isinstance(fn, torch.nn.Module) or type(fn).__module__.partition(".")[0] == "torch":
+        return False
+    with contextlib.suppress(TypeError, ValueError):
+        inspect.signature(type(fn)).bind()
+        return True
+    return False
+
+
+def _script(told: ShortProgram, helper: str, marker: str, new: bool) -> Short:
+    """The script; `new`: the module is made by its class, with other parameters."""
+    calls = _arguments(told)
+    roots: dict[str, Any] = {"fn": type(told.fn) if new else told.fn}
+    for call in calls:
+        roots |= {key: value for key, (_, value) in call.items() if not _is_tensor(value)}
+    if told.between is not None:
+        roots["between"] = told.between
+    text = program_text(roots, reserved=RESERVED)
+    if text.files or text.stored:
+        raise Unwritable("it needs more files")
+    given = dict(text.roots)
+    if new:
+        given["fn"] = f"{given['fn']}(){'' if told.fn.training else '.eval()'}"
+    run = _run(told, given, calls, draws=new)
+    eager = 'runpy.run_path(__file__)["run"]()'
+    compiled = (
+        f'runpy.run_path(__file__)["run"]({", ".join(f"{name}={value}" for name, value in told.options.items())})'
+    )
+    shown = told.kind == "side_effect"
+    used = [helper] if marker in text.text + run else []
+    imports = sorted({*text.imports} - {"import torch", "import torch.nn"})
+    head = [*(f"# {line}" for line in (*told.title.splitlines(), USAGE)), *_future(text.text)]
+    for brief in (False, True):
+        check = check_text(told.kind, eager, compiled, limit_s=told.limit_s, text=shown, brief=brief)
+        check = "\n".join(f"    {line}".rstrip() for line in check.splitlines())
+        top = [*head, *import_lines(imports, HOOK, check), "", HOOK, *told.head]
+        body = re.sub(r"\n{3,}", "\n\n", text.text.strip())
+        parts = ["\n".join(top), *used, body, told.backend.strip(), run, f'if __name__ == "__main__":\n{check}']
+        script = "\n\n".join(part for part in parts if part) + "\n"
+        if script.count("\n") <= MOST_LINES:
+            break
+    return Short(script, script.replace(compiled, f'runpy.run_path(__file__)["run"]({told.control})'))
+
+
+def _future(text: str) -> list[str]:
+    """Annotations stay as they are where the program has any."""
+    return [FUTURE] if re.search(r"def .*(->|\w: )", text) else []
+
+
+def _arguments(told: ShortProgram) -> list[dict[str, tuple[str, Any]]]:
+    """For each call the key of each argument, with how it is passed and its value."""
+    try:
+        parameters = list(inspect.signature(told.fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    simple = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    known = [p.name for p in parameters if p.kind in simple]
+    found = []
+    for number, (args, kwargs) in enumerate(told.calls):
+        suffix = f"_{number}" if len(told.calls) > 1 else ""
+        call: dict[str, tuple[str, Any]] = {}
+        for i, value in enumerate(args):
+            name = known[i] if i < len(known) else f"arg{i}"
+            call[f"{name if name not in (*RESERVED, 'torch') else name + '_'}{suffix}"] = ("", value)
+        for name, value in kwargs.items():
+            if not name.isidentifier() or keyword.iskeyword(name):
+                return []
+            call[f"{name}_given{suffix}"] = (f"{name}=", value)
+        found.append(call)
+    return found
+
+
+def _run(
+    told: ShortProgram, roots: Mapping[str, str], calls: Sequence[Mapping[str, tuple[str, Any]]], *, draws: bool
+) -> str:
+    """The function that calls the program and returns what differs."""
+    tensors = {key: value for call in calls for key, (_, value) in call.items() if _is_tensor(value)}
+    few = sum(value.numel() for value in tensors.values()) <= MOST_INLINE
+    inputs = PlainInputs("inline" if few else "drawn")
+    for key, value in tensors.items():
+        inputs.tensor(key, value)
+    made = {key: key for key in tensors}
+    lines = ["torch.manual_seed(0)"] if draws or inputs.drawn else []
+    plain = roots["fn"].isidentifier() and told.grad is None
+    fn = roots["fn"] if plain else "fn"
+    lines += [] if plain else [f"fn = {roots['fn']}"]
+    lines += inputs.lines
+    for call in calls:
+        for key, (_, value) in call.items():
+            if not _is_tensor(value):
+                keep = _is_watched(told.where, key)
+                made[key] = key if keep else roots[key]
+                lines += [f"{key} = {roots[key]}"] if keep and roots[key] != key else []
+    lines.append(f"f = torch.compile({fn}, **options) if options else {fn}")
+    several = len(calls) > 1
+    lines += ["result = []"] if several else []
+    for i, call in enumerate(calls):
+        passed = ", ".join(f"{how}{made[key]}" for key, (how, _) in call.items())
+        lines += [f"{roots['between']}({fn}, {i})"] if i and told.between is not None else []
+        lines.append(f"result.append(f({passed}))" if several else f"result = f({passed})")
+    leaves = "torch.utils._pytree.tree_leaves({})"
+    if told.grad:
+        which = "torch.is_tensor(t) and t.requires_grad"
+        lines.append(f"{RAMP.format(tensors=leaves.format('result'), which=which)}.backward()")
+    lines += _seen(told, [made[key] for call in calls for key in call], leaves)
+    if told.grad is False:
+        lines = ["with torch.no_grad():", *(f"    {line}" for line in lines)]
+    body = "\n".join(f"    {line}" for statement in lines for line in statement.splitlines())
+    facts = FACTS.get(told.kind)
+    before = f"def facts(seen):\n    return {facts}\n\n" if facts else ""
+    return f"{before}def run(**options):\n{body}"
+
+
+def _seen(told: ShortProgram, arguments: Sequence[str], leaves: str) -> list[str]:
+    """The line that returns what differs; none where only an exception or an end is looked for."""
+    if told.kind in RAISING or told.kind in ENDING or told.kind == "missing_exception":
+        return []
+    if told.kind == "side_effect":
+        found = _ARGUMENT.match(told.where)
+        where = told.where
+        if found is not None:
+            own = [name for name in arguments if name == found[1] or name.startswith(f"{found[1]}_")]
+            number = int(found[1]) if found[1].isdigit() else -1
+            where = own[0] if own else arguments[number] if 0 <= number < len(arguments) else found[1]
+            where += told.where[found.end() :]
+        return [f"return repr({where.removeprefix('global ')})"]
+    values = leaves.format("result")
+    if told.where.startswith("gradients"):
+        of = [f"[{', '.join(arguments)}]"] if arguments else []
+        of += ["list(fn.parameters())"] if isinstance(told.fn, torch.nn.Module) else []
+        values = f"[t.grad for t in {leaves.format(' + '.join(of))} if torch.is_tensor(t) and t.requires_grad]"
+    elif told.where.startswith("inputs"):
+        values = leaves.format(f"[{', '.join(arguments)}]")
+        if isinstance(told.fn, torch.nn.Module):
+            values += " + list(fn.buffers())"
+    return [f"return facts({values})" if told.kind in FACTS else f"return {values}"]
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a tensor that lines of its own make."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.is_leaf and why_not(value) is None
+
+
+def _is_watched(where: str, key: str) -> bool:
+    found = _ARGUMENT.match(where)
+    return found is not None and (found[1].isdigit() or key == found[1] or key.startswith(f"{found[1]}_"))

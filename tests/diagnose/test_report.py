@@ -1,0 +1,353 @@
+"""REPORT.md: three of them byte by byte, beside what pytorch's template asks for, and that it names no machine."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphprobe.diagnose.dossier.environment import environment
+from graphprobe.diagnose.dossier.post import scrubbed, scrubbed_code, trimmed
+from graphprobe.diagnose.dossier.report import WRONG, backends_of, report_text, title_of
+from graphprobe.findings import Finding, Kind, Rung, Worst
+from graphprobe.report.diagnosis import NUMERIC
+
+GOLDEN = Path(__file__).parent / "golden"
+
+VERSIONS = {
+    "PyTorch version": "2.13.0+cpu",
+    "PyTorch commit": "cf30153c4c131c8164ee7798e5022d810682e2cb",
+    "Is debug build": "False",
+    "CUDA used to build PyTorch": "None",
+    "OS": "Debian GNU/Linux 12 (bookworm) (x86_64)",
+    "GCC version": "g++ (Debian 12.2.0-14+deb12u1) 12.2.0",
+    "Libc version": "glibc-2.36",
+    "Python version": "3.11.7 (main, May 9 2026, 07:35:25) [GCC 12.2.0] (64-bit runtime)",
+    "Python platform": "Linux-6.1.0-x86_64-with-glibc2.36",
+    "Is CUDA available": "False",
+    "CPU": "AMD EPYC, 2 CPUs, AVX512",
+    "Versions of relevant libraries": "[pip3] numpy==2.4.6\n[pip3] torch==2.13.0+cpu",
+}
+
+HEAD = """\
+import os
+import sys
+{more}import torch
+import torch._inductor.config
+
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(125))  # anything unforeseen decides nothing
+"""
+
+WRONG_CODE = (
+    """\
+# torch.compile: wrong value from aten.relu.default (codegen)
+# Exit code 1: the fault is there. 0: it is gone. 125: this script cannot tell.
+"""
+    + HEAD.format(more="")
+    + """\
+torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = "accuracy"
+
+
+def program(view):
+    return torch.ops.aten.relu.default(view)  # /home/alice/secret/model.py:14
+
+
+torch.manual_seed(0)
+view = torch.randn(8, 64)
+expected, actual = program(view), torch.compile(program)(view)
+apart = (actual - expected).abs()
+print(f"expected {expected.flatten()[apart.argmax()]}, actual {actual.flatten()[apart.argmax()]}")
+sys.exit(int(apart.max() > 1e-6))
+"""
+)
+CPP_CODE = (
+    """\
+# torch.compile: compile error from aten.relu.default (codegen)
+"""
+    + HEAD.format(more="")
+    + """\
+torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = "compile_error"
+
+
+def program(view):
+    return torch.ops.aten.relu.default(view)
+
+
+view = torch.ones(8)
+program(view)
+try:
+    torch.compile(program)(view)
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+)
+HANG_CODE = (
+    """\
+# torch.compile: hang from aten.logsumexp.default (post_grad, my_pass)
+"""
+    + HEAD.format(more="import signal\n")
+    + """\
+from my_passes import my_pass
+
+torch._inductor.config.post_grad_custom_post_pass = my_pass
+
+
+def program(x):
+    return torch.ops.aten.logsumexp.default(x, [1])
+
+
+x = torch.ones(4, 4)
+program(x)
+signal.signal(signal.SIGALRM, lambda *_: (print("it does not end within 12 s"), os._exit(1)))
+signal.alarm(12)
+torch.compile(program)(x)
+print("it ends")
+"""
+)
+
+CPP_LOG = """\
+torch._inductor.exc.InductorError: CppCompileError: C++ compile error
+
+Command:
+g++ /tmp/torchinductor_alice/5e/c5ec.main.cpp -D CPU_CAPABILITY_AVX512 -O3 -I/home/alice/torch/include -o /tmp/x/c.so
+
+Output:
+/tmp/torchinductor_alice/5e/c5ec.main.cpp: In function ‘void kernel(const float*, float*)’:
+/tmp/torchinductor_alice/5e/c5ec.main.cpp:18:37: error: ‘compile’ was not declared in this scope
+   18 |                         auto tmp1 = compile error!;
+      |                                     ^~~~~~~
+In file included from /home/alice/venv/lib/python3.11/site-packages/torch/include/ATen/cpu/vec/vec512/vec512.h:15,
+                 from /tmp/torchinductor_alice/precompiled_headers/cywc.h:1:
+/home/alice/venv/lib/python3.11/site-packages/torch/include/ATen/cpu/vec/vec.h: In instantiation of ‘T f(T)’:
+/home/alice/venv/lib/python3.11/site-packages/torch/include/ATen/cpu/vec/vec.h:20:27:   required from here
+/home/alice/venv/lib/python3.11/site-packages/torch/include/ATen/cpu/vec/vec.h:18:7: warning: overflow [-Woverflow]
+ 1866 |       0x80,
+      |       ^~~~
+
+Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especially if you're reporting a bug to PyTorch).
+"""
+
+
+def rungs(*right: str, wrong: tuple[str, ...] = ()) -> list[Rung]:
+    states: dict[Any, Any] = dict.fromkeys(("dynamo", "aot", "passes", "kernels", "plain"), "not_run")
+    states |= dict.fromkeys(right, "right") | dict.fromkeys(wrong, "wrong")
+    return [Rung(name=name, state=state) for name, state in states.items()]
+
+
+def wrong_value() -> str:
+    finding = Finding(
+        kind="wrong_value",
+        stage="codegen",
+        op="aten.relu.default",
+        node="relu",
+        kernel="cpp_fused_relu_0",
+        source="/home/alice/secret/model.py:14",
+        module="blocks.0.mlp",
+        local_z=8.4e37,
+        accumulated_z=float("inf"),
+        reason="rms of z is 3.72e+37, the limit 4",
+        worst=Worst(
+            label="output 0",
+            index=(5, 7),
+            expected=0.0,
+            actual=-1.0698287,
+            off=1.0698287,
+            legitimate=2e-7,
+            wrong=512,
+            of=512,
+        ),
+    )
+    return report_text(
+        finding,
+        code=WRONG_CODE,
+        output="expected 0.0, actual -1.0698287487030029\n",
+        versions=VERSIONS,
+        files={"repro.py": "shows the fault", "exact/repro.py": "the recorded graph on the recorded bits"},
+        backends=backends_of(rungs("dynamo", "aot", "passes", wrong=("kernels", "plain"))),
+        neighbour="The graph that is lowered, run op by op, is right.",
+        settings=['torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = "accuracy"'],
+    )
+
+
+def cpp_compile_error() -> str:
+    finding = Finding(
+        kind="crash_compile",
+        stage="codegen",
+        op="aten.relu.default",
+        node="relu",
+        source="/home/alice/secret/model.py:14",
+        local_z=float("inf"),
+        accumulated_z=float("inf"),
+        reason="torch._inductor.exc.InductorError: CppCompileError: C++ compile error",
+    )
+    return report_text(
+        finding,
+        code=CPP_CODE,
+        output=CPP_LOG,
+        versions=VERSIONS,
+        files={"repro.py": "shows the fault"},
+        backends=backends_of(rungs("dynamo", "aot", "passes", wrong=("kernels", "plain"))),
+        log=CPP_LOG,
+        settings=['torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = "compile_error"'],
+    )
+
+
+def hang() -> str:
+    finding = Finding(
+        kind="hang",
+        stage="post_grad",
+        pass_="my_pass",
+        op="aten.logsumexp.default",
+        source="train.py:8",
+        local_z=float("inf"),
+        reason="it did not end within 12 s",
+    )
+    return report_text(
+        finding,
+        code=HANG_CODE,
+        output="it does not end within 12 s\n",
+        versions=VERSIONS,
+        files={"repro.py": "shows the fault", "finding.json": "what was found"},
+        backends=backends_of(rungs("dynamo", "aot", wrong=("passes", "plain"))),
+    )
+
+
+REPORTS = {"wrong_value": wrong_value, "cpp_compile_error": cpp_compile_error, "hang": hang}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_reports_are_as_they_were(name: str) -> None:
+    """To take a change over: run the module, and read what git says of the golden files."""
+    assert REPORTS[name]() == (GOLDEN / f"{name}.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_field_of_pytorchs_template_is_there(name: str) -> None:
+    text = REPORTS[name]()
+    fields = ["### 🐛 Describe the bug", "### Error logs", "### Versions"]
+    assert re.findall(r"^### .*$", text, re.MULTILINE) == fields
+    assert text.startswith("# torch.compile: ") and text.count("*Expected*") == text.count("*Actual*") == 1
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code is not None
+    ast.parse(code[1])
+    for part in ("| `eager` | right |", "| `inductor` | **wrong** |", "PyTorch version: 2.13.0+cpu", "[pip3] numpy=="):
+        assert part in text
+    assert "alice" not in text and "/home" not in text and "/tmp" not in text
+    assert " z " not in text or name == "wrong_value"
+
+
+def test_values_come_before_any_z() -> None:
+    text = wrong_value()
+    assert "- *Expected*: 0 at (5, 7) of output 0\n" in text
+    assert "- *Actual*: -1.07; off by 1.07, where rounding explains 2e-07; 512 of 512 elements are wrong\n" in text
+    assert text.index("*Actual*") < text.index(" of z is ")
+
+
+@pytest.mark.parametrize("kind", [k for k in WRONG if k not in NUMERIC])
+def test_what_is_no_number_has_no_z(kind: Kind) -> None:
+    finding = Finding(kind=kind, stage="unknown", local_z=float("inf"), accumulated_z=float("inf"), reason="because")
+    text = report_text(finding, versions=VERSIONS, files={})
+    assert "noise" not in text and "rounding explains" not in text.replace("than rounding explains", "")
+    assert not re.search(r"\b(inf|z)\b", text)
+
+
+def test_dtypes_say_both() -> None:
+    reason = "dtype torch.float32, uncompiled torch.float64. The repro is incomplete: x."
+    text = report_text(Finding(kind="wrong_dtype", stage="aot", reason=reason), versions={}, files={})
+    assert "- *Expected*: torch.float64\n- *Actual*: dtype torch.float32\n" in text
+    assert "The repro is incomplete: x." in text and "`repro.py` is attached" in text
+
+
+def test_what_is_long_is_cut_or_attached() -> None:
+    finding = Finding(kind="crash_runtime", stage="unknown", flaky_rate=0.5)
+    log = "Traceback\n" + "".join(f"line {i}\n" for i in range(500)) + "RuntimeError: the end"
+    graph = "".join(f"    n{i} = 0\n" for i in range(500))
+    text = report_text(finding, code="x = 1\n" * 300, log=log, graph=graph, problems=["no"], versions={}, files={})
+    assert "RuntimeError: the end" in text and "line 3\n" not in text and "lines before" in text
+    assert "more lines in graph.txt" in text and "x = 1" not in text and "- no" in text and "50%" in text
+    assert len(text.splitlines()) < 220
+
+
+def test_titles() -> None:
+    assert title_of(Finding(kind="hang", stage="unknown")) == "torch.compile: hang"
+    made = Finding(kind="crash_compile", stage="joint", pass_="p", op="aten.sin.default", direction="backward")
+    assert title_of(made) == "torch.compile: compile error from aten.sin.default in the backward (joint, p)"
+
+
+def test_backends_of_rungs() -> None:
+    assert backends_of([]) == {}
+    found = backends_of(rungs("dynamo", "plain"))
+    assert list(found.values()) == ["right", "not_run", "not_run", "right"]
+    found = backends_of(rungs("dynamo", wrong=("kernels",)), backend="mine")
+    assert found["mine"] == "wrong" and "inductor" not in found
+    text = report_text(Finding(kind="hang", stage="unknown"), versions={}, files={}, backends=found)
+    assert "| `aot_eager` | not run |" in text and "| `mine` | **wrong** |" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("in /home/alice/p/model.py:3", "in model.py:3"),
+        ('File "/opt/v/lib/python3.11/site-packages/torch/_dynamo/x.py", line 3', 'File "torch/_dynamo/x.py", line 3'),
+        ("/usr/lib/python3.11/ast.py", "ast.py"),
+        ("-I/usr/include/python3.11 x", "-Ipython3.11 x"),
+        ("see https://pytorch.org/docs/main or a/b/c or 3/4", "see https://pytorch.org/docs/main or a/b/c or 3/4"),
+        ("file:///home/alice/x.py", "x.py"),
+        ("cd /home/alice; cd /Users/bob/", "cd ~; cd ~"),
+        ("/tmp/torchinductor_alice/ab/x.cpp in /tmp/torchinductor_alice", "x.cpp in torchinductor"),
+    ],
+)
+def test_paths_are_scrubbed(text: str, expected: str) -> None:
+    assert scrubbed(text) == expected
+
+
+def test_code_still_runs_when_it_is_scrubbed() -> None:
+    code = 'a = b = c = 8\nx = a /b/c  # /home/alice/m.py\ny = """\n/home/alice/n.py\n"""\n'
+    assert scrubbed_code(code) == 'a = b = c = 8\nx = a /b/c  # m.py\ny = """\nn.py\n"""\n'
+    assert scrubbed_code("def f(:  # /home/alice/x") == "def f(:  # x"
+
+
+def test_logs_are_trimmed() -> None:
+    assert trimmed(CPP_LOG).splitlines() == [
+        "torch._inductor.exc.InductorError: CppCompileError: C++ compile error",
+        "",
+        "c5ec.main.cpp: In function ‘void kernel(const float*, float*)’:",
+        "c5ec.main.cpp:18:37: error: ‘compile’ was not declared in this scope",
+        "   18 |                         auto tmp1 = compile error!;",
+        "      |                                     ^~~~~~~",
+    ]
+    assert trimmed("") == ""
+
+
+def test_tracebacks_lose_our_frames_and_carets() -> None:
+    log = """Traceback (most recent call last):
+  File "/home/alice/graphprobe/diagnose/program.py", line 103, in _call
+    result = function(*args)
+             ^^^^^^^^^^^^^^^
+  File "/home/alice/lib/python3.11/site-packages/torch/_inductor/x.py", line 3, in g
+    return h()
+           ^^^
+RuntimeError: no
+"""
+    assert trimmed(log).splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "torch/_inductor/x.py", line 3, in g',
+        "    return h()",
+        "RuntimeError: no",
+    ]
+
+
+def test_the_environment_costs_little_and_names_nobody() -> None:
+    found = environment()
+    assert {"PyTorch version", "Is debug build", "OS", "GCC version", "Python version", "CPU"} <= set(found)
+    assert "[pip3] torch==" in found["Versions of relevant libraries"]
+    text = "\n".join(found.values())
+    assert scrubbed(text) == text
+
+
+if __name__ == "__main__":
+    for name, made in REPORTS.items():
+        (GOLDEN / f"{name}.md").write_text(made(), "utf-8")

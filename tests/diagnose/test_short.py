@@ -1,0 +1,238 @@
+"""A short repro says what the recorded graph and values say, in lines that a person would write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.check_case import reference_of
+from graphprobe.diagnose.dossier.plain_function import PlainFunction
+from graphprobe.diagnose.dossier.plain_inputs import Form, PlainInputs
+from graphprobe.diagnose.dossier.short import Short, short_repros
+from graphprobe.diagnose.dossier.short_check import MOST_LINES
+from graphprobe.diagnose.dossier.short_program import ShortProgram, short_program
+from graphprobe.diagnose.dossier.writer import first_shown
+from graphprobe.engine.values import capture, same_bits
+from graphprobe.findings import Finding, Kind
+from graphprobe.probe.formats.literals import Unreproducible
+
+RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
+
+
+def graph_of(fn: Callable[..., Any], *args: Any) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """The graph that Dynamo makes of `fn`, with what it is called with."""
+    found: list[Any] = []
+
+    def keep(gm: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        def run(*values: Any) -> Any:
+            found.extend([gm, capture(list(values))])
+            return gm(*values)
+
+        return run
+
+    torch._dynamo.reset()
+    torch.compile(fn, backend=keep, fullgraph=True)(*args)
+    return found[0], found[1]
+
+
+def in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y[1:, 0] = 2.0
+    y += x
+    y[..., None, ::2].mul_(3)
+    return y
+
+
+def branches(x: torch.Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda a: (a.sin(), a - 1), lambda a: (a.cos(), -a), (x,))
+
+
+def signs(x: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
+    return x**2 - -1, -x @ x, (x > 0) & (x < n), x // 0.3, torch.where(x >= 0, x, float("inf"))
+
+
+class Held(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return torch.nn.functional.linear(x, self.weight).softmax(-1) + self.count[0]
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "in place": (in_place, (torch.randn(3, 4), torch.randn(3, 4))),
+    "branches": (branches, (torch.randn(4),)),
+    "signs": (signs, (torch.randn(4, 4), 2)),
+    "a module": (Held(), (torch.randn(2, 3),)),
+    "methods and dtypes": (lambda x: x.to(torch.bfloat16).view(2, -1).sum(0, keepdim=True), (torch.randn(4),)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_function_computes_what_the_graph_does(name: str) -> None:
+    gm, captured = graph_of(*(FUNCTIONS[name][0], *FUNCTIONS[name][1]))
+    plain = PlainFunction(gm)
+    space: dict[str, Any] = {"torch": torch}
+    exec("\n".join([*(f"import {module}" for module in plain.imports), *plain.functions]), space)
+    held = [value.detach().clone() for value in plain.constants.values()]
+    mine, theirs = captured.restore(), captured.restore()
+    got, expected = space["f"](*mine, *held), gm(*theirs)
+    listed = expected[0] if isinstance(expected, tuple) and len(expected) == 1 else expected
+    assert same_bits(listed, got, stride=True) == []
+    assert same_bits(theirs, mine) == [], "and changes its arguments as the graph does"
+    assert same_bits([value.detach() for value in plain.constants.values()], held) == []
+
+
+def test_a_function_of_the_program_is_refused() -> None:
+    @torch.library.custom_op("graphprobe_short::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    gm, _ = graph_of(lambda x: twice(x), torch.ones(2))
+    with pytest.raises(Unreproducible, match="registered by the program"):
+        PlainFunction(gm)
+
+
+def odd() -> dict[str, torch.Tensor]:
+    base = torch.randn(4, 6)
+    return {
+        "float32": torch.tensor([0.1, -0.0, torch.nan, torch.inf, -torch.inf, 3e38, 1e-42]),
+        "float64": torch.tensor([0.1, 1e300], dtype=torch.float64),
+        "bfloat16": torch.randn(5).bfloat16(),
+        "half": torch.randn(5).half(),
+        "complex": torch.tensor([1 + 2j, 0.5]),
+        "integers": torch.tensor([[-3, 250]], dtype=torch.int16),
+        "booleans": torch.tensor([True, False]),
+        "no dimension": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "transposed": base.t(),
+        "a slice": base[1:3, ::2],
+        "expanded": torch.randn(3, 1).expand(3, 4),
+        "channels last": torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last),
+        "permuted": torch.randn(2, 3, 4).permute(1, 2, 0),
+        "one value": torch.full((40,), 0.25),
+        "zeros": torch.zeros(9, dtype=torch.int64),
+        "counted": torch.arange(24.0).view(4, 6),
+    }
+
+
+def made(form: Form, *values: Any) -> tuple[list[Any], PlainInputs]:
+    inputs, names = PlainInputs(form), [f"v{i}" for i in range(len(values))]
+    inputs.call(capture(list(values), rng=False), names)
+    space: dict[str, Any] = {"torch": torch, "saved": inputs.tensors}
+    exec("\n".join(inputs.lines), space)
+    return [space[name] for name in names], inputs
+
+
+@pytest.mark.parametrize("form", ["inline", "recorded"])
+@pytest.mark.parametrize("name", odd())
+def test_values_come_back_bit_for_bit(form: Form, name: str) -> None:
+    value = odd()[name]
+    (got,), _ = made(form, value)
+    assert same_bits(value, got, stride=value.numel() > 1) == []
+
+
+@pytest.mark.parametrize("name", odd())
+def test_drawn_values_have_shape_strides_dtype_and_range(name: str) -> None:
+    value = odd()[name].repeat(*[3] * odd()[name].ndim) if odd()[name].ndim else odd()[name]
+    value = value.nan_to_num(0.0, 1.0, -1.0) if value.is_floating_point() else value
+    (got,), _ = made("drawn", value)
+    assert (got.dtype, got.shape) == (value.dtype, value.shape)
+    assert got.stride() == value.stride() or value.numel() < 2
+    if not (value.is_floating_point() or value.is_complex()) and value.dtype is not torch.bool and value.numel():
+        assert value.min() <= got.min() and got.max() <= value.max()
+
+
+def test_views_of_one_memory_share_it_again() -> None:
+    base = torch.randn(3, 4)
+    (a, b), _ = made("inline", base, base[1:])
+    a.fill_(7)
+    assert bool((b == 7).all())
+
+
+def test_gradients_and_lists() -> None:
+    leaf = torch.randn(3, requires_grad=True)
+    (first, pair, n), inputs = made("inline", leaf, [leaf * 2, torch.ones(2)], 5)
+    assert first.requires_grad and first.is_leaf and pair[0].requires_grad and not pair[0].is_leaf and n == 5
+    assert inputs.wants == ["v0", "v1_0"]
+
+
+def relu_twice(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x) * 2
+
+
+def checked(x: torch.Tensor) -> torch.Tensor:
+    return x[torch.tensor([5])]
+
+
+def shorts(kind: Kind, *args: Any, config: dict[str, Any], stage: str = "codegen") -> tuple[Case, list[Short]]:
+    gm, captured = graph_of(relu_twice, *args)
+    case = Case(gm, [captured], kind, inductor_config=config, grad=args[0].requires_grad)
+    finding = Finding(kind=kind, stage=stage, op="torch.relu")  # type: ignore[arg-type]
+    found = short_repros(case, reference_of(case), finding, parts={"outputs", "gradients"}, title="relu is wrong")
+    return case, list(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "size", "told"),
+    [
+        ("wrong_value", "accuracy", 8, "expected 0.0, actual"),
+        ("wrong_gradient", "accuracy", 300, "expected"),
+        ("crash_compile", "compile_error", 8, "error:"),
+    ],
+)
+def test_it_shows_the_fault_alone_in_few_lines(kind: Kind, value: str, size: int, told: str) -> None:
+    x = torch.linspace(-2, 2, size, requires_grad=kind == "wrong_gradient")
+    _, found = shorts(kind, x, config={"cpp.inject_relu_bug_TESTING_ONLY": value})
+    assert found and not found[0].tensors, "no file beside it"
+    assert found[0].text.count("\n") <= MOST_LINES
+    assert found[0].text.replace('backend="inductor"', 'backend="eager"') == found[0].control
+    shown = first_shown(found[:1])
+    assert shown is not None and told in shown.output
+    if kind != "crash_compile":
+        assert shown.output.count("\n") <= 6
+
+
+def test_without_the_fault_nothing_is_shown() -> None:
+    _, found = shorts("wrong_value", torch.linspace(-2, 2, 8), config={})
+    assert first_shown(found) is None
+
+
+def test_what_also_shows_without_compiling_is_no_proof() -> None:
+    assert first_shown([Short("raise SystemExit(1)\n", "raise SystemExit(1)\n")]) is None
+    assert first_shown([Short("raise SystemExit(1)\n", "raise SystemExit(0)\n")]) is not None
+
+
+def program_of(log: list[int]) -> Callable[..., Any]:
+    def program(x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            log.append(1)
+        return x * scale
+
+    program.log = log  # type: ignore[attr-defined]
+    return program
+
+
+def told(fn: Any, kind: Kind, where: str, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Short]:
+    program = ShortProgram(fn, calls, None, None, {"backend": "'eager'"}, "", [], where, kind, "it differs")
+    return list(short_program(program, "", "instance("))
+
+
+def test_a_program_that_loses_a_side_effect() -> None:
+    found = told(program_of([]), "side_effect", "program.log", ((torch.ones(3),), {"scale": 3.0}))
+    assert [short.text.count("\n") <= MOST_LINES for short in found] == [True]
+    shown = first_shown(found)
+    assert shown is not None and "expected [1]\nactual   []" in shown.output
+
+
+def test_a_program_that_loses_nothing() -> None:
+    found = told(relu_twice, "wrong_value", "outputs[0]", ((torch.ones(3),), {}), ((torch.ones(4),), {}))
+    assert len(found) == 1 and first_shown(found) is None
