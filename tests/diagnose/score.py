@@ -58,7 +58,7 @@ def child(name: str, out: str) -> None:
     Path(out).write_text(json.dumps(found.to_json()), encoding="utf-8")
 
 
-def judge(expected: dict[str, Any], found: dict[str, Any], *, planted: bool) -> dict[str, bool]:
+def judge(expected: dict[str, Any], found: dict[str, Any], *, planted: bool) -> dict[str, Any]:
     """Each of the points as a yes or no; those of a control are `silent` alone."""
     if expected["kind"] == "control":
         return {"silent": found["verdict"] != "fault", "healthy": found["verdict"] == "healthy"}
@@ -98,8 +98,10 @@ def run(name: str, timeout_s: float) -> dict[str, Any]:
         found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
         group = located(name).parent.name
         score = {"error": log[-800:]} if found is None else judge(expected, found, planted=group == "planted")
+        repros = [Path(f["dossier"]) / "repro.py" for f in (found or {}).get("findings", []) if f["dossier"]]
+        lines = [repro.read_text(encoding="utf-8").count("\n") for repro in repros if repro.is_file()]
+        score["lines"] = min(lines, default=None)
         if group == "injected" and found is not None:
-            repros = [Path(f["dossier"]) / "repro.py" for f in found["findings"] if f["dossier"]]
             score["repro"] = bool(repros) and all(bare.run_alone(repro) == 1 for repro in repros)
     return {"name": name, "expected": expected, "seconds": seconds, "score": score, "diagnosis": found}
 
@@ -128,6 +130,8 @@ def main() -> None:
         judged = [row["score"][point] for row in rows if point in row["score"]]
         if judged:
             print(f"{point} {sum(judged)}/{len(judged)}")
+    lines = [row["score"]["lines"] for row in rows if row["score"].get("lines")]
+    print(f"repro of 40 lines or fewer {sum(count <= 40 for count in lines)}/{len(lines)}")
     print("errors", sum("error" in row["score"] for row in rows))
 
 

@@ -165,18 +165,20 @@ def test_gradients_and_lists() -> None:
     assert inputs.wants == ["v0", "v1_0"]
 
 
+def relu_in_a_branch(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda a: a.relu() * 2, lambda a: a.relu() - 1, (x,))
+
+
 def relu_twice(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x) * 2
 
 
-def checked(x: torch.Tensor) -> torch.Tensor:
-    return x[torch.tensor([5])]
-
-
-def shorts(kind: Kind, *args: Any, config: dict[str, Any], stage: str = "codegen") -> tuple[Case, list[Short]]:
-    gm, captured = graph_of(relu_twice, *args)
+def shorts(
+    kind: Kind, *args: Any, config: dict[str, Any], fn: Callable[..., Any] = relu_twice
+) -> tuple[Case, list[Short]]:
+    gm, captured = graph_of(fn, *args)
     case = Case(gm, [captured], kind, inductor_config=config, grad=args[0].requires_grad)
-    finding = Finding(kind=kind, stage=stage, op="torch.relu")  # type: ignore[arg-type]
+    finding = Finding(kind=kind, stage="codegen", op="torch.relu")
     found = short_repros(case, reference_of(case), finding, parts={"outputs", "gradients"}, title="relu is wrong")
     return case, list(found)
 
@@ -199,6 +201,12 @@ def test_it_shows_the_fault_alone_in_few_lines(kind: Kind, value: str, size: int
     assert shown is not None and told in shown.output
     if kind != "crash_compile":
         assert shown.output.count("\n") <= 6
+
+
+def test_a_fault_inside_of_a_branch() -> None:
+    config = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
+    _, found = shorts("wrong_value", torch.linspace(-2, 3, 8), config=config, fn=relu_in_a_branch)
+    assert first_shown(found) is not None
 
 
 def test_without_the_fault_nothing_is_shown() -> None:

@@ -91,7 +91,7 @@ class Prover:
         why = why_no_text(compilation.backend) if compilation.maker is not None else ""
         self.unsaved = (why,) if why else ()
         self.compiles = 0
-        self.check_s = 0.0  # the longest check of a piece so far
+        self.check_s = 0.0  # the longest check of a piece so far that ended
 
     def prove(self, suspect: Suspect) -> Finding | None:
         """The suspect as a finding with its dossier; None when no piece of the program fails on its own."""
@@ -122,7 +122,8 @@ class Prover:
                 return quick
         self.compiles += 1
         result = check(case, timeout_s=limit, reference=reference, backend=self.compilation.maker)
-        self.check_s = max(self.check_s, time.monotonic() - started)
+        if result.died != "timeout":
+            self.check_s = max(self.check_s, time.monotonic() - started)
         return result
 
     def candidates(self, suspect: Suspect) -> Iterator[Case]:

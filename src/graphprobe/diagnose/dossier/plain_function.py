@@ -171,10 +171,12 @@ class PlainFunction:
         name = next((name for name, value in self.constants.items() if value is found), None)
         if name is not None:
             return name
-        name = self._name(target.replace(".", "_"))
-        if isinstance(found, fx.GraphModule):
+        if isinstance(found, fx.GraphModule):  # a global with the name that Dynamo gives it breaks Dynamo
+            name = self._name(f"{FUNCTION}{len(self.functions)}")
             self._define(found, name)
-        elif isinstance(found, torch.Tensor):
+            return name
+        name = self._name(target.replace(".", "_"))
+        if isinstance(found, torch.Tensor):
             if function != FUNCTION:
                 raise Unreproducible(f"{function} holds a tensor")
             self.constants[name] = found
