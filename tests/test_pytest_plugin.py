@@ -127,7 +127,7 @@ def test_the_proof_fails_alone(quick: tuple[Path, Finished], run_python: Python,
     assert repro in lines[-2], "the last line but the count of pytest"
     assert Path(repro).is_relative_to(".graphprobe/test_net.py-test_wrong")
     alone = run_python(str(folder / repro), cwd=tmp_path)
-    assert alone.code == 1 and alone.out.rstrip().endswith("FAULT: wrong_value"), alone.err
+    assert alone.code == 1 and ": expected " in alone.out, alone.err
 
 
 @pytest.mark.heavy
@@ -152,7 +152,7 @@ def test_the_page_prints_what_it_shows(run_warm: Python, run_python: Python, tmp
     assert done.code == 1 and re.fullmatch(pattern, done.out.strip(), re.DOTALL), done.out
     (repro,) = (tmp_path / ".graphprobe").glob("test_net.py-test_by_hand/0-Net/*/repro.py")
     alone = run_python(str(repro), cwd=tmp_path)
-    assert alone.code == 1 and alone.out.rstrip().endswith("FAULT: wrong_value")
+    assert alone.code == 1 and ": expected " in alone.out
     again = pytest_in(tmp_path, run_warm, program, "--graphprobe", "-n", "0", "-k", "test_compiles")
     assert again.code == 0 and "= graphprobe =" not in again.out
 

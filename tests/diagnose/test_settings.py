@@ -100,6 +100,6 @@ def test_backends() -> None:
 
 def test_versions() -> None:
     found = versions()
-    assert found["torch"] == torch.__version__
-    assert found["cpu"] != "unknown"
-    assert {"git", "python", "platform"} <= found.keys()
+    assert found["PyTorch version"] == torch.__version__
+    assert torch.backends.cpu.get_cpu_capability() in found["CPU"]
+    assert {"PyTorch commit", "Python version", "OS"} <= found.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shutil
 from collections.abc import Iterator
@@ -103,7 +104,7 @@ def _short(program: Program, compilation: Compilation, finding: Finding, where: 
     if compilation.maker is not None and own is None:
         return
     settings = {"inductor": changed.inductor, "functorch": changed.functorch, "dynamo": changed.dynamo}
-    options = {"backend": repr(compilation.backend) if own is None else own.name}
+    options = {"backend": json.dumps(compilation.backend) if own is None else own.name}
     options |= {} if compilation.dynamic is None else {"dynamic": repr(compilation.dynamic)}
     options |= {"fullgraph": "True"} if compilation.fullgraph else {}
     text = own_lines(own, changed.hooks)

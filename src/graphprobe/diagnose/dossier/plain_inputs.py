@@ -126,7 +126,7 @@ class PlainInputs:
             return _written(value)
         if self.form == "recorded":
             self.tensors[name] = value.contiguous()
-            return f"saved[{name!r}].clone()"
+            return f'saved["{name}"].clone()'
         self.drawn = True
         return _drawn(value, size)
 

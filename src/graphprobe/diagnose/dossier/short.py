@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -156,7 +157,7 @@ class _Script:
 
     def _setting_lines(self) -> list[str]:
         lines = [
-            f"torch._{package}.config.{name} = {value!r}"
+            f"torch._{package}.config.{name} = {json.dumps(value) if isinstance(value, str) else repr(value)}"
             for package, changes in self._settings().items()
             for name, value in changes.items()
         ]
