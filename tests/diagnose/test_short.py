@@ -203,6 +203,24 @@ def test_it_shows_the_fault_alone_in_few_lines(kind: Kind, value: str, size: int
         assert shown.output.count("\n") <= 6
 
 
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(3, 200)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.up(x))
+
+
+def test_parameters_are_drawn_too_if_they_are_many() -> None:
+    gm, captured = graph_of(Wide(), torch.ones(1, 3))
+    case = Case(gm, [captured], "wrong_value")
+    finding = Finding(kind="wrong_value", stage="codegen")
+    first, second = short_repros(case, reference_of(case), finding, parts=(), title="relu is wrong")
+    assert len(first.text) < 3000 and "torch.randn(200, 3)" in first.text and not first.tensors
+    assert len(second.text) < 3000 and sum(value.numel() for value in second.tensors.values()) >= 800
+
+
 def test_a_fault_inside_of_a_branch() -> None:
     config = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
     _, found = shorts("wrong_value", torch.linspace(-2, 3, 8), config=config, fn=relu_in_a_branch)

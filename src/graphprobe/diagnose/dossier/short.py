@@ -27,6 +27,7 @@ from graphprobe.diagnose.dossier.short_check import (
     RAMP,
     USAGE,
     check_text,
+    condensed,
     import_lines,
     limit_of,
 )
@@ -85,7 +86,8 @@ def short_repros(
     """
     if case.caches or case.unsaved or not case.calls:
         return
-    forms: tuple[Form, ...] = ("inline",) if values_of(case.calls) <= MOST_INLINE else ("drawn", "recorded")
+    values = values_of(case.calls) + sum(tensor.numel() for tensor in Program(case.graph, []).state())
+    forms: tuple[Form, ...] = ("inline",) if values <= MOST_INLINE else ("drawn", "recorded")
     for form in forms:
         try:
             yield _Script(case, reference, finding, kind or finding.kind, parts, title, form, took_s).made()
@@ -125,7 +127,7 @@ class _Script:
         bounds = self._bounds() if self._compares_values() else []
         text = self._text(run, self._check(bounds, brief=False))
         if text.count("\n") > MOST_LINES:
-            text = self._text(run, self._check(bounds, brief=True))
+            text = condensed(self._text(run, self._check(bounds, brief=True)))
         control = text.replace(self._compiled(), self._call_of(control_of(self.finding)))
         return Short(text, control, self.inputs.tensors)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 RAISING = ("crash_compile", "crash_runtime", "extra_exception")
@@ -119,6 +120,12 @@ def check_text(
         return values.format(more="", bounds="", bound=f", rtol=0, atol={bounds[0]:.2g}", **names)
     listed = f", [{', '.join(f'{bound:.2g}' for bound in bounds)}]"
     return values.format(more=", atol", bounds=listed, bound=", rtol=0, atol=atol", **names)
+
+
+def condensed(script: str) -> str:
+    """A script that is too long without its empty lines, if that makes it short enough."""
+    dense = re.sub(r"\n{2,}", "\n", script)
+    return dense if script.count("\n") > MOST_LINES >= dense.count("\n") else script
 
 
 def import_lines(modules: Sequence[str], *texts: str) -> list[str]:

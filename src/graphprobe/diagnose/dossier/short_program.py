@@ -23,6 +23,7 @@ from graphprobe.diagnose.dossier.short_check import (
     RAMP,
     USAGE,
     check_text,
+    condensed,
     import_lines,
 )
 from graphprobe.engine.values import why_not
@@ -118,6 +119,7 @@ def _script(told: ShortProgram, helper: str, marker: str, new: bool) -> Short:
         script = "\n\n".join(part for part in parts if part) + "\n"
         if script.count("\n") <= MOST_LINES:
             break
+    script = condensed(script)
     return Short(script, script.replace(compiled, f'runpy.run_path(__file__)["run"]({told.control})'))
 
 
