@@ -100,10 +100,11 @@ def finding(folder: Path, file: Path, **changes: Any) -> Finding:
         "local_z": 8.4e37,
         "accumulated_z": float("inf"),
         "dossier": str(proof),
+        "proof": "piece",
         "reason": "rms of z is 3.72e+37, the limit 4",
         "worst": WORST,
     }
-    made = Finding(**(fields | changes))
+    made = Finding(**(fields | ({"proof": None} if changes.get("dossier", "") is None else {}) | changes))
     if made.dossier is not None and not proof.exists():
         proof.mkdir(parents=True)
         plain = Diagnosis(verdict="fault", findings=[made]).to_json()["findings"][0]

@@ -76,6 +76,7 @@ def test_fault_tells_everything(tmp_path: Path) -> None:
         accumulated_z=412.0,
         flaky_rate=0.4,
         dossier=str(dossier),
+        proof="piece",
         reason="q999 of z is 3.6e+38, the limit 3. The repro is incomplete: x.",
         worst=WORST,
     )
@@ -117,13 +118,13 @@ def test_several_faults_are_numbered() -> None:
     assert "2 faults appear" in text
     assert "1. Compiled, sin" in text
     assert "2. Compiled, the program gives wrong numbers." in text
-    assert text.count("No smaller program that shows it could be made.") == 2
+    assert text.count("No program that shows it by itself could be made.") == 2
     assert "off by" not in text and "details" not in text
     assert "flaky" not in text
 
 
 def test_paths_below_the_base_are_relative(tmp_path: Path) -> None:
-    made = finding(source=f"{tmp_path / 'model.py'}:3", dossier=str(tmp_path / "proofs" / "one"))
+    made = finding(source=f"{tmp_path / 'model.py'}:3", dossier=str(tmp_path / "proofs" / "one"), proof="piece")
     stream = io.StringIO()
     diagnosis = Diagnosis(verdict="fault", findings=[made]).to_json()
     print_diagnosis(diagnosis, name="f", base=tmp_path, file=stream)
@@ -206,3 +207,9 @@ def test_reasons_are_parted_into_what_all_understand_and_z() -> None:
 def test_values_of_the_program_itself() -> None:
     made = Diagnosis(verdict="fault", findings=[finding(worst=WORST, dossier="d", proof="program")]).to_json()
     assert values_in_words(made["findings"][0]).startswith("Expected 0, got -1.07 at (5, 7) of output 0; off by")
+
+
+def test_a_dossier_whose_repro_does_not_fail_alone_is_no_proof() -> None:
+    text = told(Diagnosis(verdict="fault", findings=[finding(dossier="kept", proof=None)]))
+    assert "proof:" not in text and "repro.py" not in text
+    assert "No program that shows it by itself could be made." in text and "kept in:     kept" in text

@@ -70,23 +70,33 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
             _proven(folder, finding, None)
             return
         log.info("the program as a repro: exit code %s, %s", code, problems)
-        shutil.rmtree(folder, ignore_errors=True)
         if problems:
             more = f"The program could not be written down as a repro: {'; '.join(problems)}."
-            finding.reason = told_more(finding.reason, more)
-            return
-    more = "Written down as a repro, the program does not fail in a process of its own."
+            break
+        more = "Written down as a repro, the program does not fail in a process of its own."
+        if finding.dossier is not None or (tolerance is None and finding.kind in NUMBERS):
+            shutil.rmtree(folder, ignore_errors=True)
     finding.reason = told_more(finding.reason, more)
+    if finding.dossier is None:  # it always has a folder
+        folder.mkdir(parents=True, exist_ok=True)
+        finding.dossier = str(folder)
+        _write_beside(folder, finding, None)
 
 
 def _proven(folder: Path, finding: Finding, shown: Shown | None) -> None:
     """Note the proof in the finding, and write what lies beside the repro."""
     finding.dossier, finding.proof = str(folder), "program"
     finding.reason = finding.reason.replace(NOT_ALONE, "").strip()
-    files = {"finding.json": finding_json(finding), "test_repro.py": TEST.encode()}
+    _write_beside(folder, finding, shown)
+
+
+def _write_beside(folder: Path, finding: Finding, shown: Shown | None) -> None:
+    """Write what lies beside the repro, if there is one."""
+    repro = folder / "repro.py"
+    files = {"finding.json": finding_json(finding), **({"test_repro.py": TEST.encode()} if repro.exists() else {})}
     report = report_text(
         finding,
-        code=(folder / "repro.py").read_text("utf-8"),
+        code=repro.read_text("utf-8") if repro.exists() else None,
         output="" if shown is None else shown.output,
         versions=versions(),
         files={name: "the same with all that can be compared" for name in [EXACT] if (folder / name).is_dir()},

@@ -115,12 +115,12 @@ def print_end(
     facts: list[tuple[str, str]] = []
     if findings:
         # The one that comes with a proof says most.
-        first = next((finding for finding in findings if finding["dossier"] is not None), findings[0])
+        first = next((finding for finding in findings if is_proven(finding)), findings[0])
         source = story.path(first["source"]) if first["source"] else ""
         place = [source, f"in {first['module']}" if first["module"] else ""]
         facts.append(("fault", in_short(first)))
         facts.append(("where", " ".join(part for part in place if part)))
-        if first["dossier"] is not None:
+        if is_proven(first):
             dossier = story.path(first["dossier"])
             facts.append(("proof", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}"))
             facts.append(("next", f"graphprobe reduce {shlex.quote(dossier)}"))
@@ -185,15 +185,17 @@ class _Story:
         label, reason = reason_of(finding)
         if reason:
             self.fact(label, reason)
-        self.proof(finding["dossier"])
+        self.proof(finding)
         for i, detail in enumerate(details(finding)):
             self.fact("" if i else "details", detail)
 
-    def proof(self, dossier: str | None) -> None:
-        if dossier is None:
-            self.prose("No smaller program that shows it could be made.", indent=3)
+    def proof(self, finding: Mapping[str, Any]) -> None:
+        dossier = self.path(finding["dossier"]) if finding["dossier"] is not None else None
+        if not is_proven(finding) or dossier is None:
+            self.prose("No program that shows it by itself could be made.", indent=3)
+            if dossier is not None:
+                self.fact("kept in", dossier, whole=True)
             return
-        dossier = self.path(dossier)
         self.fact("proof", dossier, whole=True)
         self.fact("see it", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}", whole=True, style="cyan")
         self.fact("", "(exits 1 while the fault is there, 0 once it is gone; needs torch only)")
@@ -280,6 +282,11 @@ def in_short(finding: Mapping[str, Any]) -> str:
 def _worst(finding: Mapping[str, Any]) -> Worst | None:
     worst = finding.get("worst")
     return read_document(worst, Worst) if worst is not None else None
+
+
+def is_proven(finding: Mapping[str, Any]) -> bool:
+    """Whether its dossier holds a repro that fails alone; files of 0.1 do not say so, and had no others."""
+    return finding["dossier"] is not None and finding.get("proof", "piece") is not None
 
 
 def reason_of(finding: Mapping[str, Any]) -> tuple[str, str]:

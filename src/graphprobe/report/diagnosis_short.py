@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graphprobe.report.diagnosis import details, reason_of, sentence, values_in_words
+from graphprobe.report.diagnosis import details, is_proven, reason_of, sentence, values_in_words
 
 NOTES = 5
 """Notes of an undecided diagnosis that are shown."""
@@ -37,21 +37,22 @@ def first_line_from(diagnosis: Mapping[str, Any]) -> str:
 
 def repros_from(diagnosis: Mapping[str, Any]) -> list[str]:
     """The script of each finding that has a proof."""
-    return [str(Path(f["dossier"]) / "repro.py") for f in diagnosis["findings"] if f["dossier"] is not None]
+    return [str(Path(f["dossier"]) / "repro.py") for f in diagnosis["findings"] if is_proven(f)]
 
 
 def _facts(finding: Mapping[str, Any]) -> list[tuple[str, str]]:
     operation = finding["op"] or ""
     if operation and finding["node"]:
         operation += f", node {finding['node']}"
-    proof = finding["dossier"] or ""
+    dossier = finding["dossier"] or ""
+    proof = dossier if is_proven(finding) else ""
     return [
         ("pass", finding["pass"] or ""),
         ("operation", operation),
         ("line", finding["source"] or ""),
         ("module", finding["module"] or ""),
         reason_of(finding),
-        ("dossier", proof),
+        ("dossier", dossier),
         ("see it", f"python {shlex.quote(str(Path(proof) / 'repro.py'))}" if proof else ""),
         *(("details", text) for text in details(finding)),
     ]

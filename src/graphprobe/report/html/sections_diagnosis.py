@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from graphprobe.findings import Finding, FunctionDiagnosis
-from graphprobe.report.diagnosis import STAGES, VERDICTS, details, reason_of, sentence, values_in_words
+from graphprobe.report.diagnosis import STAGES, VERDICTS, details, is_proven, reason_of, sentence, values_in_words
 from graphprobe.report.html.diagnosis_file import (
     FINDING,
     Diagnosed,
@@ -94,7 +94,7 @@ def _verdict(worst: str, shown: list[FunctionDiagnosis], found: Diagnosed, sourc
         text = html(_FACTS, facts=facts) if facts else Html("")
         return Verdict(TONES[worst], word, f"{meaning}.", text)
     # The one that comes with a proof says most.
-    first = next((one for one in findings if one.dossier), findings[0])
+    first = next((one for one in findings if is_proven(_dict(one))), findings[0])
     said = sentence(_dict(first))
     stage = STAGES.get(first.stage, first.stage)
     facts = [("Where", html("It goes wrong in {{ stage }}.", stage=stage) if first.stage != "unknown" else Html(stage))]
@@ -221,12 +221,12 @@ def _values(finding: Finding) -> list[tuple[str, Html]]:
 
 
 def _see(finding: Finding, found: Diagnosed) -> Html:
-    folder = proof_of(finding, found.path)
+    folder = proof_of(finding, found.path) if is_proven(_dict(finding)) else None
     if folder is None:
         gone = (
             f"The proof, {finding.dossier}, is not at hand."
-            if finding.dossier
-            else "No smaller program that shows it could be made."
+            if is_proven(_dict(finding))
+            else "No program that shows it by itself could be made."
         )
         return html('<p class="note">{{ gone }}</p>', gone=gone)
     return html(_COMMAND, command=f"python {shlex.quote(str(folder / 'repro.py'))}")
