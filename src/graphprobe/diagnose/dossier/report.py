@@ -65,6 +65,9 @@ STATES = {"right": "right", "wrong": "**wrong**", "unsure": "not sure", "not_run
 
 CODES = "exits 1 while the fault is there, 0 when it is gone, and 125 when it cannot tell"
 
+DRAWS = "torch.manual_seed("
+"""In a script whose inputs are not those of the program."""
+
 CODE_LINES, GRAPH_LINES = 200, 120
 """What is longer is attached, or cut, and whole in a file of its own."""
 
@@ -131,6 +134,9 @@ def report_text(
         scrubbed(" ".join(filter(None, (_what(finding), as_sentence(rest), neighbour)))),
         _code(shown),
         _listed("It cannot be run elsewhere for now:", [scrubbed(text) for text in problems]),
+        "On the program's own values (the script draws others):"
+        if finding.worst is not None and DRAWS in (shown or "")
+        else "",
         scrubbed(f"- *Expected*: {expected}\n- *Actual*: {actual}"),
         f"Output of the script:\n\n{_fenced(printed)}" if printed and printed not in errors else "",
         _backends(backends) if backends else "",
