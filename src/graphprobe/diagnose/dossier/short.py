@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import logging
 import re
@@ -88,9 +89,11 @@ def short_repros(
         return
     values = values_of(case.calls) + sum(tensor.numel() for tensor in Program(case.graph, []).state())
     forms: tuple[Form, ...] = ("inline",) if values <= MOST_INLINE else ("drawn", "recorded")
-    for form in forms:
+    kind = kind or finding.kind
+    kinds = (kind, "segfault") if kind == "crash_runtime" else (kind,)  # overwritten memory shows now so, now so
+    for form, shown in itertools.product(forms, kinds):
         try:
-            yield _Script(case, reference, finding, kind or finding.kind, parts, title, form, took_s).made()
+            yield _Script(case, reference, finding, shown, parts, title, form, took_s).made()
         except Unreproducible as reason:
             log.info("no short repro, %s: %s", form, reason)
 
