@@ -11,6 +11,8 @@ from torch import nn
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
+from graphprobe.diagnose.dossier import short_check
+from graphprobe.diagnose.dossier.own_backend import OwnBackend
 from graphprobe.diagnose.dossier.plain_function import PlainFunction
 from graphprobe.diagnose.dossier.plain_inputs import Form, PlainInputs
 from graphprobe.diagnose.dossier.short import Short, short_repros
@@ -225,6 +227,20 @@ def test_a_fault_inside_of_a_branch() -> None:
     config = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
     _, found = shorts("wrong_value", torch.linspace(-2, 3, 8), config=config, fn=relu_in_a_branch)
     assert first_shown(found) is not None
+
+
+@pytest.mark.parametrize("kind", ["segfault", "hang"])
+def test_a_program_that_does_not_live_to_its_end(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_check, "HANG_LEAST_S", 12.0)
+    backend = "def backend(gm, inputs):\n    import os, time\n    return lambda *args: (LINE, gm(*args))[1]"
+    ends = "os.kill(os.getpid(), 11)" if kind == "segfault" else "time.sleep(1000)"
+    gm, captured = graph_of(relu_twice, torch.ones(3))
+    for line, is_shown in ((ends, True), ("None", False)):
+        own = OwnBackend("backend", backend.replace("LINE", line))
+        case = Case(gm, [captured], kind, backend="eager", own_backend=own)
+        finding = Finding(kind=kind, stage="codegen")
+        found = short_repros(case, reference_of(case), finding, parts=(), title="it ends", took_s=0.1)
+        assert (first_shown(found) is not None) == is_shown
 
 
 def test_without_the_fault_nothing_is_shown() -> None:
