@@ -243,6 +243,14 @@ def test_a_program_that_does_not_live_to_its_end(kind: Kind, monkeypatch: pytest
         assert (first_shown(found) is not None) == is_shown
 
 
+def test_a_backend_whose_names_are_those_of_the_script() -> None:
+    gm, captured = graph_of(relu_twice, torch.ones(3))
+    own = OwnBackend("backend", "def f(gm):\n    return gm\n\ndef backend(gm, inputs):\n    return f(gm)")
+    case = Case(gm, [captured], "wrong_value", backend="eager", own_backend=own)
+    finding = Finding(kind="wrong_value", stage="codegen")
+    assert list(short_repros(case, reference_of(case), finding, parts=(), title="it ends")) == []
+
+
 def test_without_the_fault_nothing_is_shown() -> None:
     _, found = shorts("wrong_value", torch.linspace(-2, 2, 8), config={})
     assert first_shown(found) is None
@@ -273,6 +281,20 @@ def test_a_program_that_loses_a_side_effect() -> None:
     assert [short.text.count("\n") <= MOST_LINES for short in found] == [True]
     shown = first_shown(found)
     assert shown is not None and "expected [1]\nactual   []" in shown.output
+
+
+counted: list[int] = []
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    if not torch.compiler.is_compiling():
+        counted.append(1)
+    return x + 1
+
+
+def test_a_program_of_the_name_that_scripts_use() -> None:
+    shown = first_shown(told(f, "side_effect", "counted", ((torch.ones(3),), {})))
+    assert shown is not None and "expected [1]" in shown.output
 
 
 def test_a_program_that_loses_nothing() -> None:

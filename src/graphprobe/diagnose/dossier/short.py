@@ -41,6 +41,9 @@ from graphprobe.probe.formats.literals import Unreproducible
 
 log = logging.getLogger(__name__)
 
+OURS = re.compile(r"^(?:(?:def|class) +)?(?:f|run|raised|status|facts|saved|expected|actual)\b *[=(:]", re.MULTILINE)
+"""A line at the top level that defines a name of the script's own."""
+
 IMPORTED = ("import os", "import sys", "import torch")
 """What every script imports."""
 
@@ -154,6 +157,8 @@ class _Script:
         if text is None:
             raise Unreproducible("the backend and the hooks use one name for different things")
         text = "\n".join(line for line in text.splitlines() if line not in IMPORTED).strip()
+        if OURS.search(text):
+            raise Unreproducible("the backend or a hook defines a name that the script needs")
         return [re.sub(r"\n{3,}", "\n\n", text)] if text else []
 
     def _settings(self) -> dict[str, dict[str, Any]]:

@@ -172,13 +172,15 @@ def _run(
                 keep = _is_watched(told.where, key)
                 made[key] = key if keep else roots[key]
                 lines += [f"{key} = {roots[key]}"] if keep and roots[key] != key else []
-    lines.append(f"f = torch.compile({fn}, **options) if options else {fn}")
+    known = " ".join([*roots.values(), *made, *lines])
+    f = next(name for name in ("f", "g", "compiled_", "called_") if not re.search(rf"\b{name}\b", known))
+    lines.append(f"{f} = torch.compile({fn}, **options) if options else {fn}")
     several = len(calls) > 1
     lines += ["result = []"] if several else []
     for i, call in enumerate(calls):
         passed = ", ".join(f"{how}{made[key]}" for key, (how, _) in call.items())
         lines += [f"{roots['between']}({fn}, {i})"] if i and told.between is not None else []
-        lines.append(f"result.append(f({passed}))" if several else f"result = f({passed})")
+        lines.append(f"result.append({f}({passed}))" if several else f"result = {f}({passed})")
     leaves = "torch.utils._pytree.tree_leaves({})"
     if told.grad:
         which = "torch.is_tensor(t) and t.requires_grad"
