@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,8 +133,18 @@ def _short(program: Program, compilation: Compilation, finding: Finding, where: 
         kind=finding.kind,
         title=title_of(finding),
         control=control_of(finding),
+        bound=_bound(finding),
     )
     yield from short_program(told, INSTANCE_TEXT, f"{INSTANCE}(")
+
+
+def _bound(finding: Finding) -> float | None:
+    """A bound between the error that was seen and what rounding explains there; None where neither is known."""
+    worst = finding.worst
+    if worst is None or worst.legitimate is None or not math.isfinite(worst.off):
+        return None
+    bound = max(worst.legitimate, worst.off / 8)
+    return bound if 0 < bound < worst.off else None
 
 
 def _write(

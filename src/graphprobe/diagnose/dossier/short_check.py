@@ -94,6 +94,7 @@ def check_text(
     compiled: str,
     *,
     bounds: Sequence[float] = (),
+    rtol: float = 0.0,
     limit_s: int = 0,
     text: bool = False,
     brief: bool = False,
@@ -103,7 +104,8 @@ def check_text(
     Args:
         kind: of the fault.
         eager, compiled: expressions that run the program and give what is compared.
-        bounds: how far each value may be off, absolute; empty: as `torch.testing.assert_close` has it.
+        bounds, rtol: how far each value may be off, absolute and relative; bounds empty: as
+            `torch.testing.assert_close` has it.
         limit_s: after which something hangs.
         text: what is compared is no tensors.
         brief: in fewer lines, which say less.
@@ -121,7 +123,7 @@ def check_text(
     if not bounds:
         return values.format(more="", bounds="", bound="", **names)
     if len(set(bounds)) == 1:
-        return values.format(more="", bounds="", bound=f", rtol=0, atol={bounds[0]:.2g}", **names)
+        return values.format(more="", bounds="", bound=f", rtol={rtol:g}, atol={bounds[0]:.2g}", **names)
     listed = f", [{', '.join(f'{bound:.2g}' for bound in bounds)}]"
     return values.format(more=", atol", bounds=listed, bound=", rtol=0, atol=atol", **names)
 

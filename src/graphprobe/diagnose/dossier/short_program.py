@@ -32,6 +32,8 @@ from graphprobe.probe.frames.python_text import FUTURE, program_text
 from graphprobe.probe.frames.python_values import Unwritable
 
 RESERVED = dict.fromkeys(("run", "fn", "result", "expected", "actual", "raised", "status", "options", "sys", "os"))
+RTOL = 1e-4
+"""Of values of a program, whose noise was measured where it is wrong only."""
 _ARGUMENT = re.compile(r"argument (\w+)")
 
 
@@ -48,6 +50,7 @@ class ShortProgram:
         kind: of the fault.
         title: first line, as a comment.
         control: arguments of `torch.compile` with which the fault must not show, as text.
+        bound: how far a value may be off beside what is relative; None: as `torch.testing.assert_close` has it.
         limit_s: after which a program that hangs is ended.
     """
 
@@ -62,6 +65,7 @@ class ShortProgram:
     kind: str
     title: str
     control: str = "disable=True"
+    bound: float | None = None
     limit_s: int = 60
 
 
@@ -90,6 +94,8 @@ def _can_be_made(fn: Any) -> bool:
 def _script(told: ShortProgram, helper: str, marker: str, new: bool) -> Short:
     """The script; `new`: the module is made by its class, with other parameters."""
     calls = _arguments(told)
+    if len(calls) != len(told.calls):
+        raise Unwritable("an argument whose name is none of Python's")
     roots: dict[str, Any] = {"fn": type(told.fn) if new else told.fn}
     for call in calls:
         roots |= {key: value for key, (_, value) in call.items() if not _is_tensor(value)}
@@ -111,7 +117,10 @@ def _script(told: ShortProgram, helper: str, marker: str, new: bool) -> Short:
     imports = sorted({*text.imports} - {"import torch", "import torch.nn"})
     head = [*(f"# {line}" for line in (*told.title.splitlines(), USAGE)), *_future(text.text)]
     for brief in (False, True):
-        check = check_text(told.kind, eager, compiled, limit_s=told.limit_s, text=shown, brief=brief)
+        bounds = () if told.bound is None else (told.bound,)
+        check = check_text(
+            told.kind, eager, compiled, bounds=bounds, rtol=RTOL, limit_s=told.limit_s, text=shown, brief=brief
+        )
         check = "\n".join(f"    {line}".rstrip() for line in check.splitlines())
         top = [*head, *import_lines(imports, HOOK, check), "", HOOK, *told.head]
         body = re.sub(r"\n{3,}", "\n\n", text.text.strip())
