@@ -251,6 +251,24 @@ def test_a_backend_whose_names_are_those_of_the_script() -> None:
     assert list(short_repros(case, reference_of(case), finding, parts=(), title="it ends")) == []
 
 
+def test_a_fault_that_does_not_always_show_is_tried_again() -> None:
+    backend = """
+calls = []
+
+def backend(gm, inputs):
+    def run(*args):
+        calls.append(1)
+        return tuple(value + (len(calls) % 3 == 0) for value in gm(*args))
+    return run
+"""
+    gm, captured = graph_of(relu_twice, torch.ones(3))
+    case = Case(gm, [captured], "wrong_value", backend="eager", own_backend=OwnBackend("backend", backend))
+    finding = Finding(kind="wrong_value", stage="codegen", flaky_rate=1 / 3)
+    found = list(short_repros(case, reference_of(case), finding, parts=(), title="now and then"))
+    assert found and "for _ in range(18):" in found[0].text
+    assert first_shown(found) is not None
+
+
 def test_without_the_fault_nothing_is_shown() -> None:
     _, found = shorts("wrong_value", torch.linspace(-2, 2, 8), config={})
     assert first_shown(found) is None

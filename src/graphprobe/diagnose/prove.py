@@ -262,7 +262,8 @@ class Prover:
             return None, None, None, None, []
         first = nodes[0]
         behind = self._aten_of(case, first)
-        out_of_place = [name.rstrip("_") for name in behind if name.endswith("_")]  # as AOTAutograd makes it
+        functional = (re.sub(r"_(?=\.\w+$|$)", "", name) for name in behind)  # as AOTAutograd makes it
+        out_of_place = [name for name in functional if name not in behind]
         also = [*out_of_place, *behind, *(op_of(n) for n in nodes[1:])]
         return op_of(first), first.name, source_of(first), module_of(first), also
 
@@ -298,7 +299,7 @@ class Prover:
             scripts = short_repros(
                 case, result.reference, made, parts=parts, title=title, kind=kind, took_s=self.check_s
             )
-            shown = None if made.flaky_rate < 1 else first_shown(scripts)
+            shown = first_shown(scripts)
             problems = write_dossier(
                 folder,
                 case,

@@ -121,9 +121,6 @@ def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
     if case.caches:
         configs["inductor"] = {"fx_graph_cache": True, **configs["inductor"]}
         configs["functorch"] = {"enable_autograd_cache": True, **configs["functorch"]}
-    repeats = 1
-    if flaky_rate < 1:
-        repeats = min(MOST_REPEATS, math.ceil(math.log(MISS) / math.log1p(-flaky_rate))) if flaky_rate else MOST_REPEATS
     return {
         "kind": case.kind,
         "backend": case.backend if case.own_backend is None else case.own_backend.name,
@@ -131,7 +128,7 @@ def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
         "via": case.via,
         "grad": case.grad,
         "calls": len(case.calls),
-        "repeats": repeats,
+        "repeats": repeats_for(flaky_rate),
         "autocast": not is_aten(case.graph),
         "allowed": bool(case.allowed),
         "unsaved": list(case.unsaved_settings),
@@ -156,6 +153,13 @@ def _problems(case: Case) -> list[str]:
     if case.allowed and len(case.allowed) != len(case.calls):
         found.append(f"{len(case.calls)} calls, allowed differences for {len(case.allowed)}")
     return found if case.calls else [*found, "no call was captured"]
+
+
+def repeats_for(flaky_rate: float) -> int:
+    """How often a fault that shows at this rate, 0 to 1, has to be tried."""
+    if flaky_rate >= 1:
+        return 1
+    return min(MOST_REPEATS, math.ceil(math.log(MISS) / math.log1p(-flaky_rate))) if flaky_rate else MOST_REPEATS
 
 
 def is_aten(graph: fx.GraphModule) -> bool:

@@ -18,19 +18,19 @@ from graphprobe.diagnose.check_case import allowed, reference_of
 from graphprobe.diagnose.dossier.plain_function import FUNCTION, PlainFunction
 from graphprobe.diagnose.dossier.plain_inputs import FILE, MOST_INLINE, Form, PlainInputs, values_of
 from graphprobe.diagnose.dossier.program_proof import own_lines
-from graphprobe.diagnose.dossier.repro import is_aten
+from graphprobe.diagnose.dossier.repro import is_aten, repeats_for
 from graphprobe.diagnose.dossier.short_check import (
-    ENDING,
     FACTS,
     HOOK,
     MOST_LINES,
-    RAISING,
     RAMP,
     USAGE,
     check_text,
+    compares_values,
     condensed,
     import_lines,
     limit_of,
+    repeated,
 )
 from graphprobe.diagnose.program import Program
 from graphprobe.engine.reference import is_noisy
@@ -88,11 +88,12 @@ def short_repros(
 
     A case that cannot be told so gives none.
     """
-    if case.caches or case.unsaved or not case.calls:
+    kind = kind or finding.kind
+    flaky = finding.flaky_rate < 1 and not compares_values(kind)
+    if case.caches or case.unsaved or not case.calls or flaky:
         return
     values = values_of(case.calls) + sum(tensor.numel() for tensor in Program(case.graph, []).state())
     forms: tuple[Form, ...] = ("inline",) if values <= MOST_INLINE else ("drawn", "recorded")
-    kind = kind or finding.kind
     kinds = (kind, "segfault") if kind == "crash_runtime" else (kind,)  # overwritten memory shows now so, now so
     for form, shown in itertools.product(forms, kinds):
         try:
@@ -130,7 +131,7 @@ class _Script:
     def made(self) -> Short:
         """The whole text."""
         run = self._run()
-        bounds = self._bounds() if self._compares_values() else []
+        bounds = self._bounds() if compares_values(self.kind) else []
         text = self._text(run, self._check(bounds, brief=False))
         if text.count("\n") > MOST_LINES:
             text = condensed(self._text(run, self._check(bounds, brief=True)))
@@ -218,7 +219,9 @@ class _Script:
         if self.case.grad and self.inputs.wants and "gradients" in self.parts:
             wants = [name for name in positions if name in self.inputs.wants]
             lines.append(f"out = [{', '.join(seen)}]")
-            lines.append(f"loss = {RAMP.format(tensors='out', which='t.requires_grad')}")
+            results = self.reference.eager[0][call].outputs
+            whole = ".abs()" if any(torch.is_tensor(v) and v.is_complex() for v in results) else ""
+            lines.append(f"loss = {RAMP.format(tensors='out', which='t.requires_grad')}{whole}")
             seen = ["*out", f"*torch.autograd.grad(loss, [{', '.join(wants)}], allow_unused=True)"]
             looked += [("gradients", positions[name]) for name in wants]
         elif not count:
@@ -238,13 +241,12 @@ class _Script:
         dynamic = "" if self.case.dynamic is None else f", dynamic={self.case.dynamic}"
         return f"torch.compile({FUNCTION}, {backend}{dynamic})"
 
-    def _compares_values(self) -> bool:
-        return self.kind not in {*FACTS, *RAISING, *ENDING, "missing_exception"}
-
     def _check(self, bounds: Sequence[float], *, brief: bool) -> str:
         compiled = f"run({self._compiled()})"
         eager = f"run({FUNCTION})"
-        return check_text(self.kind, eager, compiled, bounds=bounds, limit_s=self.limit_s, brief=brief)
+        text = check_text(self.kind, eager, compiled, bounds=bounds, limit_s=self.limit_s, brief=brief)
+        repeats = repeats_for(self.finding.flaky_rate)
+        return text if repeats == 1 else repeated(text, repeats)
 
     def _bounds(self) -> list[float]:
         """How far each value that is looked at may be off; empty where that was not measured: torch's own then."""

@@ -128,6 +128,18 @@ def check_text(
     return values.format(more=", atol", bounds=listed, bound=", rtol=0, atol=atol", **names)
 
 
+def compares_values(kind: str) -> bool:
+    """Whether a fault of this kind is one of values."""
+    return kind not in {*FACTS, *RAISING, *ENDING, "missing_exception"}
+
+
+def repeated(text: str, times: int) -> str:
+    """Statements that compare values, tried again: for a fault that does not always show."""
+    loop, agreed, end = text.partition("\nprint(")
+    body = "\n".join(f"    {line}" for line in loop.splitlines())
+    return f"for _ in range({times}):  # it does not always show\n{body}{agreed}{end}"
+
+
 def condensed(script: str) -> str:
     """A script that is too long without its empty lines, if that makes it short enough."""
     dense = re.sub(r"\n{2,}", "\n", script)

@@ -127,7 +127,7 @@ class _Saver:
         Args:
             took_s: how long the longest question took that did not hang.
         """
-        if self.case is None or self.finding is None or self.finding.flaky_rate < 1:
+        if self.case is None or self.finding is None:
             return False
         parts = ("outputs", "inputs", "gradients")
         scripts = short_repros(
