@@ -310,6 +310,13 @@ def test_code_still_runs_when_it_is_scrubbed() -> None:
     assert scrubbed_code("def f(:  # /home/alice/x") == "def f(:  # x"
 
 
+def test_a_fault_without_a_script_attaches_none() -> None:
+    text = report_text(
+        Finding(kind="side_effect", stage="dynamo"), code="", problems=["no text"], versions={}, files={}
+    )
+    assert "repro.py" not in text and "- no text" in text
+
+
 def test_logs_are_trimmed() -> None:
     assert trimmed(CPP_LOG).splitlines() == [
         "torch._inductor.exc.InductorError: CppCompileError: C++ compile error",

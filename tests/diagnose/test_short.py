@@ -11,7 +11,7 @@ from torch import nn
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
-from graphprobe.diagnose.dossier import short_check
+from graphprobe.diagnose.dossier import short, short_check
 from graphprobe.diagnose.dossier.own_backend import OwnBackend
 from graphprobe.diagnose.dossier.plain_function import PlainFunction
 from graphprobe.diagnose.dossier.plain_inputs import Form, PlainInputs
@@ -223,9 +223,20 @@ def test_parameters_are_drawn_too_if_they_are_many() -> None:
     assert len(second.text) < 3000 and sum(value.numel() for value in second.tensors.values()) >= 800
 
 
+def test_inputs_that_cannot_be_drawn_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(case: Case) -> Any:
+        raise RuntimeError("the graph does not take these values")
+
+    gm, captured = graph_of(relu_twice, torch.randn(100))
+    case, finding = Case(gm, [captured], "wrong_value"), Finding(kind="wrong_value", stage="codegen")
+    reference = reference_of(case)
+    monkeypatch.setattr(short, "reference_of", refuses)
+    (only,) = short_repros(case, reference, finding, parts=(), title="relu is wrong")
+    assert list(only.tensors) == ["x"] and "inputs.safetensors" in only.text
+
+
 def test_a_fault_inside_of_a_branch() -> None:
-    config = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
-    _, found = shorts("wrong_value", torch.linspace(-2, 3, 8), config=config, fn=relu_in_a_branch)
+    _, found = shorts("wrong_value", torch.linspace(-2, 3, 8), config=RELU_BUG, fn=relu_in_a_branch)
     assert first_shown(found) is not None
 
 
@@ -296,7 +307,7 @@ def told(fn: Any, kind: Kind, where: str, *calls: tuple[tuple[Any, ...], dict[st
 
 def test_a_program_that_loses_a_side_effect() -> None:
     found = told(program_of([]), "side_effect", "program.log", ((torch.ones(3),), {"scale": 3.0}))
-    assert [short.text.count("\n") <= MOST_LINES for short in found] == [True]
+    assert [one.text.count("\n") <= MOST_LINES for one in found] == [True]
     shown = first_shown(found)
     assert shown is not None and "expected [1]\nactual   []" in shown.output
 

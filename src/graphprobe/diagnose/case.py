@@ -59,6 +59,11 @@ class Case:
     unsaved_settings: tuple[str, ...] = ()
 
     @property
+    def configs(self) -> dict[str, dict[str, Any]]:
+        """The settings by package of torch."""
+        return {"inductor": self.inductor_config, "functorch": self.functorch_config, "dynamo": self.dynamo_config}
+
+    @property
     def backend_shown(self) -> str:
         """The backend as the program names it, for messages."""
         return f'"{self.backend}"' if self.own_backend is None else self.own_backend.shown or self.own_backend.name

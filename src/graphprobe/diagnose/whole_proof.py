@@ -97,7 +97,7 @@ def _write_beside(folder: Path, finding: Finding, shown: Shown | None) -> None:
     files = {"finding.json": finding_json(finding), **({"test_repro.py": TEST.encode()} if repro.exists() else {})}
     report = report_text(
         finding,
-        code=repro.read_text("utf-8") if repro.exists() else None,
+        code=repro.read_text("utf-8") if repro.exists() else "",
         output="" if shown is None else shown.output,
         versions=versions(),
         files={name: "the same with all that can be compared" for name in [EXACT] if (folder / name).is_dir()},

@@ -198,7 +198,7 @@ class _Story:
             return
         self.fact("proof", dossier, whole=True)
         self.fact("see it", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}", whole=True, style="cyan")
-        self.fact("", "(exits 1 while the fault is there, 0 once it is gone; needs torch only)")
+        self.fact("", "(exits 1 while the fault is there, 0 once it is gone)")
         self.fact("report it", str(Path(dossier) / "REPORT.md"), whole=True)
 
     def rest(self, diagnosis: Mapping[str, Any]) -> None:

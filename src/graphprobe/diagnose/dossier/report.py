@@ -113,7 +113,7 @@ def report_text(
     """The report as Markdown. It names no folder of this machine.
 
     Args:
-        code: the script that shows the fault; None, or a long one: it is to be attached.
+        code: the script that shows the fault; None, or a long one: it is to be attached; empty: there is none.
         output: what the script prints.
         versions: name and version of everything that may matter, see `environment`.
         files: name and meaning of the files beside the report.
@@ -201,6 +201,8 @@ def _expected(finding: Finding) -> tuple[str, str, str]:
 
 
 def _code(code: str | None) -> str:
+    if code == "":
+        return ""
     if code is None:
         return f"`repro.py` is attached. `python repro.py` {CODES}."
     return f"{_fenced(scrubbed_code(code).rstrip(), 'python')}\n\n`python repro.py` {CODES}."

@@ -117,7 +117,7 @@ def embedded(file: str, mark: str) -> str:
 
 
 def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
-    configs = {"inductor": case.inductor_config, "functorch": case.functorch_config, "dynamo": case.dynamo_config}
+    configs = case.configs
     if case.caches:
         configs["inductor"] = {"fx_graph_cache": True, **configs["inductor"]}
         configs["functorch"] = {"enable_autograd_cache": True, **configs["functorch"]}

@@ -97,9 +97,11 @@ def short_repros(
     kinds = (kind, "segfault") if kind == "crash_runtime" else (kind,)  # overwritten memory shows now so, now so
     for form, shown in itertools.product(forms, kinds):
         try:
-            yield _Script(case, reference, finding, shown, parts, title, form, took_s).made()
-        except Unreproducible as reason:
-            log.info("no short repro, %s: %s", form, reason)
+            short = _Script(case, reference, finding, shown, parts, title, form, took_s).made()
+        except Exception as reason:  # drawn inputs that the graph refuses, say: the long form is there all the same
+            log.info("no short repro, %s: %r", form, reason)
+            continue
+        yield short
 
 
 def control_of(finding: Finding) -> str:
@@ -140,7 +142,7 @@ class _Script:
 
     def _text(self, run: str, check: str) -> str:
         modules = [f"import {name}" for name in self.plain.imports]
-        modules += [f"import torch._{name}.config" for name, changes in self._settings().items() if changes]
+        modules += [f"import torch._{name}.config" for name, changes in self.case.configs.items() if changes]
         head = [f"# {line}" for line in (*self.title.splitlines(), USAGE, *self.case.unsaved_settings)]
         fixed: list[str] = []
         if self.inputs.tensors:
@@ -162,14 +164,10 @@ class _Script:
             raise Unreproducible("the backend or a hook defines a name that the script needs")
         return [re.sub(r"\n{3,}", "\n\n", text)] if text else []
 
-    def _settings(self) -> dict[str, dict[str, Any]]:
-        case = self.case
-        return {"inductor": case.inductor_config, "functorch": case.functorch_config, "dynamo": case.dynamo_config}
-
     def _setting_lines(self) -> list[str]:
         lines = [
             f"torch._{package}.config.{name} = {json.dumps(value) if isinstance(value, str) else repr(value)}"
-            for package, changes in self._settings().items()
+            for package, changes in self.case.configs.items()
             for name, value in changes.items()
         ]
         state = self.case.calls[0].doc["state"]

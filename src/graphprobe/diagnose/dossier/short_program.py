@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import keyword
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +28,10 @@ from graphprobe.diagnose.dossier.short_check import (
     import_lines,
 )
 from graphprobe.engine.values import why_not
-from graphprobe.probe.formats.literals import Unreproducible
 from graphprobe.probe.frames.python_text import FUTURE, program_text
 from graphprobe.probe.frames.python_values import Unwritable
+
+log = logging.getLogger(__name__)
 
 RESERVED = dict.fromkeys(("run", "fn", "result", "expected", "actual", "raised", "status", "options", "sys", "os"))
 RTOL = 1e-4
@@ -77,8 +79,12 @@ def short_program(told: ShortProgram, helper: str, marker: str) -> Iterator[Shor
         marker: the call of it by which one sees that it is needed.
     """
     for new in (True, False) if _can_be_made(told.fn) else (False,):
-        with contextlib.suppress(Unwritable, Unreproducible):
-            yield _script(told, helper, marker, new)
+        try:
+            short = _script(told, helper, marker, new)
+        except Exception as reason:  # a program without a text, say: the long form may have one
+            log.info("no short repro of the program: %r", reason)
+            continue
+        yield short
 
 
 def _can_be_made(fn: Any) -> bool:
@@ -194,7 +200,7 @@ def _run(
     if told.grad:
         which = "torch.is_tensor(t) and t.requires_grad"
         lines.append(f"{RAMP.format(tensors=leaves.format('result'), which=which)}.backward()")
-    lines += _seen(told, [made[key] for call in calls for key in call], leaves)
+    lines += _seen(told, fn, [made[key] for call in calls for key in call], leaves)
     if told.grad is False:
         lines = ["with torch.no_grad():", *(f"    {line}" for line in lines)]
     body = "\n".join(f"    {line}" for statement in lines for line in statement.splitlines())
@@ -203,7 +209,7 @@ def _run(
     return f"{before}def run(**options):\n{body}"
 
 
-def _seen(told: ShortProgram, arguments: Sequence[str], leaves: str) -> list[str]:
+def _seen(told: ShortProgram, fn: str, arguments: Sequence[str], leaves: str) -> list[str]:
     """The line that returns what differs; none where only an exception or an end is looked for."""
     if told.kind in RAISING or told.kind in ENDING or told.kind == "missing_exception":
         return []
@@ -219,12 +225,12 @@ def _seen(told: ShortProgram, arguments: Sequence[str], leaves: str) -> list[str
     values = leaves.format("result")
     if told.where.startswith("gradients"):
         of = [f"[{', '.join(arguments)}]"] if arguments else []
-        of += ["list(fn.parameters())"] if isinstance(told.fn, torch.nn.Module) else []
+        of += [f"list({fn}.parameters())"] if isinstance(told.fn, torch.nn.Module) else []
         values = f"[t.grad for t in {leaves.format(' + '.join(of))} if torch.is_tensor(t) and t.requires_grad]"
     elif told.where.startswith("inputs"):
         values = leaves.format(f"[{', '.join(arguments)}]")
         if isinstance(told.fn, torch.nn.Module):
-            values += " + list(fn.buffers())"
+            values += f" + list({fn}.buffers())"
     return [f"return facts({values})" if told.kind in FACTS else f"return {values}"]
 
 

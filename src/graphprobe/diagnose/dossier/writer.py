@@ -136,8 +136,8 @@ def write_dossier(
     if case.allowed:
         data["allowed.safetensors"] = ("how far each element may be off", one_file_bytes({"allowed": case.allowed}))
     files |= {f"{EXACT}/{name}" if exact else name: entry for name, entry in data.items()}
-    configs = {"inductor": case.inductor_config, "functorch": case.functorch_config, "dynamo": case.dynamo_config}
-    settings = [f"torch._{name}.config.{key} = {v!r}" for name, values in configs.items() for key, v in values.items()]
+    changes = [(name, key, value) for name, values in case.configs.items() for key, value in values.items()]
+    settings = [f"torch._{name}.config.{key} = {value!r}" for name, key, value in changes]
     report = report_text(
         finding,
         code=(script.source if shown is None else shown.short.text),
@@ -164,11 +164,8 @@ def complete_dossier(finding: Finding, rungs: Sequence[Rung], backend: str) -> N
     report = Path(finding.dossier) / "REPORT.md" if finding.dossier is not None else None
     if report is not None and report.exists() and rungs:
         text = with_backends(report.read_text("utf-8"), backends_of(rungs, backend=backend))
-        text = (
-            text
-            if finding.proof is not None
-            else text.replace(CODES, f"shows no fault if it is run alone. {NOT_ALONE}")
-        )
+        if finding.proof is None:
+            text = text.replace(CODES, f"shows no fault if it is run alone. {NOT_ALONE}")
         replace_file(report, text.encode())
 
 

@@ -254,8 +254,7 @@ def _oracle(
 
 def _settings(case: Case) -> list[str]:
     texts = {key: own.text for key, own in owns_of(case).items() if key != "backend"}
-    configs = (case.inductor_config, case.functorch_config, case.dynamo_config)
-    return [repr(sorted(c.items())) for c in (*configs, *([texts] if texts else []))]
+    return [repr(sorted(c.items())) for c in (*case.configs.values(), *([texts] if texts else []))]
 
 
 def _indices(problem: Problem, names: Sequence[str]) -> list[int]:
