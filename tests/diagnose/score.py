@@ -1,6 +1,7 @@
 """What `graphprobe.diagnose` makes of the cases: found, stage, op, kind, repro; and which healthy programs it accuses.
 
 python tests/diagnose/score.py [FOLDER | NAME]… [--out FILE] [--jobs N]
+python tests/diagnose/score.py --of RESULTS.xml: rows that `pytest --junitxml RESULTS.xml` recorded (test_cases.py)
 folders: planted, tracker, controls, injected
 """
 
@@ -16,6 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import bare
 import cases
@@ -106,17 +108,41 @@ def run(name: str, timeout_s: float) -> dict[str, Any]:
     return {"name": name, "expected": expected, "seconds": seconds, "score": score, "diagnosis": found}
 
 
+def recorded(results: Path) -> list[dict[str, Any]]:
+    """Rows that test_cases.py recorded in the JUnit file of a test run."""
+    found = ElementTree.parse(results).iterfind(".//property[@name='row']")
+    return [json.loads(each.attrib["value"]) for each in found]
+
+
+def total(rows: list[dict[str, Any]]) -> None:
+    """Print how many of the rows have each point."""
+    for point in ("found", "stage", "op", "source", "kind", "repro", "silent", "healthy"):
+        judged = [row["score"][point] for row in rows if point in row["score"]]
+        if judged:
+            print(f"{point} {sum(judged)}/{len(judged)}")
+    lines = [row["score"]["lines"] for row in rows if row["score"].get("lines")]
+    print(f"repro of 40 lines or fewer {sum(count <= 40 for count in lines)}/{len(lines)}")
+    print("errors", sum("error" in row["score"] for row in rows))
+
+
 def main() -> None:
     """Score what was asked for and print a line for each case, then the totals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="*", default=list(FOLDERS))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--of", type=Path, metavar="RESULTS.xml")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=600)
     parser.add_argument("--child", nargs=2)
     options = parser.parse_args()
     if options.child:
         child(*options.child)
+        return
+    if options.of:
+        rows = recorded(options.of)
+        for row in rows:
+            print(row["name"], row["expected"]["kind"], row["seconds"], row["score"])
+        total(rows)
         return
     names = [name for what in options.what for name in (cases.names(what) if what in FOLDERS else [what])]
     rows = []
@@ -126,13 +152,7 @@ def main() -> None:
             print(row["name"], row["expected"]["kind"], row["seconds"], row["score"], flush=True)
             if options.out:
                 options.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    for point in ("found", "stage", "op", "source", "kind", "repro", "silent", "healthy"):
-        judged = [row["score"][point] for row in rows if point in row["score"]]
-        if judged:
-            print(f"{point} {sum(judged)}/{len(judged)}")
-    lines = [row["score"]["lines"] for row in rows if row["score"].get("lines")]
-    print(f"repro of 40 lines or fewer {sum(count <= 40 for count in lines)}/{len(lines)}")
-    print("errors", sum("error" in row["score"] for row in rows))
+    total(rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
-"""`diagnose` on the cases: planted faults, bugs of stock torch, healthy programs; most of them are marked `heavy`."""
+"""`diagnose` on the cases: planted faults, bugs of stock torch, healthy programs; most of them are marked `heavy`.
+
+Each records its row of `score.py`, which adds them up: `score.py --of RESULTS.xml` after `pytest --junitxml RESULTS.xml`.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -27,8 +32,9 @@ def listed(folder: str) -> list[Any]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*listed("planted"), *listed("tracker"), *listed("injected")])
-def test_fault(name: str) -> None:
+def test_fault(name: str, record_property: Callable[[str, object], None]) -> None:
     row = score.run(name, timeout_s=800)
+    record_property("row", json.dumps(row))
     points = row["score"]
     assert "error" not in points, points["error"]
     missed = MISSED.get(name, set())
@@ -39,7 +45,8 @@ def test_fault(name: str) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", listed("controls"))
-def test_control(name: str) -> None:
+def test_control(name: str, record_property: Callable[[str, object], None]) -> None:
     row = score.run(name, timeout_s=800)
+    record_property("row", json.dumps(row))
     assert "error" not in row["score"], row["score"]
     assert row["score"]["silent"] and row["score"]["healthy"], row["diagnosis"]
