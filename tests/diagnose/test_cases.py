@@ -1,6 +1,6 @@
 """`diagnose` on the cases: planted faults, bugs of stock torch, healthy programs; most of them are marked `heavy`.
 
-Each records its row of `score.py`, which adds them up: `score.py --of RESULTS.xml` after `pytest --junitxml RESULTS.xml`.
+Each records its row of `score.py`, which adds them up: `score.py --of X.xml` after `pytest --junitxml X.xml`.
 """
 
 from __future__ import annotations
