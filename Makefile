@@ -35,11 +35,11 @@ demo: $(STAMP) ## find a fault planted in the compiler, then collect what a smal
 
 test: check ## checks, then every test that needs neither a GPU nor much time
 	@bash scripts/setup_browser.sh
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not heavy and not cuda"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not heavy and not cuda"
 
 test-all: check msprobe ## the heavy tests too, and random examples; those that need a GPU skip where there is none
 	@bash scripts/setup_browser.sh
-	$(BIN)/python -m pytest -n auto --dist loadgroup --hypothesis-profile=random
+	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=random
 
 check: $(STAMP) ## lint, formatting, types
 	$(BIN)/ruff check .

@@ -121,14 +121,7 @@ def reset_torch() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `cuda` where there is no device; torch is imported only if such a test was collected.
-
-    With `--dist loadgroup` the tests of a file share a worker, and with it the fixtures. Those of `test_cases.py` share
-    nothing and take a minute each, so that any worker may have one.
-    """
-    for item in items:
-        alone = item.path.name == "test_cases.py"
-        item.add_marker(pytest.mark.xdist_group(item.nodeid if alone else str(item.path.relative_to(ROOT))))
+    """Skips tests marked `cuda` where there is no device; torch is imported only if such a test was collected."""
     cuda_items = [item for item in items if item.get_closest_marker("cuda")]
     if not cuda_items:
         return

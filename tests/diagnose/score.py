@@ -1,7 +1,7 @@
 """What `graphprobe.diagnose` makes of the cases: found, stage, op, kind, repro; and which healthy programs it accuses.
 
 python tests/diagnose/score.py [FOLDER | NAME]… [--out FILE] [--jobs N]
-python tests/diagnose/score.py --of RESULTS.xml: rows that `pytest --junitxml RESULTS.xml` recorded (test_cases.py)
+python tests/diagnose/score.py --of RESULTS.xml: rows that `pytest --junitxml RESULTS.xml` recorded (judged_cases.py)
 folders: planted, tracker, controls, injected
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -92,7 +93,11 @@ def run(name: str, timeout_s: float) -> dict[str, Any]:
         out = Path(folder) / "diagnosis.json"
         command = [sys.executable, __file__, "--child", name, str(out)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder, check=False)
+            # A test of torchrun in this process leaves one thread to all that come after it.
+            env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout_s, cwd=folder, env=env, check=False
+            )
             log = done.stderr
         except subprocess.TimeoutExpired:
             log = "timeout"
@@ -109,7 +114,7 @@ def run(name: str, timeout_s: float) -> dict[str, Any]:
 
 
 def recorded(results: Path) -> list[dict[str, Any]]:
-    """Rows that test_cases.py recorded in the JUnit file of a test run."""
+    """Rows that the tests of the cases recorded in the JUnit file of a test run."""
     found = ElementTree.parse(results).iterfind(".//property[@name='row']")
     return [json.loads(each.attrib["value"]) for each in found]
 

@@ -89,7 +89,7 @@ def _worst(label: str, e: Array, a: Array, wrong: Array, order: Array, allowed: 
     at = int(np.argmax(order))
     index = np.unravel_index(at, np.shape(e))
     expected, actual = e[index].item(), a[index].item()
-    limit = float(allowed[index]) if isinstance(allowed, np.ndarray) else allowed
+    limit = float(allowed[index] if isinstance(allowed, np.ndarray) else allowed) if allowed is not None else None
     return Worst(
         label=label,
         index=tuple(int(i) for i in index),

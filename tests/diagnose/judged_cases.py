@@ -1,6 +1,7 @@
-"""`diagnose` on the cases: planted faults, bugs of stock torch, healthy programs; most of them are marked `heavy`.
+"""What the tests of the cases ask of `diagnose`; each records its row of `score.py`.
 
-Each records its row of `score.py`, which adds them up: `score.py --of X.xml` after `pytest --junitxml X.xml`.
+The tests are a file a folder, so that `--dist loadfile` shares them out. `score.py --of X.xml` adds the rows up after
+`pytest --junitxml X.xml`.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ MISSED: dict[str, set[str]] = {
 }
 """What is known not to be told of a fault; the rest must be, and `undecided` is the most that may be said instead."""
 
+Record = Callable[[str, object], None]
+
 
 def listed(folder: str) -> list[Any]:
+    """The cases of a folder, as parameters."""
     marks = {name: () if name in QUICK else (pytest.mark.heavy,) for name in cases.names(folder)}
     return [pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [*listed("planted"), *listed("tracker"), *listed("injected")])
-def test_fault(name: str, record_property: Callable[[str, object], None]) -> None:
+def fault_is_found(name: str, record_property: Record) -> None:
+    """Every point of `score.judge` but those of `MISSED`."""
     row = score.run(name, timeout_s=800)
     record_property("row", json.dumps(row))
     points = row["score"]
@@ -43,9 +46,8 @@ def test_fault(name: str, record_property: Callable[[str, object], None]) -> Non
     assert all(points[point] for point in asked if point not in missed), row
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", listed("controls"))
-def test_control(name: str, record_property: Callable[[str, object], None]) -> None:
+def control_is_silent(name: str, record_property: Record) -> None:
+    """Nothing is accused."""
     row = score.run(name, timeout_s=800)
     record_property("row", json.dumps(row))
     assert "error" not in row["score"], row["score"]

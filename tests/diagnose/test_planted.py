@@ -1,0 +1,12 @@
+"""`diagnose` on the planted faults; most of them are marked `heavy`."""
+
+from __future__ import annotations
+
+import pytest
+from judged_cases import Record, fault_is_found, listed
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", listed("planted"))
+def test_fault(name: str, record_property: Record) -> None:
+    fault_is_found(name, record_property)
