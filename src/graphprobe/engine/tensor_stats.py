@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from graphprobe.errors import UsageError
-from graphprobe.internals.plain_tensors import PLAIN_TYPES, is_plain
+from graphprobe.internals.plain_tensors import PLAIN_TYPES, is_backed, is_plain
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.numerics import stats
 from graphprobe.numerics.item_kinds import KINDS, kind_of, table_address
@@ -96,8 +96,11 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) not in PLAIN_TYPES:
             tensor = tensor.as_subclass(torch.Tensor)
         try:
-            if tensor.numel() and not tensor.data_ptr():
-                raise _unreadable(tensor, "its class keeps the values in other tensors")
+            if not is_backed(tensor):
+                size_bytes = tensor.untyped_storage().nbytes()
+                emptied = f"its storage has {size_bytes} bytes, as FSDP leaves it between two uses"
+                room = size_bytes >= tensor.numel() * tensor.itemsize
+                raise _unreadable(tensor, "its class keeps the values in other tensors" if room else emptied)
         except RuntimeError as error:
             raise _unreadable(tensor, str(error).splitlines()[0]) from error
         return tensor.detach().resolve_conj().resolve_neg()

@@ -24,7 +24,11 @@ sequence_number: Callable[[], int] = require("torch._C._autograd", "_get_sequenc
 """Number that the next node made by this thread gets."""
 graph_task: Callable[[], int] = require("torch._C", "_current_graph_task_id", purpose=_PURPOSE)
 """Number of the backward that runs in this thread, -1 without one."""
+_current_node: Callable[[], Any] = require("torch._C", "_current_autograd_node", purpose=_PURPOSE)
 _engine = require("torch.autograd", "Variable._execution_engine", purpose=_PURPOSE)
+
+_COMPILED_BACKWARD = "CompiledFunctionBackward"
+"""Name of the node in which AOTAutograd runs a compiled backward, and compiles it the first time."""
 
 Edge = tuple[Any, int]
 """A node, and which of its results; of a leaf, the tensor itself and -1."""
@@ -177,6 +181,14 @@ def _add_late(
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Call `function` when the backward that runs in this thread is over. Raises RuntimeError when none runs."""
     _engine.queue_callback(function)
+
+
+def in_compiled_backward() -> bool:
+    """Whether a compiled backward runs in this thread, or is being compiled: calls are its own, not the program's."""
+    if graph_task() < 0:
+        return False
+    node = _current_node()
+    return node is not None and node.name() == _COMPILED_BACKWARD
 
 
 def version_or_none(tensor: torch.Tensor) -> int | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Sequence
-from types import FrameType, ModuleType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -17,38 +18,64 @@ from graphprobe.internals.lowering import Lowering, Part, watched
 from graphprobe.internals.require import require
 from graphprobe.internals.stages import COMPILE_FX, compile_kernels
 
+_RESUMED = "torch_dynamo_resume_in_"
+"""How the names of the continuations behind graph breaks begin."""
+
 Inner = Callable[[GraphModule, Sequence[Any], dict[str, Any]], Any]
 
 
-def names_under_compile() -> tuple[str, ...]:
-    """What Dynamo is compiling on this thread goes by these names: class of the module or the function, and longer.
+class UnderCompile(NamedTuple):
+    """What Dynamo is compiling on this thread.
 
-    Empty outside Dynamo.
+    Attributes:
+        names: class of the module or the function, and longer; empty outside Dynamo.
+        owner: identity of the module whose method it is; 0 for a function.
     """
+
+    names: tuple[str, ...] = ()
+    owner: int = 0
+
+
+def under_compile() -> UnderCompile:
+    """See `UnderCompile`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        owner: Any = frame.f_locals.get("self")
-        if type(owner).__name__ == "OutputGraph":
+        graph: Any = frame.f_locals.get("self")
+        if type(graph).__name__ == "OutputGraph":
             try:
-                return _names(owner.root_tx)
+                module = module_of_frame(graph.root_tx.f_code, graph.root_tx.f_locals)
+                return UnderCompile(_names(graph.root_tx, module), 0 if module is None else id(module))
             except Exception:  # another torch keeps this elsewhere
-                return ()
+                return UnderCompile()
         frame = frame.f_back
-    return ()
+    return UnderCompile()
 
 
-def _names(root: Any) -> tuple[str, ...]:
-    code = root.f_code
-    first = root.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+def module_of_frame(code: CodeType, given: Mapping[str, Any]) -> torch.nn.Module | None:
+    """The module whose method, decorated or not, or continuation of one, a frame runs; None for a function.
+
+    `given`: the locals of the frame.
+    """
+    first = given.get(code.co_varnames[0]) if code.co_argcount else None
+    if not code.co_argcount and code.co_flags & inspect.CO_VARARGS:
+        rest = given.get(code.co_varnames[code.co_kwonlyargcount])
+        first = rest[0] if isinstance(rest, tuple) and rest else None
+    if code.co_name.startswith(_RESUMED):
+        first = given.get("self", first)
     if code.co_filename.endswith("external_utils.py"):  # Dynamo's own frame around a module of torch's
-        first = root.f_locals.get("fn")
+        first = given.get("fn")
+    return first if isinstance(first, torch.nn.Module) else None
+
+
+def _names(root: Any, first: torch.nn.Module | None) -> tuple[str, ...]:
+    code = root.f_code
     qualified = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
-    if isinstance(first, torch.nn.Module):
+    if first is not None:
         kind = type(first)
         return (kind.__name__, f"{kind.__module__}.{kind.__qualname__}", code.co_name)
     name = code.co_name
-    if name.startswith("torch_dynamo_resume_in_"):
-        name = name.removeprefix("torch_dynamo_resume_in_").rpartition("_at_")[0]
+    if name.startswith(_RESUMED):
+        name = name.removeprefix(_RESUMED).rpartition("_at_")[0]
         return (name, code.co_name)
     return (name if name.isidentifier() else "function", name, qualified)
 

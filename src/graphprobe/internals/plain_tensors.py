@@ -21,10 +21,28 @@ _STRIDED = torch.strided
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether the items of `tensor` lie on the CPU as they are: no subclass, no layout of its own, no lazy view."""
+    """Whether the items of `tensor` lie on the CPU as they are: no subclass, no layout of its own, no lazy view, and
+    memory for all of them."""
     if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or tensor.layout is not _STRIDED:
         return False
-    return not is_lazy(tensor)
+    return not is_lazy(tensor) and is_backed(tensor)
+
+
+def is_backed(tensor: torch.Tensor) -> bool:
+    """Whether the storage of a strided tensor has memory, and room for its items.
+
+    FSDP takes it away between the uses of a parameter, by `resize_(0)`, and leaves the tensor with its shape; a
+    subclass that wraps other tensors has a storage with a size and no address.
+    """
+    items = tensor.numel()
+    if not items:
+        return True
+    if not tensor.is_contiguous():
+        items = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    size_bytes: int = tensor.untyped_storage().nbytes()
+    if tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize:
+        return False
+    return size_bytes >= (tensor.storage_offset() + items) * tensor.itemsize
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:

@@ -154,6 +154,13 @@ class ApiWriter:
                     self._sink.manifest.notes.append(text)
                     self._sink.save()
 
+    def stop(self, reason: str) -> None:
+        """Dumping ends before the program does: the manifest tells readers that nothing is known of what comes."""
+        if not self._closed and not self.forked:
+            with self._sink.lock:
+                self._sink.manifest.stopped = reason
+                self._sink.save()
+
     def missing(self, reason: str, *, name: str = "", noun: str = "call") -> None:
         """Count something that should be in the dump and is not."""
         if not self._closed and not self.forked:

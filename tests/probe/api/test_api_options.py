@@ -258,10 +258,34 @@ def test_compiling_while_a_dump_is_open(dumped: Callable[..., Any]) -> None:
     assert len(compiles) == 1
 
 
+def test_a_value_that_cannot_be_looked_at_is_missing_and_the_dump_goes_on(
+    dumped: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graphprobe.probe.api import values
+
+    found = values.Values.slot
+
+    def fails_once(self: Any, name: str, role: Any, tensor: torch.Tensor) -> Any:
+        if name == "input.0":
+            raise LookupError("planted")
+        return found(self, name, role, tensor)
+
+    def program() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(values.Values, "slot", fails_once)
+            torch.ones(2).add(1)
+        torch.ones(2).add(1)
+
+    read = dumped(program, clean=False)
+    assert {"Tensor.add.0.forward", "Tensor.add.1.forward"} <= set(read.labels)
+    slot = next(s for c in read.calls if c.label == "Tensor.add.0.forward" for s in c.slots if s.name == "input.0")
+    assert "planted" in slot.missing
+
+
 def test_a_failing_observer_is_detached_and_told(
     dumped: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from graphprobe.probe.api import values
+    from graphprobe.probe.api import call
 
     def fails(*args: Any) -> None:
         raise LookupError("planted")
@@ -270,14 +294,15 @@ def test_a_failing_observer_is_detached_and_told(
 
     def program() -> None:
         results.append(torch.ones(2).add(1).tolist())
-        monkeypatch.setattr(values.Values, "slot", fails)
-        results.append(torch.ones(2).add(1).tolist())
-        results.append(torch.ones(2).add(1).tolist())
+        monkeypatch.setattr(call.OpenCall, "take_inputs", fails)
+        for _ in range(20):
+            results.append(torch.ones(2).add(1).tolist())
 
     read = dumped(program, clean=False)
-    assert results == [[2.0, 2.0]] * 3
+    assert results == [[2.0, 2.0]] * 21
     assert "Tensor.add.0.forward" in read.labels and "Tensor.add.1.forward" not in read.labels
-    assert "planted" in read.dump.problems()[0] and "detached" in read.dump.problems()[0]
+    assert any("planted" in text and "detached" in text for text in read.dump.problems())
+    assert any("ended early" in text for text in read.dump.problems())
     assert "planted" in caplog.text
 
 

@@ -11,6 +11,7 @@ from graphprobe.probe.api.arguments import INPUTS, output_name, take
 from graphprobe.probe.api.backward import Head, watch_backward
 from graphprobe.probe.api.values import PLAIN
 from graphprobe.store.api_jobs import Slot
+from graphprobe.store.api_records import ApiSlot
 from graphprobe.store.calls import SlotRole
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class OpenCall:
     def add_tensor(self, name: str, role: SlotRole, tensor: torch.Tensor) -> None:
         """A tensor that it was given, and that a gradient may be of."""
         if not self.only_backward:
-            self.slots.append(self._session.values.slot(name, role, tensor))
+            self.slots.append(self._slot(name, role, tensor))
         try:
             version = tensor._version
         except RuntimeError:  # made in inference mode
@@ -68,6 +69,12 @@ class OpenCall:
         self._tensors.append((name, tensor, version))
         if self._gradients and tensor.requires_grad:
             self._edges.append((name, edge_of(tensor)))
+
+    def _slot(self, name: str, role: SlotRole, tensor: torch.Tensor) -> Slot:
+        try:
+            return self._session.values.slot(name, role, tensor)
+        except Exception as error:  # one value is missing, and the dump goes on
+            return ApiSlot(name, role, missing=f"it could not be looked at: {type(error).__name__}: {error}")
 
     def doubt(self, name: str) -> None:
         """This input may be written to where its version counter does not see it: it is looked at again."""
@@ -115,7 +122,7 @@ class OpenCall:
     def _add_result(self, name: str, role: SlotRole, tensor: torch.Tensor) -> None:
         self._results.append(tensor)
         if not self.only_backward:
-            self.slots.append(self._session.values.slot(name, role, tensor))
+            self.slots.append(self._slot(name, role, tensor))
         if self._gradients and tensor.requires_grad:
             self._outputs.append((name, tensor))
 

@@ -51,7 +51,10 @@ class HeldTensors:
             held = found[0]()
             if held is not None and held.data_ptr() == address:
                 return found[1]
-        return "leaf" if tensor.requires_grad and tensor.is_leaf else ""
+        try:
+            return "leaf" if tensor.requires_grad and tensor.is_leaf else ""
+        except RuntimeError:  # a view made without gradients and written to with them does not tell
+            return ""
 
     def _learn(self, tensor: torch.Tensor, holder: Holder) -> None:
         known = self._by_identity.get(id(tensor))

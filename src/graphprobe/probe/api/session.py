@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.autograd_edges import at_end_of_backward, graph_task
+from graphprobe.internals.autograd_edges import at_end_of_backward, graph_task, in_compiled_backward
 from graphprobe.probe.api.backward import BackwardCall, Head
 from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.frames import Frames, in_recomputation
@@ -27,8 +27,8 @@ from graphprobe.store.calls import CallDirection, CallKind
 
 logger = logging.getLogger("graphprobe")
 
-MAX_FAILURES = 1
-"""Failures of an observer before it is detached."""
+MAX_FAILURES = 16
+"""Failures of the observers before they are detached."""
 _SLOT_BYTES = 400
 """What a slot without values takes in the queue, roughly."""
 
@@ -71,6 +71,7 @@ class ApiSession:
         self.selection = CallSelection(plan)
         self.step = 0
         self.broken = False
+        self._failures = 0
         self.closed = False
         self.recomputed = 0
         self.recover: Callable[[], None] = _nothing
@@ -104,7 +105,10 @@ class ApiSession:
             self._next_step()
             if not self.on:
                 return None
-        again = graph_task() >= 0 and in_recomputation(frame)
+        running = graph_task() >= 0
+        if running and in_compiled_backward():
+            return None
+        again = running and in_recomputation(frame)
         if again:
             self.recomputed += 1
             if not torch.is_grad_enabled() or not in_reentrant(frame):
@@ -160,14 +164,22 @@ class ApiSession:
             waiting.pop(call, None)
 
     def fail(self, observer: str, error: BaseException) -> None:
-        """An observer failed: the program goes on without it, and the dump says so."""
+        """An observer failed: a record is missing, and the dump says so; the program goes on, after many failures
+        without the observers."""
         if self.broken:
             return
-        self.broken, self.on = True, False
-        reason = f"the observer of {observer} failed and was detached: {type(error).__name__}: {error}"
+        self._failures += 1
+        why = f"{type(error).__name__}: {error}"
+        if self._failures < MAX_FAILURES:
+            reason = f"the observer of {observer} failed, and a record is missing: {why}"
+        else:
+            self.broken, self.on = True, False
+            reason = f"the observer of {observer} failed {self._failures} times and was detached: {why}"
+            self.writer.stop(reason)
         self.writer.missing(reason)
-        if os.getpid() == self._pid:
-            logger.warning("graphprobe: %s; nothing more is dumped", reason, exc_info=error)
+        if os.getpid() == self._pid and (self.broken or self._failures == 1):
+            told = "nothing more is dumped" if self.broken else "the dump goes on"
+            logger.warning("graphprobe: %s; %s", reason, told, exc_info=error)
 
     # Steps.
 

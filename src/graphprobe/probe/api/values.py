@@ -17,6 +17,7 @@ from graphprobe.engine.device_stats import finish, stats_async
 from graphprobe.engine.tensor_forms import Form, Forms, meta_of, text_of
 from graphprobe.engine.tensor_stats import readable, stats_in_memory, stats_of
 from graphprobe.internals.functorch_values import is_wrapped, physical, without_transforms
+from graphprobe.internals.local_tensors import local_of
 from graphprobe.internals.plain_tensors import is_lazy, is_plain
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.api.held import HeldTensors
@@ -178,8 +179,11 @@ class Values:
                         meta = meta_of(tensor)
                         found = self._look(readable(tensor))
                 else:
-                    meta = meta_of(tensor)
-                    found = self._look(readable(tensor))
+                    local, note = local_of(tensor)
+                    if note and note not in self.notes:
+                        self.notes.append(note)
+                    meta = meta_of(local)
+                    found = self._look(readable(local))
         except Exception as error:
             return RawSlot(name, role, meta, missing=_why(error), requires_grad=requires_grad, held=held)
         return RawSlot(name, role, meta, found[0], None, found[1], found[2], found[3], requires_grad, held)

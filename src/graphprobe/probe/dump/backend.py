@@ -11,7 +11,7 @@ from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError
 from graphprobe.internals.aot_backends import aot_compile
 from graphprobe.internals.backends import inductor_with_mode, lookup
-from graphprobe.internals.dump_taps import compile_id, inductor_graphs, names_under_compile, uses_cuda_graphs
+from graphprobe.internals.dump_taps import compile_id, inductor_graphs, under_compile, uses_cuda_graphs
 from graphprobe.internals.eager_ops import compiled_graph
 from graphprobe.internals.stages import post_grad_graph
 from graphprobe.internals.unseen import unseen
@@ -94,7 +94,8 @@ class DumpBackend:
         """Compile Dynamo's graph; `mode` and `options` are those of `torch.compile`."""
         session, mode = self.session, mode or self._mode
         try:
-            model = session.model(names_under_compile(), compile_id(), self.engine)
+            names, owner = under_compile()
+            model = session.model(names, compile_id(), self.engine, owner=owner)
         except Exception as error:  # the folder is gone, or the disk is full: the program goes on
             session.failed("opening the dump", error)
             with unseen:

@@ -42,7 +42,7 @@ class DumpSession:
         self._pid = os.getpid()
         self._engine: Engine | None = None
         self._models: list[DumpModel] = []
-        self._counters: dict[str, tuple[StepCounter, set[str]]] = {}
+        self._counters: dict[tuple[str, int], tuple[StepCounter, set[str]]] = {}
         self._wanted: dict[DumpGraph, list[tuple[OpObserver, frozenset[int]]]] = {}
         self._notes: list[str] = []
         self._detached: set[int] = set()
@@ -53,12 +53,13 @@ class DumpSession:
 
     # -- what engines call --------------------------------------------------------------------------------------------
 
-    def model(self, names: Sequence[str], compile_id: str | None, engine: Engine) -> DumpModel:
-        """Dynamo has compiled something that goes by `names`; `compile_id` is torch's, e.g. `0/1`."""
+    def model(self, names: Sequence[str], compile_id: str | None, engine: Engine, *, owner: int = 0) -> DumpModel:
+        """Dynamo has compiled something that goes by `names`; `compile_id` is torch's, e.g. `0/1`; `owner` stands for
+        the module whose method it is, 0 for none."""
         with self._lock:
             self._engine = self._engine or engine
             self.writer()
-            counter = self._counter(compile_id or f"?{len(self._models)}/0")
+            counter = self._counter(compile_id or f"?{len(self._models)}/0", owner)
             number = len(self._models)
             model = DumpModel(self, [*names, *([compile_id] if compile_id else ()), f"graph_{number}"], number, counter)
             self._models.append(model)
@@ -230,12 +231,13 @@ class DumpSession:
         manifest.statistics = list(self.plan.stats)
         return manifest
 
-    def _counter(self, compile_id: str) -> StepCounter:
-        """The steps of a function, which recompilations share: of compile id `0/1`, those of frame 0.
+    def _counter(self, compile_id: str, owner: int) -> StepCounter:
+        """The steps of a function, or of a method of one module, which recompilations share: of compile id `0/1`, those
+        of frame 0. Methods of two modules may be one code object, behind one decorator, and so have one frame.
 
         An id that comes a second time is another function: torch has begun to count anew.
         """
-        frame = compile_id.rpartition("/")[0]
+        frame = compile_id.rpartition("/")[0], owner
         counter, seen = self._counters.get(frame, (StepCounter(), set()))
         if compile_id in seen and counter.steps:
             counter, seen = StepCounter(), set()
