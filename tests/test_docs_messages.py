@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from compare.recording import MemoryDump
 from conftest import ROOT, Finished
 from doc_session import blocks_of, matches
 from graphprobe.cli.main import main
+from graphprobe.compare.run import GRAPH_FORMAT, compare_dumps
 from graphprobe.errors import GraphprobeError
 from graphprobe.records import Manifest, Where
 from graphprobe.store import layout
@@ -125,6 +127,12 @@ def test_usage() -> None:
     done = CliRunner().invoke(main, ["run", "--out", "/proc/runs", "-c", "pass"])
     assert done.exit_code == 2
     is_shown("usage", done.stderr)
+
+
+def test_not_comparable() -> None:
+    graphs, calls = MemoryDump(title="graphs"), MemoryDump(title="calls")
+    graphs.format = GRAPH_FORMAT
+    is_shown("not-comparable", raised(lambda: compare_dumps(graphs, calls)))
 
 
 def test_foreign_dump(run_folder: Path) -> None:

@@ -82,6 +82,12 @@ class SchemaError(GraphprobeError):
     slug = "schema"
 
 
+class NotComparableError(GraphprobeError):
+    """Two dumps hold different kinds of things, so that nothing can be said of their difference."""
+
+    slug = "not-comparable"
+
+
 class UnsupportedTorchError(GraphprobeError):
     """The installed torch lacks a name that the asked-for capability stands on."""
 

@@ -130,7 +130,7 @@ def test_what_is_held_is_state(name: str, label: str, slot: str, good: Path, tmp
     summary = compared(dumped(tmp_path / "dump", **planted), good)
     first = summary.first
     assert summary.outcome == "different" and first is not None and first.candidate is not None
-    assert (first.kind, first.verdict, first.candidate.label, first.slot) == ("state", "candidate_worse", label, slot)
+    assert (first.kind, first.verdict, first.candidate.label, first.slot) == ("state", "differs", label, slot)
 
 
 def test_what_nobody_saw_is_not_accused(good: Path, tmp_path: Path) -> None:

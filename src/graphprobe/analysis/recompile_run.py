@@ -12,6 +12,7 @@ from graphprobe.analysis.recompile_guards import check_from_text, tidy
 from graphprobe.analysis.recompiles import RecompileReport, report_from_facts
 from graphprobe.store import layout
 from graphprobe.store.reader import Model, Run
+from graphprobe.store.schema import UNREADABLE
 
 TAP = "recompiles"
 
@@ -56,7 +57,7 @@ def _recorded(run: Run, notes: list[str]) -> list[Recompile]:
         for number, line in enumerate(lines, 1):
             try:
                 facts.append(msgspec.json.decode(line, type=Recompile))
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 notes.append(f"{path}, line {number} cannot be read: {error}")
     return facts
 

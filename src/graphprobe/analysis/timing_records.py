@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from graphprobe.errors import UsageError
+from graphprobe.store.schema import UNREADABLE
 
 FORMAT = "graphprobe-profile"
 VERSION = 1
@@ -127,7 +128,7 @@ def read_profile(path: str | Path) -> Profile:
         if head.get("version") != VERSION:
             raise UsageError(f"{path} has version {head.get('version')!r}, and this graphprobe reads {VERSION}")
         profile = msgspec.convert(head, _File).profile
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise UsageError(f"{path} is no profile: {error}", hint=hint) from error
     for index, span in enumerate(profile.spans):
         # Parents come first: a tree by construction, whatever a damaged file says.

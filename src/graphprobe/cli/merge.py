@@ -78,8 +78,11 @@ def _tell(shared: list[Shared], places: dict[str, str]) -> None:
         if found:
             click.echo(f"{relation}: {len(found)} values")
         if relation == "differs":
-            for value in found[:20]:
+            for value in sorted(found, key=lambda value: value.step)[:20]:
                 groups = " | ".join(",".join(map(str, group)) for group in value.ranks)
-                click.echo(f"  {value.what}: ranks that agree: {groups}")
+                odd = f"; rank {', '.join(map(str, value.odd))} stands alone" if value.odd else ""
+                by = value.written_by or "something that was not recorded"
+                written = f", changed by {by}" if value.odd else ""
+                click.echo(f"  {value.what}, step {value.step}: ranks that agree: {groups}{odd}{written}")
     if not shared:
         click.echo("no parameter, buffer or weight that two ranks have: nothing could be compared")

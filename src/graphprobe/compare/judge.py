@@ -17,7 +17,7 @@ from graphprobe.compare.measures import (
     measure_values,
     noise_unit,
 )
-from graphprobe.compare.outline import OUTPUT_ROLES, role_of
+from graphprobe.compare.outline import OUTPUT_ROLES, UNWRITTEN, role_of
 from graphprobe.compare.parts import UNEVEN, parts_between, with_parts
 from graphprobe.compare.result import CallName, CallResult, FindingKind, LocalTruth, Origin, Rule, SlotResult, Verdict
 from graphprobe.compare.scalars import is_default, scalar_difference
@@ -53,7 +53,7 @@ class Task(msgspec.Struct, kw_only=True, gc=False):
 
     Attributes:
         places: the numbers of the two calls in their sequences, from 0.
-        producers: for each slot of the candidate's call and of the reference's, whether an earlier call gave it.
+        producers: for each slot of the candidate's call and of the reference's, which call gave it; see `Outline`.
         forward: of a backward: the candidate's and the reference's forward call, where they are known.
         strict_state: state must agree but for rounding; not so after a step of training.
     """
@@ -64,7 +64,7 @@ class Task(msgspec.Struct, kw_only=True, gc=False):
     rule: Rule
     candidate: Call
     reference: Call
-    producers: tuple[tuple[bool, ...], tuple[bool, ...]]
+    producers: tuple[tuple[int, ...], tuple[int, ...]]
     places: tuple[int, int]
     forward: tuple[Call | None, Call | None] = (None, None)
     strict_state: bool = True
@@ -74,6 +74,7 @@ class Judge:
     """Measures pairs of calls of two dumps. Safe to be used by several threads at once.
 
     Attributes:
+        alike: whether one tool wrote both dumps, so that what one of them lacks was not there.
         problems: values that could not be read, in words, one a cause.
     """
 
@@ -84,7 +85,7 @@ class Judge:
         self._replayer, self._threads = replayer, threads
         writers = [dump.facts.get("writer") for dump in (candidate, reference)]
         self._parts = parts_between(candidate, reference)
-        self._same_format = candidate.format == reference.format and writers[0] == writers[1]
+        self.alike = candidate.format == reference.format and writers[0] == writers[1]
         self._cache: dict[object, Measures] = {}
         self._reductions: dict[tuple[str, str], float] = {}
         self.problems: dict[str, int] = {}
@@ -124,6 +125,22 @@ class Judge:
         truths = self._truths(task, slots)
         return msgspec.structs.replace(result, truth=truths[0], reference_truth=truths[1]) if any(truths) else result
 
+    def distance(self, mine: tuple[Call, CallSlot], theirs: tuple[Call, CallSlot]) -> Measures:
+        """How far two values of any two calls are apart. Both have a `meta` of one shape."""
+        task = Task(
+            number=-1,
+            rank=mine[0].rank,
+            step=mine[0].step,
+            rule="moved",
+            candidate=mine[0],
+            reference=theirs[0],
+            producers=((), ()),
+            places=(-1, -1),
+        )
+        a, b = mine[1].meta, theirs[1].meta
+        assert a is not None and b is not None
+        return EQUAL if 0 in a.shape else self._measure(task, mine[1], theirs[1], (a.dtype, b.dtype))
+
     def _truths(self, task: Task, slots: Sequence[SlotResult]) -> tuple[LocalTruth | None, LocalTruth | None]:
         if self._replayer is None:
             return None, None
@@ -139,15 +156,18 @@ class Judge:
         )
 
     def _slot(
-        self, task: Task, mine: CallSlot | None, theirs: CallSlot | None, made: tuple[bool | None, bool | None]
+        self, task: Task, mine: CallSlot | None, theirs: CallSlot | None, made: tuple[int | None, int | None]
     ) -> SlotResult:
         if mine is not None and theirs is not None and mine.meta is not None and theirs.meta is not None:
             shape = mine.meta.shape
             if shape == theirs.meta.shape:
                 dtypes = mine.meta.dtype, theirs.meta.dtype
-                measured = EQUAL if 0 in shape else self._measure(task, mine, theirs, dtypes)
                 role = role_of(task.candidate, mine)
                 origin = _origin(role, made, task.candidate.api, mine, theirs)
+                if origin == "unwritten":
+                    measured = Measures(basis="none", reason="memory that nobody has written to yet: not compared")
+                else:
+                    measured = EQUAL if 0 in shape else self._measure(task, mine, theirs, dtypes)
                 return _filled(mine, theirs, role, measured, origin, strict=task.strict_state)
         shown = mine if mine is not None else theirs
         assert shown is not None
@@ -159,9 +179,9 @@ class Judge:
             reference=side_of(theirs),
         )
         if mine is None or theirs is None:
-            return _one_sided(result, mine, theirs, task, told=self._same_format)
+            return _one_sided(result, mine, theirs, task, told=self.alike)
         if mine.meta is None or theirs.meta is None:
-            return _scalars(result, mine, theirs, _roundoff_of(task), self._same_format)
+            return _scalars(result, mine, theirs, _roundoff_of(task), self.alike)
         text = f"shape {list(mine.meta.shape)} for {list(theirs.meta.shape)}"
         return msgspec.structs.replace(result, fault="shape", reason=text)
 
@@ -211,10 +231,10 @@ class Judge:
             for dump, dtype in zip((self._candidate, self._reference), dtypes, strict=True)
             if OWN_DTYPE in dump.facts.get("statistics", "") and dtype in DTYPES
         ]
-        return max(*own, 2.0**-24, 0.0) if own or not self._same_format else 0.0
+        return max(*own, 2.0**-24, 0.0) if own or not self.alike else 0.0
 
 
-def _equal(task: Task, mine: CallSlot, theirs: CallSlot, made: tuple[bool, bool]) -> SlotResult | None:
+def _equal(task: Task, mine: CallSlot, theirs: CallSlot, made: tuple[int, int]) -> SlotResult | None:
     """What `Judge` says of two slots of one name with the same bits, without looking further; None for others."""
     if mine.scalar is not None and mine.scalar == theirs.scalar and mine.meta is theirs.meta is None:
         side = side_of(mine)
@@ -319,15 +339,19 @@ def _scalars(result: SlotResult, mine: CallSlot, theirs: CallSlot, roundoff: flo
     return msgspec.structs.replace(result, basis="scalar", reason=difference, fault="scalar" if difference else None)
 
 
-def _origin(role: str, made: tuple[bool | None, bool | None], api: str, mine: CallSlot, theirs: CallSlot) -> Origin:
-    """Where an input is from. A dump that does not tell what holds tensors leaves that to the names of arguments."""
+def _origin(role: str, made: tuple[int | None, int | None], api: str, mine: CallSlot, theirs: CallSlot) -> Origin:
+    """Where a value is from. A dump that does not tell what holds tensors leaves that to the names of arguments."""
+    if UNWRITTEN in made:
+        return "unwritten"
     if role in ("parameter", "buffer"):
         return "state"
     if role in OUTPUT_ROLES or role == "grad_output":
         return "computed"
     if made[0] is None or made[1] is None:
         return ""
-    if made[0] or made[1]:
+    if (made[0] < 0 and mine.held) or (made[1] < 0 and theirs.held):
+        return "state"
+    if made[0] >= 0 or made[1] >= 0:
         return "computed"
     if mine.held or theirs.held:
         return "state"

@@ -9,13 +9,13 @@ the very inputs it got, that answer counts instead.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from graphprobe.compare.marks import Mark
-from graphprobe.compare.precision import out_of_line
+from graphprobe.compare.precision import coarsest, out_of_line
 from graphprobe.compare.result import UNDECIDED_KINDS, Blame, FindingKind, Verdict
 
 FEW = 3
@@ -42,29 +42,52 @@ FLAT = 0.25
 PEAK = 16.0
 """The largest z may exceed what is tolerated of its rms by this factor, times what the inputs' own peaks explain."""
 
+REGION = 8
+REGION_NOISE = 64.0
+"""Calls without a partner, on one side, beyond which they are a part of the program that the other side runs in
+another way, compiled as a whole, say; and the units of noise that such a part may add."""
+
 REWIRED = 4.0
 """Times the largest error so far from which an input that comes from elsewhere is another value."""
+
+GROWN = 1024.0
+LARGE = 0.5
+"""Units of noise, or share of the values, by which results may differ that nobody is to blame for; beyond, no verdict
+says that two programs are the same."""
 
 SKIPPED, UNSURE, OK, WORSE = 1, 2, 3, 4
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What is said of one row. `kind` is that of the finding; None where the call is no cause."""
+    """What is said of one row. `kind` is that of the finding; None where the call is no cause.
+
+    Attributes:
+        after, before: numbers of the paired rows between which a call without a partner stands; -1 where unknown.
+        instead: number of the row of what the other side calls in its place; -1 for nothing.
+    """
 
     verdict: Verdict = "ok"
     blame: Blame = ""
     kind: FindingKind | None = None
     reason: str = ""
+    after: int = -1
+    before: int = -1
+    instead: int = -1
 
 
 @dataclass(slots=True)
 class Located:
-    """All decisions by row number, those of innocents left out, and what should be said besides."""
+    """All decisions by row number, those of innocents left out, and what should be said besides.
+
+    Attributes:
+        also: by number of a cause, the rows that have the same cause: of one line, in other layers, steps or ranks.
+    """
 
     decisions: dict[int, Decision] = field(default_factory=dict)
     random: list[int] = field(default_factory=list)
-    undefined: int = 0
+    unwritten: list[int] = field(default_factory=list)
     unsure: list[int] = field(default_factory=list)
+    also: dict[int, list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -76,39 +99,63 @@ class _Forward:
     classes: bool = False
 
 
-def locate(marks: Sequence[Mark], *, connected: bool = True) -> Located:
+def locate(
+    marks: Sequence[Mark], *, connected: bool = True, alike: bool = True, loose: Collection[int] = ()
+) -> Located:
     """Decides on every row.
 
     Args:
-        marks: in the order of the rows: rank by rank, step by step, as the candidate executed.
+        marks: in the order of the rows: rank by rank, step by step, as the candidate executed; the number of a row is
+            its place.
         connected: most calls get what others have given, so that an input that nobody gave is state. A dump of a
             few calls is not, and of those only parameters and buffers are held to be state.
+        alike: one tool wrote both dumps, so that a call that one side lacks was not made there.
+        loose: rows of calls without a partner that give something which nothing recorded uses, and which the other
+            side does not give.
     """
     result = Located()
     forwards = _forwards(marks)
     inherited = {m.number: _inherited(m, forwards) for m in marks if not m.side}
     factors = _amplifications(marks, inherited)
     odd = out_of_line([m for m in marks if not m.side])
-    places = _Places(marks)
+    places = _Places(marks, alike=alike)
+    elsewhere = _steps_of_data(marks)
+    recorded = _recorded_inside(marks)
     seen_states: set[int] = set()
     seen_unrecorded: set[int] = set()
     formal: set[tuple[int, int, int]] = set()
+    entered: set[tuple[int, int]] = set()
     highest = 0.0
+    alone = [0, 0, 0]
     here = (-1, -1)
+    in_parts = any(mark.part for mark in marks)
     for mark in marks:
         if here != (mark.rank, mark.step):
-            here, highest = (mark.rank, mark.step), 0.0
+            here, highest, alone = (mark.rank, mark.step), 0.0, [0, 0, 0]
         if mark.side:
-            _unpaired(mark, places, result)
+            alone[mark.side] += 1
+            if mark.side == 1 and mark.opposite >= 0 and not mark.consumed and mark.number in loose:
+                _accuse(mark, None, places, result)
             continue
-        decision = _structure(mark, places, highest, result)
-        decision = decision or _state(mark, seen_states, connected)
-        decision = decision or _form(mark, odd.get(mark.number))
+        container = mark.kind == "module" and _container(mark) in recorded
+        highest = max(highest, mark.state_level)
+        decision = None
+        # Of ranks that share a batch, the gradients are averaged before the step, which no record shows.
+        averaged = in_parts and mark.kind == "optimizer"
+        if not container and not averaged and here not in entered:
+            region = REGION_NOISE if max(alone) > REGION else REWIRED * FLAT
+            decision = _entered(mark, places, max(REWIRED * highest, region * mark.unit), result)
+            if decision is not None:
+                entered.add(here)
+        if decision is None or decision.kind is None:
+            named = _data_order(mark, elsewhere) or _state(mark, seen_states, connected)
+            decision = named or _form(mark, odd.get(mark.number)) or decision
         got = inherited[mark.number]
         if not mark.values:
             # Statistics hide much of an error: what comes later may have got more than they show.
             got = _Forward(max(got.inherited, highest), max(got.z, highest), got.exact, got.classes)
-        decision = decision or _numbers(mark, got, factors.get(mark.group), result)
+        if decision is None and not container:
+            decision = _numbers(mark, got, factors.get(mark.group), result)
         if decision is None or decision.kind is None:
             decision = _unrecorded(mark, seen_unrecorded, connected, highest) or decision
         if decision is not None and mark.backward and (mark.rank, mark.step, mark.me) in formal:
@@ -117,9 +164,13 @@ def locate(marks: Sequence[Mark], *, connected: bool = True) -> Located:
             result.decisions[mark.number] = decision
             if decision.kind in ("scalar", "shape", "dtype"):
                 formal.add((mark.rank, mark.step, mark.me))
-        highest = max(highest, mark.level)
+        if not container:
+            highest = max(highest, mark.level)
     _drop_containers(marks, result)
+    _join(marks, result)
     _pass_on(marks, result)
+    if not any(d.kind is not None and d.kind not in UNDECIDED_KINDS for d in result.decisions.values()):
+        _doubt(marks, places, loose, result)
     return result
 
 
@@ -162,81 +213,189 @@ def _amplifications(marks: Sequence[Mark], inherited: dict[int, _Forward]) -> di
 class _Places:
     """Rows by position, on either side."""
 
-    def __init__(self, marks: Sequence[Mark]) -> None:
+    def __init__(self, marks: Sequence[Mark], *, alike: bool) -> None:
+        self._marks = marks
+        self.alike = alike
         self._rows: dict[tuple[int, int, int, int], Mark] = {}
-        self._forwards = {(m.rank, m.step, m.me) for m in marks if not m.backward}
+        self._forwards: dict[tuple[int, int, int], Mark] = {}
+        self._instead: dict[int, int] = {}
         for m in marks:
             self._rows[(m.rank, m.step, 2 if m.side == 2 else 1, m.position)] = m
             if m.side == 0:
                 self._rows[(m.rank, m.step, 2, m.partner)] = m
+            if not m.backward:
+                self._forwards.setdefault((m.rank, m.step, m.me), m)
+        for m in marks:
+            if m.side == 1 and m.opposite >= 0:
+                other = self.at(m, 2, m.opposite)
+                if other is not None:
+                    self._instead[m.number], self._instead[other.number] = other.number, m.number
 
     def at(self, like: Mark, side: int, position: int) -> Mark | None:
         """The row of a call of the candidate (1) or the reference (2) in the rank and step of `like`."""
         return self._rows.get((like.rank, like.step, side, position))
 
+    def forward_of(self, mark: Mark) -> Mark | None:
+        """The row of the forward call of a backward."""
+        return self._forwards.get((mark.rank, mark.step, mark.me)) if mark.backward else None
+
+    def instead_of(self, mark: Mark) -> Mark | None:
+        """The call of the other side that stands in the place of one without a partner."""
+        number = self._instead.get(mark.number, -1)
+        return self._marks[number] if number >= 0 else None
+
     def follows_forward(self, mark: Mark) -> bool:
-        """Whether it is the backward of a recorded call, which is there or not as that one is: dumps of some formats
-        and devices lack backwards of calls that were made."""
-        return mark.backward and (mark.rank, mark.step, mark.me) in self._forwards
+        """Whether it is the backward of a recorded call, and that says nothing: dumps of some formats and devices
+        lack backwards of calls that were made."""
+        return not self.alike and self.forward_of(mark) is not None
 
     def first_lone(self, mark: Mark) -> Mark:
-        """Upstream of a call without a partner, the first of its chain of such calls."""
+        """Upstream of a call without a partner, the first of its chain of such calls that changes what it got."""
+        found = mark
         while True:
             sources = (self.at(mark, mark.side, p) for _, a, b in mark.wired if (p := max(a, b)) >= 0)
             before = next((m for m in sources if m is not None and m.side == mark.side), None)
-            if before is None or before.position >= mark.position:
-                return mark
+            if before is None or before.position >= mark.position or before.backward != mark.backward:
+                return found
             mark = before
+            found = found if before.kept else before
+
+    def before(self, mark: Mark) -> Mark | None:
+        """The last paired call before a row, of its direction."""
+        for m in reversed(self._marks[: mark.number]):
+            if (m.rank, m.step) != (mark.rank, mark.step):
+                return None
+            if not m.side and m.backward == mark.backward and m.kind != "module":
+                return m
+        return None
+
+    def last_lone(self, mark: Mark) -> Mark | None:
+        """The nearest call without a partner before a row, of its direction, that changes what it got."""
+        for m in reversed(self._marks[: mark.number]):
+            if (m.rank, m.step) != (mark.rank, mark.step):
+                return None
+            if m.side and m.backward == mark.backward and not m.kept:
+                return m
+        return None
 
 
-def _unpaired(mark: Mark, places: _Places, result: Located) -> None:
-    """A call without a partner is a fault where another stands in its place and nobody uses what it gives."""
-    if mark.side == 1 and mark.opposite >= 0 and not mark.consumed and not mark.kept:
-        result.decisions[mark.number] = _replaced(mark, places)
+def _accuse(lone: Mark, user: Mark | None, places: _Places, result: Located, why: str = "") -> None:
+    """A call without a partner is the cause; the candidate's is named where both sides have one there."""
+    instead = places.instead_of(lone)
+    if lone.side == 2 and instead is not None:
+        lone, instead = instead, lone
+    if lone.number in result.decisions:
+        return
+    kind: FindingKind
+    if instead is not None:
+        kind, text = "replaced_call", "another operation stands in its place, and gives something else"
+    elif lone.side == 1:
+        kind, text = "extra_call", "the reference lacks it, and what it gives is used"
+    else:
+        kind, text = "missing_call", "the candidate lacks it, and the reference uses what it gives"
+    before = places.before(lone)
+    result.decisions[lone.number] = Decision(
+        "differs",
+        "structure",
+        kind,
+        why or text,
+        after=before.number if before is not None else -1,
+        before=user.number if user is not None else -1,
+        instead=instead.number if instead is not None else -1,
+    )
 
 
-def _replaced(mark: Mark, places: _Places) -> Decision:
-    return Decision("candidate_worse", "structure", "replaced_call", "the reference calls another operation here")
+def _entered(mark: Mark, places: _Places, floor: float, result: Located) -> Decision | None:
+    """An error that comes in by something else than what a paired call gave, and that is larger than `floor`.
 
-
-def _structure(mark: Mark, places: _Places, highest: float, result: Located) -> Decision | None:
+    What came in must have come from a call without a partner; or something has changed a value in between, which no
+    record shows.
+    """
+    told = Decision("differs", "inherited", None, "what it gets differs, as told of the call before it")
+    for lacks, name in mark.lost:
+        forward = places.forward_of(mark)
+        if forward is None or not places.alike:
+            continue
+        fed = next(((a, b) for n, a, b in forward.fed_alone if n == name), (-1, -1))
+        source = places.at(mark, lacks, fed[lacks - 1]) if fed[lacks - 1] >= 0 else None
+        side = "candidate" if lacks == 1 else "reference"
+        if source is not None and source.side == lacks:
+            text = f"what it gives carries no gradient back in the {side}, and the other side has one there"
+            _accuse(places.first_lone(source) if not source.kept else source, forward, places, result, text)
+            return told
+        return Decision("differs", "structure", "lost_gradient", f"the {side} computes no gradient of an argument")
+    floor *= 1.0 if mark.values else STATISTICS
     for level, mine, theirs in mark.wired:
-        if level <= REWIRED * max(highest, FLAT * mark.unit):
+        if level <= floor:
             continue
         producer = places.at(mark, 1, mine) if mine >= 0 else None
         other = places.at(mark, 2, theirs) if theirs >= 0 else None
-        if producer is not None and producer.side == 1:
-            producer = places.first_lone(producer)
-            if places.follows_forward(producer):
+        lone = next((c for c in (producer, other) if c is not None and c.side and not c.kept), None)
+        if lone is None and mark.backward:
+            lone = places.last_lone(mark)
+        if lone is not None:
+            lone = places.first_lone(lone)
+            if places.follows_forward(lone):
                 return None
-            if producer.number not in result.decisions:
-                kind: FindingKind = "replaced_call" if producer.opposite >= 0 else "extra_call"
-                what = "another operation stands in its place" if producer.opposite >= 0 else "the reference lacks it"
-                text = f"{what}, and what it gives is used"
-                result.decisions[producer.number] = Decision("candidate_worse", "structure", kind, text)
-            return None
-        if other is not None and other.side == 2:
-            other = places.first_lone(other)
-            if places.follows_forward(other):
+            _accuse(lone, mark, places, result)
+            return told
+        if mark.backward:
+            if not places.alike:
                 return None
-            if other.number not in result.decisions:
-                text = "the candidate lacks it, and the reference uses what it gives"
-                result.decisions[other.number] = Decision("candidate_worse", "structure", "missing_call", text)
-            return None
+            text = "the gradient that it gets differs by more than all that was recorded before explains"
+            return Decision("differs", "structure", "changed_unseen", text)
         if producer is not None and other is not None:
-            return Decision("candidate_worse", "structure", "moved_call", "it gets the result of another call")
+            if producer.side or other.side:
+                continue
+            return Decision("differs", "structure", "moved_call", "it gets the result of another call")
+        source = producer if producer is not None else other
+        if source is not None and not source.side:
+            side_name = "reference" if producer is not None else "candidate"
+            text = f"in the {side_name}, what it gets was changed after a call gave it, and no record shows by what"
+            return Decision("differs", "structure", "changed_unseen", text, after=source.number, before=mark.number)
     return None
+
+
+def _steps_of_data(marks: Sequence[Mark]) -> dict[int, tuple[int, int]]:
+    """Rank and step in which the reference first got a value from outside, or drew it, of those that differ."""
+    found: dict[int, tuple[int, int]] = {}
+    for m in marks:
+        if m.given[1]:
+            found.setdefault(m.given[1], (m.rank, m.step))
+    return found
+
+
+def _data_order(mark: Mark, elsewhere: dict[int, tuple[int, int]]) -> Decision | None:
+    """The candidate gets now what the reference gets at another time, or in another rank."""
+    there = elsewhere.get(mark.given[0]) if mark.given[0] else None
+    if there is None or there == (mark.rank, mark.step):
+        return None
+    rank = f" of rank {there[0]}" if there[0] != mark.rank else ""
+    text = f"it has what the reference has in step {there[1]}{rank}: the order of the data differs"
+    return Decision("differs", "state", "data_order", text)
+
+
+def _container(mark: Mark) -> tuple[int, int, bool, int]:
+    """The module that a row is about; the root has no path."""
+    return mark.rank, mark.step, mark.backward, mark.modules[-1] if mark.modules else 0
+
+
+def _recorded_inside(marks: Sequence[Mark]) -> set[tuple[int, int, bool, int]]:
+    """Modules of which calls inside were recorded: what they give is what those gave."""
+    found: set[tuple[int, int, bool, int]] = set()
+    for m in marks:
+        if m.kind != "module":
+            found.update((m.rank, m.step, m.backward, path) for path in (0, *m.modules))
+    return found
 
 
 def _state(mark: Mark, seen: set[int], connected: bool) -> Decision | None:
     if not mark.state or not (connected or mark.parameter):
         return None
     if mark.state in seen:
-        return Decision("candidate_worse", "inherited", None, "its state differs, as told above")
+        return Decision("differs", "inherited", None, "its state differs, as told above")
     seen.add(mark.state)
-    return Decision(
-        "candidate_worse", "state", "state", "a parameter, a buffer or data differs before anything was computed"
-    )
+    return Decision("differs", "state", "state", "a parameter, a buffer or data differs before anything was computed")
 
 
 def _unrecorded(mark: Mark, seen: set[int], connected: bool, highest: float) -> Decision | None:
@@ -252,9 +411,9 @@ def _unrecorded(mark: Mark, seen: set[int], connected: bool, highest: float) -> 
 
 def _form(mark: Mark, odd: tuple[int, str] | None) -> Decision | None:
     if mark.shape:
-        return Decision("candidate_worse", "local", "shape", "a shape differs")
+        return Decision("differs", "local", "shape", "a shape differs")
     if mark.scalar:
-        return Decision("candidate_worse", "local", "scalar", "an argument that is no tensor differs")
+        return Decision("differs", "local", "scalar", "an argument that is no tensor differs")
     if odd is not None and odd[0]:
         return Decision("candidate_worse" if odd[0] > 0 else "candidate_better", "local", "dtype", odd[1])
     return None
@@ -263,10 +422,10 @@ def _form(mark: Mark, odd: tuple[int, str] | None) -> Decision | None:
 def _numbers(mark: Mark, got: _Forward, peers: list[float] | None, result: Located) -> Decision | None:
     differs = mark.level > mark.own or mark.exact_out or mark.class_out
     if mark.undefined:
-        if not (differs or mark.exact_out or mark.class_out):
+        if not differs:
             return None
-        result.undefined += 1
-        return Decision("inconclusive", "random", None, "it gives memory that nobody has written to yet")
+        result.unwritten.append(mark.number)
+        return Decision("inconclusive", "random", None, "it reads memory that nobody has written to yet")
     if mark.random:
         if (differs and mark.level > mark.own + LEAST * got.inherited) or mark.exact_out or mark.class_out:
             result.random.append(mark.number)
@@ -326,25 +485,66 @@ def _guess(mark: Mark, got: _Forward, peers: list[float] | None, kind: FindingKi
 
 
 def _drop_containers(marks: Sequence[Mark], result: Located) -> None:
-    """A module is innocent of what happens inside it, if that was recorded."""
-    inside: set[tuple[int, int, bool, int]] = set()
-    guilty: set[tuple[int, int, bool, int]] = set()
+    """A module is innocent of what happens inside a module in it; but where that gets something that its own outer
+    module must have computed, from inputs that agree, the outer one is to blame."""
+    guilty: dict[tuple[int, int, bool, int], list[int]] = {}
     for m in marks:
-        paths = m.modules[:-1] if m.kind == "module" else m.modules
-        keys = [(m.rank, m.step, m.backward, path) for path in paths]
-        if m.kind != "module" and not m.side:
-            inside.update(keys)
         decision = result.decisions.get(m.number)
         if decision is not None and decision.kind is not None:
-            guilty.update(keys)
+            paths = m.modules[:-1] if m.kind == "module" else m.modules
+            for path in (0, *paths) if m.kind != "module" or m.modules else ():
+                guilty.setdefault((m.rank, m.step, m.backward, path), []).append(m.number)
     for m in marks:
         decision = result.decisions.get(m.number)
-        if m.kind != "module" or decision is None or decision.kind is None or not m.modules:
+        if m.kind != "module" or decision is None or decision.kind is None:
             continue
-        key = (m.rank, m.step, m.backward, m.modules[-1])
-        numeric = decision.kind in ("wrong_value", "wrong_gradient", "nonfinite", "state", "unrecorded_origin")
-        if key in guilty or (numeric and key in inside):
+        inner = [n for n in guilty.get(_container(m), ()) if n != m.number]
+        if not inner:
+            continue
+        kinds = {each.kind for n in inner if (each := result.decisions.get(n)) is not None and each.kind is not None}
+        if kinds and kinds <= {"unrecorded_origin", "changed_unseen"} and decision.kind in ("wrong_value", "nonfinite"):
+            for n in inner:
+                result.decisions[n] = Decision("differs", "inherited", None, "its outer module computes what it gets")
+        elif kinds:
             result.decisions[m.number] = Decision("ok", "inherited", None, "what is wrong lies inside")
+
+
+def _join(marks: Sequence[Mark], result: Located) -> None:
+    """What is wrong in one way at one line, in other layers, steps and ranks, is one cause: the first."""
+    first: dict[tuple[object, ...], int] = {}
+    for m in sorted(marks, key=lambda m: (m.step, m.rank, m.number)):
+        decision = result.decisions.get(m.number)
+        if decision is None or decision.kind is None:
+            continue
+        number = first.setdefault((decision.kind, decision.verdict, m.spot), m.number)
+        if number != m.number:
+            result.also.setdefault(number, []).append(m.number)
+            text = f"{decision.reason}: the cause told above, from the same line"
+            result.decisions[m.number] = Decision(decision.verdict, decision.blame, None, text)
+
+
+def _doubt(marks: Sequence[Mark], places: _Places, loose: Collection[int], result: Located) -> None:
+    """Where nobody is accused: what stands against saying that the two are the same."""
+    for m in marks:
+        if places.alike and m.side and m.number in loose and m.number not in result.decisions:
+            side, other = ("candidate", "reference") if m.side == 1 else ("reference", "candidate")
+            text = f"only the {side} calls it; nothing recorded uses what it gives, and the {other} has no equal value"
+            before = places.before(m)
+            result.decisions[m.number] = Decision(
+                "inconclusive", "structure", "unpaired", text, after=before.number if before is not None else -1
+            )
+            break
+    unit = coarsest(marks)
+    for m in marks if not result.random else ():
+        if not m.side and not m.random and m.level > min(GROWN * unit, LARGE):
+            if m.number in result.decisions:
+                continue
+            text = (
+                f"the results are {m.level / unit:.3g} units of noise apart: no call adds more than rounding may, "
+                "and all together are too far apart to call the two the same"
+            )
+            result.decisions[m.number] = Decision("inconclusive", "inherited", "growth", text)
+            break
 
 
 def _pass_on(marks: Sequence[Mark], result: Located) -> None:

@@ -12,8 +12,9 @@ from graphprobe.compare.judge import Task
 from graphprobe.compare.measures import noise_unit
 from graphprobe.compare.naming import canonical
 from graphprobe.compare.outline import OUTPUT_ROLES
-from graphprobe.compare.randomness import draws, is_undefined
+from graphprobe.compare.randomness import draws, overwrites
 from graphprobe.compare.result import CallResult, SlotResult
+from graphprobe.compare.slots import of_node
 from graphprobe.numerics.dtypes import DTYPES, FLOAT32, accumulation_roundoff
 from graphprobe.store.calls import Call
 
@@ -40,8 +41,16 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         class_in, class_out: classes differ; of what it gave +1 the candidate is worse, −1 the reference.
         state: hash of the state that differs, 0 if none does.
         unrecorded: hash of an input of unrecorded origin that differs, 0 if none does; `unrecorded_level`: by how much.
-        scalar, shape, random, undefined, values: flags.
+        state_level: of state that training has changed, by how much it differs.
+        part: something of it is a part of what the other side has otherwise.
+        scalar, shape, random, values: flags. `undefined`: it reads memory that nobody has written to, and does not
+            overwrite all of it.
         kept: it gives back what it got.
+        spot: hash of operation, direction and line of the program; what is wrong at one spot has one cause.
+        given: hashes of what the candidate and the reference got from outside, or drew, where that differs.
+        lost: of a backward, gradients that one side lacks: 1 the candidate, 2 the reference, and the hash of the
+            argument's name.
+        fed_alone: inputs from calls without a partner: hash of the argument's name, and the producers.
         truths: answers of the replay for candidate and reference.
         dtypes: pairs of dtypes of floating-point slots, `reference>candidate`.
         wired: inputs that come from elsewhere: (level, candidate's producer, reference's producer).
@@ -72,6 +81,11 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     state: int = 0
     unrecorded: int = 0
     unrecorded_level: float = 0.0
+    state_level: float = 0.0
+    spot: int = 0
+    given: tuple[int, int] = (0, 0)
+    lost: tuple[tuple[int, int], ...] = ()
+    fed_alone: tuple[tuple[int, int, int], ...] = ()
     parameter: bool = False
     scalar: bool = False
     shape: bool = False
@@ -79,6 +93,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     undefined: bool = False
     values: bool = False
     nothing: bool = False
+    part: bool = False
     moved: bool = False
     kept: bool = False
     consumed: bool = False
@@ -108,11 +123,11 @@ def mark_of(task: Task, result: CallResult) -> Mark:
         kind=call.kind,
         backward=call.direction == "backward",
         group=_group(call),
-        family=_family(call.kind, call.api, call.direction),
+        family=family_of(call),
         me=me_of(call),
         modules=modules_of(call),
         random=draws(call) or draws(task.reference),
-        undefined=is_undefined(call) or is_undefined(task.reference),
+        spot=spot_of(call),
         moved=task.rule == "moved",
         partner=task.reference.position,
         truths=(
@@ -133,6 +148,16 @@ def me_of(call: Call) -> int:
 def modules_of(call: Call) -> tuple[int, ...]:
     """Hashes of the paths of the modules that a call lies in, the outermost first; a module's own path is the last."""
     return _path_hashes(call.module)
+
+
+def family_of(call: Call) -> int:
+    """Hash of operation, direction and kind."""
+    return _family(call.kind, call.api, call.direction)
+
+
+def spot_of(call: Call) -> int:
+    """What calls of one operation from one line of the program have in common; modules of a class, likewise."""
+    return hash((call.kind, canonical(call.api), call.direction, call.source))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -212,6 +237,16 @@ def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
             if output and unit > mark.unit:
                 mark.unit = unit
             continue
+        mark.part = mark.part or slot.basis == "part"
+        if slot.origin == "unwritten":
+            compared = True
+            mark.undefined = mark.undefined or not (output or overwrites(call))
+            continue
+        if not output and slot.origin == "state" and not slot.fault:
+            mark.state_level = max(mark.state_level, unit * slot.level)
+        lacks = int(b is None) * 2 or int(a is None)
+        if lacks and slot.role == "grad_input" and not of_node(slot.name):
+            mark.lost = (*mark.lost, (lacks, hash(slot.name.removeprefix("grad_"))))
         compared = compared or slot.basis not in ("none", "scalar")
         if floats and slot.basis != "none" and a is not None and b is not None:
             pairs.append(_dtype_pair(b.dtype, a.dtype))

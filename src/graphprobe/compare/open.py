@@ -40,6 +40,8 @@ def open_dump(path: str | Path, *, data_dir: str | Path | None = None) -> CallDu
     place = Path(path)
     if not place.exists():
         raise RunNotFoundError(f"there is no dump {place}", hint=f"expected {EXPECTED}")
+    if not place.is_dir() and not place.is_file():
+        raise UsageError(f"{place} is neither a folder nor a file", hint=f"expected {EXPECTED}")
     if place.is_file():
         return _open_file(place, data_dir)
     if (place / MERGED).is_file():
@@ -76,14 +78,16 @@ def _open_file(place: Path, data_dir: str | Path | None) -> CallDump:
 def _merged(place: Path) -> CallDump:
     from graphprobe.compare.ranks import MergedDump
 
+    again = "write it again with `graphprobe merge`"
     try:
         document = json.loads(place.read_text(encoding="utf-8"))
-        folders = {int(rank): str(folder) for rank, folder in document["ranks"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{place} is no index of ranks: {error}", hint="write it again with `graphprobe merge`"
-        ) from error
-    return MergedDump(str(place), {rank: open_dump(place.parent / folder) for rank, folder in folders.items()})
+        folders = {int(rank): place.parent / str(folder) for rank, folder in document["ranks"].items()}
+        indexes = [folder for folder in folders.values() if folder.name == MERGED or (folder / MERGED).is_file()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{place} is no index of ranks: {error}", hint=again) from error
+    if indexes:
+        raise UsageError(f"{place} names another index of ranks, {indexes[0]}, and not the dump of a rank", hint=again)
+    return MergedDump(str(place), {rank: open_dump(folder) for rank, folder in folders.items()})
 
 
 def _msprobe_below(folder: Path) -> bool:

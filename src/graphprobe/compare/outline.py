@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from graphprobe.compare.naming import canonical
+from graphprobe.compare.randomness import is_undefined
 from graphprobe.store.calls import Call, CallSlot
 
 OUTPUT_ROLES = ("output", "grad_input", "grad_parameter")
@@ -15,6 +16,10 @@ OUTPUT_ROLES = ("output", "grad_input", "grad_parameter")
 
 KIND_OF_KIND = {"api": "op", "node": "op", "value": "op", "kernel": "op", "module": "module", "optimizer": "optimizer"}
 """An operation is one whether it was recorded as an API call or as a node of a graph."""
+
+
+UNKNOWN, UNWRITTEN = -1, -2
+"""In place of a producer: none is known; or the value is memory that nobody has written to yet."""
 
 
 def role_of(call: Call, slot: CallSlot) -> str:
@@ -36,10 +41,13 @@ class Outline:
         path: hash of what was called, direction and module.
         api: hash of the api's own name.
         gap: hash of direction and the shapes of what it gives.
-        producers: for each slot of each call, the position of the call that gave this value, -1 for none; `first` has
-            where a call's slots begin.
+        producers: for each slot of each call, the position of the call that gave this value, or `UNKNOWN` or
+            `UNWRITTEN`; `first` has where a call's slots begin. What a module gives was given by a call inside it, if
+            that was recorded.
         outputs_kept: whether the call gives back, bit for bit, something it got.
-        consumed: whether a later call of the outline got what it gave.
+        used: for each slot of each call, whether a later call of the outline got the value that it gave, or gave the
+            same value again. A gradient of what another call gave counts as used: autograd adds it to others.
+        consumed: whether a later call got anything that the call gave.
         fed: how many calls got something that an earlier one gave.
     """
 
@@ -51,6 +59,7 @@ class Outline:
     gap: array[int] = field(default_factory=lambda: array("q"))
     first: array[int] = field(default_factory=lambda: array("q", [0]))
     producers: array[int] = field(default_factory=lambda: array("i"))
+    used: bytearray = field(default_factory=bytearray)
     outputs_kept: bytearray = field(default_factory=bytearray)
     consumed: bytearray = field(default_factory=bytearray)
     fed: int = 0
@@ -61,6 +70,10 @@ class Outline:
     def producers_of(self, number: int) -> array[int]:
         """The producers of a call's slots, in order."""
         return self.producers[self.first[number] : self.first[number + 1]]
+
+    def used_of(self, number: int) -> bytearray:
+        """Whether each of a call's slots was used, in order."""
+        return self.used[self.first[number] : self.first[number + 1]]
 
 
 def fingerprint(slot: CallSlot) -> object:
@@ -78,14 +91,23 @@ def fingerprint(slot: CallSlot) -> object:
 def outline_from_calls(calls: Iterable[Call]) -> Outline:
     """Reads the calls once. Memory: about 60 bytes a call, 4 a slot, and 100 for each distinct value."""
     result = Outline()
-    last: dict[int, int] = {}
+    last: dict[int, tuple[int, int]] = {}
+    where: dict[int, str] = {}
+    unwritten: set[int] = set()
+    held: dict[object, frozenset[str]] = {}
+    around: dict[int, list[int]] = {}  # of a slot, those of the modules that give the same value to the outside
     for number, call in enumerate(calls):
         optimizer = call.kind == "optimizer"  # see `role_of`
         fed = 0
         inputs: set[int] = set()
-        outputs: list[int] = []
+        outputs: list[tuple[int, int]] = []
         shapes: list[tuple[int, ...]] = []
         given: list[tuple[int, ...]] = []
+        undefined = is_undefined(call)
+        own = (call.kind, call.api, call.index)
+        leaves = held.get(own) if call.direction == "backward" else None
+        if call.direction == "forward" and any(slot.held is not None for slot in call.slots):
+            held[own] = frozenset(f"grad_{slot.name}" for slot in call.slots if slot.held)
         for slot in call.slots:
             role = slot.role
             gives = role in OUTPUT_ROLES and not (optimizer and role == "grad_parameter")
@@ -94,25 +116,48 @@ def outline_from_calls(calls: Iterable[Call]) -> Outline:
                 if gives:
                     given.append(slot.meta.shape)
             print_ = fingerprint(slot)
-            producer = -1
+            producer = UNWRITTEN if undefined and gives and slot.meta is not None else UNKNOWN
             if print_ is not None:
                 key = hash(print_)
+                if key in unwritten:
+                    producer = UNWRITTEN
+                elif producer == UNWRITTEN and not _is_constant(slot):
+                    unwritten.add(key)
                 if gives:
-                    outputs.append(key)
+                    outputs.append((key, len(result.producers)))
                 else:
-                    producer = last.get(key, -1)
                     inputs.add(key)
-                    if producer >= 0:
+                    if producer != UNWRITTEN and key in last:
+                        producer, place = last[key]
                         result.consumed[producer] = fed = 1
+                        for each in (place, *around.get(place, ())):
+                            result.used[each] = 1
             result.producers.append(producer)
+            result.used.append(leaves is not None and slot.role == "grad_input" and slot.name not in leaves)
         result.fed += fed
-        for key in outputs:
-            last[key] = number
+        for key, place in outputs:
+            if key in last:
+                before = last[key][1]
+                for each in (before, *around.get(before, ())):
+                    result.used[each] = 1
+                if call.kind == "module" and _inside(where[key], call.module):
+                    around.setdefault(before, []).append(place)
+                    continue
+            last[key], where[key] = (number, place), call.module
         _add_names(result, call, tuple(shapes), tuple(given))
         result.first.append(len(result.producers))
-        result.outputs_kept.append(1 if outputs and inputs.issuperset(outputs) else 0)
+        result.outputs_kept.append(1 if outputs and all(key in inputs for key, _ in outputs) else 0)
         result.consumed.append(0)
     return result
+
+
+def _is_constant(slot: CallSlot) -> bool:
+    """Zeros are everywhere: that memory held them says nothing of others."""
+    return slot.stats is None or slot.stats.min == slot.stats.max
+
+
+def _inside(path: str, module: str) -> bool:
+    return not module or path == module or path.startswith(f"{module}.")
 
 
 def _add_names(result: Outline, call: Call, shapes: Shapes, given: Shapes) -> None:

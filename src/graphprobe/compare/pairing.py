@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from graphprobe.compare.align import Alignment
 from graphprobe.compare.judge import Task
-from graphprobe.compare.outline import Outline
+from graphprobe.compare.outline import UNWRITTEN, Outline
 from graphprobe.store.calls import Call, CallDump
 
 
@@ -26,6 +26,7 @@ class Lone:
     opposite: int = -1
     consumed: bool = False
     kept: bool = False
+    unused: tuple[int, ...] = ()
     producers: tuple[int, ...] = ()
 
 
@@ -121,8 +122,8 @@ class Plan:
             candidate=mine,
             reference=theirs,
             producers=(
-                tuple(p >= 0 for p in self.outlines[0].producers_of(i)),
-                tuple(p >= 0 for p in self.outlines[1].producers_of(j)),
+                tuple(self.outlines[0].producers_of(i)),
+                tuple(self.outlines[1].producers_of(j)),
             ),
             places=(i, j),
             forward=forward,
@@ -147,6 +148,11 @@ class Plan:
             opposite=opposite if side == 1 else -1,
             consumed=bool(outline.consumed[place]),
             kept=bool(outline.outputs_kept[place]),
+            unused=tuple(
+                i
+                for i, (used, by) in enumerate(zip(outline.used_of(place), outline.producers_of(place), strict=True))
+                if not used and by != UNWRITTEN
+            ),
             producers=tuple(outline.producers_of(place)),
         )
 

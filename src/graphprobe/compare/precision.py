@@ -21,6 +21,11 @@ def precision_of(marks: Iterable[Mark]) -> Counter[str]:
     return Counter(pair for mark in marks for pair in mark.dtypes)
 
 
+def coarsest(marks: Iterable[Mark]) -> float:
+    """The largest u of the floating-point dtypes of either side; 0 without any."""
+    return max((_roundoff(name) for pair in precision_of(marks) for name in pair.split(">")), default=0.0)
+
+
 def out_of_line(marks: Sequence[Mark]) -> dict[int, tuple[int, str]]:
     """Calls in another precision than their peers.
 
@@ -42,6 +47,8 @@ def out_of_line(marks: Sequence[Mark]) -> dict[int, tuple[int, str]]:
         if not mark.dtypes:
             continue
         mine = frozenset(mark.dtypes)
+        if all(_same(pair) for pair in mine):
+            continue  # as precise as the reference, whatever its peers are
         family = families[mark.family]
         total = family.total()
         custom, most = family.most_common(1)[0]
@@ -49,10 +56,15 @@ def out_of_line(marks: Sequence[Mark]) -> dict[int, tuple[int, str]]:
             if mine != custom and most >= CUSTOM * total and family[mine] <= max(1, RARE * total):
                 found[mark.number] = _compared(mine, custom)
             continue
-        odd = [pair for pair in mine if _coarser_than_all(pair, whole)]
+        odd = [pair for pair in mine if not _same(pair) and _coarser_than_all(pair, whole)]
         if odd:
             found[mark.number] = 1, f"{_words(odd)}, unlike every other operation"
     return found
+
+
+def _same(pair: str) -> bool:
+    reference, candidate = pair.split(">")
+    return reference == candidate
 
 
 def _compared(mine: frozenset[str], custom: frozenset[str]) -> tuple[int, str]:

@@ -15,6 +15,12 @@ DRAWING = frozenset(
 MODULES = frozenset("Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout RReLU DropPath".split())
 UNDEFINED = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
 """What they return holds nothing that anybody wrote."""
+OVERWRITING = frozenset(
+    "copy_ fill_ zero_ set_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ "
+    "fill_diagonal_ zeros_ ones_ constant_ eye_ dirac_ sparse_ index_copy_ scatter_ masked_fill_ __setitem__".split()
+)
+"""What they got in the tensor that they write to has no say in what they give, where they write."""
+INITIALIZERS = "torch.nn.init."
 
 
 def draws(call: Call) -> bool:
@@ -36,6 +42,11 @@ def draws(call: Call) -> bool:
 def is_undefined(call: Call) -> bool:
     """Whether what the call gives is memory that nobody has written to yet."""
     return call.kind != "module" and canonical(call.api) in UNDEFINED
+
+
+def overwrites(call: Call) -> bool:
+    """Whether the call writes to a tensor without reading it first."""
+    return call.api.startswith(INITIALIZERS) or canonical(call.api) in OVERWRITING or call.api.endswith(".__setitem__")
 
 
 def _switched_off(call: Call) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphprobe.compare.outline import fingerprint
+from graphprobe.compare.randomness import is_undefined, overwrites
 from graphprobe.errors import UsageError
 from graphprobe.store.calls import Call, CallDump, CallSlot
 
@@ -61,25 +62,39 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         what: `module.slot`, or `label.slot`.
-        relation: `replicated`: equal everywhere. `sharded`: of other shapes on other ranks. `differs`: of one shape
-            and not equal, so either sharded evenly or out of step; a parameter under data parallelism must not.
-            `undecided`: the dump has neither digests nor statistics.
+        relation: `replicated`: equal everywhere. `sharded`: of other shapes on other ranks, or each a shard of a
+            distributed tensor. `differs`: of one shape and not equal, so either sharded evenly or out of step; a
+            parameter under data parallelism must not. `undecided`: the dump has neither digests nor statistics.
         ranks: of each group of ranks that agree, its members.
-        step: of the first call that has it.
+        step: of the first call that has it; of a value that differs, the first step in which it does.
+        odd: ranks that have gone their own way: they are fewer, or their value was written by a call that the others
+            do not make; empty where nothing tells.
+        written_by: the label of that call on the first of them, or empty.
     """
 
     what: str
     relation: str
     ranks: tuple[tuple[int, ...], ...]
     step: int
+    odd: tuple[int, ...] = ()
+    written_by: str = ""
+
+
+class _Held(msgspec.Struct, frozen=True, gc=False):
+    """A held value at one place of one rank: fingerprint, shape, whether it is a shard, and the call that gave it."""
+
+    mark: object
+    shape: tuple[int, ...]
+    shard: bool
+    writer: str
 
 
 def shared_values(dump: CallDump) -> list[Shared]:
-    """Compares parameters and buffers across the ranks of one dump, at the first step that all have.
+    """Compares parameters and buffers across the ranks of one dump, in every step that all have.
 
     A value is found by module, operation, index and slot. Of API calls, those inputs count that the dump says a module
     or the program holds; where it does not say, those of two dimensions or more that no earlier call gave, which are
-    weights as a rule.
+    weights as a rule. Memory that nobody has written to yet does not count, and neither does what a call overwrites.
 
     Raises:
         UsageError: the dump has one rank only.
@@ -90,43 +105,87 @@ def shared_values(dump: CallDump) -> list[Shared]:
     steps = set(dump.steps(ranks[0])).intersection(*(dump.steps(rank) for rank in ranks[1:]))
     if not steps:
         raise UsageError(f"the ranks of {dump.title} have no step in common")
-    step = min(steps)
-    places: dict[str, dict[int, tuple[object, tuple[int, ...]]]] = {}
-    for rank in ranks:
-        for what, value in _states(dump, rank, step):
-            places.setdefault(what, {}).setdefault(rank, value)
-    return [_related(what, found, step) for what, found in places.items() if len(found) > 1]
+    result: dict[str, Shared] = {}
+    writers: dict[int, dict[object, str]] = {rank: {} for rank in ranks}
+    for step in sorted(steps):
+        places: dict[str, dict[int, _Held]] = {}
+        labels: dict[int, set[str]] = {rank: set() for rank in ranks}
+        for rank in ranks:
+            for what, value in _states(dump, rank, step, writers[rank], labels[rank]):
+                places.setdefault(what, {}).setdefault(rank, value)
+        for what, found in places.items():
+            if len(found) > 1 and (what not in result or result[what].relation == "replicated"):
+                related = _related(what, found, step, labels)
+                if what not in result or related.relation != "replicated":
+                    result[what] = related
+    return list(result.values())
 
 
-def _states(dump: CallDump, rank: int, step: int) -> Iterator[tuple[str, tuple[object, tuple[int, ...]]]]:
+def _states(
+    dump: CallDump, rank: int, step: int, writers: dict[object, str], labels: set[str]
+) -> Iterator[tuple[str, _Held]]:
+    """What is held in a step. Kept up to date: `writers`, by fingerprint the call that gave it last; `labels` of all
+    calls of the step."""
     given: set[object] = set()
+    unwritten: set[object] = set()
     for call in dump.calls(rank, step):
+        labels.add(call.label)
+        shard = any(note.startswith("a DTensor ") and "(S" in note for note in call.notes)
         for slot in call.slots:
             if slot.meta is None or slot.role not in ("parameter", "buffer", "input"):
                 continue
             mark = fingerprint(slot)
+            if mark in unwritten or overwrites(call):
+                continue
             named = slot.role in ("parameter", "buffer")
+            held = _Held(mark, slot.meta.shape, shard, writers.get(mark, ""))
             if slot.role == "input" and slot.held is not None:
                 if slot.held:
-                    yield f"{call.label}.{slot.name}", (mark, slot.meta.shape)
+                    yield f"{call.label}.{slot.name}", held
                 continue
             weight = slot.role == "input" and len(slot.meta.shape) >= 2 and mark is not None and mark not in given
             weight = weight and slot.name not in ("input.0", "kwarg.input") and call.direction == "forward"
             if named or weight:
                 path = call.module or call.label
-                yield f"{path}.{slot.name}" if named else f"{call.label}.{slot.name}", (mark, slot.meta.shape)
-        given.update(m for s in call.slots if s.role == "output" and (m := fingerprint(s)) is not None)
+                yield f"{path}.{slot.name}" if named else f"{call.label}.{slot.name}", held
+        outputs = {m for s in call.slots if s.role == "output" and (m := fingerprint(s)) is not None}
+        given |= outputs
+        if is_undefined(call):
+            unwritten |= outputs
+        if call.direction == "forward":
+            writers.update(dict.fromkeys(outputs, call.label))
 
 
-def _related(what: str, found: dict[int, tuple[object, tuple[int, ...]]], step: int) -> Shared:
-    shapes = {shape for _, shape in found.values()}
+def _related(what: str, found: dict[int, _Held], step: int, labels: dict[int, set[str]]) -> Shared:
     groups: dict[object, list[int]] = {}
     for rank, value in found.items():
-        groups.setdefault(value, []).append(rank)
-    if any(mark is None for mark, _ in found.values()):
+        groups.setdefault((value.mark, value.shape), []).append(rank)
+    ranks = tuple(tuple(group) for group in groups.values())
+    if any(value.mark is None for value in found.values()):
         relation = "undecided"
-    elif len(shapes) > 1:
+    elif len({value.shape for value in found.values()}) > 1 or all(value.shard for value in found.values()):
         relation = "sharded"
     else:
         relation = "replicated" if len(groups) == 1 else "differs"
-    return Shared(what=what, relation=relation, ranks=tuple(tuple(g) for g in groups.values()), step=step)
+    if relation != "differs":
+        return Shared(what=what, relation=relation, ranks=ranks, step=step)
+    odd = _odd(found, ranks, labels)
+    return Shared(
+        what=what, relation=relation, ranks=ranks, step=step, odd=odd, written_by=found[odd[0]].writer if odd else ""
+    )
+
+
+def _odd(found: dict[int, _Held], ranks: tuple[tuple[int, ...], ...], labels: dict[int, set[str]]) -> tuple[int, ...]:
+    """The ranks outside of the largest group. Of two groups of one size, the one whose value was written by a call
+    that the other does not make; or by nothing that was recorded, where the other's was."""
+    by_size = sorted(ranks, key=len)
+    if len(by_size[-1]) > len(by_size[-2]):
+        return tuple(sorted(rank for group in by_size[:-1] for rank in group))
+    if len(ranks) != 2:
+        return ()
+    writers = [found[group[0]].writer for group in ranks]
+    known = [set().union(*(labels[rank] for rank in group)) for group in ranks]
+    for group, mine, other, others in zip(ranks, writers, writers[::-1], known[::-1], strict=True):
+        if (mine and mine not in others and not mine.startswith("Optimizer.")) or (other and not mine):
+            return group
+    return ()

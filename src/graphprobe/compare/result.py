@@ -6,13 +6,15 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA = 1
-"""Of the JSON document and of its rows."""
+SCHEMA = 2
+"""Of the JSON document and of its rows. 1 lacks the verdict `differs`, the origin `unwritten`, and the findings
+`changed_unseen`, `lost_gradient`, `data_order`, `unpaired` and `growth`; all of it can be read as 2."""
 
-Verdict = Literal["ok", "candidate_worse", "candidate_better", "inconclusive"]
+Verdict = Literal["ok", "candidate_worse", "candidate_better", "differs", "inconclusive"]
+"""`differs`: the two do different things, and nothing tells which of them is right."""
 Blame = Literal["", "local", "inherited", "state", "structure", "random", "unrecorded"]
 Basis = Literal["digest", "values", "sample", "statistics", "scalar", "part", "none"]
-Origin = Literal["", "computed", "state", "unrecorded"]
+Origin = Literal["", "computed", "state", "unrecorded", "unwritten"]
 Rule = Literal["exact", "sequence", "renamed", "module", "moved"]
 FindingKind = Literal[
     "wrong_value",
@@ -26,9 +28,14 @@ FindingKind = Literal[
     "extra_call",
     "missing_call",
     "moved_call",
+    "changed_unseen",
+    "lost_gradient",
+    "data_order",
     "unrecorded_origin",
+    "unpaired",
+    "growth",
 ]
-UNDECIDED_KINDS: frozenset[str] = frozenset({"unrecorded_origin"})
+UNDECIDED_KINDS: frozenset[str] = frozenset({"unrecorded_origin", "unpaired", "growth"})
 """Kinds of findings that accuse nobody: they name what the dumps cannot decide."""
 Outcome = Literal["same", "different", "undecided"]
 
@@ -67,7 +74,8 @@ class SlotResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
         accuracy: the source's own rule: `Yes`, or `No` where cosine < 0.99 or max_abs > 0.001. Empty without values.
         worst: index of the element with the largest z, or of the first whose class is wrong.
         origin: `computed` by an earlier call of the dump; `state`: a parameter, a buffer, or a leaf that requires a
-            gradient; `unrecorded`: neither, so it is data or the result of something unseen; or unknown.
+            gradient; `unwritten`: memory that nobody has written to yet; `unrecorded`: none of them, so it is data or
+            the result of something unseen; or unknown.
         verdict, blame: filled in when the whole program has been seen.
         reason: one sentence.
     """
@@ -162,6 +170,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         slot: the slot with the largest error; empty where the fault is none of a slot.
         level, inherited: of the call.
         evidence: sentences, the strongest first.
+        also: other calls with the same cause: from the same source line, in other layers, steps or ranks, as
+            `label` or `label in step 3`; no more than 20 of them, and `also_count` of all.
     """
 
     kind: FindingKind
@@ -177,6 +187,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     level: float = 0.0
     inherited: float = 0.0
     evidence: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    also_count: int = 0
 
 
 class Counts(msgspec.Struct, kw_only=True):

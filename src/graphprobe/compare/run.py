@@ -11,19 +11,24 @@ from typing import NamedTuple
 import msgspec
 
 from graphprobe.compare.align import align
+from graphprobe.compare.ends import Ends
 from graphprobe.compare.jobs import with_jobs
 from graphprobe.compare.judge import Judge, Task, name_of
 from graphprobe.compare.locate import Decision, Located, locate
-from graphprobe.compare.marks import Mark, mark_of, me_of, modules_of
+from graphprobe.compare.marks import Mark, family_of, mark_of, me_of, modules_of, spot_of
 from graphprobe.compare.measures import HUGE, noise_unit
 from graphprobe.compare.options import Options
-from graphprobe.compare.outline import OUTPUT_ROLES, outline_from_calls
+from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, fingerprint, outline_from_calls
 from graphprobe.compare.pairing import Lone, Plan, StepCalls
 from graphprobe.compare.precision import precision_of
-from graphprobe.compare.result import UNDECIDED_KINDS, CallResult, Counts, Finding, Side, SlotResult, Summary
+from graphprobe.compare.result import UNDECIDED_KINDS, CallName, CallResult, Counts, Finding, Side, SlotResult, Summary
 from graphprobe.compare.spool import Spool
 from graphprobe.compare.workers import TOGETHER, blocks, judged
+from graphprobe.errors import NotComparableError
 from graphprobe.store.calls import CallDump
+
+GRAPH_FORMAT = "graphprobe-graph"
+"""Of a dump of compiled graphs, whose calls are kernels and nodes, and never the program's own."""
 
 CONNECTED = 0.5
 """Share of calls that get something an earlier call gave, from which a dump counts as of the whole program."""
@@ -33,6 +38,9 @@ PARTS = 64
 
 LISTED = 100
 """Findings in the summary; rows have all."""
+
+ALSO = 20
+"""Calls of the same cause that a finding lists."""
 
 UNDECIDED_LISTED = 20
 """Of those, findings that accuse nobody."""
@@ -73,7 +81,9 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
 
     Raises:
         UsageError: options that exclude each other, or a package that an option needs is missing.
+        NotComparableError: one is of compiled graphs, and the other of API calls.
     """
+    _check_kinds(candidate, reference)
     started = time.monotonic()
     chosen = with_jobs(options or Options(), candidate, reference)
     judge = Judge(candidate, reference, replayer=chosen.replayer)
@@ -82,7 +92,7 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
     try:
         for place in work.places():
             work.step(place, spool)
-        located = locate(work.marks, connected=work.connected)
+        located = locate(work.marks, connected=work.connected, alike=judge.alike, loose=work.loose())
         comparison = Comparison(work.summary(located), spool, located.decisions)
         work.finish(comparison, located)
     except BaseException:
@@ -90,6 +100,17 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
         raise
     comparison.summary.seconds = time.monotonic() - started
     return comparison
+
+
+def _check_kinds(candidate: CallDump, reference: CallDump) -> None:
+    graph = [dump.format == GRAPH_FORMAT for dump in (candidate, reference)]
+    if graph[0] != graph[1]:
+        of = "compiled graphs", "API calls"
+        mine, theirs = of if graph[0] else of[::-1]
+        raise NotComparableError(
+            f"the dumps cannot be compared: {candidate.title} is of {mine}, {reference.title} of {theirs}",
+            hint="dump both with --dump, or both with --dump-graph",
+        )
 
 
 class Place(NamedTuple):
@@ -107,6 +128,8 @@ class _Work:
         self.marks: list[Mark] = []
         self.counts = Counts()
         self.notes: list[str] = []
+        self.gaps: list[str] = []
+        self.ends = Ends(judge)
         self._fed = self._asked = 0
         self._number = 0
         self._by_rule: Counter[str] = Counter()
@@ -127,7 +150,7 @@ class _Work:
             for mine_or_theirs, name in ((a, "candidate"), (b, "reference")):
                 alone = [s for s in mine_or_theirs if s not in steps and _wanted(s, self.options.steps)]
                 if alone:
-                    self.notes.append(f"steps {_listed(alone)} of rank {rank} are in the {name} only")
+                    self.gaps.append(f"steps {_listed(alone)} of rank {rank} are in the {name} only")
             for number, step in enumerate(steps):
                 yield Place(rank, other, step, number == 0)
 
@@ -145,7 +168,7 @@ class _Work:
             shared = [rank for rank, _ in pairs]
             alone = [r for r in ranks if r not in shared and _wanted(r, self.options.ranks)]
             if alone:
-                self.notes.append(f"ranks {_listed(alone)} of the {name} have no counterpart and were not compared")
+                self.gaps.append(f"ranks {_listed(alone)} of the {name} have no counterpart and were not compared")
         return pairs
 
     def step(self, place: Place, spool: Spool) -> None:
@@ -181,9 +204,12 @@ class _Work:
 
     def _pair(self, entry: tuple[Task, CallResult], plan: Plan) -> tuple[CallResult, Mark]:
         task, row = entry
+        self.ends.add_pair(task)
         mark = mark_of(task, row)
         place = task.places
-        mark.wired = _wires(plan, row, *place)
+        mark.wired = _wires(plan, task, row)
+        mark.fed_alone = _fed_alone(plan, task)
+        mark.given = _given(task, row, random=mark.random)
         mark.consumed = bool(plan.outlines[0].consumed[place[0]])
         mark.position, mark.partner = place
         self.counts.pairs += 1
@@ -212,6 +238,7 @@ class _Work:
             reference=None if mine else name_of(lone.call),
             reason=lone.reason,
         )
+        self.ends.add(lone)
         mark = Mark(
             number=lone.number,
             rank=lone.rank,
@@ -219,6 +246,8 @@ class _Work:
             position=lone.place,
             kind=lone.call.kind,
             backward=lone.call.direction == "backward",
+            family=family_of(lone.call),
+            spot=spot_of(lone.call),
             me=me_of(lone.call),
             modules=modules_of(lone.call),
             side=lone.side,
@@ -229,19 +258,27 @@ class _Work:
         )
         return row, mark
 
+    def loose(self) -> frozenset[int]:
+        """See `Ends.loose`."""
+        return self.ends.loose(mixed=any(a != b for a, b in (pair.split(">") for pair in precision_of(self.marks))))
+
     def summary(self, located: Located) -> Summary:
         """Without findings, which need the rows."""
         self.counts.by_rule, self.counts.by_basis = dict(self._by_rule), dict(self._by_basis)
         bases = {name for name in self._by_basis if name not in ("scalar", "none", "digest", "part")}
-        notes = self.notes + located.notes
+        for reason, times in self._nothing.most_common(5):
+            self.gaps.append(f"{times} calls could not be compared: {reason}")
+        notes = self.gaps + self.notes + located.notes
         if bases == {"statistics"}:
             notes.append("compared by statistics only: a fault that leaves them as they are stays unseen")
         if located.random:
             notes.append(
                 f"{len(located.random)} calls draw random numbers that differ; what follows from them is not judged"
             )
-        if located.undefined:
-            notes.append(f"{located.undefined} calls give memory that nobody has written to yet; it is not compared")
+        if located.unwritten:
+            notes.append(
+                f"{len(located.unwritten)} calls read memory that nobody has written to yet, and give different results"
+            )
         if located.unsure:
             notes.append(f"{len(located.unsure)} calls differ from their float64 run on both sides, and are not judged")
         if self._by_basis["part"]:
@@ -249,8 +286,9 @@ class _Work:
                 f"{self._by_basis['part']} values are parts of something that the other side has otherwise, "
                 "or were made from such; they are not compared"
             )
-        for reason, times in self._nothing.most_common(5):
-            notes.append(f"{times} calls could not be compared: {reason}")
+        alone = self.counts.candidate_only + self.counts.reference_only
+        if alone and not self.judge.alike:
+            notes.append(f"{alone} calls have no partner: the two formats do not write down the same calls")
         notes.extend(f"{text} ({times} times)" for text, times in self.judge.problems.items())
         if not self.connected:
             notes.append("few inputs come from recorded calls: inputs that differ are not held to be state")
@@ -278,37 +316,86 @@ class _Work:
         for number, kind in sorted(causes.items()):
             if room[kind in UNDECIDED_KINDS]:
                 room[kind in UNDECIDED_KINDS] -= 1
-                summary.findings.append(finding_of(comparison.row(number), kind))
+                summary.findings.append(found_at(comparison, number, kind, located))
         if len(causes) > len(summary.findings):
             summary.notes.append(f"{len(causes) - len(summary.findings)} more findings are in the rows")
-        summary.findings.sort(key=lambda f: (f.step, f.row))
+        summary.findings.sort(key=lambda f: (f.step, f.rank, f.row))
         summary.counts.by_verdict = dict(verdicts)
         accused = [finding for finding in summary.findings if finding.kind not in UNDECIDED_KINDS]
         summary.first = next(iter(accused or summary.findings), None)
         if accused:
             summary.outcome = "different"
-        elif causes or located.random or located.unsure or not self._compared():
+        elif causes or located.random or located.unwritten or located.unsure or not self._compared():
             summary.outcome = "undecided"
+        elif self.gaps or summary.candidate.problems or summary.reference.problems or self.judge.problems:
+            summary.outcome = "undecided"
+            summary.notes.insert(0, "what was compared is the same, but not everything could be compared")
 
     def _compared(self) -> bool:
         return any(self._by_basis[basis] for basis in ("digest", "values", "sample", "statistics"))
 
 
-def _wires(plan: Plan, row: CallResult, i: int, j: int) -> tuple[tuple[float, int, int], ...]:
-    """Inputs that differ and whose producers are not each other's partners."""
+def _producers(plan: Plan, task: Task) -> tuple[dict[str, int], dict[str, int]]:
+    """By the names of slots, for either side."""
+    i, j = task.places
+    return (
+        dict(zip((s.name for s in task.candidate.slots), plan.outlines[0].producers_of(i), strict=True)),
+        dict(zip((s.name for s in task.reference.slots), plan.outlines[1].producers_of(j), strict=True)),
+    )
+
+
+def _wires(plan: Plan, task: Task, row: CallResult) -> tuple[tuple[float, int, int], ...]:
+    """Inputs that differ and whose producers are not each other's partners.
+
+    Of a gradient that comes in, both may be unknown: it is the sum of what several calls gave. An argument whose
+    producer is unknown on both sides is of unrecorded origin, see `_unrecorded`.
+    """
     if not row.inherited and not any(slot.fault for slot in row.slots):
         return ()
-    mine, theirs = plan.outlines[0].producers_of(i), plan.outlines[1].producers_of(j)
-    if len(mine) != len(theirs):
-        return ()
+    mine, theirs = _producers(plan, task)
     found = []
-    for slot, a, b in zip(row.slots, mine, theirs, strict=False):
-        if slot.role in OUTPUT_ROLES or not (slot.level > 0 or slot.fault):
+    for slot in row.slots:
+        if slot.role in OUTPUT_ROLES or slot.origin in ("state", "unwritten") or not (slot.level > 0 or slot.fault):
             continue
-        lone = (a >= 0 and plan.alignment.partner[a] < 0) or (b >= 0 and plan.alignment.back[b] < 0)
-        if (a >= 0 and b >= 0 and plan.alignment.partner[a] != b) or lone:
+        a, b = mine.get(slot.name, UNKNOWN), theirs.get(slot.reference_name or slot.name, UNKNOWN)
+        if UNWRITTEN in (a, b) or (a >= 0 and b >= 0 and plan.alignment.partner[a] == b):
+            continue
+        if a >= 0 or b >= 0 or slot.role == "grad_output":
             found.append((HUGE if slot.fault else slot.level * _unit(slot), a, b))
     return tuple(found)
+
+
+def _fed_alone(plan: Plan, task: Task) -> tuple[tuple[int, int, int], ...]:
+    """Inputs, different or not, that a call without a partner gave: name, and producers."""
+    i, j = task.places
+    partner, back = plan.alignment.partner, plan.alignment.back
+    if all(a < 0 or partner[a] >= 0 for a in plan.outlines[0].producers_of(i)) and all(
+        b < 0 or back[b] >= 0 for b in plan.outlines[1].producers_of(j)
+    ):
+        return ()
+    mine, theirs = _producers(plan, task)
+    found = []
+    for name in mine.keys() | theirs.keys():
+        a, b = mine.get(name, UNKNOWN), theirs.get(name, UNKNOWN)
+        if (a >= 0 and partner[a] < 0) or (b >= 0 and back[b] < 0):
+            found.append((hash(name), a, b))
+    return tuple(found)
+
+
+def _given(task: Task, row: CallResult, *, random: bool) -> tuple[int, int]:
+    """Hashes of the first value from outside that differs, or of what was drawn; zeros where none does."""
+    for slot in row.slots:
+        drawn = random and slot.role in OUTPUT_ROLES and (slot.level > 0 or slot.fault)
+        if slot.fault != "unrecorded_origin" and not drawn:
+            continue
+        names = slot.name, slot.reference_name or slot.name
+        calls = task.candidate, task.reference
+        found = [
+            next((fingerprint(s) for s in c.slots if s.name == n), None) for c, n in zip(calls, names, strict=True)
+        ]
+        if None not in found:
+            return hash(found[0]), hash(found[1])
+    return 0, 0
 
 
 def _unit(slot: SlotResult) -> float:
@@ -333,6 +420,50 @@ def decided(row: CallResult, decision: Decision | None) -> CallResult:
     return msgspec.structs.replace(
         row, slots=tuple(slots), verdict=decision.verdict, blame=decision.blame, reason=reason
     )
+
+
+def found_at(comparison: Comparison, number: int, kind: str, located: Located) -> Finding:
+    """The finding of one row, with its neighbours and the other calls of the same cause."""
+    decision = located.decisions[number]
+    finding = finding_of(comparison.row(number), kind)
+    around = [_name(comparison, n) for n in (decision.after, decision.before)]
+    evidence = list(finding.evidence)
+    changes: dict[str, CallName] = {}
+    if decision.instead >= 0:
+        other = comparison.row(decision.instead)
+        if finding.candidate is None:
+            changes["candidate"] = other.candidate or finding.reference  # type: ignore[assignment]
+        elif other.reference is not None:
+            changes["reference"] = other.reference
+    if all(around):
+        mine = changes.get("candidate", finding.candidate)
+        theirs = changes.get("reference", finding.reference)
+        calls = " and ".join(
+            f"the {side} calls {call.label if call is not None else 'nothing'}"
+            for side, call in (("reference", theirs), ("candidate", mine))
+        )
+        if kind == "changed_unseen":
+            calls = "nothing was recorded that could have changed the value"
+        evidence.insert(1, f"between {around[0]} and {around[1]}, {calls}")
+    also = located.also.get(number, [])
+    names = []
+    for n in also[:ALSO]:
+        row = comparison.row(n)
+        place = [
+            f"step {row.step}" if row.step != finding.step else "",
+            f"rank {row.rank}" if row.rank != finding.rank else "",
+        ]
+        where = ", ".join(part for part in place if part)
+        names.append(f"{_name(comparison, n)}{f' in {where}' if where else ''}")
+    return msgspec.structs.replace(
+        finding, evidence=tuple(evidence), also=tuple(names), also_count=len(also), **changes
+    )
+
+
+def _name(comparison: Comparison, number: int) -> str:
+    row = comparison.row(number) if number >= 0 else None
+    call = (row.candidate or row.reference) if row is not None else None
+    return call.label if call is not None else ""
 
 
 def finding_of(row: CallResult, kind: str) -> Finding:
@@ -372,7 +503,7 @@ def _worst_slot(row: CallResult, kind: str) -> SlotResult | None:
 
 def _growth(marks: list[Mark]) -> list[float]:
     """Largest error of each part, in units of the commonest u."""
-    paired = [m for m in marks if not m.side and not m.undefined]
+    paired = [m for m in marks if not m.side]
     units = Counter(m.unit for m in paired if m.unit)
     if not units:
         return []

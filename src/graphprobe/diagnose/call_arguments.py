@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import get_overridable_functions
 
+from graphprobe.internals.op_mode import Overload
 from graphprobe.store.calls import Scalar
 
 REFUSED = frozenset(
@@ -19,6 +20,16 @@ REFUSED = frozenset(
     "set_ cuda cpu from_file __setitem__ resize_ resize_as_".split()
 )
 """Methods that compute nothing, or do something besides."""
+
+PLAIN_TYPES = frozenset(
+    "Tensor int float bool number Scalar SymInt ScalarType Layout Device MemoryFormat complex".split()
+)
+"""Types of arguments, in an operator's schema, by which it can only compute; optional ones and lists of them, too."""
+
+TEXTS = frozenset(
+    "approximate driver ord UPLO reduce rounding_mode mode side indexing equation norm padding_mode padding".split()
+)
+"""Arguments that are texts and say how to compute. What else is a text may name a file, a group or a device."""
 
 _SIZE = re.compile(r"^torch\.Size\((.*)\)$")
 _DTYPE = re.compile(r"^torch\.(\w+)$")
@@ -68,10 +79,29 @@ def _overload(api: str, parts: list[str]) -> Callable[..., Any]:
     space = getattr(torch.ops, parts[0])
     packet = getattr(space, parts[1], None)
     overload = getattr(packet, parts[2] if len(parts) > 2 else "default", None)
-    if overload is None:
+    if not isinstance(overload, Overload):
         raise NotReplayableError(f"this torch has no {api}")
+    inner = parts[1].strip("_")
+    if parts[1] in REFUSED or inner in REFUSED or not _only_computes(overload):
+        raise NotReplayableError(f"{api} is not an operation that only computes with tensors")
     found: Callable[..., Any] = overload
     return found
+
+
+def _only_computes(overload: Overload) -> bool:
+    """By its schema: it gives tensors, and all it takes are tensors, numbers, and texts that say how to compute."""
+    schema = overload._schema
+    if not schema.returns or not all(_plain(str(each.type)) for each in schema.returns):
+        return False
+    given = [(each.name, str(each.type)) for each in schema.arguments]
+    if not any("Tensor" in kind for _, kind in given):
+        return False
+    return all(_plain(kind) or ("str" in kind and name in TEXTS) for name, kind in given)
+
+
+def _plain(kind: str) -> bool:
+    """`Tensor`, `Optional[List[int]]` and their like."""
+    return all(word in PLAIN_TYPES for word in re.findall(r"[A-Za-z]+", kind) if word not in ("Optional", "List"))
 
 
 def is_own(scalar: Scalar) -> bool:

@@ -40,6 +40,8 @@ CLEANER = 8.0
 FEWEST = 256
 """See `rounding_truth`."""
 
+CONVERSIONS = frozenset("to type type_as half bfloat16 copy_".split())
+
 _ANSWERS = {"ok": "ok", "better": "ok", "worse": "worse", "unsure": "unsure", "skipped": "skipped"}
 
 
@@ -64,7 +66,7 @@ def _truth(dump: CallDump, call: Call, forward: Call | None, arguments: Call) ->
         raise NotReplayableError("it draws random numbers, or gives undefined ones")
     function = function_of(call.api)
     if call.direction == "forward":
-        named = _values(dump, call, arguments)
+        named = _as_autocast(call, _values(dump, call, arguments))
         args, kwargs = _called(call.api, named)
         outputs = _results(call, "output")
         got = [_tensor(dump, call, slot) for slot in outputs]
@@ -164,7 +166,7 @@ def _backward(
 ) -> LocalTruth:
     if forward is None:
         raise NotReplayableError("its forward call is not in the dump")
-    named = _values(dump, forward, arguments)
+    named = _as_autocast(forward, _values(dump, forward, arguments))
     outputs = [s for s in forward.slots if s.role == "output" and s.meta is not None and not s.name.startswith(CHANGED)]
     places = {s.name: i for i, s in enumerate(outputs)}
     given = [s for s in call.slots if s.role == "grad_output" and s.meta is not None]
@@ -195,8 +197,40 @@ def _backward(
         return [z if g is None else g.detach() for g, z in zip(gradients_or_none, zero, strict=True)]
 
     got = [_tensor(dump, call, s) for s in wanted]
+    narrow = _autocast_dtype(forward)
+    if narrow is not None:
+        got = [_shortest(value, narrow) for value in got]
     roots = list(seeds.values())
     return _judged(f"{call.api}_backward", gradients, [[named[n] for n in tensors], roots], {}, wanted, got)
+
+
+def _autocast_dtype(forward: Call) -> torch.dtype | None:
+    """The dtype to which autocast rounded what a call got: that of its results, where it got a wider one; else None.
+
+    No operation gives a narrower dtype than it gets by itself, but for conversions, which are told which.
+    """
+    if base_name(forward.api) in CONVERSIONS or any(s.scalar is not None and "dtype" in s.name for s in forward.slots):
+        return None
+    given = {s.meta.dtype for s in forward.slots if s.role == "output" and s.meta is not None}
+    got = {s.meta.dtype for s in forward.slots if s.role == "input" and s.meta is not None}
+    return getattr(torch, given.pop()) if given in ({"bfloat16"}, {"float16"}) and "float32" in got else None
+
+
+def _as_autocast(forward: Call, named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as the kernel got them."""
+    narrow = _autocast_dtype(forward)
+    if narrow is None:
+        return named
+    return {
+        name: value.to(narrow) if isinstance(value, torch.Tensor) and value.dtype is torch.float32 else value
+        for name, value in named.items()
+    }
+
+
+def _shortest(value: torch.Tensor, narrow: torch.dtype) -> torch.Tensor:
+    """The same numbers in the narrow dtype, if it has all of them: a gradient that was computed in it and widened."""
+    short = value.to(narrow)
+    return short if value.dtype is torch.float32 and torch.equal(short.to(value.dtype), value) else value
 
 
 def _unleafed(value: Any) -> Any:

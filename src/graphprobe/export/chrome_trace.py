@@ -20,6 +20,7 @@ from graphprobe.store import layout
 from graphprobe.store.dump_reader import Dump
 from graphprobe.store.files import replace_file
 from graphprobe.store.reader import Model, Run
+from graphprobe.store.schema import UNREADABLE
 from graphprobe.store.steps import StepRecord, read_steps
 
 LAUNCH_ROW = 1
@@ -176,7 +177,7 @@ class _RunTrace:
         """What `captured_ops.json` has; its times count from the first launch, and it is written after the last."""
         try:
             recorded = msgspec.json.decode(self.run.content(event))["traceEvents"]
-        except (ArtifactNotFoundError, msgspec.MsgspecError, KeyError, TypeError) as error:
+        except (ArtifactNotFoundError, KeyError, TypeError, *UNREADABLE) as error:
             self.left_out.append(f"{event.path}: {error}")
             return
         complete = [one for one in recorded if one.get("ph") == "X"]

@@ -14,7 +14,7 @@ from graphprobe.export.statistics import WithStatistics
 from graphprobe.store.calls import Call
 from graphprobe.store.dump_reader import Dump
 from graphprobe.store.dump_records import DumpRecord
-from graphprobe.store.graph_calls import GraphCalls, step_of
+from graphprobe.store.graph_calls import GraphCalls
 from graphprobe.store.reader import Run
 
 Key = tuple[int, str]
@@ -102,7 +102,6 @@ def _pairs(dump: Dump, calls: GraphCalls, step: int) -> Iterable[tuple[DumpRecor
             op.record
             for folder in dump.folders
             if (0 if folder.manifest is None else folder.manifest.rank) == rank
-            for op in folder.ops()
-            if step_of(op.record) == step
+            for op in folder.ops_of(step)
         )
         yield from zip(records, filled.calls(rank, step), strict=True)

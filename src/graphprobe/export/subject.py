@@ -16,6 +16,7 @@ from graphprobe.errors import RunNotFoundError, SchemaError, UsageError
 from graphprobe.store.dump_reader import is_op_file
 from graphprobe.store.graph_calls import is_graph_dump
 from graphprobe.store.reader import Run
+from graphprobe.store.schema import UNREADABLE
 
 Kind = Literal["run", "graph-dump", "dump", "comparison", "profile"]
 
@@ -96,5 +97,5 @@ def rows_of(path: Path) -> Iterator[CallResult]:
         for number, line in enumerate(file, start=1):
             try:
                 yield decoder.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise SchemaError(f"{rows} line {number} is no row of a comparison: {error}") from error

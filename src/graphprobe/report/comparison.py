@@ -33,17 +33,26 @@ KINDS = {
     "extra_call": "is called by the candidate only, and changes what follows",
     "missing_call": "is called by the reference only, and changes what follows",
     "moved_call": "is called in another order, and gets another input",
+    "changed_unseen": "gets a value that was changed in between, and no record shows by what",
+    "lost_gradient": "gives a gradient on one side only",
+    "data_order": "has data that the other side has in another step",
+    "unpaired": "gives something that the other side does not give, and that nothing recorded uses",
+    "growth": "gives a result that is too far off to be noise, though no call is to blame",
     "unrecorded_origin": "gets another input, and no record tells from where",
 }
 
 WORSE = {
     "candidate_worse": "the candidate is the worse side",
     "candidate_better": "the reference is the worse side",
+    "differs": "the two do different things; nothing tells which is right",
     "inconclusive": "which side is worse cannot be told",
     "ok": "",
 }
 
 BARS = "▁▂▃▄▅▆▇█"
+SHOWN = 4
+"""Calls of the same cause that the terminal names."""
+
 LISTED = 20
 """Findings and unpaired calls that the terminal shows."""
 
@@ -108,7 +117,7 @@ def print_end(summary: Summary, candidate: str, *, file: IO[str] | None = None) 
         call = finding.candidate or finding.reference
         assert call is not None
         told = "call" if _undecided(finding) else "first"
-        facts.append((told, f"{call.label} {KINDS[finding.kind]}"))
+        facts.append((told, f"{call.label} {what_is_wrong(finding)}"))
         facts.append(("where", " in ".join(part for part in (call.source, call.module) if part)))
         if finding.candidate is not None:
             facts.append(("next", f"graphprobe parse {shlex.quote(candidate)} {finding.candidate.label}"))
@@ -135,6 +144,14 @@ def titled(findings: Iterable[Finding]) -> Iterator[tuple[str, Finding]]:
             yield "First divergence" if number == 1 else f"Cause {number}", finding
 
 
+def what_is_wrong(finding: Finding) -> str:
+    """In words, after the name of the call: what it does, and what stands in its place on the other side."""
+    other = finding.reference
+    if finding.kind == "replaced_call" and other is not None and finding.candidate is not None:
+        return f"stands where the reference calls {other.label}"
+    return KINDS[finding.kind]
+
+
 def causes(count: int) -> str:
     """How many causes, in words."""
     return "1 cause found" if count == 1 else f"{count} causes found"
@@ -145,7 +162,7 @@ def _print_finding(console: Console, finding: Finding, title: str) -> None:
     assert call is not None
     console.print()
     console.print(Text(f"{title}:", "bold"), Text(f"{call.label} ({finding.direction})", "bold red"))
-    console.print(Text(f"  {call.api} {KINDS[finding.kind]}"))
+    console.print(Text(f"  {call.api} {what_is_wrong(finding)}"))
     place = [f"module {call.module}" if call.module else "", f"line {call.source}" if call.source else ""]
     place += [f"step {finding.step}" if finding.step else "", f"rank {finding.rank}" if finding.rank else ""]
     if any(place):
@@ -156,8 +173,14 @@ def _print_finding(console: Console, finding: Finding, title: str) -> None:
     other = finding.reference
     if finding.candidate is not None and other is not None and other.label != call.label:
         console.print(Text(f"  in the reference: {other.label}"))
+    if finding.also:
+        console.print(Text(f"  also: {', '.join(finding.also[:SHOWN])}{_more(finding.also_count - SHOWN)}"))
     for line in finding.evidence:
         console.print(Text(f"  - {line}", "dim"))
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""
 
 
 def _print_unpaired(console: Console, summary: Summary, rows: Iterable[CallResult]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,9 @@ from graphprobe.store.api_records import (
 )
 from graphprobe.store.api_shards import Shard
 from graphprobe.store.calls import Call, CallDump, CallSlot
-from graphprobe.store.schema import read_manifest
+from graphprobe.store.reader import State, is_alive
+from graphprobe.store.schema import UNREADABLE, read_manifest
+from graphprobe.store.shortage import ended_early
 
 DIGEST_KIND = "graphprobe"
 STAT_NAMES = TensorStats.__struct_fields__
@@ -47,6 +50,14 @@ class ApiRank:
         self.folder = folder
         self.manifest = manifest
         self._stacks: dict[int, tuple[str, ...]] | None = None
+
+    @property
+    def state(self) -> State:
+        """As the manifest says; `killed` where it says `running` and the process is gone."""
+        own = self.manifest
+        if own.state == "running" and own.host in ("", socket.gethostname()):
+            return "running" if is_alive(own.pid) else "killed"
+        return own.state
 
     def steps(self) -> tuple[int, ...]:
         """Steps that have a file of calls, ascending."""
@@ -67,7 +78,7 @@ class ApiRank:
             for line in _lines(path, problems):
                 try:
                     entry = msgspec.json.decode(line, type=StackLine)
-                except (msgspec.MsgspecError, UnicodeDecodeError):
+                except UNREADABLE:
                     problems[f"{path} has a line that cannot be read"] = None
                 else:
                     self._stacks[entry.stack] = entry.frames
@@ -86,6 +97,7 @@ class ApiDump:
         self._only_step = only_step
         self._shards: OrderedDict[Path, Shard] = OrderedDict()
         self._problems: dict[str, None] = {}
+        self._named: set[Path] = set()
 
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(self.by_rank))
@@ -122,6 +134,16 @@ class ApiDump:
 
     def problems(self) -> tuple[str, ...]:
         said = {text: None for one in self.by_rank.values() for text in one.manifest.missing}
+        for one in self.by_rank.values():
+            ended = ended_early(one.state, one.manifest.stopped)
+            if ended:
+                said[f"{one.folder}: {ended}"] = None
+        for path in sorted(self._named):
+            try:
+                if not Shard(path).is_whole:
+                    said[f"{path} is cut off: values in it are missing"] = None
+            except (SchemaError, ArtifactNotFoundError, OSError) as error:
+                said[str(error)] = None
         return tuple({**said, **self._problems})
 
     def _rank(self, rank: int) -> ApiRank:
@@ -135,12 +157,17 @@ class ApiDump:
         for number, line in lines:
             try:
                 found.append(_DECODER.decode(line))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 why = f"is no record: {error}" if line.endswith(b"\n") else "is cut off, as by a killed process"
                 self._problems[f"{path} line {number} {why}"] = None
         return found
 
     def _call(self, record: ApiRecord, rank: int, step: int, one: ApiRank) -> Call:
+        for slot in record.slots:
+            if slot.value:
+                shard = slot.value.partition(":")[0]
+                if not os.path.isabs(shard) and ".." not in shard:
+                    self._named.add(one.folder / shard)
         return Call(
             position=record.position,
             kind=record.kind,
@@ -210,7 +237,7 @@ def manifest_in(folder: Path) -> ApiManifest | None:
         )
     try:
         return msgspec.convert(document, ApiManifest)
-    except msgspec.ValidationError as error:
+    except UNREADABLE as error:
         raise SchemaError(f"{path} is no manifest of an API dump: {error}") from error
 
 
@@ -246,6 +273,9 @@ def _slot(slot: ApiSlot, holders: bool) -> CallSlot:
 
 
 def _lines(path: Path, problems: dict[str, None]) -> Iterator[bytes]:
+    if path.exists() and not path.is_file():
+        problems[f"{path} cannot be read: it is no regular file"] = None
+        return
     try:
         with open(path, "rb", buffering=_BUFFER_BYTES) as file:
             for line in file:

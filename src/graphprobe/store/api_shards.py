@@ -15,6 +15,7 @@ from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import STORED_DTYPES, stored_from_meta
 from graphprobe.store.dump_format import write_pieces
+from graphprobe.store.schema import UNREADABLE
 
 Array = np.ndarray[Any, Any]
 
@@ -22,6 +23,10 @@ _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 100_000_000
 """The bound that the safetensors library has."""
 _numbers = itertools.count()
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    data_offsets: tuple[int, int]
 
 
 class Value(NamedTuple):
@@ -86,11 +91,16 @@ class Shard:
         except (OSError, ValueError) as error:
             raise ArtifactNotFoundError(f"{path} cannot be read: {error}") from error
         try:
-            entries = msgspec.json.decode(header, type=dict[str, dict[str, Any]])
-            self._spans = {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
-        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError) as error:
+            entries = msgspec.json.decode(header, type=dict[str, _Entry])
+        except UNREADABLE as error:
             raise SchemaError(f"{path} has no header that can be read: {error}") from error
+        self._spans = {name: entry.data_offsets for name, entry in entries.items()}
         self._begin = 8 + length
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file reaches to the end of every value in it."""
+        return max((last for _, last in self._spans.values()), default=0) <= self._mapped.size - self._begin
 
     def read(self, name: str, dtype: str, shape: tuple[int, ...] | None) -> Array:
         """The values called `name`, in numpy's dtype or as unsigned integers of the item size; 1-d without a shape.

@@ -15,6 +15,7 @@ import numpy as np
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.store.dump_dtypes import stored_from_meta
 from graphprobe.store.dump_records import DUMP_SCHEMA, DumpRecord, Slot
+from graphprobe.store.schema import UNREADABLE
 
 RECORD_KEY = "graphprobe.record"
 SCHEMA_KEY = "graphprobe.dump_schema"
@@ -117,7 +118,7 @@ def read_op_file(path: Path) -> OpFile:
         record = msgspec.json.decode(metadata[RECORD_KEY], type=DumpRecord)
         begin = 8 + length
         spans = {name: _span(entry["data_offsets"], begin, size_bytes) for name, entry in header.items()}
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, *UNREADABLE) as error:
         raise SchemaError(f"{path} has no header that can be read: {error}") from error
     slots = {slot.name: slot for slot in record.slots}
     for name, span in spans.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,8 @@ from graphprobe.store.dump_layout import INDEX, STATS
 from graphprobe.store.dump_records import DUMP_SCHEMA, DumpManifest, DumpRecord, Side, Slot
 from graphprobe.store.dump_stats import StatsRow, read_stats
 from graphprobe.store.dump_widen import widened
-from graphprobe.store.reader import State
-from graphprobe.store.reader import _is_alive as is_alive
-from graphprobe.store.schema import read_manifest
+from graphprobe.store.reader import State, is_alive
+from graphprobe.store.schema import UNREADABLE, read_manifest
 
 Array = np.ndarray[Any, Any]
 
@@ -96,6 +96,11 @@ class DumpedOp:
         return {slot.name: LoadedValue(file, slot) for slot in file.record.slots}
 
 
+def step_of(record: DumpRecord) -> int:
+    """The step an op belongs to."""
+    return record.place.data_index if record.place.step is None else record.place.step
+
+
 class DumpFolder:
     """One time folder: the dump of one process. `problems` says in words what could not be read.
 
@@ -110,6 +115,8 @@ class DumpFolder:
         self.manifest = manifest
         self.below = below
         self.problems: list[str] = []
+        self._steps: dict[int, array[int]] | None = None
+        self._headers: list[DumpedOp] = []
 
     @property
     def path(self) -> Path:
@@ -128,10 +135,51 @@ class DumpFolder:
     def ops(self) -> Iterator[DumpedOp]:
         """Every execution, in the order in which they were written."""
         index = self.time_dir / INDEX
-        records = self._read_index(index) if index.exists() else self._read_headers()
-        for record, path in records:
+        found = self._read_index(index) if index.exists() else ((*one, 0) for one in self._read_headers())
+        for record, path, _ in found:
             if not self.below or record.file.startswith(self.below + "/"):
                 yield DumpedOp(record, path)
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps that have executions, ascending: those of the program, or, where nobody counted, the numbers of the
+        data folders."""
+        return tuple(sorted(self._places()))
+
+    def ops_of(self, step: int) -> Iterator[DumpedOp]:
+        """The executions of a step. The index is read as a whole once; after that, only the lines of the step."""
+        places = self._places().get(step)
+        if places is None:
+            return
+        if self._headers:
+            yield from [self._headers[place] for place in places]
+            return
+        with open(self.time_dir / INDEX, "rb") as file:
+            at = -1
+            for offset in places:
+                if offset != at:
+                    file.seek(offset)
+                line = file.readline()
+                at = offset + len(line)
+                try:
+                    record = msgspec.json.decode(line, type=DumpRecord)
+                except UNREADABLE:
+                    continue  # written again since the first reading, which told of it
+                yield DumpedOp(record, self.time_dir / record.file)
+
+    def _places(self) -> dict[int, array[int]]:
+        """Of each step, where its lines begin in the index; without an index, places in `_headers`."""
+        if self._steps is None:
+            self._steps = {}
+            index = self.time_dir / INDEX
+            if index.exists():
+                found = ((record, offset) for record, _, offset in self._read_index(index))
+            else:
+                self._headers = list(self.ops())
+                found = ((op.record, number) for number, op in enumerate(self._headers))
+            for record, place in found:
+                if not self.below or record.file.startswith(self.below + "/"):
+                    self._steps.setdefault(step_of(record), array("Q")).append(place)
+        return self._steps
 
     def stats(self) -> Iterator[StatsRow]:
         """The rows of every `stats.csv`, folder by folder in the order of their numbers."""
@@ -142,13 +190,16 @@ class DumpFolder:
         """Every `stats.csv`, in the order of the numbers in their paths."""
         return sorted(self.path.rglob(STATS), key=_natural)
 
-    def _read_index(self, path: Path) -> Iterator[tuple[DumpRecord, Path]]:
+    def _read_index(self, path: Path) -> Iterator[tuple[DumpRecord, Path, int]]:
+        """Records, the files of their values, and where their lines begin."""
+        offset = length = 0
         try:
             with open(path, "rb") as file:
                 for number, line in enumerate(file, start=1):
+                    offset, length = offset + length, len(line)
                     try:
                         record = msgspec.json.decode(line, type=DumpRecord)
-                    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    except UNREADABLE as error:
                         if line.strip():
                             torn = not line.endswith(b"\n")
                             why = "is cut off, as by a killed process" if torn else f"is no record: {error}"
@@ -160,7 +211,7 @@ class DumpFolder:
                     elif not target.is_file():
                         self.problems.append(f"{path} line {number} names {record.file}, which is gone")
                     else:
-                        yield record, target
+                        yield record, target, offset
         except OSError as error:
             self.problems.append(f"{path} cannot be read: {error.strerror}")
 
@@ -282,7 +333,7 @@ def _manifest_in(folder: Path) -> DumpManifest | None:
         )
     try:
         return msgspec.convert(document, DumpManifest)
-    except msgspec.ValidationError as error:
+    except UNREADABLE as error:
         raise SchemaError(f"{path} is no manifest of a dump: {error}") from error
 
 

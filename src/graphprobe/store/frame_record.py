@@ -9,6 +9,7 @@ import msgspec
 
 from graphprobe.errors import SchemaError, UsageError
 from graphprobe.store import layout
+from graphprobe.store.schema import UNREADABLE
 
 SCHEMA = 1
 FORMAT = "graphprobe frame record"
@@ -117,7 +118,7 @@ def read_record(folder: Path) -> FrameRecord:
         head = msgspec.json.decode(data)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="name the folder of a record") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise UsageError(f"{path} is no record: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise UsageError(f"{path} is no record of a frame", hint="name the folder of a record, or of a run")
@@ -125,7 +126,7 @@ def read_record(folder: Path) -> FrameRecord:
         raise SchemaError(f"{path}: schema {head.get('schema')!r}; this graphprobe reads up to {SCHEMA}")
     try:
         return msgspec.convert(head, FrameRecord)
-    except msgspec.ValidationError as error:
+    except UNREADABLE as error:
         raise UsageError(f"{path} is damaged: {error}") from error
 
 

@@ -13,9 +13,10 @@ from graphprobe.records import TensorStats
 from graphprobe.store.calls import Call, CallKind, CallSlot, Scalar
 from graphprobe.store.dump_dtypes import count_from_shape
 from graphprobe.store.dump_format import OpFile, read_op_file
-from graphprobe.store.dump_reader import Dump, DumpedOp, DumpFolder, LoadedValue, open_dump
-from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, Slot
+from graphprobe.store.dump_reader import Dump, DumpedOp, DumpFolder, LoadedValue, open_dump, step_of
+from graphprobe.store.dump_records import STAT_FIELDS, Argument, Slot
 from graphprobe.store.dump_stats import StatsRow, read_stats
+from graphprobe.store.shortage import ended_early
 
 _DIGEST_KIND = "graphprobe"
 _Rows = dict[tuple[int, str], StatsRow]
@@ -42,15 +43,13 @@ class GraphCalls:
         return tuple(sorted(self._folders))
 
     def steps(self, rank: int) -> tuple[int, ...]:
-        return tuple(sorted({step_of(op.record) for folder in self._of(rank) for op in folder.ops()}))
+        return tuple(sorted({step for folder in self._of(rank) for step in folder.steps()}))
 
     def calls(self, rank: int, step: int) -> Iterator[Call]:
         position = 0
         counts: dict[tuple[str, str], int] = {}
         for folder in self._of(rank):
-            for op in folder.ops():
-                if step_of(op.record) != step:
-                    continue
+            for op in folder.ops_of(step):
                 kind: CallKind = "kernel" if op.record.op.engine == "kernel" else "node"
                 api = op.record.op.target or op.record.op.op_type
                 index = counts.get((kind, api), 0)
@@ -78,7 +77,12 @@ class GraphCalls:
             if folder.manifest is not None
             for text in folder.manifest.missing
         }
-        return tuple({**said, **dict.fromkeys(self._dump.problems), **self._problems})
+        ended = {
+            f"{folder.time_dir}: {text}": None
+            for folder in self._dump.folders
+            if folder.manifest is not None and (text := ended_early(folder.state, folder.manifest.stopped))
+        }
+        return tuple({**said, **ended, **dict.fromkeys(self._dump.problems), **self._problems})
 
     def _of(self, rank: int) -> list[DumpFolder]:
         found = self._folders.get(rank)
@@ -156,11 +160,6 @@ def is_graph_dump(path: str | Path) -> bool:
     except SchemaError:
         return True
     return True
-
-
-def step_of(record: DumpRecord) -> int:
-    """The step an op belongs to."""
-    return record.place.data_index if record.place.step is None else record.place.step
 
 
 def _slot(slot: Slot, row: StatsRow | None, op: DumpedOp) -> CallSlot:

@@ -15,7 +15,7 @@ from graphprobe.records import Direction, Event, Manifest
 from graphprobe.store import layout
 from graphprobe.store.address import addresses_from_events, bare_address, find_address
 from graphprobe.store.files import digest_from_bytes
-from graphprobe.store.schema import decode_event, read_manifest
+from graphprobe.store.schema import UNREADABLE, decode_event, read_manifest
 
 State = Literal["running", "finished", "failed", "killed"]
 
@@ -110,7 +110,7 @@ class Run:
     def state(self) -> State:
         """The manifest's state, or `killed` where it says `running` and the process is gone."""
         if self.manifest.state == "running" and self.manifest.host in ("", socket.gethostname()):
-            return "running" if _is_alive(self.manifest.pid) else "killed"
+            return "running" if is_alive(self.manifest.pid) else "killed"
         return self.manifest.state
 
     def events(self) -> tuple[Event, ...]:
@@ -240,7 +240,7 @@ class Run:
                 continue
             try:
                 event = decode_event(line, self._schema, path=str(path))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 torn = number == len(lines)
                 why = "is cut off, as by a killed process or a full disk" if torn else f"is no event: {error}"
                 self.problems.append(f"{layout.EVENTS} line {number} {why}")
@@ -256,7 +256,7 @@ class Run:
         for event in last:
             try:
                 content = msgspec.json.decode(self.content(event), type=dict[str, Any])
-            except (ArtifactNotFoundError, msgspec.MsgspecError) as error:
+            except (ArtifactNotFoundError, *UNREADABLE) as error:
                 problem = f"{event.path} cannot be read: {error}"
                 if problem not in self.problems:
                     self.problems.append(problem)
@@ -306,7 +306,7 @@ def _is_snapshot_of(earlier: Event, event: Event) -> bool:
     return ours.direction == "pre_grad" and theirs.direction is None and ours.subgraph is None
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether the process runs on this machine. A zombie is dead; another's process is alive."""
     try:
         os.kill(pid, 0)

@@ -18,6 +18,9 @@ UPGRADES: dict[int, Upgrade] = {}
 EVENT_UPGRADES: dict[int, Upgrade] = {}
 """By version: the same for one event line. A version without an entry left the lines as they were."""
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises of JSON that is torn, not of the right form, no UTF-8, or nested beyond any sense."""
+
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """`manifest` as indented JSON; `schema` and `state` are always spelt out."""
@@ -49,7 +52,7 @@ def read_manifest(data: bytes, *, path: str) -> tuple[dict[str, Any], int]:
             raise SchemaError(f"{path} is no manifest of a run: it names no schema")
         upgraded = upgrade(document, version, UPGRADES, path=path, every_step=True)
         msgspec.convert(upgraded, Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise SchemaError(f"{path} is no manifest of a run: {error}") from error
     return upgraded, version
 

@@ -73,3 +73,10 @@ class CountsShortage:
 
     def _reason(self, error: Exception) -> str:
         return (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
+
+
+def ended_early(state: str | None, stopped: str | None) -> str:
+    """What is to be said of a dump that ended before its program did; empty of one that did not, or that still runs."""
+    if stopped:
+        return f"the dump ended early: {stopped}; nothing is known of what came after"
+    return "the process was killed: the last calls may be missing" if state == "killed" else ""

@@ -9,6 +9,7 @@ import msgspec
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.store import layout
 from graphprobe.store.reader import Run
+from graphprobe.store.schema import UNREADABLE
 
 
 class StepLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,7 +83,7 @@ def read_steps(run: Run) -> list[StepRecord]:
             continue
         try:
             lines.append(_decode(piece))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             why = "is cut off" if number == len(pieces) else f"is no step: {error}"
             run.problems.append(f"{layout.STEPS} line {number} {why}")
     return steps_from_lines(lines)

@@ -25,6 +25,7 @@ WITHOUT_MEASURE = 1e30
 
 VERDICTS: dict[str, Tone] = {
     "candidate_worse": "bad",
+    "differs": "bad",
     "candidate_better": "info",
     "inconclusive": "warn",
     "no_partner": "warn",

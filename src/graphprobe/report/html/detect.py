@@ -11,6 +11,7 @@ from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
 from graphprobe.report.html.diagnosis_file import FINDING, dossiers_in, is_diagnosis, result_in
 from graphprobe.store import layout
 from graphprobe.store.reader import Run
+from graphprobe.store.schema import UNREADABLE
 
 Kind = Literal["run", "diagnosis", "comparison", "dump", "profile"]
 
@@ -40,7 +41,7 @@ def _kind_of_file(path: Path) -> Kind:
             document = msgspec.json.decode(path.read_bytes())
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise UsageError(f"{path} is no JSON: {error}", hint=f"expected {EXPECTED}") from error
         if is_diagnosis(document):
             return "diagnosis"

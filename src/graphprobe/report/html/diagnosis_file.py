@@ -8,6 +8,7 @@ import msgspec
 
 from graphprobe.errors import SchemaError, UsageError
 from graphprobe.findings import SCHEMA, Finding, FunctionDiagnosis, ScriptDocument, read_document
+from graphprobe.store.schema import UNREADABLE
 
 FINDING = "finding.json"
 
@@ -56,7 +57,7 @@ def result_in(folder: Path) -> Path | None:
         try:
             if path.stat().st_size <= LARGEST and is_diagnosis(msgspec.json.decode(path.read_bytes())):
                 found.append(path)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             continue
     return found[0] if len(found) == 1 else None
 
@@ -92,7 +93,7 @@ def read_diagnosed(path: Path) -> Diagnosed:
                 hint="read it with the graphprobe that wrote it, or a newer one",
             )
         script = read_document(document, ScriptDocument)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise UsageError(
             f"{path} is no diagnosis: {error}", hint="expected what graphprobe diagnose --json wrote"
         ) from error
@@ -115,7 +116,7 @@ def _finding(folder: Path) -> Finding:
     path = folder / FINDING
     try:
         finding = read_document(msgspec.json.decode(_bytes(path)), Finding)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise UsageError(f"{path} is no finding: {error}", hint="name a folder of graphprobe diagnose") from error
     finding.dossier = str(folder)
     return finding

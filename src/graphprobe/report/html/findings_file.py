@@ -11,6 +11,7 @@ import msgspec
 
 from graphprobe.errors import GraphprobeError
 from graphprobe.store.dump_reader import open_dump
+from graphprobe.store.schema import UNREADABLE
 
 FINDINGS, OVERFLOW = "findings.jsonl", "overflow.json"
 """Files of a dump, see docs/overflow_and_watch.md."""
@@ -123,7 +124,7 @@ class Found(msgspec.Struct):
             return None
         try:
             return msgspec.json.decode((self.folder / name).read_bytes(), type=form)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (OSError, *UNREADABLE):
             return None
 
 
@@ -161,5 +162,5 @@ def _lines(folder: Path, problems: list[str]) -> Iterator[Found]:
     for number, line in enumerate(lines, start=1):
         try:
             yield Found(folder, msgspec.json.decode(line, type=Line))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             problems.append(f"{file} line {number} is no finding, or is cut off: {error}")

@@ -12,6 +12,7 @@ from graphprobe.report.graph_text import parse_graphs
 from graphprobe.report.html.graph_layout import layout
 from graphprobe.report.html.section import Section
 from graphprobe.report.html.sources import Sources
+from graphprobe.store.schema import UNREADABLE
 
 WINDOW, TEXTS = "window.json", ("graph_before.txt", "graph.txt")
 SCHEMA = 1
@@ -146,7 +147,7 @@ def _width(node: WindowNode) -> float:
 def _read(folder: Path) -> Window | None:
     try:
         window = msgspec.json.decode((folder / WINDOW).read_bytes(), type=Window)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, *UNREADABLE):
         return None  # a dossier of an older graphprobe, or one whose graph could not be told
     if window.schema != SCHEMA or len({node.name for node in window.nodes}) != len(window.nodes):
         return None

@@ -13,6 +13,7 @@ from graphprobe.report.html.section import Section, html
 from graphprobe.report.html.sources import Sources
 from graphprobe.report.html.table import Column, Table
 from graphprobe.store.reader import Model, Run
+from graphprobe.store.schema import UNREADABLE
 
 MOST_ROWS = 100_000
 
@@ -66,7 +67,7 @@ def launches_of(run: Run, ops: Event | None) -> list[Launch]:
         return []
     try:
         found = msgspec.json.decode(run.content(ops), type=Launches)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ArtifactNotFoundError):
+    except (ArtifactNotFoundError, *UNREADABLE):
         return []
     return [event for event in found.events if event.ph == "X"]
 

@@ -9,11 +9,12 @@ import msgspec
 
 from graphprobe.compare.result import SCHEMA, CallName, CallResult, Finding, Summary
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
-from graphprobe.report.comparison import KINDS, OUTCOMES, WORSE, accusing, causes, titled
+from graphprobe.report.comparison import OUTCOMES, WORSE, accusing, causes, titled, what_is_wrong
 from graphprobe.report.html.comparison_table import CALLS, calls_sections
 from graphprobe.report.html.growth import growth_svg
 from graphprobe.report.html.section import Html, Report, Section, Tone, Verdict, badge, html, joined
 from graphprobe.report.html.sources import Sources
+from graphprobe.store.schema import UNREADABLE
 
 SUMMARY, ROWS = "comparison.json", "rows.jsonl"
 """What `graphprobe compare --out` writes and this reads."""
@@ -41,6 +42,9 @@ _FINDING = """<article class="finding" aria-labelledby="finding-{{ number }}">
 {%- if f.worst is not none %}, worst at <code>{{ f.worst | list }}</code>{% endif %}</dd>
 {% endif %}
 {% if other %}<dt>in the reference</dt><dd><code>{{ other }}</code></dd>
+{% endif %}
+{% if f.also %}<dt>also</dt><dd>{% for label in f.also %}<code>{{ label }}</code>{% if not loop.last %}, {% endif %}
+{%- endfor %}{% if f.also_count > f.also | length %} and {{ f.also_count - f.also | length }} more{% endif %}</dd>
 {% endif %}
 {% if f.level or f.inherited %}<dt>error</dt><dd>{{ "%.3g" | format(f.level) }} units of rounding noise in what it gave,
 {{ "%.3g" | format(f.inherited) }} in what it got</dd>
@@ -126,17 +130,17 @@ def read_summary(file: Path) -> Summary:
         raise ArtifactNotFoundError(
             f"{file} cannot be read: {error.strerror}", hint="write it with `graphprobe compare A B --out FOLDER`"
         ) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise SchemaError(f"{file} is no JSON: {error}", hint="write it again with `graphprobe compare`") from error
     version = document.get("schema") if isinstance(document, dict) else None
-    if version != SCHEMA:
+    if version not in range(1, SCHEMA + 1):
         raise SchemaError(
-            f"{file} is of schema {version!r}; this graphprobe reads {SCHEMA}",
+            f"{file} is of schema {version!r}; this graphprobe reads up to {SCHEMA}",
             hint="compare again, or use the graphprobe that wrote it",
         )
     try:
         return msgspec.convert(document, Summary)
-    except msgspec.ValidationError as error:
+    except UNREADABLE as error:
         raise SchemaError(
             f"{file} is no comparison: {error}", hint="write it again with `graphprobe compare`"
         ) from error
@@ -149,7 +153,7 @@ def _read_rows(file: Path) -> Iterator[CallResult]:
             for number, line in enumerate(lines, start=1):
                 try:
                     yield decoder.decode(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                except UNREADABLE as error:
                     raise SchemaError(
                         f"{file} line {number} is no row of a comparison: {error}",
                         hint="write it again with `graphprobe compare --out`",
@@ -169,7 +173,7 @@ def _sentence(summary: Summary, meaning: str) -> str:
         return f"{meaning[0].upper()}{meaning[1:]}." if meaning else f"{causes(accusing(summary)).capitalize()}."
     call = _call(summary.first)
     where = f" in {call.module}" if call.module else ""
-    return f"{call.label}{where} {KINDS[summary.first.kind]}."
+    return f"{call.label}{where} {what_is_wrong(summary.first)}."
 
 
 def _first(summary: Summary, findings: list[tuple[str, Finding]], sources: Sources) -> Html:
@@ -245,7 +249,7 @@ def _finding(number: int, title: str, finding: Finding, sources: Sources) -> Htm
         f=finding,
         call=call,
         badge=badge(tone, WORSE[finding.verdict] or finding.kind.replace("_", " ")),
-        what=KINDS[finding.kind],
+        what=what_is_wrong(finding),
         place="".join(f", {text}" for text in where if text),
         source=sources.html(sources.short(call.source)),
         code=sources.line(call.source),

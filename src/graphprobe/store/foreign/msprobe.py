@@ -18,6 +18,7 @@ from graphprobe.store.foreign.msprobe_slots import NameOf, slots_of_group
 from graphprobe.store.foreign.names import Counter, MsprobeName, api_from_foreign, msprobe_name, source_of
 from graphprobe.store.foreign.narrow import bits_from_values
 from graphprobe.store.foreign.pt_file import read_tensor
+from graphprobe.store.schema import UNREADABLE
 
 Array = np.ndarray[Any, Any]
 
@@ -175,12 +176,12 @@ class MsprobeDump:
             raise SchemaError(f"{path} is empty", hint="msprobe was ended before it wrote its records; run it again")
         try:
             return msgspec.json.decode(data, type=_Head)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             pass
         # Python writes NaN and Infinity, which JSON has not; as texts they are read like the numbers beside them.
         try:
             return msgspec.json.decode(_ODD_NUMBER.sub(rb'\1"\2"', data), type=_Head)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             pass
         try:
             whole = json.loads(data)
@@ -195,7 +196,7 @@ class MsprobeDump:
         data = bytes(raw)
         try:
             found = msgspec.json.decode(data)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             found = json.loads(data)
         if isinstance(found, dict):
             return found
@@ -230,7 +231,7 @@ class MsprobeDump:
             return msgspec.json.decode(data) if data.strip() else {}
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             self._problem(f"{path.name} cannot be read: {error}")
             return {}
 

@@ -45,6 +45,8 @@ _REBUILD = "torch._utils _rebuild_tensor_v2"
 _REBUILD_DTYPE = "torch._utils _rebuild_tensor_v3"
 _PARAMETER = "torch._utils _rebuild_parameter"
 _DICT = "collections OrderedDict"
+_MOST_INFLATED_BYTES = 64 << 20
+"""Of values that are compressed, which torch.save never does: a small file could fill the memory."""
 _MOST_PICKLE_BYTES = 1 << 16
 _MARK = object()
 
@@ -106,9 +108,12 @@ def read_tensor(path: Path) -> tuple[Array, str]:
                 raise ValueError("it has no pickle of a single tensor")
             layout = layout_from_pickle(archive.read(pickle))
             root = pickle.removesuffix("data.pkl")
-            if root + "byteorder" in names and archive.read(root + "byteorder") != b"little":
+            order = root + "byteorder"
+            if order in names and (archive.getinfo(order).file_size > 16 or archive.read(order) != b"little"):
                 raise ValueError("its bytes are big-endian")
             member = archive.getinfo(f"{root}data/{layout.key}")
+            if member.compress_type != zipfile.ZIP_STORED and member.file_size > _MOST_INFLATED_BYTES:
+                raise ValueError(f"its values are compressed, {member.file_size} bytes: torch.save never does that")
             raw = _mapped(path, member) if member.compress_type == zipfile.ZIP_STORED else archive.read(member)
         return _array(raw, layout), layout.dtype
     except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, struct.error) as error:

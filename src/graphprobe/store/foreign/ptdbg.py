@@ -18,6 +18,7 @@ from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
 from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
 from graphprobe.store.foreign.narrow import bits_from_values
 from graphprobe.store.foreign.summary import stats_from_known
+from graphprobe.store.schema import UNREADABLE
 
 Array = np.ndarray[Any, Any]
 
@@ -256,7 +257,7 @@ def _role_and_slot(name: PtdbgName) -> tuple[SlotRole, str]:
 def _decoded(line: bytes) -> Any:
     try:
         return msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         try:
             return json.loads(line)  # NaN and Infinity, which JSON has not and Python writes
         except ValueError:

@@ -5,7 +5,7 @@ const GP = { views: {} };
 (() => {
   const SIGNS = { bad: "✗", warn: "!", good: "✓", info: "i" };
   const TONES = {
-    bad: ["fault", "fail", "failed", "different", "wrong", "candidate_worse", "error", "bad"],
+    bad: ["fault", "fail", "failed", "different", "wrong", "candidate_worse", "differs", "error", "bad"],
     warn: ["undecided", "inconclusive", "warn", "warning", "missing", "not_compared", "flaky"],
     good: ["ok", "healthy", "pass", "passed", "same", "candidate_better", "good"],
   };

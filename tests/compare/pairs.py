@@ -1,0 +1,402 @@
+"""Pairs of programs that are dumped and compared: each fault with the call that is wrong, and healthy pairs.
+
+A pair is two programs; a program runs under `graphprobe.dump` from its first line, building of the model included,
+unless it is made by `before`, which builds the model first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.nn.utils import parametrize
+
+import graphprobe
+
+Program = Callable[[], Any]
+Inside = Callable[..., Any]
+"""What runs under the dump; gets what `before` has made."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A program: `before` runs without a dump, `inside` under it with what `before` gave."""
+
+    inside: Inside
+    before: Program | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """`api` and `module` of the first finding, on whichever side the call is."""
+
+    candidate: Run
+    reference: Run
+    api: str
+    module: str = ""
+    kinds: tuple[str, ...] = ()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, act: Callable[..., Any], eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=eps)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.act = act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(
+        self, act: Callable[..., Any] = torch.relu, eps: float = 1e-5, depth: int = 3, width: int = 32
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, act, eps) for _ in range(depth))
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def trained(steps: int = 1, *, lr: float = 1e-2, order: Callable[[int], int] = int, **net: Any) -> Inside:
+    """A training script: builds the model, then steps."""
+
+    def script(model: Any = None) -> None:
+        torch.manual_seed(0)
+        model = model if model is not None else Net(**net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        for step in range(steps):
+            torch.manual_seed(100 + order(step))
+            x = torch.randn(16, 32)
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return script
+
+
+def net(**options: Any) -> Program:
+    def build() -> Net:
+        torch.manual_seed(0)
+        return Net(**options)
+
+    return build
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x) + 0.01
+
+
+class Doubled(torch.autograd.Function):
+    """The identity, with a gradient that is twice too large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+class Square(torch.autograd.Function):
+    """x² whose derivative lacks the 2."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x
+
+
+class Scale(torch.autograd.Function):
+    """x·s with s of one dimension: its gradient is the mean over rows where it should be the sum."""
+
+    wrong = True
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, s)
+        return x * s
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, s = ctx.saved_tensors
+        rows = (grad * x).reshape(-1, s.numel())
+        return grad * s, rows.mean(0) if Scale.wrong else rows.sum(0)
+
+
+def llama(layers: int = 3, **config: Any) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            use_cache=False,
+            **config,
+        )
+    ).train()
+
+
+def llama_with(
+    mlp: Callable[[Any, torch.Tensor], torch.Tensor] | None = None, dtype: torch.dtype | None = None
+) -> Program:
+    """Llama, with another forward in the MLP of layer 1."""
+
+    def build() -> nn.Module:
+        model = llama()
+        if mlp is not None:
+            inner = model.model.layers[1].mlp
+            inner.forward = types.MethodType(mlp, inner)
+        return model if dtype is None else model.to(dtype)
+
+    return build
+
+
+def llama_step(model: nn.Module, *, autocast: bool = False) -> None:
+    torch.manual_seed(1)
+    ids = torch.randint(0, 64, (2, 12))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+
+
+def _hidden(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+
+
+def hooked(self: Any, x: torch.Tensor) -> torch.Tensor:
+    h = _hidden(self, x)
+    h.register_hook(lambda g: g * 1.01)
+    return self.down_proj(h)
+
+
+def detached(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(self.act_fn(self.gate_proj(x)).detach() * self.up_proj(x))
+
+
+def scaled(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(_hidden(self, x)) * 1.01
+
+
+def doubled(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(Doubled.apply(_hidden(self, x)))
+
+
+def square(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(Square.apply(_hidden(self, x)))
+
+
+def square_right(self: Any, x: torch.Tensor) -> torch.Tensor:
+    h = _hidden(self, x)
+    return self.down_proj(h * h)
+
+
+def scale_wrong(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return Scale.apply(self.down_proj(_hidden(self, x)), self.down_proj.weight[:, 0])
+
+
+def scale_right(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(_hidden(self, x)) * self.down_proj.weight[:, 0]
+
+
+def through_numpy(self: Any, x: torch.Tensor) -> torch.Tensor:
+    h = _hidden(self, x)
+    h.detach().numpy()[0, 2, 3] += 0.5
+    return self.down_proj(h)
+
+
+def gelu_for_silu(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(F.gelu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def without_act(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(self.gate_proj(x) * self.up_proj(x))
+
+
+def clamped(self: Any, x: torch.Tensor, limit: float) -> torch.Tensor:
+    return self.down_proj(torch.clamp(_hidden(self, x), max=limit))
+
+
+def clamped_low(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return clamped(self, x, 0.001)
+
+
+def clamped_high(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return clamped(self, x, 0.002)
+
+
+def wrong_init() -> nn.Module:
+    model = llama()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(1.5)
+    return model
+
+
+def _llama(mlp: Any = None, **more: Any) -> Run:
+    return Run(llama_step, llama_with(mlp, **more))
+
+
+LLAMA = _llama()
+MLP = "model.layers.1.mlp"
+
+FAULTS: dict[str, Fault] = {
+    "built, relu is gelu": Fault(Run(trained(act=gelu)), Run(trained()), "gelu", "blocks.0"),
+    "built, relu is exact gelu": Fault(Run(trained(act=F.gelu)), Run(trained()), "gelu", "blocks.0"),
+    "built, 0.01 added": Fault(Run(trained(act=shifted)), Run(trained()), "add", "blocks.0"),
+    "built, eps": Fault(Run(trained(eps=0.1)), Run(trained()), "layer_norm", "blocks.0.norm"),
+    "built, three steps": Fault(Run(trained(3, act=gelu)), Run(trained(3)), "gelu", "blocks.0"),
+    "built, relu for gelu": Fault(Run(trained()), Run(trained(act=gelu)), "relu", "blocks.0"),
+    "learning rate": Fault(Run(trained(3, lr=0.02)), Run(trained(3)), "SGD"),
+    "data order": Fault(Run(trained(3, order=lambda i: (0, 2, 1)[i])), Run(trained(3)), "randn"),
+    "hook": Fault(_llama(hooked), LLAMA, "mul"),
+    "detach": Fault(_llama(detached), LLAMA, "detach", MLP),
+    "scaled": Fault(_llama(scaled), LLAMA, "mul", MLP),
+    "custom gradient doubled": Fault(_llama(doubled), LLAMA, "Doubled", MLP),
+    "custom gradient of square": Fault(_llama(square), _llama(square_right), "Square", MLP),
+    "custom gradient is a mean": Fault(_llama(scale_wrong), _llama(scale_right), "Scale", MLP),
+    "numpy": Fault(_llama(through_numpy), LLAMA, "linear", MLP),
+    "replaced": Fault(_llama(gelu_for_silu), LLAMA, "gelu", MLP),
+    "removed": Fault(_llama(without_act), LLAMA, "silu", MLP),
+    "scalar": Fault(_llama(clamped_low), _llama(clamped_high), "clamp", MLP),
+    "wrong init": Fault(Run(llama_step, wrong_init), LLAMA, "linear", f"{MLP}.up_proj"),
+}
+
+
+def compiled_step(model: nn.Module) -> None:
+    llama_step(torch.compile(model, backend="aot_eager"))  # type: ignore[arg-type]
+
+
+def autocast_step(model: nn.Module) -> None:
+    llama_step(model, autocast=True)
+
+
+def on_one_thread(inside: Inside) -> Inside:
+    def run(model: nn.Module) -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            inside(model)
+        finally:
+            torch.set_num_threads(threads)
+
+    return run
+
+
+def batch_split(model: nn.Module) -> None:
+    """The same batch in two halves, whose gradients add up."""
+    torch.manual_seed(1)
+    ids = torch.randint(0, 64, (2, 12))
+    for half in ids.chunk(2):
+        (model(input_ids=half, labels=half).loss / 2).backward()
+
+
+def convnet() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(2048, 10)
+    )
+
+
+def conv_step(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    torch.manual_seed(4)
+    x, target = torch.randn(4, 3, 16, 16), torch.randint(0, 10, (4,))
+    F.cross_entropy(model(x.to(dtype)).float(), target).backward()
+
+
+def conv_narrow(model: nn.Module) -> None:
+    conv_step(model.bfloat16(), torch.bfloat16)
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16), nn.Linear(16, 32, bias=False))
+    model[2].weight = model[0].weight
+    parametrize.register_parametrization(model[1], "weight", nn.Tanh())
+    return model
+
+
+def tied_step() -> None:
+    torch.manual_seed(5)
+    model = tied()
+    ids = torch.randint(0, 32, (4, 6))
+    F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+
+
+ADAM_LR = 1e-3
+
+
+def adam_step(model: nn.Module) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=ADAM_LR)
+    for _ in range(2):
+        llama_step(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sgd(inside: Inside) -> Inside:
+    """The same, and a step of SGD after it."""
+
+    def run(model: nn.Module) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        inside(model)
+        optimizer.step()
+
+    return run
+
+
+HEALTHY: dict[str, tuple[Run, Run]] = {
+    "built under the dump": (Run(trained(2)), Run(trained(2))),
+    "built under, built before": (Run(trained(2)), Run(trained(2), net())),
+    "built before, built under": (Run(trained(2), net()), Run(trained(2))),
+    "tied and parametrized": (Run(tied_step), Run(tied_step)),
+    "llama twice": (LLAMA, LLAMA),
+    "llama built under the dump": (Run(lambda: llama_step(llama())), Run(lambda: llama_step(llama()))),
+    "llama, bfloat16": (_llama(dtype=torch.bfloat16), LLAMA),
+    "llama, both bfloat16": (_llama(dtype=torch.bfloat16), _llama(dtype=torch.bfloat16)),
+    "llama, float64": (_llama(dtype=torch.float64), LLAMA),
+    "llama, autocast": (Run(autocast_step, llama_with()), LLAMA),
+    "llama against autocast": (LLAMA, Run(autocast_step, llama_with())),
+    "llama, autocast twice": (Run(autocast_step, llama_with()), Run(autocast_step, llama_with())),
+    "llama, one thread": (Run(on_one_thread(llama_step), llama_with()), LLAMA),
+    "llama, AdamW": (Run(adam_step, llama_with()), Run(adam_step, llama_with())),
+    "convnet": (Run(conv_step, convnet), Run(conv_step, convnet)),
+    "convnet, bfloat16": (Run(conv_narrow, convnet), Run(conv_step, convnet)),
+    "llama, compiled": (Run(compiled_step, llama_with()), LLAMA),
+    "llama against compiled": (LLAMA, Run(compiled_step, llama_with())),
+    "llama, compiled and stepped": (Run(sgd(compiled_step), llama_with()), Run(sgd(llama_step), llama_with())),
+    "square": (_llama(square), _llama(square)),
+}
+
+
+def dumped(run: Run, path: Any, **options: Any) -> None:
+    """Run the program under a dump into `path`."""
+    made = run.before() if run.before is not None else None
+    given: dict[str, Any] = {"model": made} if isinstance(made, nn.Module) else {}
+    with graphprobe.dump(path, **given, **run.options, **options):
+        run.inside(made) if run.before is not None else run.inside()

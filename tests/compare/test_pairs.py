@@ -1,0 +1,68 @@
+"""`compare` on dumps of programs that differ, where the call that differs is named, and of such that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare import pairs
+from graphprobe.compare.open import open_dump
+from graphprobe.compare.options import Options
+from graphprobe.compare.result import UNDECIDED_KINDS, Summary
+from graphprobe.compare.run import compare_dumps
+from graphprobe.diagnose.call_replay import TorchReplayer
+
+WAYS = [
+    pytest.param(data, level, marks=() if (data, level) == ("tensor", "api") else (pytest.mark.heavy,))
+    for data in ("tensor", "stats")
+    for level in ("api", "mix")
+]
+
+
+def compared(candidate: pairs.Run, reference: pairs.Run, folder: Path, **options: Any) -> Summary:
+    for run, name in ((candidate, "candidate"), (reference, "reference")):
+        pairs.dumped(run, folder / name, **options)
+    dumps = open_dump(folder / "candidate"), open_dump(folder / "reference")
+    with compare_dumps(*dumps, Options(replayer=TorchReplayer())) as comparison:
+        return comparison.summary
+
+
+@pytest.mark.parametrize(("data", "level"), WAYS)
+@pytest.mark.parametrize("name", pairs.FAULTS)
+def test_the_call_that_differs_is_the_only_cause(name: str, data: str, level: str, tmp_path: Path) -> None:
+    fault = pairs.FAULTS[name]
+    summary = compared(fault.candidate, fault.reference, tmp_path, data=data, level=level)
+    assert summary.outcome == "different", summary.notes
+    first = summary.first
+    assert first is not None
+    calls = [call for call in (first.candidate, first.reference) if call is not None]
+    assert any(fault.api in call.api and call.module.startswith(fault.module) for call in calls), first
+    assert [f for f in summary.findings if f.kind not in UNDECIDED_KINDS] == [first]
+
+
+@pytest.mark.parametrize(("data", "level"), WAYS)
+@pytest.mark.parametrize("name", pairs.HEALTHY)
+def test_healthy_pairs_are_the_same(name: str, data: str, level: str, tmp_path: Path) -> None:
+    summary = compared(*pairs.HEALTHY[name], tmp_path, data=data, level=level)
+    assert (summary.outcome, summary.findings) == ("same", []), summary.notes
+
+
+def test_what_replaces_a_call_is_named_beside_it(tmp_path: Path) -> None:
+    fault = pairs.FAULTS["replaced"]
+    first = compared(fault.candidate, fault.reference, tmp_path, data="stats").first
+    assert first is not None and first.candidate is not None and first.reference is not None
+    assert (first.kind, first.verdict) == ("replaced_call", "differs")
+    assert (first.candidate.api, first.reference.api) == ("torch.nn.functional.gelu", "torch.nn.functional.silu")
+    assert any(text.startswith("between ") and "silu" in text and "gelu" in text for text in first.evidence)
+
+
+def test_one_cause_in_each_layer_and_step_is_one(tmp_path: Path) -> None:
+    runs = (pairs.Run(pairs.trained(2, eps=0.1)), pairs.Run(pairs.trained(2)))
+    summary = compared(*runs, tmp_path, data="stats")
+    first = summary.first
+    assert first is not None and first.candidate is not None and len(summary.findings) == 1
+    assert (first.step, first.candidate.label) == (0, "nn.functional.layer_norm.0.forward")
+    assert first.also_count == 5
+    assert {"nn.functional.layer_norm.1.forward", "nn.functional.layer_norm.2.forward in step 1"} <= set(first.also)

@@ -1,0 +1,196 @@
+"""What keeps `compare` from saying SAME, and what it never does with a dump that is not to be trusted."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import graphprobe
+from compare import pairs
+from graphprobe.compare.open import open_dump
+from graphprobe.compare.options import Options
+from graphprobe.compare.result import Summary
+from graphprobe.compare.run import compare_dumps
+from graphprobe.diagnose.call_arguments import NotReplayableError, function_of
+from graphprobe.diagnose.call_replay import TorchReplayer
+from graphprobe.errors import ArtifactNotFoundError, NotComparableError, UsageError
+from graphprobe.store.foreign.pt_file import read_tensor
+
+
+def two(folder: Path) -> tuple[Path, Path]:
+    """Two tensor dumps of one program of two steps."""
+    for name in ("candidate", "reference"):
+        pairs.dumped(pairs.Run(pairs.trained(2)), folder / name, data="tensor")
+    return folder / "candidate", folder / "reference"
+
+
+def compared(candidate: Path, reference: Path) -> Summary:
+    with compare_dumps(open_dump(candidate), open_dump(reference), Options(replayer=TorchReplayer())) as comparison:
+        return comparison.summary
+
+
+def garbled(dump: Path) -> None:
+    path = dump / "rank0/step0/calls.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[len(lines) // 2] = b"{ this is no record\n"
+    path.write_bytes(b"".join(lines))
+
+
+def deep(dump: Path) -> None:
+    path = dump / "rank0/step0/calls.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3] = b"[" * 100_000 + b"\n"
+    path.write_bytes(b"".join(lines))
+
+
+def torn(dump: Path) -> None:
+    path = dump / "rank0/step1/calls.jsonl"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_shard(dump: Path) -> None:
+    path = sorted((dump / "rank0/values").iterdir())[-1]
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lost_shard(dump: Path) -> None:
+    sorted((dump / "rank0/values").iterdir())[0].unlink()
+
+
+def fifo(dump: Path) -> None:
+    path = dump / "rank0/step0/calls.jsonl"
+    path.unlink()
+    os.mkfifo(path)
+
+
+def lost_step(dump: Path) -> None:
+    (dump / "rank0/step1/calls.jsonl").unlink()
+
+
+def manifest(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def spoil(dump: Path) -> None:
+        path = dump / "rank0/manifest.json"
+        document = json.loads(path.read_text())
+        change(document)
+        path.write_text(json.dumps(document))
+
+    return spoil
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a line that is no record": (garbled, "calls.jsonl line"),
+    "a line nested without end": (deep, "calls.jsonl line"),
+    "a file of calls cut off": (torn, "calls.jsonl line"),
+    "a shard cut off": (cut_shard, "is cut off"),
+    "a shard that is gone": (lost_shard, "cannot be read"),
+    "a pipe for the calls": (fifo, "no regular file"),
+    "a step on one side only": (lost_step, "steps 1 of rank 0"),
+    "a dump that was stopped": (manifest(lambda m: m.update(stopped="max_bytes")), "ended early: max_bytes"),
+    "a process that was killed": (manifest(lambda m: m.update(state="running", pid=2**22 + 5)), "killed"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_was_not_read_is_not_the_same(name: str, tmp_path: Path) -> None:
+    spoil, told = DAMAGES[name]
+    candidate, reference = two(tmp_path)
+    assert compared(candidate, reference).outcome == "same"
+    spoil(candidate)
+    for summary in (compared(candidate, reference), compared(reference, candidate)):
+        said = [*summary.notes, *summary.candidate.problems, *summary.reference.problems]
+        assert summary.outcome == "undecided", said
+        assert any(told in text for text in said), said
+
+
+def test_one_more_result_that_nobody_uses_is_not_the_same(tmp_path: Path) -> None:
+    def forward(scale: float) -> pairs.Run:
+        def inside() -> torch.Tensor:
+            torch.manual_seed(0)
+            y = torch.tanh(torch.ones(3, 4) @ torch.ones(4, 5))
+            return y if scale == 1 else y * scale
+
+        return pairs.Run(inside)
+
+    pairs.dumped(forward(1.5), tmp_path / "candidate", data="tensor")
+    pairs.dumped(forward(1), tmp_path / "reference", data="tensor")
+    for names in (("candidate", "reference"), ("reference", "candidate")):
+        summary = compared(*(tmp_path / name for name in names))
+        assert (summary.outcome, [f.kind for f in summary.findings]) == ("undecided", ["unpaired"])
+
+
+def test_the_same_result_by_other_calls_is_the_same(tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    pairs.dumped(pairs.Run(lambda: torch.exp(torch.nn.functional.silu(x))), tmp_path / "candidate", data="tensor")
+    pairs.dumped(pairs.Run(lambda: torch.exp(x * torch.sigmoid(x))), tmp_path / "reference", data="tensor")
+    summary = compared(tmp_path / "candidate", tmp_path / "reference")
+    assert (summary.outcome, summary.counts.pairs) == ("same", 1)
+
+
+def test_reading_memory_that_nobody_wrote_is_told(tmp_path: Path) -> None:
+    def reading(value: float) -> pairs.Run:
+        def inside() -> torch.Tensor:
+            memory = torch.empty(64)
+            memory.numpy()[:] = np.arange(64) * value  # what happened to be there
+            return torch.exp(memory)
+
+        return pairs.Run(inside)
+
+    pairs.dumped(reading(0.5), tmp_path / "candidate", data="stats")
+    pairs.dumped(reading(0.25), tmp_path / "reference", data="stats")
+    summary = compared(tmp_path / "candidate", tmp_path / "reference")
+    assert summary.outcome == "undecided"
+
+
+def test_a_dump_of_graphs_and_one_of_calls_cannot_be_compared(tmp_path: Path) -> None:
+    pairs.dumped(pairs.Run(lambda: torch.ones(2).add(1)), tmp_path / "calls", data="stats")
+    config = graphprobe.CompilerConfig()
+    config.dump_config.enable_dump = True
+    (tmp_path / "graphs").mkdir()
+    config.dump_config.dump_path = str(tmp_path / "graphs")
+    with torch.no_grad():
+        torch.compile(lambda x: torch.sin(x) + 1, backend=graphprobe.get_backend(compiler_config=config))(torch.ones(4))
+    with pytest.raises(NotComparableError, match="is of compiled graphs") as caught:
+        compare_dumps(open_dump(tmp_path / "graphs"), open_dump(tmp_path / "calls"))
+    assert caught.value.exit_code == 125
+
+
+@pytest.mark.parametrize(
+    "api",
+    ["aten.from_file.default", "aten.from_file.out", "aten.set_data.default", "aten.record_stream.default",
+     "aten._cufft_set_plan_cache_max_size.default", "torch.Tensor.share_memory_", "torch.from_file", "os.system",
+     "torch.ops.aten.from_file.default", "torch.load", "torch.hub.load", "c10d.broadcast_.default"],
+)  # fmt: skip
+def test_only_what_computes_is_called_again(api: str) -> None:
+    with pytest.raises(NotReplayableError):
+        function_of(api)
+
+
+@pytest.mark.parametrize("api", ["aten.gelu.default", "aten.div.Tensor_mode", "aten.mm.default", "torch.einsum"])
+def test_what_computes_is_called_again(api: str) -> None:
+    assert callable(function_of(api))
+
+
+def test_an_index_of_ranks_names_no_other(tmp_path: Path) -> None:
+    (tmp_path / "graphprobe-ranks.json").write_text('{"ranks": {"0": "."}}')
+    with pytest.raises(UsageError, match="another index of ranks"):
+        open_dump(tmp_path)
+
+
+def test_compressed_values_are_bounded(tmp_path: Path) -> None:
+    plain, bomb = io.BytesIO(), tmp_path / "bomb.pt"
+    torch.save(torch.zeros(1 << 25), plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    assert bomb.stat().st_size < 1 << 20
+    with pytest.raises(ArtifactNotFoundError, match="compressed"):
+        read_tensor(bomb)
