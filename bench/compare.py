@@ -2,6 +2,7 @@
 
     python bench/compare.py records [--count 100000]
     python bench/compare.py values [--gigabytes 2] [--folder DIR] [--jobs N]
+    python bench/compare.py steps [--most 100000]
     python bench/compare.py msprobe --msprobe PYTHON [--layers 48] [--rounds 3]
 
 `msprobe` compares two dumps of statistics of one training step of a transformer, float32 against bfloat16, with
@@ -9,6 +10,10 @@
 read the same two folders in the layout of msprobe; graphprobe reads its own files, too. A row is a line of the CSV that
 a tool writes. `whole` is the command from its start to its end, in seconds of the processor, children included; a row
 costs what a step of all layers takes more than one of a single layer, divided by the rows it has more.
+
+`steps` compares dumps of a compiled training step with themselves, of 1,000 records and 10 times as many each time,
+all of steps with as many records; a record should cost the same whatever the number of steps. `ratio` is its cost over
+that of the first.
 
 `values` writes raw files and maps them, and reads the same bytes once for comparison. Run it alone
 on the machine; figures depend on whether the files are in the page cache, which is told.
@@ -277,10 +282,50 @@ def msprobe(python: str, layers: int, rounds: int, folder: Path) -> dict[str, An
     return table
 
 
+def steps(most: int, folder: Path) -> list[dict[str, Any]]:
+    """Processor time of a record, for dumps of ever more steps."""
+    import torch
+
+    import graphprobe
+    from graphprobe.compare.open import open_dump
+
+    one = folder / "one"
+    one.mkdir()
+    (folder / "dump.json").write_text(json.dumps({"dump": {"dump_path": str(one), "dump_data": "stats"}}))
+    config = graphprobe.CompilerConfig()
+    config.dump_config.enable_dump = True
+    config.dump_config.dump_config_path = str(folder / "dump.json")
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    compiled: Any = torch.compile(model, backend=graphprobe.get_backend(compiler_config=config))
+    compiled(torch.randn(4, 8)).sum().backward()
+    del compiled
+    open_dump(one)
+    found: list[dict[str, Any]] = []
+    count = 1000
+    while count <= most:
+        many = folder / str(count)
+        shutil.copytree(one, many)
+        (index,) = many.rglob("ops.jsonl")
+        lines = [line for line in index.read_text().splitlines() if line]
+        with open(index, "w") as file:
+            for number in range(count // len(lines)):
+                file.writelines(line.replace('"step":0', f'"step":{number}') + "\n" for line in lines)
+        begun = time.process_time()
+        with compare_dumps(open_dump(many), open_dump(many)) as comparison:
+            pairs, outcome = comparison.summary.counts.pairs, comparison.summary.outcome
+        cost_us = 1e6 * (time.process_time() - begun) / pairs
+        ratio = round(cost_us / found[0]["us_a_record"], 2) if found else 1.0
+        found.append({"records": pairs, "outcome": outcome, "us_a_record": round(cost_us, 1), "ratio": ratio})
+        shutil.rmtree(many)
+        count *= 10
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("records", "values", "msprobe"))
+    parser.add_argument("what", choices=("records", "values", "steps", "msprobe"))
     parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--most", type=int, default=100_000, help="records of the largest dump of `steps`")
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--jobs", type=int, help="threads; without it as many as graphprobe compare takes")
     parser.add_argument("--folder", type=Path)
@@ -294,6 +339,9 @@ def main() -> None:
     if given.what == "msprobe" and not given.msprobe:
         parser.error("msprobe needs --msprobe PYTHON: an interpreter that has mindstudio-probe")
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        if given.what == "steps":
+            print(json.dumps(steps(given.most, Path(folder)), indent=1))
+            return
         if given.what == "msprobe":
             print(json.dumps(msprobe(given.msprobe, given.layers, given.rounds, Path(folder)), indent=1))
             return

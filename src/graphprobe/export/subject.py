@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -89,7 +88,11 @@ def rows_of(path: Path) -> Iterator[CallResult]:
         )
     summary = folder / COMPARISON
     if summary.is_file():
-        version = json.loads(summary.read_bytes()).get("schema")
+        try:
+            document = msgspec.json.decode(summary.read_bytes())
+        except UNREADABLE as error:
+            raise SchemaError(f"{summary} is no JSON: {error}") from error
+        version = document.get("schema") if isinstance(document, dict) else None
         if not isinstance(version, int) or version > SCHEMA:
             raise SchemaError(f"{summary} has schema {version}; this graphprobe reads up to {SCHEMA}")
     decoder = msgspec.json.Decoder(CallResult)

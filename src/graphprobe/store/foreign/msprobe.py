@@ -189,7 +189,7 @@ class MsprobeDump:
                 {key: msgspec.Raw(json.dumps(value).encode()) for key, value in whole["data"].items()},
                 *(whole.get(name) for name in ("task", "level", "framework", "dump_data_dir", "writer")),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SchemaError(f"{path} is no dump of msprobe: {error}", hint="it may be cut off; dump again") from error
 
     def _record(self, label: str, raw: msgspec.Raw) -> dict[str, Any]:
@@ -197,7 +197,10 @@ class MsprobeDump:
         try:
             found = msgspec.json.decode(data)
         except UNREADABLE:
-            found = json.loads(data)
+            try:
+                found = json.loads(data)
+            except (ValueError, RecursionError):
+                found = None
         if isinstance(found, dict):
             return found
         self._problem(f"{DUMP}: {label} has no record")
@@ -219,8 +222,8 @@ class MsprobeDump:
         result = {}
         for key, entry in found.items() if isinstance(found, dict) else ():
             if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], list):
-                stack = tuple(map(_frame, entry[1]))
-                result.update(dict.fromkeys(entry[0], stack))
+                stack = tuple(map(_frame, entry[1])) if isinstance(entry[1], list) else ()
+                result.update(dict.fromkeys([name for name in entry[0] if isinstance(name, str)], stack))
             elif isinstance(entry, list):  # before release 2.0: the call's name, and its frames
                 result[key] = tuple(map(_frame, entry))
         return result

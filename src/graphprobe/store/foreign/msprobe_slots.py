@@ -9,6 +9,7 @@ from typing import Any
 
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import CallDirection, CallSlot, Scalar, SlotRole
+from graphprobe.store.foreign.checked import shape_of
 from graphprobe.store.foreign.summary import stats_from_known
 
 NameOf = Callable[[str], str]
@@ -97,7 +98,9 @@ def _is_leaf(value: dict[str, Any]) -> bool:
 def _slot(item: dict[str, Any], role: SlotRole, name: str, missing: NameOf) -> CallSlot:
     if not all(word in item for word in _TENSOR_WORDS):
         return CallSlot(name=name, role=role, scalar=_scalar(item))
-    shape = tuple(int(n) for n in item["shape"] or ())
+    shape = shape_of(item["shape"] or [])
+    if shape is None:
+        return CallSlot(name=name, role=role, missing=f"its shape is {str(item['shape'])[:80]}")
     meta = _meta(str(item["dtype"]), shape)
     known = {field: number for key, field in _FIELDS.items() if (number := _number(item.get(key))) is not None}
     digest = item.get("md5")

@@ -15,6 +15,7 @@ import numpy as np
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
+from graphprobe.store.foreign.checked import NOT_NPY, shape_of
 from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
 from graphprobe.store.foreign.narrow import bits_from_values
 from graphprobe.store.foreign.summary import stats_from_known
@@ -117,7 +118,7 @@ class PtdbgDump:
             raise ArtifactNotFoundError(f"{call.label} {slot.name} has no values in {self.title}")
         try:
             found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+        except NOT_NPY as error:
             raise ArtifactNotFoundError(f"cannot read {path}: {error}") from error
         bits = bits_from_values(found, slot.meta.dtype)
         if slot.sampled:
@@ -203,7 +204,10 @@ class PtdbgDump:
         if rest[0].startswith("<class"):
             kind = rest[0].removeprefix("<class '").removesuffix("'>")
             return CallSlot(name=slot, role=role, scalar=Scalar(kind, repr(summary[0]) if summary else ""))
-        shape = tuple(rest[1]) if isinstance(rest[1], list) else ()
+        shape = shape_of(rest[1])
+        if shape is None:
+            self._problem(f"{row[0]}: {str(rest[1])[:80]} is no shape")
+            return None
         meta = TensorMeta(rest[0].removeprefix("torch."), shape)
         known = {f: float(v) for f, v in zip(_FIELDS, summary, strict=False) if isinstance(v, (int, float))}
         count = math.prod(shape)
@@ -260,7 +264,7 @@ def _decoded(line: bytes) -> Any:
     except UNREADABLE:
         try:
             return json.loads(line)  # NaN and Infinity, which JSON has not and Python writes
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
 

@@ -1,0 +1,128 @@
+"""Damages of files: bytes changed, cut and doubled; lines lost, doubled and swapped; values of JSON that cannot be."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+TEXTS = [
+    "",
+    "..",
+    "../../../../etc/passwd",
+    "/etc/passwd",
+    "\0",
+    "a" * 100_000,
+    "NaN",
+    "1e999",
+    "line\nbreak",
+    "\x1b]0;x\x07",
+]
+NUMBERS = [0, -1, 1, 2**31, 2**53, 2**63, 2**64, -(2**63), 10**400, 1e308, 0.5]
+DEPTHS = [50, 900, 1100, 100_000]
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """One damage to a file of any kind."""
+    ways = [_bits, _cut, _double, _drop, _noise]
+    if b"\n" in data:
+        ways += [_line_lost, _line_doubled, _lines_swapped]
+    if data[:1] in (b"{", b"["):
+        ways += [_json] * 6
+    return chance.choice(ways)(data, chance)
+
+
+def _bits(data: bytes, chance: random.Random) -> bytes:
+    found = bytearray(data)
+    for _ in range(chance.choice([1, 1, 4, 32])):
+        if found:
+            found[chance.randrange(len(found))] ^= 1 << chance.randrange(8)
+    return bytes(found)
+
+
+def _cut(data: bytes, chance: random.Random) -> bytes:
+    return data[: chance.randrange(len(data) + 1)]
+
+
+def _double(data: bytes, chance: random.Random) -> bytes:
+    a, b = sorted(chance.randrange(len(data) + 1) for _ in range(2))
+    return data[:b] + data[a:b] + data[b:]
+
+
+def _drop(data: bytes, chance: random.Random) -> bytes:
+    a = chance.randrange(len(data) + 1)
+    return data[:a] + data[a + chance.choice([1, 8, 300]) :]
+
+
+def _noise(data: bytes, chance: random.Random) -> bytes:
+    a = chance.randrange(len(data) + 1)
+    return data[:a] + chance.randbytes(chance.choice([1, 8, 64])) + data[a + 8 :]
+
+
+def _line_lost(data: bytes, chance: random.Random) -> bytes:
+    lines = data.splitlines(keepends=True)
+    del lines[chance.randrange(len(lines))]
+    return b"".join(lines)
+
+
+def _line_doubled(data: bytes, chance: random.Random) -> bytes:
+    lines = data.splitlines(keepends=True)
+    at = chance.randrange(len(lines))
+    return b"".join([*lines[:at], lines[at], *lines[at:]])
+
+
+def _lines_swapped(data: bytes, chance: random.Random) -> bytes:
+    lines = data.splitlines(keepends=True)
+    a, b = chance.randrange(len(lines)), chance.randrange(len(lines))
+    lines[a], lines[b] = lines[b], lines[a]
+    return b"".join(lines)
+
+
+def _json(data: bytes, chance: random.Random) -> bytes:
+    """Another value somewhere in the document, or in one of the lines that are documents."""
+    try:
+        return _document(data, chance)
+    except ValueError:
+        pass
+    lines = data.splitlines(keepends=True)
+    at = chance.randrange(len(lines))
+    try:
+        lines[at] = _document(lines[at], chance) + b"\n"
+    except ValueError:
+        return _bits(data, chance)
+    return b"".join(lines)
+
+
+def _document(data: bytes, chance: random.Random) -> bytes:
+    document = json.loads(data)
+    places = list(_places(document, lambda new: None))
+    old, put = chance.choice(places)
+    marker = "@graphprobe-deep@"
+    new = _value(old, chance, marker)
+    if len(places) == 1:
+        document = new
+    else:
+        put(new)
+    depth = chance.choice(DEPTHS)
+    deep = "[" * depth + "]" * depth if chance.random() < 0.5 else '{"a":' * depth + "1" + "}" * depth
+    return json.dumps(document).replace(f'"{marker}"', deep).encode("utf-8", "surrogatepass")
+
+
+def _places(value: Any, put: Callable[[Any], None]) -> Any:
+    yield value, put
+    if isinstance(value, dict):
+        for key in value:
+            yield from _places(value[key], lambda new, key=key: value.__setitem__(key, new))
+    elif isinstance(value, list):
+        for i in range(len(value)):
+            yield from _places(value[i], lambda new, i=i: value.__setitem__(i, new))
+
+
+def _value(old: Any, chance: random.Random, marker: str) -> Any:
+    return chance.choice(
+        [
+            chance.choice(TEXTS), chance.choice(TEXTS), chance.choice(NUMBERS), chance.choice(NUMBERS), None, True, [],
+            {}, [old], {"x": old}, [old] * 50, marker,
+        ]
+    )  # fmt: skip
