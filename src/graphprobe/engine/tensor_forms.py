@@ -54,18 +54,26 @@ def _form(tensor: torch.Tensor) -> Form:
     return Form(meta_of(tensor), plain_kind(tensor), count, items, strides_or_none)
 
 
+SYMBOLIC = -1
+"""In place of a size that is no number, as the ragged one of a nested tensor."""
+
+
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """What the tensor is; of a layout without strides, none are given."""
     strides = tensor.stride() if tensor.layout is torch.strided else ()
     try:
         return _meta(tensor.dtype, tensor.shape, strides, tensor.device)
-    except TypeError:  # a symbolic size
-        return TensorMeta(text_of(tensor.dtype), tuple(tensor.shape), tuple(strides), text_of(tensor.device))
+    except TypeError:  # a symbolic size has no hash
+        return _made(tensor.dtype, tensor.shape, strides, tensor.device)
 
 
-@functools.lru_cache(maxsize=_MOST)
-def _meta(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], device: torch.device) -> TensorMeta:
-    return TensorMeta(text_of(dtype), tuple(shape), strides, text_of(device))
+def _made(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], device: torch.device) -> TensorMeta:
+    # Asking a symbolic size for its number could add a guard to a graph that is being traced.
+    sizes, steps = (tuple(n if type(n) is int else SYMBOLIC for n in numbers) for numbers in (shape, strides))
+    return TensorMeta(text_of(dtype), sizes, steps, text_of(device))
+
+
+_meta = functools.lru_cache(maxsize=_MOST)(_made)
 
 
 @functools.cache

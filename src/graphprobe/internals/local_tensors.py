@@ -1,4 +1,4 @@
-"""The part of a distributed tensor that this process has."""
+"""The plain tensor inside a tensor that wraps one: the part of a DTensor on this rank, the values of a nested tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import torch
 
 
 def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
-    """The local tensor of a DTensor and a note that says so; any other tensor as it is, and no note."""
+    """The plain tensor that holds the values, and a note that says what is recorded; any other tensor as it is, and no
+    note."""
+    if tensor.layout is torch.jagged:
+        values = getattr(tensor, "_values", None)
+        if isinstance(values, torch.Tensor):
+            return values, "a nested tensor: what is recorded are the values of all its parts, one after the other"
+        return tensor, ""
     module = sys.modules.get("torch.distributed.tensor")  # where nobody has loaded it, there is no DTensor
     kind = getattr(module, "DTensor", None)
     if kind is None or not isinstance(tensor, kind):

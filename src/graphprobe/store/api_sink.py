@@ -229,7 +229,12 @@ class ApiSink(CountsShortage):
             self.manifest.collected_bytes += len(stacks)
         by_step: dict[int, list[bytes]] = {}
         for step, record in records:
-            by_step.setdefault(step, []).append(json_from_value(record) + b"\n")
+            try:
+                line = json_from_value(record)
+            except Exception as error:  # of one record, that none but it is lost
+                self.count(f"{type(error).__name__}: {error}", record.label)
+            else:
+                by_step.setdefault(step, []).append(line + b"\n")
         for step, lines in by_step.items():
             for data, count in self._affordable(lines):
                 self._append(step, data, count)

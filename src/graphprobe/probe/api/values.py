@@ -18,7 +18,7 @@ from graphprobe.engine.tensor_forms import Form, Forms, meta_of, text_of
 from graphprobe.engine.tensor_stats import readable, stats_in_memory, stats_of
 from graphprobe.internals.functorch_values import is_wrapped, physical, without_transforms
 from graphprobe.internals.local_tensors import local_of
-from graphprobe.internals.plain_tensors import is_lazy, is_plain
+from graphprobe.internals.plain_tensors import is_backed, is_lazy, is_plain
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.api.held import HeldTensors
 from graphprobe.probe.dump.tensors import _memory, _to_host, is_capturing
@@ -208,6 +208,8 @@ class Values:
                     return stats, None, False, ""
                 payload, sampled = self._payload(tensor, stats.digest)
                 return stats, payload, sampled, ""
+            if tensor.layout is torch.strided and not is_backed(tensor):
+                return None, None, False, "its storage has no memory for it"
             if is_capturing():
                 return None, None, False, "work of this stream goes into a CUDA graph: nothing can be copied meanwhile"
             return self._look_at_device(tensor)
