@@ -7,8 +7,11 @@ unless it is made by `before`, which builds the model first.
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -400,3 +403,22 @@ def dumped(run: Run, path: Any, **options: Any) -> None:
     given: dict[str, Any] = {"model": made} if isinstance(made, nn.Module) else {}
     with graphprobe.dump(path, **given, **run.options, **options):
         run.inside(made) if run.before is not None else run.inside()
+
+
+GRAPHS = """
+import json, pathlib, sys, torch, graphprobe
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir()
+plan = folder.with_suffix(".json")
+plan.write_text(json.dumps({"dump": {"dump_path": str(folder), "dump_data": "stats"}}))
+config = graphprobe.CompilerConfig()
+config.dump_config.enable_dump = True
+config.dump_config.dump_config_path = str(plan)
+with torch.no_grad():
+    torch.compile(lambda x: torch.sin(x) + 1, backend=graphprobe.get_backend(compiler_config=config))(torch.ones(4))
+"""
+
+
+def graphs_dumped(folder: Path) -> None:
+    """A dump of one compiled graph, by a process of its own: what it opens stays open to the end of the process."""
+    subprocess.run([sys.executable, "-c", GRAPHS, str(folder)], check=True, capture_output=True, cwd=folder.parent)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import graphprobe
 from compare import pairs
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.options import Options
@@ -152,12 +151,7 @@ def test_reading_memory_that_nobody_wrote_is_told(tmp_path: Path) -> None:
 
 def test_a_dump_of_graphs_and_one_of_calls_cannot_be_compared(tmp_path: Path) -> None:
     pairs.dumped(pairs.Run(lambda: torch.ones(2).add(1)), tmp_path / "calls", data="stats")
-    config = graphprobe.CompilerConfig()
-    config.dump_config.enable_dump = True
-    (tmp_path / "graphs").mkdir()
-    config.dump_config.dump_path = str(tmp_path / "graphs")
-    with torch.no_grad():
-        torch.compile(lambda x: torch.sin(x) + 1, backend=graphprobe.get_backend(compiler_config=config))(torch.ones(4))
+    pairs.graphs_dumped(tmp_path / "graphs")
     with pytest.raises(NotComparableError, match="is of compiled graphs") as caught:
         compare_dumps(open_dump(tmp_path / "graphs"), open_dump(tmp_path / "calls"))
     assert caught.value.exit_code == 125

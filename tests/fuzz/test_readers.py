@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 from click.testing import CliRunner
 
-import graphprobe
 from compare import pairs
 from fuzz.mutations import mutated
 from graphprobe.cli.main import main
@@ -60,14 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One dump of each kind."""
     folder = tmp_path_factory.mktemp("whole")
     pairs.dumped(pairs.Run(pairs.trained(2, depth=1)), folder / "calls", data="tensor")
-    (folder / "graphs").mkdir()
-    (folder / "dump.json").write_text(f'{{"dump": {{"dump_path": "{folder / "graphs"}", "dump_data": "stats"}}}}')
-    config = graphprobe.CompilerConfig()
-    config.dump_config.enable_dump = True
-    config.dump_config.dump_config_path = str(folder / "dump.json")
-    backend = graphprobe.get_backend(compiler_config=config)
-    with torch.no_grad():
-        torch.compile(lambda x: torch.sin(x) + 1, backend=backend)(torch.ones(4))
+    pairs.graphs_dumped(folder / "graphs")
     told = str(folder / "calls")
     for command in (
         f"convert {told} --to msprobe --out {folder / 'msprobe'}",

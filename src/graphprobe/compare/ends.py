@@ -12,6 +12,7 @@ from graphprobe.compare.measures import noise_unit
 from graphprobe.compare.naming import canonical
 from graphprobe.compare.outline import OUTPUT_ROLES, UNWRITTEN
 from graphprobe.compare.pairing import Lone
+from graphprobe.compare.randomness import draws
 from graphprobe.store.calls import Call, CallSlot
 
 NOISE = 64.0
@@ -35,15 +36,18 @@ class Ends:
         self._ends: list[tuple[int, End]] = []
 
     def add(self, lone: Lone) -> None:
-        """Note what a call without a partner gives, and what of it nobody uses."""
+        """Note what a call without a partner gives, and what of it nobody uses. `zeros` and its like compute nothing:
+        modules call them once, when they are used for the first time."""
         if canonical(lone.call.api) in CASTS:
             self._casts.add(lone.number)
-        for place, slot in enumerate(lone.call.slots):
+        slots = lone.call.slots
+        fresh = not draws(lone.call) and all(slot.meta is None or slot.role in OUTPUT_ROLES for slot in slots)
+        for place, slot in enumerate(slots):
             if slot.role not in OUTPUT_ROLES or slot.meta is None or lone.producers[place] == UNWRITTEN:
                 continue
             end = (lone.call, slot, lone.number)
             self._give(end, lone.side, lone.rank, lone.step)
-            if place in lone.unused and not lone.kept:
+            if place in lone.unused and not lone.kept and not fresh:
                 self._ends.append((lone.side, end))
 
     def add_pair(self, task: Task) -> None:

@@ -92,7 +92,7 @@ def _alone(text: str) -> float | None:
     """The number that a text or a sequence of one number is: `arange(16)` is told as 16 or as [16]."""
     items = _sequence(text)
     if items is not None:
-        return float(items[0]) if len(items) == 1 and isinstance(items[0], (int, float)) else None
+        return _number(repr(items[0])) if len(items) == 1 and isinstance(items[0], (int, float)) else None
     return _number(text)
 
 

@@ -1,4 +1,4 @@
-"""The plain tensor inside a tensor that wraps one: the part of a DTensor on this rank, the values of a nested tensor."""
+"""The plain tensor inside one that wraps it: the part of a DTensor on this rank, the values of a nested tensor."""
 
 from __future__ import annotations
 

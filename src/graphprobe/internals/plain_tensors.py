@@ -39,7 +39,10 @@ def is_backed(tensor: torch.Tensor) -> bool:
         return True
     if not tensor.is_contiguous():
         items = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    size_bytes: int = tensor.untyped_storage().nbytes()
+    try:
+        size_bytes: int = tensor.untyped_storage().nbytes()
+    except RuntimeError:  # inside a functorch transform
+        return False
     if tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize:
         return False
     return size_bytes >= (tensor.storage_offset() + items) * tensor.itemsize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -17,6 +17,9 @@ STACKS = "stacks.jsonl"
 VALUES = "values"
 RANK_PREFIX = "rank"
 STEP_PREFIX = "step"
+
+Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
+"""Of a call; a file in which it is larger is damaged."""
 
 DumpData = Literal["stats", "tensor"]
 DumpLevel = Literal["api", "module", "mix"]
@@ -54,12 +57,12 @@ class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, g
         thread: name of the thread, empty for the one that began the dump.
     """
 
-    position: int
+    position: Number
     kind: CallKind
     api: str
     label: str
     direction: CallDirection = "forward"
-    index: int = -1
+    index: Number = -1
     module: str = ""
     source: str = ""
     stack: int | None = None
