@@ -66,3 +66,17 @@ def test_one_cause_in_each_layer_and_step_is_one(tmp_path: Path) -> None:
     assert (first.step, first.candidate.label) == (0, "nn.functional.layer_norm.0.forward")
     assert first.also_count == 5
     assert {"nn.functional.layer_norm.1.forward", "nn.functional.layer_norm.2.forward in step 1"} <= set(first.also)
+
+
+@pytest.mark.parametrize("name", ["llama, bfloat16", "llama, autocast", "llama, one thread"])
+def test_no_module_is_accused_of_the_noise_of_those_inside(name: str, tmp_path: Path) -> None:
+    summary = compared(*pairs.HEALTHY[name], tmp_path, data="tensor", level="module")
+    assert (summary.outcome, summary.findings) == ("same", [])
+
+
+def test_a_module_is_accused_of_what_it_computes_between_those_inside(tmp_path: Path) -> None:
+    fault = pairs.FAULTS["built, relu is gelu"]
+    summary = compared(fault.candidate, fault.reference, tmp_path, data="tensor", level="module")
+    first = summary.first
+    assert first is not None and first.candidate is not None and len(summary.findings) == 1
+    assert (first.kind, first.candidate.api, first.candidate.module) == ("wrong_value", "Block", "blocks.0")

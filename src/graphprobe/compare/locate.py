@@ -128,6 +128,7 @@ def locate(
     highest = 0.0
     alone = [0, 0, 0]
     here = (-1, -1)
+    inside: dict[tuple[int, int, bool, int], float] = {}  # of a module, what innocent modules inside it give
     in_parts = any(mark.part for mark in marks)
     for mark in marks:
         if here != (mark.rank, mark.step):
@@ -151,6 +152,9 @@ def locate(
             named = _data_order(mark, elsewhere) or _state(mark, seen_states, connected)
             decision = named or _form(mark, odd.get(mark.number)) or decision
         got = inherited[mark.number]
+        if mark.kind == "module":
+            within = inside.get(_container(mark), 0.0)
+            got = _Forward(max(got.inherited, within), max(got.z, within), got.exact, got.classes)
         if not mark.values:
             # Statistics hide much of an error: what comes later may have got more than they show.
             got = _Forward(max(got.inherited, highest), max(got.z, highest), got.exact, got.classes)
@@ -166,6 +170,10 @@ def locate(
                 formal.add((mark.rank, mark.step, mark.me))
         if not container:
             highest = max(highest, mark.level)
+        if mark.kind == "module" and (decision is None or decision.kind is None):
+            for path in (0, *mark.modules[:-1]) if mark.modules else ():
+                around = (mark.rank, mark.step, mark.backward, path)
+                inside[around] = max(inside.get(around, 0.0), mark.level)
     _drop_containers(marks, result)
     _join(marks, result)
     _pass_on(marks, result)
