@@ -208,7 +208,7 @@ class Values:
                     return stats, None, False, ""
                 payload, sampled = self._payload(tensor, stats.digest)
                 return stats, payload, sampled, ""
-            if tensor.layout is torch.strided and not is_backed(tensor):
+            if tensor.layout is torch.strided and not tensor.is_meta and not is_backed(tensor):
                 return None, None, False, "its storage has no memory for it"
             if is_capturing():
                 return None, None, False, "work of this stream goes into a CUDA graph: nothing can be copied meanwhile"
