@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from graphprobe.store.schema import UNREADABLE
+
 
 class UserFrame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One frame of the program at the place where tracing stopped.
@@ -84,7 +86,7 @@ def facts_from_lines(data: bytes) -> tuple[list[BreakFact], list[UncompiledFact]
     for line in filter(None, data.split(b"\n")):
         try:
             fact = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             unread += 1
             continue
         if isinstance(fact, BreakFact):

@@ -71,24 +71,13 @@ class Ends:
         `mixed`: the runs differ in precision, so that one of them converts where the other has nothing to convert.
         """
         found: set[int] = set()
-        taken: set[tuple[int, str]] = set()
         for side, (call, slot, number) in self._ends:
             assert slot.meta is not None
             if number in found or (mixed and number in self._casts):
                 continue
             others = self._given[(call.rank, call.step, slot.meta.shape)][2 - side]
-            equal = next(
-                (
-                    (other[2], other[1].name)
-                    for other in reversed(others)
-                    if (other[2], other[1].name) not in taken and self._same((call, slot), other[:2], side)
-                ),
-                None,
-            )
-            if equal is None:
+            if not any(self._same((call, slot), other[:2], side) for other in reversed(others)):
                 found.add(number)
-            elif side == 1:
-                taken.add(equal)
         return frozenset(found)
 
     def _same(self, end: tuple[Call, CallSlot], other: tuple[Call, CallSlot], side: int) -> bool:

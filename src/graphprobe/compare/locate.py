@@ -9,7 +9,7 @@ the very inputs it got, that answer counts instead.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -270,21 +270,20 @@ class _Places:
 
     def before(self, mark: Mark) -> Mark | None:
         """The last paired call before a row, of its direction."""
-        for m in reversed(self._marks[: mark.number]):
-            if (m.rank, m.step) != (mark.rank, mark.step):
-                return None
-            if not m.side and m.backward == mark.backward and m.kind != "module":
-                return m
-        return None
+        return next((m for m in self._back_from(mark) if not m.side and m.kind != "module"), None)
 
     def last_lone(self, mark: Mark) -> Mark | None:
         """The nearest call without a partner before a row, of its direction, that changes what it got."""
-        for m in reversed(self._marks[: mark.number]):
+        return next((m for m in self._back_from(mark) if m.side and not m.kept), None)
+
+    def _back_from(self, mark: Mark) -> Iterator[Mark]:
+        """The rows before one, the nearest first, of its rank, step and direction."""
+        for number in range(mark.number - 1, -1, -1):
+            m = self._marks[number]
             if (m.rank, m.step) != (mark.rank, mark.step):
-                return None
-            if m.side and m.backward == mark.backward and not m.kept:
-                return m
-        return None
+                return
+            if m.backward == mark.backward:
+                yield m
 
 
 def _accuse(lone: Mark, user: Mark | None, places: _Places, result: Located, why: str = "") -> None:
@@ -556,13 +555,14 @@ def _doubt(marks: Sequence[Mark], places: _Places, loose: Collection[int], resul
 
 
 def _pass_on(marks: Sequence[Mark], result: Located) -> None:
-    """After the first cause of a rank, what differs by more than its own noise is inherited from it."""
+    """After the first cause of a rank, what differs by more than its own noise is inherited from it, with its verdict:
+    where nothing tells which side is wrong there, nothing tells it of what follows."""
     begun: dict[int, Verdict] = {}
     for m in marks:
         decision = result.decisions.get(m.number)
         if decision is not None:
-            if decision.kind is not None and begun.get(m.rank) != "candidate_worse":
-                begun[m.rank] = "inconclusive" if decision.kind in UNDECIDED_KINDS else "candidate_worse"
+            if decision.kind is not None and begun.get(m.rank, "inconclusive") == "inconclusive":
+                begun[m.rank] = decision.verdict
             elif decision.verdict == "ok" and m.rank in begun:
                 result.decisions[m.number] = Decision(begun[m.rank], "inherited", None, decision.reason)
             continue

@@ -11,6 +11,7 @@ import msgspec
 
 from graphprobe.errors import UsageError
 from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.store.schema import UNREADABLE
 
 VERSION = 1
 
@@ -113,7 +114,7 @@ def _read(path: Path, identity: str) -> list[Line] | None:
     first, *rest = whole.splitlines()
     try:
         head = msgspec.json.decode(first, type=Head)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise UsageError(
             f"{path} is not a journal of a reduction: {error}", hint="name another file, or do not resume"
         ) from error
@@ -128,7 +129,7 @@ def _read(path: Path, identity: str) -> list[Line] | None:
     for number, text in enumerate(rest, 2):
         try:
             lines.append(decoder.decode(text))
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise UsageError(
                 f"line {number} of the journal {path} cannot be read: {error}", hint="begin anew, without resuming"
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -122,3 +123,52 @@ def test_two_functions_have_steps_of_their_own(dumping: Any, stage: str) -> None
         sum(out.sum() for out in outputs).backward()
     found = dumping.end()
     assert {(op.record.place.model_id, op.record.place.step) for op in found.ops(direction=stage)} == {(0, 1), (1, 1)}
+
+
+def decorated(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+class Teacher(torch.nn.Module):
+    @decorated
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
+class Student(torch.nn.Module):
+    @decorated
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+
+def test_models_behind_one_decorator_have_steps_and_names_of_their_own(dumping: Any) -> None:
+    backend = dumping.backend("aot_eager", dump_step="0")
+    x = torch.ones(2)
+    for model in (Teacher(), Student()):
+        compiled = torch.compile(model, backend=backend)
+        compiled(x), compiled(x)
+    found = dumping.end()
+    ran = [op.record for op in found.ops() if op.record.op.op_type != "Data"]
+    assert [(record.place.model_name, record.place.step, record.op.op_name) for record in ran] == [
+        ("Teacher", 0, "sin"),
+        ("Student", 0, "cos"),
+    ]
+
+
+class Broken(torch.nn.Module):
+    scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos() * self.scale
+
+
+def test_what_follows_a_graph_break_and_uses_the_module_has_its_name(dumping: Any) -> None:
+    dumping.compile(Broken(), "aot_eager")(torch.ones(2))
+    names = {op.record.place.model_name for op in dumping.end().ops()}
+    assert names == {"Broken"}

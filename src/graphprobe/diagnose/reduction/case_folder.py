@@ -21,6 +21,7 @@ from graphprobe.engine.subgraph import CALLS, is_item
 from graphprobe.errors import UsageError
 from graphprobe.findings import Finding
 from graphprobe.store.files import replace_file
+from graphprobe.store.schema import UNREADABLE
 
 ORIGINAL, REPRO, JOURNAL = "original", "repro", "journal.jsonl"
 STATE, BEST, NODES = "reduction.json", "best.json", "nodes.json"
@@ -67,7 +68,7 @@ def read_state(folder: Path) -> State:
     file = folder / STATE
     try:
         state = msgspec.json.decode(file.read_bytes(), type=State)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise UsageError(f"{file} cannot be read: {error}", hint="Begin anew in another folder.") from error
     if state.schema != SCHEMA:
         raise UsageError(f"{file} has schema {state.schema}, this version reads {SCHEMA}")
@@ -143,7 +144,7 @@ class CaseFolder:
         """What `best.json` holds; None when it cannot be read."""
         try:
             return msgspec.json.decode((self.path / BEST).read_bytes(), type=Best)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             return None
 
     def save_repro(self, case: Case, finding: Finding, shown: Shown | None = None) -> list[str]:

@@ -105,10 +105,9 @@ class ApiSession:
             self._next_step()
             if not self.on:
                 return None
-        running = graph_task() >= 0
-        if running and in_compiled_backward():
+        if in_compiled_backward():
             return None
-        again = running and in_recomputation(frame)
+        again = graph_task() >= 0 and in_recomputation(frame)
         if again:
             self.recomputed += 1
             if not torch.is_grad_enabled() or not in_reentrant(frame):
