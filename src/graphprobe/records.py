@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -78,6 +78,10 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str | None = None
 
 
+Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
+"""Of a call, a size or a count; a file in which it is larger is damaged."""
+
+
 class TensorMeta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a tensor is, without its values.
 
@@ -89,8 +93,8 @@ class TensorMeta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] = ()
+    shape: tuple[Number, ...]
+    strides: tuple[Number, ...] = ()
     device: str = "cpu"
 
 

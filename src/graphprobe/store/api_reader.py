@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
 import os
 import socket
 from collections import OrderedDict
@@ -31,7 +29,7 @@ from graphprobe.store.api_records import (
     step_folder,
 )
 from graphprobe.store.api_shards import Shard
-from graphprobe.store.calls import Call, CallDump, CallSlot
+from graphprobe.store.calls import Call, CallDump, CallSlot, shape_problem
 from graphprobe.store.reader import State, is_alive
 from graphprobe.store.schema import UNREADABLE, read_manifest
 from graphprobe.store.shortage import ended_early
@@ -254,15 +252,9 @@ def is_api_dump(path: str | Path) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=4096)
-def _can_be(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor can have the shape."""
-    return math.prod(shape) < 2**62 and all(size >= -1 for size in shape)
-
-
 def _slot(slot: ApiSlot, holders: bool) -> CallSlot:
-    if slot.meta is not None and not _can_be(slot.meta.shape):
-        return CallSlot(name=slot.name, role=slot.role, missing=f"its shape is {list(slot.meta.shape)}, which none has")
+    if slot.meta is not None and (problem := shape_problem(slot.meta.shape)):
+        return CallSlot(name=slot.name, role=slot.role, missing=problem)
     stats = slot.stats
     digest = "" if stats is None else stats.digest
     return CallSlot(

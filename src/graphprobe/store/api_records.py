@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from graphprobe.records import Manifest, TensorMeta, TensorStats
+from graphprobe.records import Manifest, Number, TensorMeta, TensorStats
 from graphprobe.store.calls import CallDirection, CallKind, Holder, Scalar, SlotRole
 
 API_SCHEMA = 1
@@ -17,9 +17,6 @@ STACKS = "stacks.jsonl"
 VALUES = "values"
 RANK_PREFIX = "rank"
 STEP_PREFIX = "step"
-
-Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
-"""Of a call; a file in which it is larger is damaged."""
 
 DumpData = Literal["stats", "tensor"]
 DumpLevel = Literal["api", "module", "mix"]

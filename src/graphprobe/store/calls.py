@@ -5,6 +5,8 @@ Readers of each format (graphprobe's own, and those of other tools) give these; 
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
@@ -22,6 +24,14 @@ SlotRole = Literal["input", "output", "parameter", "buffer", "grad_input", "grad
 
 Holder = Literal["", "parameter", "buffer", "leaf"]
 """What keeps a tensor between calls: a module as a parameter or buffer, or the program as a leaf with a gradient."""
+
+
+@functools.lru_cache(maxsize=4096)
+def shape_problem(shape: tuple[int, ...]) -> str:
+    """Why no tensor has the shape that a file claims; empty for one that can be. -1 is a symbolic size."""
+    if math.prod(shape) < 2**62 and all(size >= -1 for size in shape):
+        return ""
+    return f"its shape is {list(shape)}, which none has"
 
 
 class Scalar(msgspec.Struct, frozen=True, gc=False):

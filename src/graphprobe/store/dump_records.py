@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from graphprobe.records import Direction, Manifest, TensorMeta, TensorStats
+from graphprobe.records import Direction, Manifest, Number, TensorMeta, TensorStats
 
 DUMP_SCHEMA = 1
 """Version of the files of a dump; `docs/formats/dump.md` describes it."""
@@ -68,10 +68,10 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     model_name: str
-    model_id: int
-    data_index: int
-    device_id: int = 0
-    step: int | None = None
+    model_id: Number
+    data_index: Number
+    device_id: Number = 0
+    step: Number | None = None
 
 
 class Argument(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,7 +99,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     side: Side
     meta: TensorMeta
     stored: str | None = None
-    size_bytes: int = 0
+    size_bytes: Number = 0
     missing: str = ""
 
 
@@ -116,8 +116,8 @@ class DumpRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         notes: what a reader should know, e.g. that a value was cut or is an alias of another.
     """
 
-    seq: int
-    time_us: int
+    seq: Number
+    time_us: Number
     op: OpInfo
     place: Place
     file: str

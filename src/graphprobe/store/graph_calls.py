@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
 from graphprobe.records import TensorStats
-from graphprobe.store.calls import Call, CallKind, CallSlot, Scalar
+from graphprobe.store.calls import Call, CallKind, CallSlot, Scalar, shape_problem
 from graphprobe.store.dump_dtypes import count_from_shape
 from graphprobe.store.dump_format import OpFile, read_op_file
 from graphprobe.store.dump_reader import Dump, DumpedOp, DumpFolder, LoadedValue, open_dump, step_of
@@ -163,6 +163,8 @@ def is_graph_dump(path: str | Path) -> bool:
 
 
 def _slot(slot: Slot, row: StatsRow | None, op: DumpedOp) -> CallSlot:
+    if problem := shape_problem(slot.meta.shape):
+        return CallSlot(name=slot.name, role=slot.side, missing=problem)
     stats = None
     known: tuple[str, ...] = ()
     if row is not None:

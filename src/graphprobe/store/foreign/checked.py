@@ -5,6 +5,8 @@ from __future__ import annotations
 import tokenize
 from typing import Any
 
+from graphprobe.store.calls import shape_problem
+
 MOST_DIMENSIONS = 64
 """torch has no more."""
 
@@ -13,9 +15,9 @@ NOT_NPY = (OSError, ValueError, TypeError, EOFError, SyntaxError, SystemError, O
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """A list of sizes as a shape; None for anything else."""
+    """A list of sizes as a shape; None for anything else, and for a shape that no tensor has."""
     if not isinstance(value, list) or len(value) > MOST_DIMENSIONS:
         return None
-    if not all(type(size) is int and 0 <= size < 2**63 for size in value):
+    if not all(type(size) is int and size >= 0 for size in value) or shape_problem(tuple(value)):
         return None
     return tuple(value)
