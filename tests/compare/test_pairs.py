@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from compare import pairs
+from compare import gpt_faults, pairs
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.options import Options
 from graphprobe.compare.result import UNDECIDED_KINDS, Summary
@@ -46,6 +47,34 @@ def test_the_call_that_differs_is_the_only_cause(name: str, data: str, level: st
 @pytest.mark.parametrize("name", pairs.HEALTHY)
 def test_healthy_pairs_are_the_same(name: str, data: str, level: str, tmp_path: Path) -> None:
     summary = compared(*pairs.HEALTHY[name], tmp_path, data=data, level=level)
+    assert (summary.outcome, summary.findings) == ("same", []), summary.notes
+
+
+GPT_WAYS = [
+    pytest.param(data, dtype, marks=() if (data, dtype) == ("tensor", torch.bfloat16) else (pytest.mark.heavy,))
+    for data in ("tensor", "stats")
+    for dtype in (torch.float32, torch.bfloat16)
+]
+
+
+@pytest.mark.parametrize(("data", "dtype"), GPT_WAYS)
+@pytest.mark.parametrize("name", gpt_faults.FAULTS)
+def test_a_fault_of_a_gpt_is_the_only_cause(name: str, data: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    if (name, data, dtype) == ("flipped, unseen", "stats", torch.bfloat16):
+        pytest.skip("one sign in 2048 elements changes no statistic by more than bfloat16 does")
+    planted = gpt_faults.FAULTS[name]
+    summary = compared(gpt_faults.gpt(dtype, planted.plant), gpt_faults.gpt(), tmp_path, data=data)
+    assert summary.outcome == "different", summary.notes
+    first = summary.first
+    assert first is not None
+    calls = [call for call in (first.candidate, first.reference) if call is not None]
+    assert any(call.module.startswith(planted.module) for call in calls), first
+    assert [f for f in summary.findings if f.kind not in UNDECIDED_KINDS] == [first]
+
+
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+def test_a_gpt_in_bfloat16_is_the_same(data: str, tmp_path: Path) -> None:
+    summary = compared(gpt_faults.gpt(torch.bfloat16), gpt_faults.gpt(), tmp_path, data=data)
     assert (summary.outcome, summary.findings) == ("same", []), summary.notes
 
 

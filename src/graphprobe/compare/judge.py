@@ -56,6 +56,7 @@ class Task(msgspec.Struct, kw_only=True, gc=False):
         producers: for each slot of the candidate's call and of the reference's, which call gave it; see `Outline`.
         forward: of a backward: the candidate's and the reference's forward call, where they are known.
         strict_state: state must agree but for rounding; not so after a step of training.
+        parts: into how many the step splits its batch on one side; 1 for a step that is whole on both.
     """
 
     number: int
@@ -68,6 +69,7 @@ class Task(msgspec.Struct, kw_only=True, gc=False):
     places: tuple[int, int]
     forward: tuple[Call | None, Call | None] = (None, None)
     strict_state: bool = True
+    parts: int = 1
 
 
 class Judge:
@@ -106,6 +108,7 @@ class Judge:
                 some = (given.get(x.name) if x else None, other.get(y.name) if y else None)
                 slots.append(self._slot(task, x, y, some))
         parts = self._parts if self._parts > 1 or mine.rank == theirs.rank else UNEVEN
+        parts = task.parts if task.parts > 1 else parts
         if parts != 1:
             slots = with_parts(slots, parts)
         level = max([s.level for s in slots if s.role in OUTPUT_ROLES], default=0.0)

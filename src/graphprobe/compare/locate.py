@@ -8,13 +8,14 @@ the very inputs it got, that answer counts instead.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from graphprobe.compare.marks import Mark
+from graphprobe.compare.marks import OWN, Mark
 from graphprobe.compare.precision import coarsest, out_of_line
 from graphprobe.compare.result import UNDECIDED_KINDS, Blame, FindingKind, Verdict
 
@@ -100,7 +101,12 @@ class _Forward:
 
 
 def locate(
-    marks: Sequence[Mark], *, connected: bool = True, alike: bool = True, loose: Collection[int] = ()
+    marks: Sequence[Mark],
+    *,
+    connected: bool = True,
+    alike: bool = True,
+    loose: Collection[int] = (),
+    split: Collection[tuple[int, int]] = (),
 ) -> Located:
     """Decides on every row.
 
@@ -112,7 +118,10 @@ def locate(
         alike: one tool wrote both dumps, so that a call that one side lacks was not made there.
         loose: rows of calls without a partner that give something which nothing recorded uses, and which the other
             side does not give.
+        split: ranks and steps in which one side takes in several parts, one after the other, what the other takes at
+            once: there, calls without a partner are parts, and only what they add up to can be compared.
     """
+    loose = frozenset(m.number for m in marks if m.number in loose and (m.rank, m.step) not in split)
     result = Located()
     forwards = _forwards(marks)
     inherited = {m.number: _inherited(m, forwards) for m in marks if not m.side}
@@ -124,15 +133,16 @@ def locate(
     seen_states: set[int] = set()
     seen_unrecorded: set[int] = set()
     formal: set[tuple[int, int, int]] = set()
-    entered: set[tuple[int, int]] = set()
-    highest = 0.0
+    entered = set(split)
+    highest = top = 0.0
     alone = [0, 0, 0]
     here = (-1, -1)
     inside: dict[tuple[int, int, bool, int], float] = {}  # of a module, what innocent modules inside it give
     in_parts = any(mark.part for mark in marks)
+    lacking: set[int] = set()  # ranks in which a gradient is missing on one side: parameters are not changed by it
     for mark in marks:
         if here != (mark.rank, mark.step):
-            here, highest, alone = (mark.rank, mark.step), 0.0, [0, 0, 0]
+            here, highest, top, alone = (mark.rank, mark.step), 0.0, 0.0, [0, 0, 0]
         if mark.side:
             alone[mark.side] += 1
             if mark.side == 1 and mark.opposite >= 0 and not mark.consumed and mark.number in loose:
@@ -145,7 +155,8 @@ def locate(
         averaged = in_parts and mark.kind == "optimizer"
         if not container and not averaged and here not in entered:
             region = REGION_NOISE if max(alone) > REGION else REWIRED * FLAT
-            decision = _entered(mark, places, max(REWIRED * highest, region * mark.unit), result)
+            floor, peak = region * mark.unit, region * PEAK * OWN * mark.unit
+            decision = _entered(mark, places, max(REWIRED * highest, floor), max(REWIRED * top, peak), result)
             if decision is not None:
                 entered.add(here)
         if decision is None or decision.kind is None:
@@ -155,10 +166,14 @@ def locate(
         if mark.kind == "module":
             within = inside.get(_container(mark), 0.0)
             got = _Forward(max(got.inherited, within), max(got.z, within), got.exact, got.classes)
+        lacking.update([mark.rank] if mark.lost else [])
+        if mark.kind == "optimizer" and mark.rank in lacking:
+            got = _Forward(math.inf, math.inf, got.exact, got.classes)
         if not mark.values:
             # Statistics hide much of an error: what comes later may have got more than they show.
             got = _Forward(max(got.inherited, highest), max(got.z, highest), got.exact, got.classes)
-        if decision is None and not container:
+        in_part = here in split and mark.kind != "optimizer"
+        if decision is None and not container and not in_part:
             decision = _numbers(mark, got, factors.get(mark.group), result)
         if decision is None or decision.kind is None:
             decision = _unrecorded(mark, seen_unrecorded, connected, highest) or decision
@@ -169,7 +184,7 @@ def locate(
             if decision.kind in ("scalar", "shape", "dtype"):
                 formal.add((mark.rank, mark.step, mark.me))
         if not container:
-            highest = max(highest, mark.level)
+            highest, top = max(highest, mark.level), max(top, mark.z)
         if mark.kind == "module" and (decision is None or decision.kind is None):
             for path in (0, *mark.modules[:-1]) if mark.modules else ():
                 around = (mark.rank, mark.step, mark.backward, path)
@@ -178,7 +193,8 @@ def locate(
     _join(marks, result)
     _pass_on(marks, result)
     if not any(d.kind is not None and d.kind not in UNDECIDED_KINDS for d in result.decisions.values()):
-        _doubt(marks, places, loose, result)
+        whole = [m for m in marks if (m.rank, m.step) not in split or m.kind == "optimizer"]
+        _doubt(whole, places, loose, result)
     return result
 
 
@@ -261,7 +277,7 @@ class _Places:
         """Upstream of a call without a partner, the first of its chain of such calls that changes what it got."""
         found = mark
         while True:
-            sources = (self.at(mark, mark.side, p) for _, a, b in mark.wired if (p := max(a, b)) >= 0)
+            sources = (self.at(mark, mark.side, p) for *_, a, b in mark.wired if (p := max(a, b)) >= 0)
             before = next((m for m in sources if m is not None and m.side == mark.side), None)
             if before is None or before.position >= mark.position or before.backward != mark.backward:
                 return found
@@ -312,8 +328,9 @@ def _accuse(lone: Mark, user: Mark | None, places: _Places, result: Located, why
     )
 
 
-def _entered(mark: Mark, places: _Places, floor: float, result: Located) -> Decision | None:
-    """An error that comes in by something else than what a paired call gave, and that is larger than `floor`.
+def _entered(mark: Mark, places: _Places, floor: float, peak: float, result: Located) -> Decision | None:
+    """An error that comes in by something else than what a paired call gave, and that is larger than `floor`, or of
+    one element than `peak`.
 
     What came in must have come from a call without a partner; or something has changed a value in between, which no
     record shows.
@@ -332,8 +349,8 @@ def _entered(mark: Mark, places: _Places, floor: float, result: Located) -> Deci
             return told
         return Decision("differs", "structure", "lost_gradient", f"the {side} computes no gradient of an argument")
     floor *= 1.0 if mark.values else STATISTICS
-    for level, mine, theirs in mark.wired:
-        if level <= floor:
+    for level, z, mine, theirs in mark.wired:
+        if level <= floor and z <= peak:
             continue
         producer = places.at(mark, 1, mine) if mine >= 0 else None
         other = places.at(mark, 2, theirs) if theirs >= 0 else None
@@ -517,16 +534,19 @@ def _drop_containers(marks: Sequence[Mark], result: Located) -> None:
 
 
 def _join(marks: Sequence[Mark], result: Located) -> None:
-    """What is wrong in one way at one line, in other layers, steps and ranks, is one cause: the first."""
+    """What is wrong in one way at one line, in other layers, steps and ranks, is one cause: the first. So are all
+    parameters and buffers that differ before anything was computed: other weights."""
     first: dict[tuple[object, ...], int] = {}
     for m in sorted(marks, key=lambda m: (m.step, m.rank, m.number)):
         decision = result.decisions.get(m.number)
         if decision is None or decision.kind is None:
             continue
-        number = first.setdefault((decision.kind, decision.verdict, m.spot), m.number)
+        weights = decision.kind == "state" and m.parameter
+        number = first.setdefault((decision.kind, decision.verdict, "weights" if weights else m.spot), m.number)
         if number != m.number:
             result.also.setdefault(number, []).append(m.number)
-            text = f"{decision.reason}: the cause told above, from the same line"
+            why = "other weights, as told above" if weights else "the cause told above, from the same line"
+            text = f"{decision.reason}: {why}"
             result.decisions[m.number] = Decision(decision.verdict, decision.blame, None, text)
 
 

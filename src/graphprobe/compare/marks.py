@@ -53,7 +53,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         fed_alone: inputs from calls without a partner: hash of the argument's name, and the producers.
         truths: answers of the replay for candidate and reference.
         dtypes: pairs of dtypes of floating-point slots, `reference>candidate`.
-        wired: inputs that come from elsewhere: (level, candidate's producer, reference's producer).
+        wired: inputs that come from elsewhere: (level, z, candidate's producer, reference's producer).
         partner: position of the partner; −1 for none. `side`: 0 both, 1 candidate only, 2 reference only.
         opposite: of an unpaired call of the candidate, the position of what stands in its place; −1 for none.
     """
@@ -99,7 +99,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     consumed: bool = False
     truths: tuple[Truth, Truth] = (0, 0)
     dtypes: tuple[str, ...] = ()
-    wired: tuple[tuple[float, int, int], ...] = ()
+    wired: tuple[tuple[float, float, int, int], ...] = ()
     partner: int = -1
     side: int = 0
     opposite: int = -1

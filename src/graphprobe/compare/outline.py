@@ -40,6 +40,7 @@ class Outline:
         shape: the same without the module.
         path: hash of what was called, direction and module.
         api: hash of the api's own name.
+        steps: whether it is the step of an optimizer.
         gap: hash of direction and the shapes of what it gives.
         producers: for each slot of each call, the position of the call that gave this value, or `UNKNOWN` or
             `UNWRITTEN`; `first` has where a call's slots begin. What a module gives was given by a call inside it, if
@@ -57,6 +58,7 @@ class Outline:
     path: array[int] = field(default_factory=lambda: array("q"))
     api: array[int] = field(default_factory=lambda: array("q"))
     gap: array[int] = field(default_factory=lambda: array("q"))
+    steps: bytearray = field(default_factory=bytearray)
     first: array[int] = field(default_factory=lambda: array("q", [0]))
     producers: array[int] = field(default_factory=lambda: array("i"))
     used: bytearray = field(default_factory=bytearray)
@@ -166,6 +168,7 @@ def _add_names(result: Outline, call: Call, shapes: Shapes, given: Shapes) -> No
     result.strong.append(hash((path, shapes)))
     result.shape.append(hash((what, shapes)))
     result.path.append(path)
+    result.steps.append(call.kind == "optimizer")
     result.api.append(api)
     result.gap.append(hash((call.direction, given)))
 

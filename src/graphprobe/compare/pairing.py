@@ -69,6 +69,7 @@ class Plan:
     alignment: Alignment
     strict_state: bool
     number: int = 0
+    parts: int = 1
     keep_forward: bool = False
     _opposed: dict[int, int] | None = None
     _tally: tuple[Counter[int], Counter[int]] | None = None
@@ -128,6 +129,7 @@ class Plan:
             places=(i, j),
             forward=forward,
             strict_state=self.strict_state,
+            parts=self.parts,
         )
 
     def _lone(self, side: int, place: int, call: Call) -> Lone:

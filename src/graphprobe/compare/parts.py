@@ -1,15 +1,20 @@
-"""Runs of different numbers of ranks: of several, each has a part of a batch or weight that a single one has whole."""
+"""What one run has whole and the other in parts: of several ranks, each has a part of a batch or weight that a single
+one has whole; and a step may take its batch in several parts, whose gradients add up."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
-from graphprobe.compare.outline import OUTPUT_ROLES
+from graphprobe.compare.outline import OUTPUT_ROLES, Outline
 from graphprobe.compare.result import SlotResult
 from graphprobe.store.calls import CallDump
+
+SPLIT = 0.6
+"""Share of the calls that must be there several times, with other shapes, for the batch of a step to count as split."""
 
 UNEVEN = 0
 """In place of the number of parts: two ranks of one number of ranks, whose parts need not be of one size."""
@@ -28,6 +33,25 @@ def parts_between(candidate: CallDump, reference: CallDump) -> int:
     """
     few, many = sorted((world_of(candidate), world_of(reference)))
     return many // few if many % few == 0 else 1
+
+
+def split_between(mine: Outline, theirs: Outline) -> int:
+    """Into how many parts a step of one run splits the batch that the other takes at once; 1 where neither does.
+
+    Then most of what the one calls, the other calls as many times more, with other shapes.
+    """
+    paths = Counter(mine.path), Counter(theirs.path)
+    strong = Counter(mine.strong), Counter(theirs.strong)
+    for few, many in ((0, 1), (1, 0)):
+        ratios = Counter[int]()
+        for path, count in paths[few].items():
+            more = paths[many].get(path, 0)
+            ratios[more // count if more % count == 0 else 0] += count
+        parts, calls = max(((k, n) for k, n in ratios.items() if k > 1), key=lambda one: one[1], default=(1, 0))
+        alike = (strong[few] & strong[many]).total()
+        if parts > 1 and calls > SPLIT * paths[few].total() and alike < (1 - SPLIT) * paths[few].total():
+            return parts
+    return 1
 
 
 def is_part(mine: Sequence[int], theirs: Sequence[int], parts: int) -> bool:

@@ -16,7 +16,9 @@ from torch import nn
 
 import graphprobe
 from graphprobe.errors import GraphprobeError, SettingError, UsageError
+from graphprobe.internals.api_calls import global_hooks
 from graphprobe.probe.api.plan import FIELDS, plan_from_arguments
+from graphprobe.store.api_reader import open_api_dump
 
 
 def train(steps: int, *, model: nn.Module | None = None, kind: type[Any] = torch.optim.AdamW, **options: Any) -> None:
@@ -100,9 +102,46 @@ def test_steps_at_optimizers(dumped: Callable[..., Any]) -> None:
     assert "nn.functional.linear.0.forward" in labels[2]
 
 
-def test_steps_by_hand(tmp_path: Path) -> None:
-    from graphprobe.store.api_reader import open_api_dump
+@pytest.mark.parametrize("level", ["api", "module", "mix"])
+def test_a_step_that_is_not_selected_has_no_mode_and_no_hook(level: str, tmp_path: Path) -> None:
+    seen = []
 
+    class Looks(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append((torch.overrides._get_current_function_mode() is None, global_hooks()))
+            return super().forward(x)
+
+    with graphprobe.dump(tmp_path / "d", steps="1|3", level=level):
+        train(5, model=Looks(3, 1))
+    outside = torch.overrides._get_current_function_mode() is None, global_hooks()
+    assert outside == (True, 0)
+    assert [one == outside for one in seen] == [True, False, True, False, True]
+    assert open_api_dump(tmp_path / "d").steps(0) == (1, 3)
+
+
+def test_steps_have_one_number_whichever_are_selected(dumped: Callable[..., Any]) -> None:
+    def gan() -> None:
+        torch.manual_seed(0)
+        one, two = nn.Linear(3, 3), nn.Linear(3, 1)
+        first = torch.optim.SGD(one.parameters(), lr=0.1)
+        second = torch.optim.SGD(two.parameters(), lr=0.1)
+        for _ in range(3):
+            two(one(torch.randn(2, 3))).sum().backward()
+            first.step()
+            second.step()
+            first.zero_grad()
+
+    def texts(read: Any, step: int) -> list[tuple[str, str]]:
+        calls = (call for call in read.by_step.get(step, []) if not call.label.startswith(("nn.init", "empty")))
+        return [(call.label, call.slots[0].digest if call.slots else "") for call in calls]
+
+    whole = dumped(gan)
+    assert len(whole.dump.steps(0)) == 6
+    for step in whole.dump.steps(0):
+        assert texts(dumped(gan, steps=step), step) == texts(whole, step), step
+
+
+def test_steps_by_hand(tmp_path: Path) -> None:
     with graphprobe.dump(tmp_path / "d", steps=1) as d:
         for number in range(3):
             train(1)

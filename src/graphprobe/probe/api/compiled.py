@@ -31,6 +31,33 @@ class Watch(Protocol):
         ...
 
 
+class CallWatch:
+    """Mode and hooks of modules: in torch during steps that are selected, and out of it during others."""
+
+    def __init__(self, mode: ApiMode | None, modules: ModuleWatch) -> None:
+        """Both are in; `mode` is None where calls of the API are no records."""
+        self._mode, self._modules = mode, modules
+        self._place: int | None = None
+        self._inside = True
+
+    def set(self, wanted: bool) -> bool:
+        """Put them in or take them out, to be called between calls; whether they are in now.
+
+        A mode that is not in the stack of this thread, because one of its calls runs, stays as it is.
+        """
+        if self._inside and not wanted:
+            self._place = take_out(self._mode) if self._mode is not None else 0
+            if self._place is not None:
+                self._modules.sleep()
+                self._inside = False
+        elif wanted and not self._inside:
+            if self._mode is not None:
+                put_back(self._mode, self._place or 0)
+            self._modules.wake()
+            self._inside = True
+        return self._inside
+
+
 class CompiledWatch:
     """Takes everything out before compiled code runs, and puts it back afterwards.
 

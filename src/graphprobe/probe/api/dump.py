@@ -14,7 +14,7 @@ import torch
 from graphprobe.errors import UsageError
 from graphprobe.internals.api_calls import BackwardRuns, put_back, take_out
 from graphprobe.probe import environment
-from graphprobe.probe.api.compiled import CompiledWatch, Watch
+from graphprobe.probe.api.compiled import CallWatch, CompiledWatch, Watch
 from graphprobe.probe.api.mode import ApiMode
 from graphprobe.probe.api.modules import ModuleWatch
 from graphprobe.probe.api.optimizers import OptimizerWatch
@@ -102,6 +102,8 @@ class ApiDumper:
             self._watches.append(watch)
         if self.plan.level != "module":
             put_back(mode, sys.maxsize)
+        session.watch_calls = CallWatch(mode if self.plan.level != "module" else None, modules).set
+        session.watch_calls(session.on)
         _open.append(self)
 
     def step(self) -> None:

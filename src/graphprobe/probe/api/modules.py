@@ -35,9 +35,12 @@ class ModuleWatch:
         self._session = session
         self._recorded = recorded
         self._handles: list[Removable] = []
+        self._asleep = False
 
     def install(self) -> None:
-        """Watch every module of the process."""
+        """Watch every module of the process, unless asleep."""
+        if self._handles or self._asleep:
+            return
         module = torch.nn.modules.module
         self._handles = [
             module.register_module_forward_pre_hook(self._before),
@@ -49,6 +52,16 @@ class ModuleWatch:
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
+
+    def sleep(self) -> None:
+        """Take the hooks out until `wake`, whatever installs them meanwhile."""
+        self._asleep = True
+        self.remove()
+
+    def wake(self) -> None:
+        """Watch again."""
+        self._asleep = False
+        self.install()
 
     def only_ours(self) -> bool:
         """Whether nobody else has global hooks on modules."""

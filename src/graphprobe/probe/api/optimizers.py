@@ -77,6 +77,7 @@ class OptimizerWatch:
         session = self._session
         if session.state.off:
             self._recover()
+        session.begin_step_if_due()
         if not session.on:
             return None
         call = None

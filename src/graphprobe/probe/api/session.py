@@ -76,13 +76,15 @@ class ApiSession:
         self.recomputed = 0
         self.recover: Callable[[], None] = _nothing
         """Called where collecting is off, to find out whether what has switched it off is gone by an exception."""
+        self.watch_calls: Callable[[bool], bool] = bool
+        """Called between two steps with whether the next is wanted; says whether calls are watched from now on."""
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._counts: dict[tuple[str, str], itertools.count[int]] = {}
         self._step_is_due = False
         self._by_hand = plan.step_at == "hand"
         self._tasks: dict[int, dict[BackwardCall, None]] = {}
-        self.on = self._wants_step()
+        self.on = self._wants(0)
 
     # What the observers call.
 
@@ -188,11 +190,20 @@ class ApiSession:
         with self._lock:
             self._by_hand = True
             self._next_step()
+        self.watch_calls(self.on)
+
+    def begin_step_if_due(self) -> None:
+        """Begin the step that is due."""
+        if self.is_due():
+            self._next_step()
 
     def optimizer_stepped(self) -> None:
         """An optimizer has stepped: the next call is of the next step, unless the program says itself when one ends."""
-        if not self._by_hand:
-            self._step_is_due = True
+        if self._by_hand:
+            return
+        self._step_is_due = True
+        if not self.watch_calls(not self.broken and self._wants(self.step + 1)):
+            self._next_step()  # no call will
 
     def finish(self) -> None:
         """Collect nothing more."""
@@ -215,10 +226,10 @@ class ApiSession:
             self._step_is_due = False
             self.step += 1
             self._counts.clear()
-            self.on = not self.broken and self._wants_step()
+            self.on = not self.broken and self._wants(self.step)
 
-    def _wants_step(self) -> bool:
-        return self.plan.steps is None or self.step in self.plan.steps
+    def _wants(self, step: int) -> bool:
+        return self.plan.steps is None or step in self.plan.steps
 
     def _index(self, kind: str, api: str) -> int:
         key = (kind, api)

@@ -1,0 +1,195 @@
+"""A GPT, and faults as people make them: planted in the program's own Python, one training step."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from compare.pairs import Doubled, Run
+
+Plant = Callable[["Gpt"], None]
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            part.reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, **{"is_causal": True} | options)
+        return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.ln1, self.attn = nn.LayerNorm(width), Attention(width, heads)
+        self.ln2, self.mlp = nn.LayerNorm(width), Mlp(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attn(self.ln1(x))
+        return x + self.mlp(self.ln2(x))
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers: int = 4, width: int = 64, heads: int = 4, vocabulary: int = 128) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(vocabulary, width), nn.Embedding(32, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.token(ids) + self.place(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def gpt(dtype: torch.dtype = torch.float32, plant: Plant | None = None) -> Run:
+    """One step of training, built before the dump begins; trained weights are larger than those of the start."""
+
+    def build() -> Gpt:
+        torch.manual_seed(0)
+        model = Gpt()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.mul_(1.5)
+        model = model.to(dtype)
+        if plant is not None:
+            plant(model)
+        return model
+
+    def step(model: Gpt) -> None:
+        torch.manual_seed(1)
+        ids = torch.randint(0, 128, (2, 16))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        F.cross_entropy(model(ids).flatten(0, 1).float(), ids.flatten()).backward()
+        optimizer.step()
+
+    return Run(step, build)
+
+
+def around(pick: Callable[[Gpt], nn.Module], change: Callable[..., torch.Tensor]) -> Plant:
+    """`change(inner, *inputs)` in the place of the forward of a module."""
+
+    def plant(model: Gpt) -> None:
+        module = pick(model)
+        inner = module.forward
+        module.forward = lambda *inputs: change(inner, *inputs)  # type: ignore[assignment]
+
+    return plant
+
+
+def instead(pick: Callable[[Gpt], Any], forward: Callable[..., torch.Tensor]) -> Plant:
+    """Another forward of a module."""
+
+    def plant(model: Gpt) -> None:
+        module = pick(model)
+        module.forward = types.MethodType(forward, module)
+
+    return plant
+
+
+def flipped(inner: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    y = inner(x)
+    with torch.no_grad():
+        y.view(-1)[77] *= -1
+    return y
+
+
+def flipped_unseen(inner: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    y = inner(x)
+    bits = y.detach().view(torch.int16 if y.dtype is torch.bfloat16 else torch.int32).numpy().reshape(-1)
+    bits[77] ^= -(2 ** (8 * bits.itemsize - 1))  # the bit of the sign
+    return y
+
+
+def with_nan(inner: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    y = inner(x).clone()
+    y.view(-1)[5] = float("nan")
+    return y
+
+
+def noisy(model: Gpt) -> None:
+    weight = model.blocks[2].mlp.fc1.weight
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        weight.copy_(weight.float() * (1 + (1e-3 if weight.dtype is torch.float32 else 1e-2) * noise))
+
+
+def narrow(self: Any, x: torch.Tensor) -> torch.Tensor:
+    lower = torch.bfloat16 if x.dtype is torch.float32 else torch.float8_e4m3fn
+    return F.linear(x.to(lower).to(x.dtype), self.weight, self.bias)
+
+
+def tanh_gelu(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+def wide_eps(model: Gpt) -> None:
+    model.blocks[2].ln2.eps = 1e-2
+
+
+def without_residual(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.mlp(self.ln2(x + self.attn(self.ln1(x))))
+
+
+def swapped(model: Gpt) -> None:
+    model.blocks[1], model.blocks[2] = model.blocks[2], model.blocks[1]
+
+
+def scaled_gradient(model: Gpt) -> None:
+    model.blocks[2].attn.proj.weight.register_hook(lambda g: g * 1.05)
+
+
+def frozen(model: Gpt) -> None:
+    model.blocks[1].mlp.fc2.weight.requires_grad_(False)
+
+
+class Planted(NamedTuple):
+    """What changes the model, and the module that the first finding must lie in."""
+
+    plant: Plant
+    module: str
+
+
+FAULTS: dict[str, Planted] = {
+    "flipped element": Planted(around(lambda m: m.blocks[2].attn.proj, flipped), "blocks.2"),
+    "flipped, unseen": Planted(around(lambda m: m.blocks[2].attn.proj, flipped_unseen), "blocks.2"),
+    "NaN": Planted(around(lambda m: m.blocks[1].mlp.fc1, with_nan), "blocks.1.mlp"),
+    "weight noise": Planted(noisy, "blocks.2.mlp.fc1"),
+    "narrow layer": Planted(instead(lambda m: m.blocks[1].attn.proj, narrow), "blocks.1.attn"),
+    "gelu by tanh": Planted(instead(lambda m: m.blocks[1].mlp, tanh_gelu), "blocks.1.mlp"),
+    "scale": Planted(around(lambda m: m.blocks[1].attn, lambda f, x: f(x, scale=0.125)), "blocks.1.attn"),
+    "no causal mask": Planted(around(lambda m: m.blocks[1].attn, lambda f, x: f(x, is_causal=False)), "blocks.1.attn"),
+    "eps": Planted(wide_eps, "blocks.2.ln2"),
+    "residual lost": Planted(instead(lambda m: m.blocks[2], without_residual), "blocks.2"),
+    "swapped blocks": Planted(swapped, "blocks.1"),
+    "doubled gradient": Planted(around(lambda m: m.blocks[2].mlp.fc1, lambda f, x: f(Doubled.apply(x))), "blocks.2"),
+    "times 1.02": Planted(around(lambda m: m.blocks[1].ln2, lambda f, x: f(x) * 1.02), "blocks.1.ln2"),
+    "one more op": Planted(around(lambda m: m.blocks[2].ln2, lambda f, x: f(x * 1.5)), "blocks.2.ln2"),
+    "head plus 0.01": Planted(around(lambda m: m.head, lambda f, x: f(x) + 0.01), "head"),
+    "weight gradient times 1.05": Planted(scaled_gradient, ""),
+    "frozen weight": Planted(frozen, "blocks.1.mlp.fc2"),
+}
