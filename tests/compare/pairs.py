@@ -362,6 +362,52 @@ def adam_step(model: nn.Module) -> None:
         optimizer.zero_grad()
 
 
+def in_parts(parts: int) -> Inside:
+    """Two steps of AdamW, each of a batch of four that is taken in some parts."""
+
+    def run(model: nn.Module) -> None:
+        torch.manual_seed(1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=ADAM_LR)
+        for _ in range(2):
+            ids = torch.randint(0, 64, (4, 12))
+            optimizer.zero_grad()
+            for part in ids.chunk(parts):
+                (model(input_ids=part, labels=part).loss / parts).backward()
+            optimizer.step()
+
+    return run
+
+
+def t5(dtype: torch.dtype = torch.float32) -> Program:
+    """Its masks hold the largest number of the dtype that it runs in."""
+
+    def build() -> nn.Module:
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        torch.manual_seed(0)
+        config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0)
+        config.decoder_start_token_id = 0
+        return T5ForConditionalGeneration(config).to(dtype).train()
+
+    return build
+
+
+def t5_step(model: nn.Module, *, autocast: bool = False) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=ADAM_LR)
+    torch.manual_seed(1)
+    ids = torch.randint(0, 64, (4, 10))
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+
+
+def t5_autocast(model: nn.Module) -> None:
+    t5_step(model, autocast=True)
+
+
 def sgd(inside: Inside) -> Inside:
     """The same, and a step of SGD after it."""
 
@@ -394,6 +440,12 @@ HEALTHY: dict[str, tuple[Run, Run]] = {
     "llama against compiled": (LLAMA, Run(compiled_step, llama_with())),
     "llama, compiled and stepped": (Run(sgd(compiled_step), llama_with()), Run(sgd(llama_step), llama_with())),
     "square": (_llama(square), _llama(square)),
+    "t5, bfloat16": (Run(t5_step, t5(torch.bfloat16)), Run(t5_step, t5())),
+    "t5, autocast": (Run(t5_autocast, t5()), Run(t5_step, t5())),
+    "llama, AdamW, bfloat16": (Run(adam_step, llama_with(dtype=torch.bfloat16)), Run(adam_step, llama_with())),
+    "llama, AdamW, one thread": (Run(on_one_thread(adam_step), llama_with()), Run(adam_step, llama_with())),
+    "llama, batch in two": (Run(in_parts(2), llama_with()), Run(in_parts(1), llama_with())),
+    "llama, batch against four": (Run(in_parts(1), llama_with()), Run(in_parts(4), llama_with())),
 }
 
 

@@ -87,6 +87,28 @@ def test_what_replaces_a_call_is_named_beside_it(tmp_path: Path) -> None:
     assert any(text.startswith("between ") and "silu" in text and "gelu" in text for text in first.evidence)
 
 
+def test_parts_of_a_batch_that_add_up_to_something_else_are_not_the_same(tmp_path: Path) -> None:
+    def not_divided(model: Any) -> None:
+        divided = torch.Tensor.__truediv__
+        torch.Tensor.__truediv__ = lambda x, parts: divided(x, 1)  # type: ignore[method-assign]
+        try:
+            pairs.in_parts(2)(model)
+        finally:
+            torch.Tensor.__truediv__ = divided  # type: ignore[method-assign]
+
+    runs = pairs.Run(not_divided, pairs.llama_with()), pairs.Run(pairs.in_parts(1), pairs.llama_with())
+    summary = compared(*runs, tmp_path, data="tensor")
+    assert summary.outcome == "undecided"
+    assert [f.kind for f in summary.findings] == ["growth"]
+
+
+def test_parts_of_a_batch_without_an_optimizer_are_not_compared(tmp_path: Path) -> None:
+    runs = pairs.Run(pairs.batch_split, pairs.llama_with()), pairs.LLAMA
+    summary = compared(*runs, tmp_path, data="tensor")
+    assert summary.outcome == "undecided"
+    assert any("in 2 parts, and no step of an optimizer" in note for note in summary.notes)
+
+
 def test_one_cause_in_each_layer_and_step_is_one(tmp_path: Path) -> None:
     runs = (pairs.Run(pairs.trained(2, eps=0.1)), pairs.Run(pairs.trained(2)))
     summary = compared(*runs, tmp_path, data="stats")

@@ -216,7 +216,8 @@ class Judge:
                 self.problems[trouble] = self.problems.get(trouble, 0) + 1
             else:
                 if a.shape == b.shape and mine.sampled == theirs.sampled:
-                    return measure_values(a, b, dtypes, sampled=mine.sampled, threads=self._threads)
+                    ends = (mine.stats, theirs.stats) if mine.stats is not None and theirs.stats is not None else None
+                    return measure_values(a, b, dtypes, sampled=mine.sampled, threads=self._threads, ends=ends)
                 trouble = "samples of different size"
         known = _both_know(mine.known, theirs.known)
         if mine.stats is not None and theirs.stats is not None and known:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from graphprobe.compare.marks import OWN, Mark
+from graphprobe.compare.marks import OWN, Mark, grown
 from graphprobe.compare.precision import coarsest, out_of_line
 from graphprobe.compare.result import UNDECIDED_KINDS, Blame, FindingKind, Verdict
 
@@ -562,13 +562,17 @@ def _doubt(marks: Sequence[Mark], places: _Places, loose: Collection[int], resul
             )
             break
     unit = coarsest(marks)
+    states: dict[tuple[int, int], float] = {}  # of parameters that earlier steps have changed
     for m in marks if not result.random else ():
-        if not m.side and not m.random and m.level > min(GROWN * unit, LARGE):
+        here = (m.rank, m.step)
+        states[here] = max(states.get(here, 0.0), m.state_level)
+        limit = max(min(GROWN * unit, LARGE), REGION_NOISE * states[here])
+        if not m.side and not m.random and grown(m, unit) > limit:
             if m.number in result.decisions:
                 continue
             text = (
-                f"the results are {m.level / unit:.3g} units of noise apart: no call adds more than rounding may, "
-                "and all together are too far apart to call the two the same"
+                f"the results are {grown(m, unit) / unit:.3g} units of noise apart: no call adds more than rounding "
+                "may, and all together are too far apart to call the two the same"
             )
             result.decisions[m.number] = Decision("inconclusive", "inherited", "growth", text)
             break

@@ -35,6 +35,8 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         module: hash of the module path; `modules` the hashes of all paths it lies in.
         inherited, level: u·rms(z) of what the call got and gave: errors relative to the values, so that a float32
             result of bfloat16 inputs is held against those. `inherited_z`, `z`: u times the largest z.
+        stepped: of a step of an optimizer, for each parameter how far its gradients are apart, relative to the rms of
+            the largest gradient, and its level.
         unit: the largest u of what it gave.
         own: allowance of noise that the call itself may add, in the same measure.
         exact_in, exact_out: integers or booleans differ in what it got and gave.
@@ -71,6 +73,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     inherited: float = 0.0
     inherited_z: float = 0.0
     level: float = 0.0
+    stepped: tuple[tuple[float, float], ...] = ()
     z: float = 0.0
     own: float = 0.0
     unit: float = 0.0
@@ -107,6 +110,9 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
 
 OWN = 4.0
 """Noise, rms of z, that any operation may add."""
+
+GRADIENT_NOISE = 64.0
+"""Times u and the rms of the largest gradient of a step, by which the gradient of a parameter may be off."""
 
 SUM = 2.0
 """Times sqrt(K)·u_acc/u, what a sum over K terms may add."""
@@ -262,8 +268,53 @@ def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
         elif slot.z or slot.level:
             mark.inherited = max(mark.inherited, unit * slot.level)
             mark.inherited_z = max(mark.inherited_z, unit * slot.z)
+    if call.kind == "optimizer":
+        mark.stepped = _stepped(result.slots)
     mark.dtypes = tuple(pairs)
     mark.nothing = not compared and any(s.candidate is not None and s.candidate.dtype for s in result.slots)
+
+
+def grown(mark: Mark, unit: float) -> float:
+    """The level of what a call gave; of parameters after a step, without those whose gradients are apart by rounding.
+
+    Adam and its like divide a gradient by its own size: one that is zero but for rounding, as that of a bias that
+    softmax takes out again, becomes a whole step in a direction that is noise. The rounding, of which `unit` is u, is
+    that of the largest gradients, of which such a gradient is a difference.
+    """
+    if not mark.stepped:
+        return mark.level
+    return max((level for apart, level in mark.stepped if not 0 < apart <= GRADIENT_NOISE * unit), default=0.0)
+
+
+def _stepped(slots: tuple[SlotResult, ...]) -> tuple[tuple[float, float], ...]:
+    before = {slot.name.removeprefix("grad_parameter."): slot for slot in slots if slot.role == "grad_output"}
+    largest = max((_rms(slot) for slot in before.values()), default=0.0)
+    found = []
+    for slot in slots:
+        gradient = before.get(slot.name.removeprefix("output."))
+        a, b = slot.candidate, slot.reference
+        if slot.role in OUTPUT_ROLES and slot.level and a is not None and b is not None:
+            apart = _distance(gradient) / largest if gradient is not None and largest else math.inf
+            found.append((apart, noise_unit(a.dtype, b.dtype) * slot.level))
+    return tuple(found)
+
+
+def _rms(slot: SlotResult) -> float:
+    side = slot.reference
+    count = math.prod(side.shape) if side is not None and side.shape is not None else 0
+    return side.l2 / math.sqrt(count) if side is not None and side.l2 is not None and count else 0.0
+
+
+def _distance(slot: SlotResult) -> float:
+    """How far two tensors are apart: the largest element, or the largest of what statistics show."""
+    if slot.max_abs is not None:
+        return slot.max_abs
+    a, b = slot.candidate, slot.reference
+    if a is None or b is None:
+        return math.inf
+    pairs = ((a.min, b.min), (a.max, b.max), (a.mean, b.mean))
+    gaps = [abs(x - y) for x, y in pairs if x is not None and y is not None]
+    return max([*gaps, abs(_rms(slot) - _rms(msgspec.structs.replace(slot, reference=a)))], default=math.inf)
 
 
 def _add_fault(mark: Mark, slot: SlotResult, call: Call, unit: float) -> None:

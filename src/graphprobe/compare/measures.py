@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from graphprobe.compare.result import Basis
-from graphprobe.numerics.dtypes import DTYPES, WorkingDtype
+from graphprobe.numerics.dtypes import DTYPES, EXTREME, WorkingDtype
 from graphprobe.numerics.noise import C0
 from graphprobe.numerics.pair import compare_pairs
 from graphprobe.records import TensorStats
@@ -127,7 +127,13 @@ def typical_of_sample(values: Array, dtype: str) -> float:
 
 
 def measure_values(
-    candidate: Array, reference: Array, dtypes: tuple[str, str], *, sampled: bool = False, threads: int = 1
+    candidate: Array,
+    reference: Array,
+    dtypes: tuple[str, str],
+    *,
+    sampled: bool = False,
+    threads: int = 1,
+    ends: tuple[TensorStats, TensorStats] | None = None,
 ) -> Measures:
     """One pass over both.
 
@@ -138,9 +144,14 @@ def measure_values(
         candidate, reference: of one shape, or one length if sampled; dtypes that numpy lacks as bits.
         dtypes: torch's names, the candidate's first.
         sampled: the elements are a sample.
+        ends: statistics of both, from which it is known without reading whether elements stand for the largest
+            number of their dtype, as masks do; such an element is one infinity.
     """
     u = noise_unit(*dtypes)
     stored = _stored(candidate, dtypes[0]), _stored(reference, dtypes[1])
+    if ends is not None and all(map(at_limit, ends, stored)):
+        (candidate, lies_in), (reference, other) = map(_limits_as_inf, (candidate, reference), stored)
+        stored = lies_in, other
     floor = C0 * u * typical_of_sample(reference, stored[1])
     pair = compare_pairs(
         candidate,
@@ -172,6 +183,21 @@ def measure_values(
         rounding=not pair.mismatched and ulp <= rounding_limit(*dtypes),
         worst=worst,
     )
+
+
+def at_limit(stats: TensorStats, dtype: str) -> bool:
+    """Whether elements stand for the largest number of their dtype, of either sign."""
+    facts = facts_of(dtype)
+    if facts is None or facts.is_exact or not facts.largest:
+        return False
+    return any(end is not None and abs(end) >= EXTREME * facts.largest for end in (stats.min, stats.max))
+
+
+def _limits_as_inf(values: Array, dtype: str) -> tuple[Array, str]:
+    """The values, and the dtype that they lie in."""
+    wide = np.array(readable(values, dtype))
+    wide[np.abs(wide) >= EXTREME * DTYPES[dtype].largest] *= np.inf
+    return wide, str(wide.dtype.name)
 
 
 def _stored(values: Array, dtype: str) -> str:
@@ -213,6 +239,8 @@ def measure_statistics(
             2⁻²⁴·l2·n/1024 of an l2, which it sums in order (1400·2⁻²⁴ at 4 million elements, torch 2.13 on a CPU). A
             mean or l2 that is not finite where maximum and minimum are has overflowed on the way, and says nothing.
     """
+    if at_limit(candidate, dtypes[0]) and at_limit(reference, dtypes[1]):
+        return Measures(basis="statistics", reason="masked with the largest number of the dtype, which hides all else")
     if "nan" not in known:
         candidate, reference = _of_all_elements(candidate), _of_all_elements(reference)
     u = noise_unit(*dtypes)

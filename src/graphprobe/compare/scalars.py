@@ -6,7 +6,7 @@ import ast
 import math
 import re
 
-from graphprobe.numerics.dtypes import DTYPES
+from graphprobe.numerics.dtypes import DTYPES, limit_named
 from graphprobe.store.calls import Scalar
 
 DEVICE = re.compile(r"(device\(type=)?['\"]?(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|meta)(:\d+)?\b")
@@ -45,7 +45,7 @@ def scalar_difference(mine: Scalar, theirs: Scalar, *, roundoff: float, same_for
         return ""
     a, b = _number(mine.text), _number(theirs.text)
     if a is not None and b is not None:
-        if a == b or (math.isnan(a) and math.isnan(b)):
+        if a == b or (math.isnan(a) and math.isnan(b)) or (limit_named(a) and limit_named(a) == limit_named(b)):
             return ""
         if not (_is_literal(mine.text) and _is_literal(theirs.text)) and abs(a - b) <= COMPUTED_UNITS * roundoff * max(
             abs(a), abs(b)

@@ -12,6 +12,7 @@ import torch
 from torch.overrides import get_overridable_functions
 
 from graphprobe.internals.op_mode import Overload
+from graphprobe.numerics.dtypes import limit_named
 from graphprobe.store.calls import Scalar
 
 REFUSED = frozenset(
@@ -105,8 +106,10 @@ def _plain(kind: str) -> bool:
 
 
 def is_own(scalar: Scalar) -> bool:
-    """Whether an argument belongs to the run it was recorded in: a dtype or a device."""
+    """Whether an argument belongs to the run it was recorded in: a dtype, a limit of a dtype, or a device."""
     dtype = _DTYPE.match(scalar.text)
+    if scalar.type == "float" and limit_named(float(scalar.text)):
+        return True
     return _DEVICE.match(scalar.text) is not None or (dtype is not None and _dtype(dtype.group(1)) is not None)
 
 

@@ -18,6 +18,7 @@ from graphprobe.diagnose.call_arguments import NotReplayableError, arguments_fro
 from graphprobe.diagnose.local import NEAR_ONE, LocalError, base_name, comparable, local_error
 from graphprobe.engine.reference import is_noisy, leaves
 from graphprobe.errors import GraphprobeError
+from graphprobe.internals.trees import tree_map
 from graphprobe.store.calls import Call, CallDump, CallSlot
 
 CHANGED = ("output.input.", "output.kwarg.")
@@ -65,6 +66,9 @@ def _truth(dump: CallDump, call: Call, forward: Call | None, arguments: Call) ->
     if not comparable(call.api):
         raise NotReplayableError("it draws random numbers, or gives undefined ones")
     function = function_of(call.api)
+    of = call if call.direction == "forward" else forward
+    if of is not None and _widened_by_autocast(of):
+        function = _widening(function)
     if call.direction == "forward":
         named = _as_autocast(call, _values(dump, call, arguments))
         args, kwargs = _called(call.api, named)
@@ -209,11 +213,37 @@ def _autocast_dtype(forward: Call) -> torch.dtype | None:
 
     No operation gives a narrower dtype than it gets by itself, but for conversions, which are told which.
     """
-    if base_name(forward.api) in CONVERSIONS or any(s.scalar is not None and "dtype" in s.name for s in forward.slots):
-        return None
-    given = {s.meta.dtype for s in forward.slots if s.role == "output" and s.meta is not None}
-    got = {s.meta.dtype for s in forward.slots if s.role == "input" and s.meta is not None}
+    got, given = _dtypes(forward)
     return getattr(torch, given.pop()) if given in ({"bfloat16"}, {"float16"}) and "float32" in got else None
+
+
+def _widened_by_autocast(forward: Call) -> bool:
+    """Whether autocast widened what a call got, as it does for losses: it gives float32, and got narrower floats."""
+    got, given = _dtypes(forward)
+    floats = {name for name in got if "float" in name}
+    return given == {"float32"} and bool(floats) and floats <= {"bfloat16", "float16"}
+
+
+def _dtypes(forward: Call) -> tuple[set[str], set[str]]:
+    """Of what a call got and gave; both empty for a conversion, which is told what to give."""
+    if base_name(forward.api) in CONVERSIONS or any(s.scalar is not None and "dtype" in s.name for s in forward.slots):
+        return set(), set()
+    tensors = [(s.role, s.meta.dtype) for s in forward.slots if s.meta is not None]
+    return {d for role, d in tensors if role == "input"}, {d for role, d in tensors if role == "output"}
+
+
+def _widening(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of its arguments in float32; what is wider stays as it is."""
+
+    def widen(value: Any) -> Any:
+        narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+        return value.to(torch.float32) if narrow else value
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(widen, (args, kwargs))
+        return function(*args, **kwargs)
+
+    return run
 
 
 def _as_autocast(forward: Call, named: dict[str, Any]) -> dict[str, Any]:

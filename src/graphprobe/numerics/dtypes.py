@@ -77,6 +77,27 @@ FLOAT32 = DTYPES["float32"]
 """What hardware accumulates in when the working dtype is narrower."""
 
 
+FINE = ("float16", "bfloat16", "float32", "float64")
+
+EXTREME = 0.98
+"""Share of the largest finite number of a dtype from which a value stands for it: bfloat16's is 0.996 of float32's."""
+
+
+def limit_named(value: float) -> str:
+    """Which limit of a floating-point dtype a number is, `max`, `-max`, `eps` or `tiny`; empty for any other.
+
+    Programs take such numbers from `torch.finfo` of the dtype that they run in, so that of two runs each has its own.
+    """
+    size = abs(value)
+    for name in FINE:
+        facts = DTYPES[name]
+        if size == facts.largest:
+            return "max" if value > 0 else "-max"
+        if value in (facts.eps, facts.smallest_normal):
+            return "eps" if value == facts.eps else "tiny"
+    return ""
+
+
 def working_dtype(name: str) -> WorkingDtype:
     """The facts of a dtype.
 
