@@ -302,3 +302,38 @@ def test_names_and_types_of_a_blacklist() -> None:
 )
 def test_types_of_targets(target: str, types: tuple[str, ...]) -> None:
     assert op_types(target) == types
+
+
+MM = OpFacts(("mm",), ("aten.mm.default",))
+MM_2 = OpFacts(("mm_2",), ("aten.mm.default",))
+ACT = OpFacts(("cos",), ("aten.cos.default",), ("relu",))
+RELU_9 = OpFacts(("relu_9",), ("aten.relu.default",))
+
+
+@pytest.mark.parametrize(
+    ("token", "first", "second", "told"),
+    [
+        ("mm", MM, MM_2, "aten.mm means the type in each graph, m[m] the name"),
+        ("mm", MM_2, MM, "aten.mm means the type"),
+        ("MM", MM, MM_2, "m[m] the name"),
+        ("relu", ACT, RELU_9, "aten.relu means the type"),
+        ("mm", MM, ADD, None),
+        ("mm", MM_2, MM_2, None),
+        ("aten.mm", MM, MM_2, None),
+        ("m[m]", MM, MM_2, None),
+    ],
+)
+def test_a_name_that_is_a_type_in_another_graph_is_told(
+    token: str, first: OpFacts, second: OpFacts, told: str | None
+) -> None:
+    matcher = LayerMatcher(layers_from_text(token))
+    matcher.choose([first])
+    matcher.choose([second, ADD])
+    found = matcher.complaints()
+    assert not found if told is None else len(found) == 1 and told in found[0], found
+
+
+def test_the_glob_of_one_name_is_that_name_alone() -> None:
+    matcher = LayerMatcher(layers_from_text("m[m]"))
+    assert [bool(found) for found in matcher.choose([MM, MM_2])] == [True, False]
+    assert not any(matcher.choose([MM_2]))

@@ -33,6 +33,8 @@ class OpChooser:
         self._entries = [(entry, LayerMatcher(entry.layers) if entry.layers else None) for entry in entries]
         self._ranges_found: set[tuple[int, NameRange]] = set()
         self._backwards: set[tuple[int, NameRange]] = set()
+        self.left_out = False
+        """Whether a blacklist has left out an op that an entry selects."""
 
     def choose(self, ops: Sequence[OpFacts]) -> list[Chosen | None]:
         """For each op of one graph, in the order it runs, how it is dumped; None if it is not."""
@@ -49,18 +51,18 @@ class OpChooser:
                 if all(item.positions for item in left_out):
                     matches[at].extend(found[at])
                     blacklists[at].append(left_out)
+                else:
+                    self.left_out = True
         return [
             Chosen(tuple(dict.fromkeys(matches[at])), tuple(blacklists[at])) if blacklists[at] else None
             for at in range(len(ops))
         ]
 
     def complaints(self) -> list[str]:
-        """One sentence for each name that selected nothing in any graph so far."""
+        """One sentence for each name that selected nothing in any graph so far, or two kinds of things in two."""
         result = []
         for number, (entry, matcher) in enumerate(self._entries):
-            for left in matcher.unmatched() if matcher else ():
-                near = f"; similar: {', '.join(left.near)}" if left.near else ""
-                result.append(f"{entry.where}: {left.token!r} matched no op{near}")
+            result += [f"{entry.where}: {text}" for text in (matcher.complaints() if matcher else ())]
             for found in entry.ranges:
                 if (number, found) in self._ranges_found:
                     continue

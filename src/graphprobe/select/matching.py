@@ -58,11 +58,16 @@ class LayerMatcher:
     def __init__(self, selection: LayerSelection) -> None:
         self._tokens = selection.tokens
         self._literals = {token.text: at for at, token in enumerate(self._tokens) if token.kind == "literal"}
+        self._literals_at = frozenset(self._literals.values())
         self._folded: dict[str, list[int]] = {}
         for text, at in self._literals.items():
             self._folded.setdefault(text.lower(), []).append(at)
         self._others = [(at, token) for at, token in enumerate(self._tokens) if token.kind != "literal"]
         self._used: set[int] = set()
+        self._named: dict[int, str] = {}
+        """By position of a token that named something in some graph, the name that it has there."""
+        self._typed: dict[int, str] = {}
+        """By position of a token that meant a type in some graph, the operator of the first op so selected."""
         self._seen: dict[str, None] = {}
 
     def match(self, op: OpFacts) -> tuple[Match, ...]:
@@ -78,6 +83,7 @@ class LayerMatcher:
                 weakness = _WEAKNESS.get(how, 0)
                 best[at] = min(weakness, best.get(at, weakness))
         self._used |= best.keys()
+        self._note_meanings(ops, found, best)
         for op in ops:
             if len(self._seen) < _MAX_REMEMBERED:
                 self._seen.update(dict.fromkeys((*op.names, *op.modules, *op.targets)))
@@ -100,6 +106,33 @@ class LayerMatcher:
             near = difflib.get_close_matches(text, by_folded, n=3) if number < _MAX_SUGGESTIONS else []
             result.append(Unmatched(token.text, tuple(by_folded[name] for name in near)))
         return result
+
+    def complaints(self) -> list[str]:
+        """What the user should know of the tokens, a sentence each: one of no use, one that meant two things."""
+        result = []
+        for left in self.unmatched():
+            near = f"; similar: {', '.join(left.near)}" if left.near else ""
+            result.append(f"{left.token!r} matched no op{near}")
+        for at in sorted(self._named & self._typed.keys()):
+            text, name = self._tokens[at].text, self._named[at]
+            result.append(
+                f"{text!r} names an op or a module in one graph; another has none of that name, and there it selected "
+                f"every op of that type: {self._typed[at]} means the type in each graph, {name[:-1]}[{name[-1]}] the name"
+            )
+        return result
+
+    def _note_meanings(self, ops: Sequence[OpFacts], found: Sequence[dict[int, How]], best: dict[int, int]) -> None:
+        """Which tokens have named something, and which have meant a type: one that does both is no name to rely on."""
+        for op, ways in zip(ops, found, strict=True):
+            for at, how in ways.items():
+                if at not in self._literals_at or _WEAKNESS.get(how, 0) != best[at]:
+                    continue
+                text = self._tokens[at].text.lower()
+                if how == "type":
+                    target = next(t for t in op.targets if text in map(str.lower, op_types(t)))
+                    self._typed.setdefault(at, target_forms(target)[-1])
+                elif at not in self._named:
+                    self._named[at] = next((name for name in op.names if name.lower() == text), self._tokens[at].text)
 
     def _ways(self, op: OpFacts) -> dict[int, How]:
         """By position of the token, the strongest way in which it selects the op."""

@@ -39,14 +39,17 @@ def data_folder(place: Place) -> str:
 
 
 def op_file(op_type: str, op_name: str, seq: int, time_us: int) -> str:
-    """`<op_type>.<op_name>.<seq>.<timestamp>`; `seq` alone keeps the files of a dump apart."""
+    """`<op_type>.<op_name>.<seq>.<timestamp>`; `seq` alone keeps the files of a dump apart.
+
+    Launch `mm.2` is `mm-2`: `mm_2` would be the name of a node, which it need not compute.
+    """
     return f"{_op_stem(op_type, op_name)}.{seq}.{time_us}"
 
 
 @functools.lru_cache(maxsize=4096)
 def _op_stem(op_type: str, op_name: str) -> str:
     kind = _shortened(re.sub(r"[^A-Za-z0-9_-]", "_", op_type), _MAX_TYPE_BYTES)
-    name = _shortened(re.sub(r"[^A-Za-z0-9_-]", "_", op_name), _MAX_OP_BYTES)
+    name = _shortened(re.sub(r"[^A-Za-z0-9_-]", "_", op_name.replace(".", "-")), _MAX_OP_BYTES)
     return f"{kind}.{name}"
 
 

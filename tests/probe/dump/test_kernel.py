@@ -267,3 +267,19 @@ def test_the_artifact_tree_has_the_launches_of_a_dumped_model(dumping: Any) -> N
         assert listed and [name.removeprefix("extern_kernels.") for name in listed] == [
             name.rpartition(".")[0] for name in dumped
         ]
+
+
+def test_no_file_is_named_for_a_node_that_it_does_not_hold(dumping: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = (x @ x).relu()
+        return x
+
+    dumping.compile(program, dump_layer="mm mm_1 mm_2")(torch.randn(4, 4))
+    found = [op for op in dumping.end().ops() if op.record.op.op_type == "mm"]
+    assert [op.record.op.fx_nodes for op in found] == [("mm",), ("mm_1",), ("mm_2",)]
+    nodes = {name for op in found for name in op.record.op.fx_nodes}
+    for op in found:
+        kind, name, *_ = op.path.name.split(".")
+        assert name not in nodes - set(op.record.op.fx_nodes), op.path.name
+        assert (kind, name) == ("mm", op.record.op.op_name.replace(".", "-"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.dump.model import DumpGraph
+from graphprobe.probe.dump.model import DumpGraph, DumpModel, why_no_call
 from graphprobe.probe.dump.ops import GraphOp, OpExecution
 from graphprobe.probe.dump.running import GraphCall
 from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
@@ -36,9 +36,11 @@ class ExceptionObserver:
         self._pool = CopyPool(QUEUE_BYTES)
         self._last: dict[GraphCall, GraphOp] = {}
         self._told: dict[GraphCall, int] = {}
+        self._models: set[DumpModel] = set()
         self._seen = 0
 
     def wants(self, graph: DumpGraph) -> frozenset[int]:
+        self._models.add(graph.model)
         return frozenset(op.index for op in graph.ops if not op.data)
 
     def due(self, graph: DumpGraph, step: int) -> bool:
@@ -92,7 +94,7 @@ class ExceptionObserver:
 
     def close(self) -> list[str]:
         if not self._seen:
-            return ["no exception was looked for: no compiled model has run in a step that is dumped"]
+            return [f"no exception was looked for: {why_no_call(self._plan, self._models)}"]
         if self._files.count:
             return [f"exceptions found: {self._files.count}, see findings.jsonl"]
         return [f"nothing was dumped: no op raised in {self._seen} calls of graphs"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from graphprobe.dump_plan import DumpPlan
 from graphprobe.probe.dump.ops import GraphOp
 from graphprobe.probe.dump.steps import Forward, Forwards, StepCounter
 from graphprobe.records import Direction
@@ -73,3 +74,18 @@ class DumpGraph:
 
     def __repr__(self) -> str:
         return f"{self.model.name} ({self.model.number}), {self.direction}"
+
+
+def why_no_call(plan: DumpPlan, models: Iterable[DumpModel]) -> str:
+    """Why nothing of these models was looked at, although it was wanted."""
+    models = list(models)
+    called = [model for model in models if model.called]
+    if not models:
+        return "no model was compiled with this backend"
+    if not called:
+        return "no model that was compiled has run"
+    steps = max(model.counter.steps for model in called)
+    if plan.steps is not None and plan.steps.ranges[0][0] >= steps:
+        of = "" if len(called) == len(models) else f" of {', '.join(dict.fromkeys(m.name for m in called))}"
+        return f"dump_step selects none of the steps 0 to {steps - 1}{of}, which were all"
+    return "the graphs that hold what is selected were not called in a step that is dumped"

@@ -13,7 +13,7 @@ import torch
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.dump.model import DumpGraph
+from graphprobe.probe.dump.model import DumpGraph, DumpModel, why_no_call
 from graphprobe.probe.dump.ops import GraphOp, OpExecution, Values
 from graphprobe.probe.dump.overflow_repro import repro_of
 from graphprobe.probe.dump.overflow_rules import Judge, Summary, Verdict
@@ -86,11 +86,13 @@ class OverflowObserver:
         self._calls: dict[GraphCall, _Call] = {}
         self._steps: OrderedDict[tuple[int, int], _Step] = OrderedDict()
         self._lock = threading.Lock()
+        self._models: set[DumpModel] = set()
         self._seen = 0
 
     # -- OpObserver ---------------------------------------------------------------------------------------------------
 
     def wants(self, graph: DumpGraph) -> frozenset[int]:
+        self._models.add(graph.model)
         return frozenset(op.index for op in graph.ops if not op.data)
 
     def due(self, graph: DumpGraph, step: int) -> bool:
@@ -152,7 +154,7 @@ class OverflowObserver:
 
     def close(self) -> list[str]:
         if not self._seen:
-            return ["no overflow was looked for: no compiled model has run in a step that is dumped"]
+            return [f"no overflow was looked for: {why_no_call(self._plan, self._models)}"]
         if self._files.count:
             return [f"overflows found: {self._files.count}, see findings.jsonl"]
         return [f"nothing was dumped: no op overflowed in {self._seen} calls of graphs"]

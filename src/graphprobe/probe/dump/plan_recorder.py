@@ -8,7 +8,7 @@ import msgspec
 
 from graphprobe.dump_plan import DumpPlan, ModelEntry
 from graphprobe.probe.dump.model import DumpGraph
-from graphprobe.probe.dump.recorder import Recorder
+from graphprobe.probe.dump.recorder import OP_SWITCH, Recorder
 from graphprobe.probe.dump.single_ops import MODEL
 from graphprobe.store.dump_writer import DumpWriter
 
@@ -43,4 +43,4 @@ def with_single_ops(plan: DumpPlan) -> DumpPlan:
     """With `dump_op_switch`, ops outside compiled graphs are those of a model; where no entry is for it, all of it."""
     if not plan.single_ops or plan.entries_for(MODEL):
         return plan
-    return msgspec.structs.replace(plan, models=(*plan.models, ModelEntry(MODEL, where="dump_op_switch")))
+    return msgspec.structs.replace(plan, models=(*plan.models, ModelEntry(MODEL, where=OP_SWITCH)))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from graphprobe.dump_plan import Chosen, DumpPlan, ModelEntry, OpChooser
 from graphprobe.probe.dump.memo import Stats, StatsMemo
-from graphprobe.probe.dump.model import DumpGraph, DumpModel
+from graphprobe.probe.dump.model import DumpGraph, DumpModel, why_no_call
 from graphprobe.probe.dump.ops import GraphOp, OpExecution, Values
 from graphprobe.probe.dump.running import GraphCall, place_of
 from graphprobe.probe.dump.tensors import dump_value, is_tensor, stream_of
@@ -18,6 +18,9 @@ from graphprobe.store.dump_pool import CopyPool
 from graphprobe.store.dump_records import Argument, Data, Place, Side, Slot
 from graphprobe.store.dump_slots import argument_from_value
 from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
+
+OP_SWITCH = "dump_op_switch"
+"""Who asked for the entry that stands for ops outside compiled graphs."""
 
 _WHOLE = Chosen(matches=(), blacklists=((),))
 """An op that is dumped because another one is, or because the program marked it."""
@@ -141,19 +144,19 @@ class Recorder:
         plan = self._plan
         found = [line for chooser in self._choosers.values() for line in chooser.complaints()]
         names = tuple(dict.fromkeys(name for model in self._models for name in model.names))
-        if not self._models:
-            return ["nothing was dumped: no model was compiled with this backend", *found]
-        for entry in plan.unmatched_models(names):
-            found.append(f"{entry.where}: no model is named {entry.model_name!r}; there were {_listed(names)}")
-        called = [model for model in self._models if model.called]
-        if not called:
-            found.append("nothing was dumped: no model that was compiled has run")
-        elif plan.steps is not None and not self._due:
-            steps = max(model.counter.steps for model in called)
-            found.append(f"nothing was dumped: dump_step selects none of the steps 0 to {steps - 1}, which were all")
-        elif not any(self._models.values()):
-            found.append("nothing was dumped: no op is selected in any graph")
-        return found
+        for entry in plan.unmatched_models(names) if self._models else ():
+            if entry.where != OP_SWITCH:
+                found.append(f"{entry.where}: no model is named {entry.model_name!r}; there were {_listed(names)}")
+        if self._due or (plan.single_ops and not self._models):  # the watch of single ops has its own words
+            return found
+        selected = [model for model, count in self._models.items() if count]
+        if selected or not any(model.called for model in self._models):
+            why = why_no_call(plan, selected or self._models)
+        elif any(chooser.left_out for chooser in self._choosers.values()):
+            why = "blacklists leave out every op that is selected"
+        else:
+            why = "no op is selected in any graph"
+        return [*found, f"nothing was dumped: {why}"]
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -79,8 +79,16 @@ class SingleOps:
     def call_ends(self, call: GraphCall, error: BaseException | None) -> None: ...
 
     def close(self) -> list[str]:
+        watched = self._tap.installed
         self._tap.remove()
-        return []
+        if self._sites or not watched:
+            return []
+        steps, chosen = self._model.counter.steps, self._session.plan.steps
+        if chosen is not None and chosen.ranges[0][0] >= steps:
+            why = f"dump_step selects none of the steps 0 to {steps - 1}, which were all"
+        else:
+            why = "the program ran none, on the thread that is watched, in a step that is dumped"
+        return [f"dump_op_switch: no op outside compiled graphs was dumped: {why}"]
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import torch
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.weak_storage import span_of
-from graphprobe.probe.dump.model import DumpGraph
+from graphprobe.probe.dump.model import DumpGraph, why_no_call
 from graphprobe.probe.dump.ops import GraphOp, OpExecution
 from graphprobe.probe.dump.running import GraphCall
 from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
@@ -149,15 +149,22 @@ class WatchObserver:
             value.close()
         self._held = []
         found = [
-            f"{entry.where}: {left.token!r} matched no op"
+            f"{entry.where}: {text}"
             for entry, matchers in zip(self._plan.watch, self._matchers, strict=True)
             for matcher in matchers
-            for left in (matcher.unmatched() if matcher is not None else ())
+            for text in (matcher.complaints() if matcher is not None else ())
         ]
         if self._unseen:
             found.append("watch mode needs engine = 'kernel' or 'interpreter': 'instrument' does not see memory reused")
+        if self._unseen and not self._chosen:
+            return found
+        chosen = self._chosen.values()
+        if chosen and not any(one.watched and one.layers for one in chosen):
+            lacking = "watcher_nodes" if not any(one.watched for one in chosen) else "layer"
+            return [f"nothing was watched: no op of any graph is in {lacking}", *found]
         if not self._seen:
-            return ["nothing was watched: no compiled model has run in a step that is dumped", *found]
+            models = {graph.model for graph in self._chosen}
+            return [f"nothing was watched: {why_no_call(self._plan, models)}", *found]
         if self._files.count:
             return [f"overwritten values found: {self._files.count}, see findings.jsonl", *found]
         return [f"no value was overwritten in {self._seen} calls of graphs", *found]
