@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import graphprobe
 from graphprobe.records import Event
+from graphprobe.report.terminal import print_run
 from graphprobe.store.reader import Run
 
 Graph = torch.fx.GraphModule
@@ -208,3 +210,44 @@ def test_the_failing_pass_is_named_once_and_the_exception_is_the_same_object(tmp
     assert failure.message == "ValueError: a rule is missing"
     assert failure.path == "model__0/forward/001_aot_forward_FAILED_inner.txt"
     assert "aten.neg" not in run.text(failure).partition("# The graph before it:")[2]
+
+
+def test_changes_that_nobody_announced_are_counted(tmp_path: Path) -> None:
+    def compiler(direction: str) -> Any:
+        def compile_graph(gm: Graph, example_inputs: Any) -> Any:
+            double(gm)
+            for node in [n for n in gm.graph.nodes if n.target is torch.ops.aten.mul.Tensor]:
+                node.replace_all_uses_with(node.args[0])
+                gm.graph.erase_node(node)
+            gm.recompile()
+            return gm.forward
+
+        return compile_graph
+
+    run = run_with(compiler, tmp_path, train=False)
+    (event,) = passes(run, "unobserved_changes")
+    assert (event.added, event.removed) == (("neg_default",), ("mul",))
+    assert (event.nodes_before, event.nodes_after) == (6, 6)
+    assert "+1 −1 nodes" in text_of(run)
+
+
+def test_the_files_of_facts_are_listed_once_there_are_any(tmp_path: Path) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    with graphprobe.trace(tmp_path) as folder:
+        for size in (3, 4, 5):
+            torch.compile(program, backend="eager")(torch.ones(size))
+    run = Run.open(folder)
+    listed = text_of(run)
+    for name in ("graph_breaks", "recompiles"):
+        assert listed.count(f"{name}.jsonl") == 1
+        assert run.text(run.find(name)).count("\n") >= 2
+
+
+def text_of(run: Run) -> str:
+    file = io.StringIO()
+    print_run(run, file=file)
+    return file.getvalue()

@@ -89,6 +89,7 @@ class GraphSeen(msgspec.Struct, frozen=True, kw_only=True):
         compile_id: torch's id.
         ops: how many calls it has; None where that is not known.
         where: `file:line in function` of its first op, or of the function.
+        function: what was compiled, as Dynamo calls it; of a module its class.
         guards: how many conditions its code is used under; None where that is not known.
         broken: a break ended it.
     """
@@ -98,6 +99,7 @@ class GraphSeen(msgspec.Struct, frozen=True, kw_only=True):
     where: str | None
     guards: int | None
     broken: bool
+    function: str | None = None
 
 
 class BreakReport(msgspec.Struct, kw_only=True):

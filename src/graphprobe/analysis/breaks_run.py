@@ -51,6 +51,7 @@ def _graph(model: Model) -> GraphSeen:
         where=where,
         guards=None if guards is None else len(guards),
         broken=bool(facts.get("graph_break")),
+        function=facts.get("function"),
     )
 
 

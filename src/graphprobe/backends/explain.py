@@ -15,8 +15,9 @@ from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.backends.explanation import Break, ExplainedGraph, Explanation, Guard
 from graphprobe.backends.graphs import target_name
 from graphprobe.backends.registry import resolve
-from graphprobe.internals.compile_facts import calls_of, compile_times_s, graph_breaks, guard_reader, place_of
+from graphprobe.internals.compile_facts import begins_at, calls_of, compile_times_s, graph_breaks, guard_reader
 from graphprobe.internals.dynamo import backend_name, current_compile_id
+from graphprobe.internals.frame_names import compiled_now
 from graphprobe.internals.graph_breaks import BREAKS, listen
 
 
@@ -155,11 +156,12 @@ def explain(
 
 
 def _explain_graph(gm: GraphModule) -> ExplainedGraph:
-    nodes = list(calls_of(gm))
+    nodes, named = list(calls_of(gm)), compiled_now()
     return ExplainedGraph(
         compile_id=current_compile_id(),
         ops=[target_name(node) for node in nodes],
-        where=next(filter(None, map(place_of, nodes)), None),
+        where=begins_at(nodes),
+        function=None if named is None else named.name,
         graph_break=_break_of(gm),
     )
 

@@ -10,8 +10,9 @@ import msgspec
 from graphprobe.analysis.breaks import BreakReport
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.backends.explanation import Break, ExplainedGraph, Explanation, Guard
-from graphprobe.internals.compile_facts import calls_of, place_of
+from graphprobe.internals.compile_facts import begins_at, calls_of
 from graphprobe.internals.dynamo import current_compile_id
+from graphprobe.internals.frame_names import compiled_now
 from graphprobe.internals.graph_breaks import listen, tap_graphs
 
 
@@ -37,7 +38,7 @@ class ProgramWatch:
 
     def graph(self, gm: Any, output_graph: Any, guards: Callable[[], list[dict[str, Any]]]) -> None:
         self._settle()
-        nodes = list(calls_of(gm))
+        nodes, named = list(calls_of(gm)), compiled_now()
         reason: Any = getattr(output_graph, "compile_subgraph_reason", None)
         ended = None
         if getattr(reason, "graph_break", False):
@@ -46,7 +47,8 @@ class ProgramWatch:
         noted = ExplainedGraph(
             compile_id=current_compile_id(),
             ops=[_name(node) for node in nodes],
-            where=next(filter(None, map(place_of, nodes)), None),
+            where=begins_at(nodes),
+            function=None if named is None else named.name,
             graph_break=ended,
         )
         self._graphs.append(noted)

@@ -45,6 +45,7 @@ class ExplainedGraph(msgspec.Struct):
         compile_id: torch's id of the compile.
         ops: what the graph calls, in order, nested graphs included.
         where: `file:line in function` of the first op.
+        function: what was compiled; of a module its class.
         graph_break: why it ended early; None when it ended with the function.
         guards: those known when the backend had returned, with the code torch then made of them.
         backend_ns: time inside the inner backend. A backward that is compiled later is not in it.
@@ -55,6 +56,7 @@ class ExplainedGraph(msgspec.Struct):
     ops: list[str]
     where: str | None
     graph_break: Break | None
+    function: str | None = None
     guards: list[Guard] = []
     backend_ns: int = 0
     error: str | None = None
@@ -87,6 +89,7 @@ class Explanation(msgspec.Struct):
                 compile_id=graph.compile_id,
                 ops=len(graph.ops),
                 where=graph.where,
+                function=graph.function,
                 guards=len(graph.guards),
                 broken=graph.graph_break is not None,
             )

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.steps import COMPONENTS
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.records import Event
@@ -234,7 +235,7 @@ def _pid(model: int | None) -> int:
 
 
 def _title(model: Model) -> str:
-    function = model.compile.get("function")
+    function = function_name(str(model.compile.get("function") or ""))
     place = f"{model.compile.get('file')}:{model.compile.get('line')}" if function else ""
     compiled = f"compile {model.compile_id}" if model.compile_id else ""
     return "  ".join(part for part in (layout.model_folder(model.number), function, place, compiled) if part)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from graphprobe.internals.frame_names import calling_line
 from graphprobe.internals.require import require
 
 PURPOSE = "explaining a compile"
@@ -56,6 +58,23 @@ def calls_of(gm: Any) -> Iterator[Any]:
             child = getattr(gm, node.target, None)
             if hasattr(child, "graph"):
                 yield from calls_of(child)
+
+
+def begins_at(calls: Iterable[Any]) -> str | None:
+    """`file:line in function` of the first of a graph's calls; of a graph that torch's code alone has made, the line of
+    the program that calls it, which is asked for while Dynamo compiles."""
+    made = next(filter(None, map(place_of, calls)), None)
+    if made is not None:
+        return made
+    caller = calling_line(sys._getframe(1))
+    return None if caller is None else str(caller)
+
+
+def on_cpu(gm: Any) -> bool:
+    """Whether all the tensors that a graph of Dynamo's names are on the CPU."""
+    values = [node.meta.get("example_value", node.meta.get("val")) for node in gm.graph.nodes]
+    devices = {value.device.type for value in values if hasattr(value, "device")}
+    return bool(devices) and devices == {"cpu"}
 
 
 def place_of(node: Any) -> str | None:

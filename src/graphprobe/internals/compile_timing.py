@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from graphprobe.internals import dump_names
+from graphprobe.internals.frame_names import compiled_now
 from graphprobe.internals.import_timing import ImportTimer
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.patches import Patch, PatchSet
@@ -25,9 +26,6 @@ CACHES = {"fx_graph_cache": "fx_graph", "autograd_cache": "aot_autograd"}
 """Beginnings of the events by which torch's caches tell what they had."""
 
 METRICS = {
-    "co_name": "function",
-    "co_filename": "file",
-    "co_firstlineno": "line",
     "fail_type": "failure",
     "recompile_reason": "recompile_reason",
     "graph_op_count": "calls",
@@ -276,7 +274,13 @@ def _begin_pass(recorder: SpanRecorder, observer: Any) -> OpenSpan | None:
 def _compile_fact(metrics: dict[str, Any]) -> dict[str, Any]:
     compile_id = metrics.get("compile_id")
     fact = {ours: metrics.get(theirs) for theirs, ours in METRICS.items()}
+    named = compiled_now()
+    if named is None:
+        place = [metrics.get(name) for name in ("co_name", "co_filename", "co_firstlineno")]
+    else:
+        place = [named.name, named.file, named.line]
     return fact | {
+        **dict(zip(("function", "file", "line"), place, strict=True)),
         "compile_id": None if compile_id is None else str(compile_id),
         "direction": "backward" if metrics.get("is_forward") is False else "forward",
     }

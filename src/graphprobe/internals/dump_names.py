@@ -9,6 +9,7 @@ import msgspec
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals import eager_ops, lowering, post_grad_tap
 from graphprobe.internals.frame_failures import CONVERT_FRAME
+from graphprobe.internals.frame_names import COMPILE as COMPILED_FRAME
 from graphprobe.internals.require import require
 from graphprobe.internals.stages import COMPILE_FX
 
@@ -31,7 +32,7 @@ NEEDS: tuple[Need, ...] = (
             (COMPILE_FX, "compile_fx"),
             (COMPILE_FX, "compile_fx_inner"),
             ("torch._guards", "CompileContext.current_compile_id"),
-            ("torch._dynamo.output_graph", "OutputGraph"),
+            COMPILED_FRAME,
         ),
         "no dump of what Inductor compiles, or models and recompilations without their names",
     ),

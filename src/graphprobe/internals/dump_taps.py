@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FrameType, ModuleType
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,13 +11,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.internals.caches import bypassed
+from graphprobe.internals.frame_names import compiled_now
 from graphprobe.internals.ir_records import IRNode
 from graphprobe.internals.lowering import Lowering, Part, watched
 from graphprobe.internals.require import require
 from graphprobe.internals.stages import COMPILE_FX, compile_kernels
-
-_RESUMED = "torch_dynamo_resume_in_"
-"""How the names of the continuations behind graph breaks begin."""
 
 Inner = Callable[[GraphModule, Sequence[Any], dict[str, Any]], Any]
 
@@ -38,46 +34,17 @@ class UnderCompile(NamedTuple):
 
 def under_compile() -> UnderCompile:
     """See `UnderCompile`."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        graph: Any = frame.f_locals.get("self")
-        if type(graph).__name__ == "OutputGraph":
-            try:
-                module = module_of_frame(graph.root_tx.f_code, graph.root_tx.f_locals)
-                return UnderCompile(_names(graph.root_tx, module), 0 if module is None else id(module))
-            except Exception:  # another torch keeps this elsewhere
-                return UnderCompile()
-        frame = frame.f_back
-    return UnderCompile()
-
-
-def module_of_frame(code: CodeType, given: Mapping[str, Any]) -> torch.nn.Module | None:
-    """The module whose method, decorated or not, or continuation of one, a frame runs; None for a function.
-
-    `given`: the locals of the frame.
-    """
-    first = given.get(code.co_varnames[0]) if code.co_argcount else None
-    if not code.co_argcount and code.co_flags & inspect.CO_VARARGS:
-        rest = given.get(code.co_varnames[code.co_kwonlyargcount])
-        first = rest[0] if isinstance(rest, tuple) and rest else None
-    if code.co_name.startswith(_RESUMED):
-        first = given.get("self", first)
-    if code.co_filename.endswith("external_utils.py"):  # Dynamo's own frame around a module of torch's
-        first = given.get("fn")
-    return first if isinstance(first, torch.nn.Module) else None
-
-
-def _names(root: Any, first: torch.nn.Module | None) -> tuple[str, ...]:
-    code = root.f_code
-    qualified = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
-    if first is not None:
-        kind = type(first)
-        return (kind.__name__, f"{kind.__module__}.{kind.__qualname__}", code.co_name)
-    name = code.co_name
-    if name.startswith(_RESUMED):
-        name = name.removeprefix(_RESUMED).rpartition("_at_")[0]
-        return (name, code.co_name)
-    return (name if name.isidentifier() else "function", name, qualified)
+    try:
+        named = compiled_now()
+    except Exception:  # another torch keeps this elsewhere
+        named = None
+    if named is None:
+        return UnderCompile()
+    if named.module is not None:
+        kind = type(named.module)
+        return UnderCompile((kind.__name__, f"{kind.__module__}.{kind.__qualname__}", named.given), id(named.module))
+    name = named.plain
+    return UnderCompile((name if name.isidentifier() else "function", name, named.given))
 
 
 def compile_id() -> str | None:

@@ -8,11 +8,10 @@ from typing import Any
 
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.context import UNOBSERVED, Frame, entered
+from graphprobe.internals.frame_names import frame_name
 from graphprobe.internals.observer import CompileObserver, FrameFacts, quietly
 from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
-
-RESUME_PREFIX = "torch_dynamo_resume_in_"
 
 
 def current_compile_id() -> str | None:
@@ -71,6 +70,18 @@ def backend_name(backend: object) -> str:
     return type(inner).__name__
 
 
+def mode_of(backend: object) -> str | None:
+    """The mode of `torch.compile` whose settings Inductor has; None for none, and for other backends."""
+    inner = getattr(backend, "_torchdynamo_orig_backend", None) or backend
+    config = getattr(inner, "config", None)
+    if type(inner).__name__ != "_TorchCompileInductorWrapper" or not isinstance(config, dict):
+        return None
+    inductor = sys.modules.get("torch._inductor")
+    modes = inductor.list_mode_options() if inductor is not None else {}
+    fitting = [name for name, options in modes.items() if options and options.items() <= config.items()]
+    return max(fitting, key=lambda name: len(modes[name]), default=None)
+
+
 def _recompile_reason() -> str | None:
     """torch works it out before it traces, and keeps it with the metrics of the compile under way."""
     from torch._dynamo.utils import get_metrics_context
@@ -80,21 +91,21 @@ def _recompile_reason() -> str | None:
 
 
 def _facts(output_graph: Any) -> FrameFacts:
-    code = output_graph.root_tx.f_code if output_graph.root_tx is not None else None
+    root = output_graph.root_tx
+    named = frame_name(root.f_code, root.f_locals) if root is not None else None
     reason = output_graph.compile_subgraph_reason
     broke = reason is not None and reason.graph_break
-    name = code.co_name if code is not None else None
-    resumed = name is not None and name.startswith(RESUME_PREFIX)
     return FrameFacts(
         compile_id=current_compile_id(),
-        function=name,
-        file=code.co_filename if code is not None else None,
-        line=code.co_firstlineno if code is not None else None,
+        function=named.name if named is not None else None,
+        file=named.file if named is not None else None,
+        line=named.line if named is not None else None,
         backend=backend_name(output_graph.compiler_fn),
+        mode=mode_of(output_graph.compiler_fn),
         backend_object=output_graph.compiler_fn,
         graph_break=str(reason.reason) if broke else None,
         break_stack=[f"{s.filename}:{s.lineno} in {s.name}" for s in reason.user_stack] if broke else [],
-        resumed=resumed,
+        resumed=named is not None and named.resumed,
         recompile_reason=_recompile_reason(),
     )
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame
 from graphprobe.internals.compile_facts import guard_reader
 from graphprobe.internals.dynamo import current_compile_id
+from graphprobe.internals.frame_names import FrameName, frame_name
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.patches import Patch, PatchSet
 from graphprobe.internals.unseen import unseen
@@ -105,7 +106,8 @@ def _log_graph_break(observer: BreakObserver, original: Callable[..., Any]) -> C
             output = self.output
             root = output.root_tx if output.root_tx is not None else self
             handling = str(reason).partition("\n")[0]
-            fact = _break(exc, root.f_code, handling="" if handling == _text(exc).partition("\n")[0] else handling)
+            named = frame_name(root.f_code, root.f_locals)
+            fact = _break(exc, named, handling="" if handling == _text(exc).partition("\n")[0] else handling)
             observer.graph_break(fact, output.compiler_fn)
 
         _quietly(observer, "graph break", tell)
@@ -124,7 +126,8 @@ def _exception_handler(observer: BreakObserver, original: Callable[..., Any]) ->
                 return
             compile_locals = _locals_of(e, "_compile")
             if _is_raised(e, compile_locals):
-                observer.graph_break(_break(e, code, raised=True), compile_locals.get("compiler_fn"))
+                named = frame_name(code, compile_locals.get("locals") or {})
+                observer.graph_break(_break(e, named, raised=True), compile_locals.get("compiler_fn"))
 
         _quietly(observer, "graph break", tell)
         with unseen:
@@ -139,14 +142,15 @@ def _format_error_msg(observer: BreakObserver, original: Callable[..., Any]) -> 
     def format_error_msg(exc: Any, code: Any, *args: Any, **kwargs: Any) -> Any:
         def tell() -> None:
             is_break = type(exc).__name__ in BREAKS
+            named = frame_name(code, _locals_of(exc, "_compile").get("locals") or {})
             fact = UncompiledFact(
                 reason=_text(exc) if is_break else f"{type(exc).__name__}: {exc}",
                 gb_type=_gb_type(exc),
                 broke=is_break and bool(getattr(exc, "logged", False)),
                 stack=frames_of(getattr(exc, "real_stack", None)),
-                function=code.co_name,
-                file=code.co_filename,
-                first_line=code.co_firstlineno,
+                function=named.name,
+                file=named.file,
+                first_line=named.line,
                 inside=whose(code.co_filename),
             )
             observer.uncompiled(fact, _locals_of(exc, "_compile").get("compiler_fn"))
@@ -158,7 +162,7 @@ def _format_error_msg(observer: BreakObserver, original: Callable[..., Any]) -> 
     return format_error_msg
 
 
-def _break(exc: Any, code: Any, *, handling: str = "", raised: bool = False) -> BreakFact:
+def _break(exc: Any, named: FrameName, *, handling: str = "", raised: bool = False) -> BreakFact:
     return BreakFact(
         reason=_text(exc),
         gb_type=_gb_type(exc),
@@ -166,9 +170,9 @@ def _break(exc: Any, code: Any, *, handling: str = "", raised: bool = False) -> 
         raised=raised,
         stack=frames_of(getattr(exc, "real_stack", None)),
         compile_id=current_compile_id(),
-        function=code.co_name,
-        file=code.co_filename,
-        first_line=code.co_firstlineno,
+        function=named.name,
+        file=named.file,
+        first_line=named.line,
     )
 
 

@@ -20,8 +20,9 @@ class FrameFacts(msgspec.Struct, kw_only=True):
 
     Attributes:
         compile_id: torch's compile id as text, None outside Dynamo.
-        function, file, line: the traced function, as far as known.
+        function, file, line: the traced function, as far as known; of a module's `forward` the class.
         backend: name of the backend.
+        mode: the mode of `torch.compile` whose settings it has.
         graph_break: the reason for which tracing stopped, None when it reached the end of the function.
         break_stack: user stack at that place, `file:line in function`, outermost first.
         resumed: True when the function is the continuation behind an earlier graph break.
@@ -34,6 +35,7 @@ class FrameFacts(msgspec.Struct, kw_only=True):
     file: str | None = None
     line: int | None = None
     backend: str | None = None
+    mode: str | None = None
     graph_break: str | None = None
     break_stack: list[str] = []
     resumed: bool = False

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from graphprobe.analysis.recompile_facts import FailedGuard, Place, Recompile
 from graphprobe.analysis.recompile_guards import check_from_text, root_name, tidy
 from graphprobe.internals.dynamo import current_compile_id
+from graphprobe.internals.frame_names import calling_line, frame_name
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.patches import Patch, PatchSet
 from graphprobe.internals.recompile_values import value_in_frame
@@ -123,14 +124,15 @@ class _Taps:
     def _begin(self, reasons: Sequence[str], frame: Any, backend: object, caller: types.FrameType) -> None:
         code: types.CodeType = frame.f_code
         config = sys.modules["torch._dynamo.config"]
+        named = frame_name(code, frame.f_locals)
         self._pending.backend = backend
         self._pending.fact = Recompile(
-            function=code.co_name,
-            file=code.co_filename,
-            line=code.co_firstlineno,
+            function=named.name,
+            file=named.file,
+            line=named.line,
             guards=tuple(_failed_guard(reason, frame) for reason in reasons),
             compile_id=current_compile_id(),
-            caller=_calling_line(caller),
+            caller=calling_line(caller),
             thread=threading.current_thread().name,
             limit=getattr(config, "recompile_limit", None),
             accumulated_limit=getattr(config, "accumulated_recompile_limit", None),
@@ -248,21 +250,6 @@ def _first_use(source: str, code: types.CodeType) -> Place | None:
         if instruction.opname.startswith("LOAD_") and name in names and "CONST" not in instruction.opname:
             return Place(code.co_filename, line, code.co_name)
     return None
-
-
-def _calling_line(frame: types.FrameType | None) -> Place | None:
-    """The program's line that made the call, going out from inside of torch; a library's only where there is none."""
-    nearest: Place | None = None
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] not in ("torch", "graphprobe", "contextlib", "functools", "threading"):
-            code = frame.f_code
-            place = Place(code.co_filename, frame.f_lineno, code.co_name)
-            if not re.search(r"[/\\](?:site|dist)-packages[/\\]|^<", code.co_filename) or module == "__main__":
-                return place
-            nearest = nearest or place
-        frame = frame.f_back
-    return nearest
 
 
 def _is_torch(path: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from graphprobe.internals.context import Frame, current, unobserved
 from graphprobe.internals.dynamo import backend_name
+from graphprobe.internals.frame_names import compiled_now
 from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 
@@ -88,7 +89,9 @@ def _nothing(args: tuple[Any, ...]) -> str:
 
 
 def _function(args: tuple[Any, ...]) -> str:
-    code = args[0]
+    code, named = args[0], compiled_now()
+    if named is not None and (named.module is not None or (not named.resumed and named.name != code.co_name)):
+        return f"{named.name} ({named.file}:{named.line})"
     name = getattr(code, "co_qualname", None) or code.co_name
     return f"{name.replace('<locals>.', '')} ({code.co_filename}:{code.co_firstlineno})"
 

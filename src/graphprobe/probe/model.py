@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from graphprobe.internals.compile_facts import calls_of, place_of
+from graphprobe.internals.compile_facts import begins_at, calls_of, on_cpu
 from graphprobe.internals.context import Frame
 from graphprobe.internals.observer import FrameFacts
 from graphprobe.probe.formats.fx_text import graph_text
@@ -35,13 +35,17 @@ TIMINGS_US = {
     "triton_compile_time_us": "triton",
     "backward_cumulative_compile_time_us": "entire_backward",
 }
-"""torch's metric (microseconds) and the name it has in `compile.json` (milliseconds)."""
+"""torch's metric (microseconds) and the name it has in `compile.json` (milliseconds).
+
+torch's time of `triton` is that of every kernel's compiler: on the CPU it is called `cpp`.
+"""
 
 
 class CompileFacts(msgspec.Struct, omit_defaults=False):
     """`compile.json`. Timings in milliseconds; `reason` says in words why this compile took place.
 
-    `ops` counts the calls of Dynamo's graph, nested graphs included; `begins` is where in the program the first stands.
+    `ops` counts the calls of Dynamo's graph, nested graphs included; `begins` is where in the program the first stands,
+    or, of a module all of whose code is torch's, the call of it.
     """
 
     schema: int = 1
@@ -50,6 +54,7 @@ class CompileFacts(msgspec.Struct, omit_defaults=False):
     file: str | None = None
     line: int | None = None
     backend: str | None = None
+    mode: str | None = None
     reason: str = ""
     recompile_reason: str | None = None
     restart_of: int | None = None
@@ -91,6 +96,7 @@ class Model:
         self._lowerings: dict[Direction, Lowering] = {}
         self._dynamo: Any = None
         self._told = False
+        self._kernels_by = "triton"
         self._given: dict[Direction, str] = {}
         self.saw_aot = False
         self.facts = CompileFacts(
@@ -99,6 +105,7 @@ class Model:
             file=facts.file,
             line=facts.line,
             backend=facts.backend,
+            mode=facts.mode,
             recompile_reason=facts.recompile_reason,
             restart_of=restart_of,
             reason=_reason(facts, restart_of),
@@ -147,7 +154,9 @@ class Model:
         self.facts.nodes = len(gm.graph.nodes)
         calls = list(calls_of(gm))
         self.facts.ops = len(calls)
-        self.facts.begins = next(filter(None, map(place_of, calls)), None)
+        self.facts.begins = begins_at(calls)
+        if on_cpu(gm):
+            self._kernels_by = "cpp"
         file = self.writer.write_text(layout.dynamo_file(self.number), graph_text(gm))
         where = msgspec.structs.replace(self.where, phase="dynamo")
         name = "dynamo_out_graph"
@@ -223,6 +232,7 @@ class Model:
         with self._lock:
             for key, name in TIMINGS_US.items():
                 value = values.get(key)
+                name = self._kernels_by if name == "triton" else name
                 if value is not None:
                     self.facts.timings_ms[f"backward.{name}" if backward else name] = round(value / 1000, 3)
             if not backward and self.facts.recompile_reason is None:

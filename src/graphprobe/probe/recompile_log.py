@@ -1,4 +1,4 @@
-"""Recompilations into the run: a line each, and one event that names the file."""
+"""Facts that are added one a line to a file of the run while it goes on: recompilations, graph breaks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from graphprobe.store.writer import RunWriter, WrittenFile
 
 def write_recompile(writer: RunWriter, fact: Recompile) -> None:
     """Add a recompilation to the run; what cannot be written is counted there."""
-    first = not (writer.tool_dir / layout.RECOMPILES).exists()
-    if writer.append_text(layout.RECOMPILES, msgspec.json.encode(fact).decode() + "\n") and first:
+    append_fact(writer, layout.RECOMPILES, msgspec.json.encode(fact).decode() + "\n")
+
+
+def append_fact(writer: RunWriter, path: str, line: str) -> None:
+    """Add a line to a file of the run; the first has an event, by which `ls` knows the file."""
+    first = not (writer.tool_dir / path).exists()
+    if writer.append_text(path, line) and first:
         # Without a digest: the file goes on growing.
-        file = WrittenFile(layout.RECOMPILES, None, None)
-        writer.event(where=Where(rank=writer.manifest.rank), kind="log", name="recompiles", file=file)
+        name = path.partition(".")[0]
+        writer.event(where=Where(rank=writer.manifest.rank), kind="log", name=name, file=WrittenFile(path, None, None))

@@ -24,7 +24,7 @@ from graphprobe.internals.only_function import OnlyFunction
 from graphprobe.internals.taps import Taps
 from graphprobe.probe import environment
 from graphprobe.probe.frames.watch import FrameWatch
-from graphprobe.probe.recompile_log import write_recompile
+from graphprobe.probe.recompile_log import append_fact, write_recompile
 from graphprobe.probe.steps import StepLog, StepWatch, begin_pass
 from graphprobe.settings import Settings
 from graphprobe.store import layout
@@ -245,7 +245,7 @@ class Session:
     def graph_break(self, fact: Fact, backend: object) -> None:
         here = self._here() if self.wants(backend) else None
         if here is not None:
-            here.writer.append_text(layout.BREAKS, line_from_fact(fact))
+            append_fact(here.writer, layout.BREAKS, line_from_fact(fact))
 
     uncompiled = graph_break
 

@@ -22,10 +22,11 @@ UNOBSERVED = "unobserved_changes"
 
 
 class Snapshot(msgspec.Struct):
-    """A graph as it last was: its fingerprint, its text, and the file that holds the text (None: not written)."""
+    """A graph as it last was: fingerprint, text, names of its nodes, and the file with the text (None: not written)."""
 
     print: bytes
     text: str
+    names: tuple[str, ...]
     file: WrittenFile | None = None
 
 
@@ -72,7 +73,7 @@ class Trail:
                 self._catch_up(gm, None, phase)
                 return
             self._watch(None).look(gm)
-            snapshot = Snapshot(fingerprint(gm), text if text is not None else graph_text(gm))
+            snapshot = Snapshot(fingerprint(gm), text if text is not None else graph_text(gm), _names(gm))
             self._last[None] = snapshot
             name = layout.graph_name(self._direction)
             snapshot.file = self._write(layout.graph_file(self._model, self._direction, number=self._number), snapshot)
@@ -106,9 +107,8 @@ class Trail:
             if label is None and self._root is None:
                 self.graph(gm, phase=frame.phase or "")
             last = self._catch_up(gm, label, f"before_{name}")
-            names = tuple(n.name for n in gm.graph.nodes)
             before = last.file.path if last.file is not None else None
-            return PassStarted(last.text, before, names, time.perf_counter_ns(), label)
+            return PassStarted(last.text, before, _names(gm), time.perf_counter_ns(), label)
 
     def pass_ends(
         self,
@@ -127,8 +127,6 @@ class Trail:
                 return
             snapshot = self._snapshot(gm, label, name)
             changed = snapshot.text != started.text
-            names = [node.name for node in gm.graph.nodes]
-            before, after = set(started.names), set(names)
             self._event(
                 "pass",
                 name,
@@ -139,11 +137,8 @@ class Trail:
                 file=snapshot.file if changed else None,
                 before=started.before,
                 elapsed_ns=elapsed,
-                nodes_before=len(started.names),
-                nodes_after=len(names),
-                added=tuple(n for n in names if n not in before),
-                removed=tuple(n for n in started.names if n not in after),
                 subsystem=subsystem,
+                **_counted(started.names, _names(gm)),
             )
 
     def failed(
@@ -241,12 +236,13 @@ class Trail:
         if last is None:
             # A nested graph is part of the outer one's text: a file of its own only once a pass changes it.
             self._watch(label).look(gm)
-            self._last[label] = Snapshot(fingerprint(gm), graph_text(gm))
+            self._last[label] = Snapshot(fingerprint(gm), graph_text(gm), _names(gm))
             return self._last[label]
         now = self._snapshot(gm, label, f"{UNOBSERVED}_{stage}")
         if now is not last:
             before = last.file.path if last.file is not None else None
-            self._event("pass", UNOBSERVED, phase=stage, label=label, changed=True, file=now.file, before=before)
+            fields = {"changed": True, "file": now.file, "before": before, **_counted(last.names, now.names)}
+            self._event("pass", UNOBSERVED, phase=stage, label=label, **fields)
         return now
 
     def _snapshot(self, gm: Any, label: str | None, name: str) -> Snapshot:
@@ -269,7 +265,7 @@ class Trail:
             path = layout.pass_file(self._model, self._direction, f"start__{label}", number=self._number)
             last.file = self._write(path, last)
             self._event("graph", label, phase=None, label=label, file=last.file)
-        snapshot = Snapshot(print_, text)
+        snapshot = Snapshot(print_, text, _names(gm))
         suffix = f"__{label}" if label is not None else ""
         path = layout.pass_file(self._model, self._direction, f"{name}{suffix}", number=self._number)
         snapshot.file = self._write(path, snapshot)
@@ -296,6 +292,21 @@ class Trail:
     ) -> None:
         where = msgspec.structs.replace(self._where, phase=phase, subgraph=label, pass_name=pass_name)
         self._writer.event(where=where, kind=kind, name=name, **fields)
+
+
+def _names(gm: Any) -> tuple[str, ...]:
+    return tuple(node.name for node in gm.graph.nodes)
+
+
+def _counted(before: tuple[str, ...], after: tuple[str, ...]) -> dict[str, Any]:
+    """What an event says of the nodes that a change has made and taken away."""
+    old, new = set(before), set(after)
+    return {
+        "nodes_before": len(before),
+        "nodes_after": len(after),
+        "added": tuple(name for name in after if name not in old),
+        "removed": tuple(name for name in before if name not in new),
+    }
 
 
 def _identity(error: BaseException) -> tuple[int, str]:

@@ -19,7 +19,7 @@ from graphprobe.report.terminal import console_for
 WIDTH = 100
 """Prose is broken here."""
 
-RESUMED = re.compile(r"(?:torch_dynamo_resume_in_)+(\w+?)_at_(\d+)(?:_at_\d+)*")
+RESUMED = re.compile(r"(?:torch_dynamo_resume_in_)+([\w.]+?)_at_(\d+)(?:_at_\d+)*")
 """Dynamo's name of the function that goes on behind a break."""
 
 OUTCOMES = {
@@ -98,6 +98,9 @@ def _print_graphs(console: Console, report: BreakReport, base: Path) -> None:
         numbers = f"{_number(graph.ops):>4}  {_number(graph.guards):>6}"
         ended = ", ended by a break" if graph.broken else ""
         where = _near(graph.where, base) if graph.where else "?"
+        name = _near(graph.function or "", base).partition(",")[0]
+        if name and not re.search(rf" in {re.escape(name)}(?:,|$)", where):
+            where += f", of {name}"
         console.print(Text(f"{number:>5}  {graph.compile_id or '?':<9}  {numbers}  {where}{ended}"))
 
 

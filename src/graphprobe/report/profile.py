@@ -8,6 +8,7 @@ from typing import IO, Any
 import msgspec
 from rich.text import Text
 
+from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.timing import CacheRow, FunctionRow, Row, Summary, summary_of
 from graphprobe.analysis.timing_diff import Change, TimingDiff
 from graphprobe.analysis.timing_records import Profile
@@ -136,7 +137,7 @@ def _with_gloss(row: Row) -> str:
 
 
 def _function_row(row: FunctionRow) -> tuple[str, ...]:
-    name = row.function or "?"
+    name = function_name(row.function or "?")
     where = f"  {row.where}" if row.where else ""
     failure = f"  failed: {row.failure}" if row.failure else ""
     again = "  (recompiled)" if row.recompile_reason else ""

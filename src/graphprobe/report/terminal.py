@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
+from graphprobe.analysis.recompiles import function_name
 from graphprobe.records import Event
 from graphprobe.report.graph_diff import GraphDiff, NodeDiff
 from graphprobe.report.graph_text import Node
@@ -140,11 +141,13 @@ def _model_title(model: Model) -> Text:
     text = Text(f"model__{model.number}", "bold")
     place = ":".join(str(model.compile[key]) for key in ("file", "line") if model.compile.get(key) is not None)
     if model.compile.get("function"):
-        text.append(f"  {model.compile['function']}", "cyan")
+        text.append(f"  {function_name(str(model.compile['function']))}", "cyan")
     if place:
         text.append(f"  {place}", "dim")
     if model.compile_id is not None:
         text.append(f"  compile {model.compile_id}", "dim")
+    if model.compile.get("mode"):
+        text.append(f"  mode {model.compile['mode']}", "dim")
     return text
 
 

@@ -114,10 +114,10 @@ class LayerMatcher:
             near = f"; similar: {', '.join(left.near)}" if left.near else ""
             result.append(f"{left.token!r} matched no op{near}")
         for at in sorted(self._named & self._typed.keys()):
-            text, name = self._tokens[at].text, self._named[at]
+            text, name, target = self._tokens[at].text, self._named[at], self._typed[at]
             result.append(
                 f"{text!r} names an op or a module in one graph; another has none of that name, and there it selected "
-                f"every op of that type: {self._typed[at]} means the type in each graph, {name[:-1]}[{name[-1]}] the name"
+                f"every op of that type: {target} means the type in each graph, {name[:-1]}[{name[-1]}] the name"
             )
         return result
 

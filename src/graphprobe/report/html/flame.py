@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.steps import COMPONENTS
 from graphprobe.analysis.timing_records import Profile
 from graphprobe.report.html.section import Section, html
@@ -159,7 +160,7 @@ def tree_from_profile(profile: Profile, sources: Sources) -> Box:
     tree = _Tree()
     names = {
         compiled.compile_id: (
-            f"{compiled.function or '?'}  [{compiled.compile_id}]",
+            f"{function_name(compiled.function or '?')}  [{compiled.compile_id}]",
             f"{compiled.file}:{compiled.line}" if compiled.file else "",
         )
         for compiled in reversed(profile.compiles)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphprobe.analysis.breaks import BreakReport
-from graphprobe.analysis.recompiles import RecompileReport
+from graphprobe.analysis.recompiles import RecompileReport, function_name
 from graphprobe.analysis.steps import described
 from graphprobe.analysis.steps import report_from_run as steps_of
 from graphprobe.report.html.section import Html, Verdict, html, prose
@@ -52,7 +52,8 @@ def _ended_badly(run: Run, models: Sequence[Model]) -> Verdict | None:
     restarted = {model.compile.get("restart_of") for model in models}
     failed = [model for model in models if model.compile.get("failure") and model.number not in restarted]
     if failed:
-        name, what = failed[0].compile.get("function") or "a function", _head(str(failed[0].compile["failure"]))
+        name = function_name(str(failed[0].compile.get("function") or "a function"))
+        what = _head(str(failed[0].compile["failure"]))
         return Verdict("bad", "COMPILE FAILED", f"The program ran to its end, but {name} was not compiled: {what}.")
     if run.state == "running":
         return Verdict("info", "RUNNING", "The program was still running when this was written.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.timing import Summary, summary_of
 from graphprobe.analysis.timing_records import read_profile
 from graphprobe.report.html.flame import flame_section, tree_from_profile
@@ -82,7 +83,7 @@ def _functions(summary: Summary, sources: Sources) -> Section | None:
     for row in summary.functions:
         text = html(
             "{{ name }} {{ where }}{% if failure %} failed: {{ failure }}{% endif %}{{ ' (recompiled)' if again }}",
-            name=row.function or "?",
+            name=function_name(row.function or "?"),
             where=sources.html(sources.short(row.where)),
             failure=row.failure,
             again=bool(row.recompile_reason),
