@@ -183,6 +183,8 @@ def import_faults(found: Import, module: str) -> Iterator[str]:
             yield f"{found.line}: {room} imports {other} when it is loaded; do that inside a function"
     elif top not in sys.stdlib_module_names and top not in THIRD_PARTY[room]:
         yield f"{found.line}: {room} imports {top}, which is not on its list"
+    elif found.name.startswith("rich.text") and module != "graphprobe.report.terminal":
+        yield f"{found.line}: report.terminal has the Text that spells out what steers a terminal"
     elif top == "torch":
         if room in LAZY and found.running:
             yield f"{found.line}: {room} imports torch when it is loaded; do that inside a function"
@@ -204,6 +206,8 @@ def faults(text: str, module: str, *, is_package: bool = False) -> list[str]:
         spelled = ast.unparse(call.func)
         if spelled == "print" and room not in PRINTING:
             result.append(f"{call.lineno}: print outside cli and report")
+        if spelled in ("click.echo", "click.secho"):
+            result.append(f"{call.lineno}: {spelled} sends what steers a terminal; report.visible.echo spells it out")
         weights_only = any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in call.keywords)
         if spelled == "torch.save" or (spelled == "torch.load" and not weights_only):
             result.append(f"{call.lineno}: {spelled} is pickle underneath")
@@ -298,6 +302,8 @@ def test_cycle_finder() -> None:
         ("graphprobe.engine.capture", "import torch\ntorch.save(x, 'f')", "pickle underneath"),
         ("graphprobe.engine.capture", "import torch\ntorch.load('f')", "pickle underneath"),
         ("graphprobe.store.writer", "print('x')", "print outside"),
+        ("graphprobe.cli.ls", "click.echo('x')", "report.visible.echo"),
+        ("graphprobe.report.profile", "from rich.text import Text", "report.terminal has the Text"),
         ("graphprobe.store.writer", "\n" * (LINE_LIMIT + 1), "lines"),
         ("graphprobe.utils", "", "not a room"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from graphprobe.records import Manifest, Where
 from graphprobe.report.graph_diff import diff_texts
-from graphprobe.report.terminal import json_from_run, print_diff, print_run
+from graphprobe.report.terminal import json_from_run, print_diff, print_lines, print_run
 from graphprobe.store import layout
 from graphprobe.store.reader import Run
 from graphprobe.store.writer import RunWriter
@@ -72,8 +72,8 @@ def test_the_tree_says_what_ran_why_and_what_came_of_it(writer: RunWriter) -> No
         "missing: no room [for] more",
         "model__0  forward  x.py:12  compile 0/1",
         "recompiled: shape [3] of x",
-        "000_aot_forward_graph.txt  2 KiB  forward/graph",
-        "001_aot_forward_graph_after_fuse.txt  1 B  +3 −1 nodes  2.5 ms  forward/after:fuse",
+        "model__0/forward/graph  2 KiB  000_aot_forward_graph.txt",
+        "model__0/forward/after:fuse  1 B  +3 −1 nodes  2.5 ms  001_aot_forward_graph_after_fuse.txt",
         "1 passes changed nothing",
     ):
         assert part in text, text
@@ -143,3 +143,36 @@ def test_colours_only_for_a_terminal_without_no_color(writer: RunWriter, monkeyp
     file = Terminal()
     print_run(Run.open(writer.run_dir), file=file)
     assert "\x1b[3" not in file.getvalue()
+
+
+class Screen(io.StringIO):
+    """A terminal of 40 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_screen(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
+    for name, setting in (("COLUMNS", "40"), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, setting)
+    file = Screen()
+    print_lines(lines, file=file)
+    return file.getvalue().splitlines()
+
+
+def test_on_a_terminal_lines_are_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "  candidate linear.0: in its place the reference has another operation that gives the same shapes"
+    shown = on_screen(monkeypatch, line, "short")
+    assert " ".join(part.strip() for part in shown[:-1]) == line.strip() and shown[-1] == "short"
+    assert max(map(len, shown)) <= 40 and shown[0].startswith("  c") and all(p.startswith("    ") for p in shown[1:-1])
+
+
+def test_a_path_that_is_too_long_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/a/long/folder/with/a/program/that/is/there/model.py:12"
+    assert any(path in part for part in on_screen(monkeypatch, f"  at {path} in forward"))
+
+
+def test_piped_lines_stay_whole() -> None:
+    file = io.StringIO()
+    print_lines(["word " * 200], file=file)
+    assert len(file.getvalue().splitlines()) == 1

@@ -13,6 +13,7 @@ import click
 
 from graphprobe.cli.progress import Progress
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.compare.judge import Replayer
@@ -104,17 +105,17 @@ def command(
     with compared as comparison:
         _write(comparison, targets, stack)
         if json_file == "-":
-            click.echo(json.dumps(_document(comparison), indent=2))
+            echo(json.dumps(_document(comparison), indent=2))
         else:
             from graphprobe.report.comparison import print_comparison
 
             print_comparison(comparison.summary, _unpaired(comparison))
         for name in targets:
-            click.echo(f"Wrote {name}", err=json_file == "-")
+            echo(f"Wrote {name}", err=json_file == "-")
         if json_file != "-":
             from graphprobe.report.comparison import print_end
 
-            click.echo()
+            echo()
             print_end(comparison.summary, candidate)
         ctx.exit(exit_code(comparison.summary, fail_on))
 

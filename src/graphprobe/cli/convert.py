@@ -13,6 +13,7 @@ import click
 
 from graphprobe.cli.convert_calls import LAYOUTS, export
 from graphprobe.errors import EXIT_UNDECIDED, ArtifactNotFoundError, SchemaError, UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.store.dump_convert import Converted, Format, Gap, Target
@@ -82,11 +83,11 @@ def _export(paths: tuple[Path, ...], to: str, out: Path | None, force: bool, as_
         raise UsageError(f"--to {to} takes one dump, {len(paths)} are given", hint="convert them one by one")
     written, left_out = export(paths[0], to, out, force=force)
     if as_json:
-        click.echo(json.dumps({"written": str(written), "format": to, "left_out": left_out}, indent=2))
+        echo(json.dumps({"written": str(written), "format": to, "left_out": left_out}, indent=2))
         return
-    click.echo(f"Wrote {written}")
+    echo(f"Wrote {written}")
     for text in left_out:
-        click.echo(f"Left out: {text}", err=True)
+        echo(f"Left out: {text}", err=True)
 
 
 def _gap(target: Target, error: Exception) -> Gap:
@@ -105,15 +106,15 @@ def _report(written: Sequence[Converted], gaps: Sequence[Gap], as_json: bool) ->
             ],
             "gaps": [msgspec.structs.asdict(gap) for gap in gaps],
         }
-        click.echo(json.dumps(document, indent=2))
+        echo(json.dumps(document, indent=2))
         return
     for one in written:
         shape = "x".join(map(str, one.shape)) or "0-d"
         note = f" ({one.note})" if one.note else ""
-        click.echo(f"Wrote {one.path}: {one.dtype} {shape}{note}")
+        echo(f"Wrote {one.path}: {one.dtype} {shape}{note}")
     for gap in gaps:
         where = f"{gap.source} {gap.slot}".rstrip() + ": "
-        click.echo(f"Not converted: {'' if gap.source in gap.reason else where}{gap.reason}", err=True)
+        echo(f"Not converted: {'' if gap.source in gap.reason else where}{gap.reason}", err=True)
 
 
 def _watched(targets: Sequence[Target]) -> Iterator[Target]:

@@ -18,6 +18,7 @@ import click
 
 from graphprobe.cli.progress import Progress
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
+from graphprobe.report.visible import echo
 
 PLANTED = ("aten.relu.default", "codegen")
 """Operation and stage of the fault that `demo_transformer.py` plants."""
@@ -53,7 +54,7 @@ def command(ctx: click.Context, out_dir: str, no_open: bool, no_control: bool) -
     (folder / PROGRAM).write_bytes(_program())
     shown = Path(os.path.relpath(folder))
     program = shown / PROGRAM
-    click.echo(f"A small transformer lies in {program}. All that is written goes to {shown}.")
+    echo(f"A small transformer lies in {program}. All that is written goes to {shown}.")
     problems: list[str] = []
     if not no_control:
         _head("Compiled by a healthy compiler: is anything wrong?")
@@ -93,7 +94,7 @@ def _program() -> bytes:
 
 
 def _head(text: str) -> None:
-    click.echo(f"\n== {text}")
+    echo(f"\n== {text}")
     sys.stdout.flush()
 
 
@@ -101,7 +102,7 @@ def _graphprobe(*args: str) -> int:
     """Run one of our commands in this process, as it would be typed, and give its exit code."""
     from graphprobe.cli.main import main
 
-    click.echo(f"$ graphprobe {shlex.join(args)}")
+    echo(f"$ graphprobe {shlex.join(args)}")
     sys.stdout.flush()
     code = main.main(args=list(args), prog_name="graphprobe", standalone_mode=False)
     sys.stdout.flush()
@@ -120,14 +121,14 @@ def _shows(dossier: Path) -> bool:
     """Whether the proof shows the fault in a process of its own."""
     repro = os.path.relpath(dossier / "repro.py")
     _head("The proof needs torch only, and runs in a process of its own.")
-    click.echo(f"$ python {shlex.quote(repro)}")
+    echo(f"$ python {shlex.quote(repro)}")
     sys.stdout.flush()
     with Progress() as progress:
         progress.tell("running the proof")
         done = subprocess.run([sys.executable, repro], check=False, capture_output=True, text=True)
-    click.echo((done.stdout + done.stderr).rstrip())
+    echo((done.stdout + done.stderr).rstrip())
     fault = done.returncode == EXIT_FOUND
-    click.echo(f"exit code {done.returncode}: {'the fault is there' if fault else 'the fault does not show'}")
+    echo(f"exit code {done.returncode}: {'the fault is there' if fault else 'the fault does not show'}")
     return fault
 
 
@@ -143,7 +144,7 @@ def _report(folder: Path, result: Path) -> Path | None:
 def _end(finding: dict[str, Any] | None, problems: Sequence[str], report: Path | None, seconds: float) -> None:
     from graphprobe.report.closing import print_closing
 
-    click.echo()
+    echo()
     facts: list[tuple[str, str]] = []
     if finding is not None:
         facts.append(("where", f"{os.path.relpath(finding['source'])} in {finding['module']}"))

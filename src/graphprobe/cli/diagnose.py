@@ -16,6 +16,7 @@ from graphprobe.cli.new_file import new_file
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
 from graphprobe.cli.progress import Progress
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.script import Options
@@ -177,7 +178,7 @@ def _script(target: str, arguments: tuple[str, ...], options: Options, result: P
     healthy = verdicts.count("healthy")
     counts = [f"{n} {verdict}" for verdict in ("healthy", "fault", "undecided") if (n := verdicts.count(verdict))]
     if ended.problem is not None:
-        click.echo(f"{target}: {ended.problem}")
+        echo(f"{target}: {ended.problem}")
     code = EXIT_OK if healthy == len(verdicts) and ended.problem is None else EXIT_UNDECIDED
     code = EXIT_FOUND if "fault" in verdicts else code
     diagnoses = [diagnosis.to_json() for _, diagnosis in ended.diagnoses]
@@ -224,14 +225,14 @@ def _function(target: str, name: str, options: Options, result: Path | None, bas
 
 
 def _announce(name: str) -> None:
-    click.echo(f"graphprobe: diagnosing {name} …", err=True)
+    echo(f"graphprobe: diagnosing {name} …", err=True)
 
 
 def _show(name: str, diagnosis: Diagnosis, base: Path) -> None:
     from graphprobe.report.diagnosis import print_diagnosis
 
     print_diagnosis(diagnosis.to_json(), name=name, base=base)
-    click.echo()
+    echo()
     sys.stdout.flush()
 
 

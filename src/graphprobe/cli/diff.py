@@ -9,6 +9,7 @@ import click
 
 from graphprobe.errors import EXIT_FOUND, UsageError
 from graphprobe.records import Direction
+from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def command(
     diff = diff_texts(before, after, before_name=before_name, after_name=after_name)
     if as_json:
         document = {"before": before_name, "after": after_name, "different": diff.different}
-        click.echo(json.dumps(document | msgspec.to_builtins(diff), indent=2))
+        echo(json.dumps(document | msgspec.to_builtins(diff), indent=2))
     else:
         from graphprobe.report.terminal import print_diff
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 import graphprobe
+from graphprobe.report.visible import echo
 
 
 @click.command()
@@ -23,7 +24,7 @@ def command(as_json: bool) -> None:
     """
     facts = _facts()
     if as_json:
-        click.echo(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
     else:
         _show(facts)
     if facts["torch"] is None:
@@ -82,15 +83,15 @@ def _native() -> dict[str, Any]:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    click.echo(f"graphprobe {facts['graphprobe']}, Python {facts['python']}, {facts['platform']}")
-    click.echo(f"native core: {facts['native']['detail']}")
+    echo(f"graphprobe {facts['graphprobe']}, Python {facts['python']}, {facts['platform']}")
+    echo(f"native core: {facts['native']['detail']}")
     if facts["torch"] is None:
-        click.echo(f"torch: cannot be imported ({facts['torch_error']})")
+        echo(f"torch: cannot be imported ({facts['torch_error']})")
         return
-    click.echo(f"torch {facts['torch']} on {', '.join(facts['devices'])}")
-    click.echo(f"C++ compiler: {facts['cxx'] or 'none found: Inductor cannot compile for the CPU'}")
+    echo(f"torch {facts['torch']} on {', '.join(facts['devices'])}")
+    echo(f"C++ compiler: {facts['cxx'] or 'none found: Inductor cannot compile for the CPU'}")
     rows = [(tap["tap"], tap) for tap in facts["taps"]] + [(found["capability"], found) for found in facts["dump"]]
     width = max(len(name) for name, _ in rows)
     for name, row in rows:
         lost = f"  -> {row['lost']}" if row["lost"] else ""
-        click.echo(f"  {name:<{width}}  {row['status']}{lost}")
+        echo(f"  {name:<{width}}  {row['status']}{lost}")

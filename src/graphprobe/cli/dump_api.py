@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from graphprobe.errors import UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.probe.api.dump import ApiDumper
@@ -100,4 +101,4 @@ def summarise(dumper: ApiDumper) -> None:
     except Exception as error:  # the program has ended; its exit code must not change now
         lines = [f"graphprobe: the dump cannot be read: {error}"]
     for line in lines:
-        click.echo(line, err=True)
+        echo(line, err=True)

@@ -11,6 +11,7 @@ import click
 from graphprobe.dump_plan import DumpPlan, plan_from
 from graphprobe.dump_plan.options import BY_NAME
 from graphprobe.errors import UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.backends.dumped_program import DumpedProgram
@@ -79,7 +80,7 @@ def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPla
             hint="add --dump-graph stats, --dump-graph tensor or --dump-config FILE",
         )
     for text in plan.warnings:
-        click.echo(f"graphprobe: {text}", err=True)
+        echo(f"graphprobe: {text}", err=True)
     return None
 
 
@@ -97,14 +98,14 @@ def summarise(program: DumpedProgram) -> None:
     from graphprobe.store.dump_reader import open_dump
 
     if not program.folders:
-        click.echo("graphprobe: dump: nothing was dumped: the program has compiled nothing", err=True)
+        echo("graphprobe: dump: nothing was dumped: the program has compiled nothing", err=True)
     for folder in program.folders:
         try:
             (found,) = open_dump(folder).folders
             manifest = found.manifest
             ops = len(list(found.ops()))
-            click.echo(f"graphprobe: dump: {ops} ops in {os.path.relpath(folder)}", err=True)
+            echo(f"graphprobe: dump: {ops} ops in {os.path.relpath(folder)}", err=True)
             for text in () if manifest is None else manifest.missing:
-                click.echo(f"graphprobe: dump: missing: {text}", err=True)
+                echo(f"graphprobe: dump: missing: {text}", err=True)
         except Exception as error:  # the program has ended; its exit code must not change now
-            click.echo(f"graphprobe: dump: {folder} cannot be read: {error}", err=True)
+            echo(f"graphprobe: dump: {folder} cannot be read: {error}", err=True)

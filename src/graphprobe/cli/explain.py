@@ -12,6 +12,7 @@ import click
 from graphprobe.cli.named_call import call_from_file, callable_of, check_backend
 from graphprobe.cli.new_file import new_file
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.analysis.breaks import BreakReport
@@ -199,20 +200,20 @@ def _show(
     document: dict[str, Any] = {"target": target, "ended": ended, "not_observed": notes, **report.to_json()}
     text = json.dumps(document, indent=2, ensure_ascii=False)
     if printed:
-        click.echo(text)
+        echo(text)
         return
     from graphprobe.report.explain import print_end, print_report
 
     print_report(report, notes=notes, base=base)
     if ended is not None:
-        click.echo(f"{target}: {ended}")
+        echo(f"{target}: {ended}")
     if out is not None:
         try:
             out.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--json {out}: it cannot be written: {error.strerror}") from error
-        click.echo(f"Wrote {out}")
-    click.echo()
+        echo(f"Wrote {out}")
+    echo()
     print_end(report, undecided=ended or (notes[0] if notes else "") or _nothing(report), base=base)
 
 

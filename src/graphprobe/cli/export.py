@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from graphprobe.report.visible import echo
+
 FORMS = ("chrome-trace", "onnx-text", "model-explorer", "tensorboard", "parquet")
 """Of `graphprobe.export.forms.FORMS`, which a test holds against this; so that the help needs no import."""
 
@@ -56,11 +58,11 @@ def command(
             "unit": done.unit,
             "left_out": done.left_out,
         }
-        click.echo(json.dumps(document, indent=2))
+        echo(json.dumps(document, indent=2))
         return
     shown = done.written[0] if len(done.written) == 1 else out
     files = "" if len(done.written) == 1 else f" in {len(done.written)} files"
     unit = done.unit.removesuffix("s") if done.count == 1 else done.unit
-    click.echo(f"Wrote {shown}: {done.count} {unit}{files}")
+    echo(f"Wrote {shown}: {done.count} {unit}{files}")
     for text in done.left_out:
-        click.echo(f"Left out: {text}", err=True)
+        echo(f"Left out: {text}", err=True)

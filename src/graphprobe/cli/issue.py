@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from graphprobe.report.visible import echo
+
 MOST = 65_536
 """Characters that GitHub takes as a body."""
 
@@ -33,9 +35,9 @@ def command(dossier: Path, title_only: bool, body_only: bool, hide: bool) -> Non
     issue, finding = read_issue(dossier)
     if hide:
         issue = private(issue, finding)
-        click.echo("names and values are replaced: read the text and run its script before you post it", err=True)
+        echo("names and values are replaced: read the text and run its script before you post it", err=True)
     if len(issue.body) > MOST:
-        click.echo(f"the body has {len(issue.body)} characters, and GitHub takes {MOST}: shorten it", err=True)
+        echo(f"the body has {len(issue.body)} characters, and GitHub takes {MOST}: shorten it", err=True)
     parts = [issue.title] if title_only or not body_only else []
     parts += [issue.body.rstrip("\n")] if body_only or not title_only else []
-    click.echo("\n\n".join(parts))
+    echo("\n\n".join(parts))

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 TAIL = 10
@@ -41,6 +42,7 @@ def command(
     """
     from graphprobe.analysis import log_lines, steps, torch_steps
     from graphprobe.report import logs
+    from graphprobe.report.terminal import print_lines
     from graphprobe.store.reader import Run
 
     if level is not None and level not in log_lines.LEVELS:
@@ -70,16 +72,14 @@ def command(
         kept = TAIL if tail is None else tail
         records = records[len(records) - kept :] if kept < len(records) else records
     if as_json:
-        click.echo(json.dumps(logs.document(report, records, source=source, component=shown), indent=1))
+        echo(json.dumps(logs.document(report, records, source=source, component=shown), indent=1))
     else:
         if component is None:
-            click.echo(f"{source}:")
-            for line in logs.step_lines(report):
-                click.echo(line)
+            echo(f"{source}:")
+            print_lines(logs.step_lines(report))
             if records:
-                click.echo(f"\nlast lines of {shown or 'the log'}:")
-        for line in logs.log_lines(records):
-            click.echo(line)
+                echo(f"\nlast lines of {shown or 'the log'}:")
+        print_lines(logs.log_lines(records))
     if component is not None:
         ctx.exit(EXIT_OK)
     if report.state is None and not report.steps:

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 
@@ -17,7 +18,7 @@ def command(run: str, show_all: bool, as_json: bool) -> None:
     """List what RUN holds: models, why they were compiled, and the files of each direction.
 
     RUN is a run folder, its graphprobe folder, or a folder with runs, of which the newest is taken (default:
-    torch_compile_debug in the working directory). The last word of a line is what `show` takes.
+    torch_compile_debug in the working directory). The first word of a line is what `show` takes.
 
     \b
     Example:
@@ -29,6 +30,6 @@ def command(run: str, show_all: bool, as_json: bool) -> None:
 
     opened = Run.open(run)
     if as_json:
-        click.echo(json.dumps(json_from_run(opened, show_all=show_all), indent=2))
+        echo(json.dumps(json_from_run(opened, show_all=show_all), indent=2))
     else:
         print_run(opened, show_all=show_all)

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import click
 
 from graphprobe.errors import GraphprobeError
+from graphprobe.report.visible import echo
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("graphprobe.cli.run:command", "Run a program and collect every stage of its compilations."),
@@ -75,7 +76,7 @@ class LazyGroup(click.Group):
 
 
 def _end(ctx: click.Context, error: GraphprobeError) -> NoReturn:
-    click.echo(error.render(), err=True)
+    echo(error.render(), err=True)
     ctx.exit(error.exit_code)
 
 
@@ -88,7 +89,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
         number = version("graphprobe")
     except PackageNotFoundError:
         number = str(getattr(importlib.import_module("graphprobe"), "__version__", "unknown (not installed)"))
-    click.echo(f"graphprobe {number}")
+    echo(f"graphprobe {number}")
     ctx.exit()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.compare.ranks import Shared
@@ -63,26 +64,26 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
     if as_json:
         import msgspec
 
-        click.echo(json.dumps({"index": str(index), "ranks": places, "values": msgspec.to_builtins(shared)}, indent=2))
+        echo(json.dumps({"index": str(index), "ranks": places, "values": msgspec.to_builtins(shared)}, indent=2))
     else:
         _tell(shared, places)
-        click.echo(f"Wrote {index}")
+        echo(f"Wrote {index}")
     relations = {value.relation for value in shared}
     ctx.exit(EXIT_FOUND if "differs" in relations else EXIT_UNDECIDED if not shared else EXIT_OK)
 
 
 def _tell(shared: list[Shared], places: dict[str, str]) -> None:
-    click.echo(f"{len(places)} ranks: {', '.join(places)}")
+    echo(f"{len(places)} ranks: {', '.join(places)}")
     for relation in ("replicated", "sharded", "differs", "undecided"):
         found = [value for value in shared if value.relation == relation]
         if found:
-            click.echo(f"{relation}: {len(found)} values")
+            echo(f"{relation}: {len(found)} values")
         if relation == "differs":
             for value in sorted(found, key=lambda value: value.step)[:20]:
                 groups = " | ".join(",".join(map(str, group)) for group in value.ranks)
                 odd = f"; rank {', '.join(map(str, value.odd))} stands alone" if value.odd else ""
                 by = value.written_by or "something that was not recorded"
                 written = f", changed by {by}" if value.odd else ""
-                click.echo(f"  {value.what}, step {value.step}: ranks that agree: {groups}{odd}{written}")
+                echo(f"  {value.what}, step {value.step}: ranks that agree: {groups}{odd}{written}")
     if not shared:
-        click.echo("no parameter, buffer or weight that two ranks have: nothing could be compared")
+        echo("no parameter, buffer or weight that two ranks have: nothing could be compared")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphprobe.errors import EXIT_OK, EXIT_UNDECIDED
+from graphprobe.report.visible import echo
 from graphprobe.settings import BY_NAME
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def filtered(names: tuple[str, ...]) -> Iterator[OnlyFunction]:
         finally:
             only.remove()
             for line in only.report():
-                click.echo(f"graphprobe: {line}", err=True)
+                echo(f"graphprobe: {line}", err=True)
 
 
 def exit_code(only: OnlyFunction, code: int) -> int:

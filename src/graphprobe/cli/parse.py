@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.store.calls import Call, CallDump
@@ -45,7 +46,7 @@ def command(
     if as_json:
         import msgspec
 
-        click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+        echo(json.dumps(msgspec.to_builtins(found), indent=2))
         return
     for one in found:
         print_call(one, values={} if no_values else _values(opened, one))

@@ -12,6 +12,7 @@ import click
 
 from graphprobe.cli.run import RunCommand, _program
 from graphprobe.errors import UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.probe.profile import profile
@@ -124,9 +125,9 @@ def _finish(running: profile, ended: list[Ended], file: Path, trace: Path | None
         if trace is not None:
             wrote.append(running.save_trace(trace, force=True))
     except Exception as error:  # the program has ended; its exit code must not change now
-        click.echo(f"graphprobe: the profile could not be written: {type(error).__name__}: {error}", err=True)
+        echo(f"graphprobe: the profile could not be written: {type(error).__name__}: {error}", err=True)
     if not quiet and wrote:
-        click.echo(f"graphprobe: wrote {', '.join(str(path) for path in wrote)}", err=True)
+        echo(f"graphprobe: wrote {', '.join(str(path) for path in wrote)}", err=True)
 
 
 def _read(words: tuple[str, ...], trace: Path | None, top: int, as_json: bool) -> None:
@@ -144,12 +145,12 @@ def _read(words: tuple[str, ...], trace: Path | None, top: int, as_json: bool) -
         write_trace(profiles[0], trace)
     if len(profiles) == 1:
         if as_json:
-            click.echo(json.dumps(view.document_from(profiles[0]), indent=2))
+            echo(json.dumps(view.document_from(profiles[0]), indent=2))
         else:
             view.print_profile(profiles[0], top=top)
     else:
         diff = compare_profiles(*profiles)
         if as_json:
-            click.echo(json.dumps(view.diff_document_from(diff), indent=2))
+            echo(json.dumps(view.diff_document_from(diff), indent=2))
         else:
             view.print_diff(diff, *words, top=top)

@@ -8,7 +8,8 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
-from rich.text import Text
+
+from graphprobe.report.terminal import Text
 
 
 class Progress:

@@ -13,6 +13,7 @@ import click
 from graphprobe.cli.new_file import new_file
 from graphprobe.cli.run import RunCommand
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def _show(report: RecompileReport, problem: str | None, file: Path | None, *, as
     import msgspec
 
     from graphprobe.report.recompiles import recompile_lines
+    from graphprobe.report.terminal import print_lines
     from graphprobe.store.files import replace_file
 
     sys.stdout.flush()
@@ -154,12 +156,11 @@ def _show(report: RecompileReport, problem: str | None, file: Path | None, *, as
     if file is not None:
         replace_file(file, document + b"\n")
     if as_json:
-        click.echo(document.decode())
+        echo(document.decode())
         return
-    for line in recompile_lines(report):
-        click.echo(line)
+    print_lines(recompile_lines(report))
     if problem is not None:
-        click.echo(f"{problem}: there may be more")
+        echo(f"{problem}: there may be more")
 
 
 def _exit_code(report: RecompileReport, problem: str | None) -> int:

@@ -18,6 +18,7 @@ from graphprobe.cli.new_file import new_file
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
 from graphprobe.cli.progress import Progress as ProgressLine
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
@@ -225,7 +226,7 @@ def _script(
     ended = watch.ended
     if ended.folder is not None:
         if ended.reduction is None:
-            click.echo(f"REDUCED: a graph was reduced: {os.path.relpath(ended.folder)}")
+            echo(f"REDUCED: a graph was reduced: {os.path.relpath(ended.folder)}")
         else:
             show(ended.reduction)
         return EXIT_FOUND if ended.reduction is None else _exit_code(ended.reduction)
@@ -233,19 +234,17 @@ def _script(
         raise UsageError(f"{path} compiled nothing")
     what = f"{ended.graphs} graphs"
     if ran.code != 0:
-        click.echo(
-            f"NOT REDUCED: {path}: the script ended with exit code {ran.code}, and none of {what} fails by itself"
-        )
+        echo(f"NOT REDUCED: {path}: the script ended with exit code {ran.code}, and none of {what} fails by itself")
     elif ended.notes:
-        click.echo(f"UNDECIDED: {path}: no graph of {what} was seen to fail, but not all could be judged")
+        echo(f"UNDECIDED: {path}: no graph of {what} was seen to fail, but not all could be judged")
     else:
-        click.echo(f"NOT REDUCED: {path}: nothing fails: {what}")
+        echo(f"NOT REDUCED: {path}: nothing fails: {what}")
     return EXIT_UNDECIDED if ran.code != 0 or ended.notes else EXIT_OK
 
 
 def say(text: str) -> None:
     """Tell what happens, on stderr, so that the program's own output stays as it is."""
-    click.echo(f"graphprobe: {text}", err=True)
+    echo(f"graphprobe: {text}", err=True)
 
 
 def _write(file: Path | None, document: Mapping[str, Any]) -> None:
@@ -290,7 +289,7 @@ def _line(progress: Progress) -> str:
 def show(result: CaseReduction, *, err: bool = False) -> None:
     """Print what came of a reduction, the verdict in the last five lines; `err`: on stderr."""
     for line in _lines(result):
-        click.echo(f"graphprobe: {line}" if err else line, err=err)
+        echo(f"graphprobe: {line}" if err else line, err=err)
 
 
 def _lines(result: CaseReduction) -> Iterator[str]:

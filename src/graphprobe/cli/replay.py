@@ -14,6 +14,7 @@ import click
 
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED
 from graphprobe.report.replay import replay_lines
+from graphprobe.report.visible import echo
 from graphprobe.store.frame_record import REPLAY, find_records, read_record
 
 LEFT_OUT = ("TORCH_COMPILE_DEBUG", "TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL")
@@ -54,9 +55,9 @@ def command(
             documents.append({"record": str(folder), "function": described.function, **result})
         else:
             for line in [*replay_lines(str(folder), described, result), *([""] if folder != found[-1][0] else [])]:
-                click.echo(line)
+                echo(line)
     if as_json:
-        click.echo(json.dumps({"replays": documents}, indent=1))
+        echo(json.dumps({"replays": documents}, indent=1))
     sys.exit(EXIT_FOUND if EXIT_FOUND in verdicts else max(verdicts))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from graphprobe.errors import UsageError
+from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ def command(source: str, out: str, force: bool) -> None:
         raise UsageError(f"--out {out}: it cannot be written: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
-    click.echo(f"{report.verdict.word}: {report.verdict.sentence}")
-    click.echo(f"Wrote {out} ({_size(target)})")
+    echo(f"{report.verdict.word}: {report.verdict.sentence}")
+    echo(f"Wrote {out} ({_size(target)})")
 
 
 def _target(out: str, force: bool) -> Path:

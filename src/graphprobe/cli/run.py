@@ -14,6 +14,7 @@ import click
 from graphprobe.cli import dump_api
 from graphprobe.cli import dump_graph as graph_dumps
 from graphprobe.errors import UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.backends.dumped_program import DumpedProgram
@@ -182,7 +183,7 @@ def _summarise(folder: Path, manifest: Manifest | None) -> None:
     except Exception as error:  # the program has ended; its exit code must not change now
         lines = [f"graphprobe: the run in {folder} cannot be read: {error}"]
     for line in lines:
-        click.echo(line, err=True)
+        echo(line, err=True)
     if os.environ.get("RANK"):
         return
-    click.echo(f"graphprobe: see it with  graphprobe ls {os.path.relpath(folder)}", err=True)
+    echo(f"graphprobe: see it with  graphprobe ls {os.path.relpath(folder)}", err=True)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
 from graphprobe.errors import UsageError
+from graphprobe.report.visible import echo, write
 from graphprobe.store import layout
 
 
 @click.command(name="show", short_help="Print one artifact of a run.")
 @click.argument("words", nargs=-1, metavar="[RUN] ADDRESS")
+@click.option("--raw", is_flag=True, help="Print the file of launches itself, which is a Chrome trace.")
 @click.option("--json", "as_json", is_flag=True, help="Print the event and the text as JSON.")
-def command(words: tuple[str, ...], as_json: bool) -> None:
-    """Print the artifact at ADDRESS, as it lies on disk.
+def command(words: tuple[str, ...], raw: bool, as_json: bool) -> None:
+    """Print the artifact at ADDRESS: of `ops` the launches as a list, of everything else the file as it lies on disk.
+
+    On a terminal, characters that would steer it are spelled out; into a file or a pipe goes every byte as it is.
 
     An address is what `ls` shows, such as model__0/forward/graph, model__0/forward/after:PASS, model__0/dynamo,
     model__0/compile, model__0/backward/code, ops, original, optimized; a file name; or the unique beginning or end of
@@ -36,6 +41,18 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
     text = run.text(event)
     if as_json:
         document = {"run": str(run.run_dir), "event": msgspec.to_builtins(event), "text": text}
-        click.echo(json.dumps(document, indent=2))
+        echo(json.dumps(document, indent=2))
+        return
+    if event.kind == "ops" and not raw:
+        from graphprobe.report.html.launches import launch_lines, launches_of
+
+        launches = launches_of(run, event)
+        if launches:
+            for line in launch_lines(launches):
+                echo(line)
+            return
+    text += "" if text.endswith("\n") else "\n"
+    if sys.stdout.isatty():
+        echo(text, nl=False)
     else:
-        click.echo(text, nl=not text.endswith("\n"))
+        write(text)

@@ -14,8 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from graphprobe.compat.ptdbg_arguments import (
     checked_dump_path,
     checked_dump_step,
@@ -27,6 +25,7 @@ from graphprobe.compat.ptdbg_arguments import (
 )
 from graphprobe.compat.ptdbg_collect import Collecting
 from graphprobe.errors import UsageError
+from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.compare.result import CallName
@@ -211,7 +210,7 @@ def compare(input_param: Any, output_path: Any, stack_mode: bool = False) -> Pat
             write_csv(found.rows(), file, stack=stack_mode, label=_slot_label)
         for text in found.summary.notes:
             logger.info("ptdbg: %s", text)
-    click.echo(f"Wrote {path}")
+    echo(f"Wrote {path}")
     return path
 
 
@@ -228,7 +227,7 @@ def parse(pkl: str | os.PathLike[str], module_name: str) -> None:
     from graphprobe.compat.ptdbg_parse import lines_of_call
 
     for line in lines_of_call(pkl, module_name):
-        click.echo(line)
+        echo(line)
 
 
 def _slot_label(call: CallName, slot: str, direction: str) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO
 
-from rich.text import Text
-
-from graphprobe.report.terminal import console_for
+from graphprobe.report.terminal import Text, console_for
 
 LINES = 5
 """A terminal that was scrolled by a long story still shows this many."""

@@ -9,11 +9,10 @@ from typing import IO, Any
 
 import msgspec
 from rich.console import Console
-from rich.text import Text
 
 from graphprobe.compare.result import UNDECIDED_KINDS, CallName, CallResult, Finding, Summary
 from graphprobe.report.closing import print_closing
-from graphprobe.report.terminal import console_for
+from graphprobe.report.terminal import Text, console_for
 
 OUTCOMES = {
     "same": ("SAME", "green", "no difference beyond the noise of the dtypes"),

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import IO
 
 from rich.console import Console
-from rich.text import Text
 
 from graphprobe.analysis.breaks import BreakReport, GraphBreak
 from graphprobe.report.closing import print_closing
-from graphprobe.report.terminal import console_for
+from graphprobe.report.terminal import Text, console_for
 
 WIDTH = 100
 """Prose is broken here."""

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import msgspec
-from rich.text import Text
 
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.timing import CacheRow, FunctionRow, Row, Summary, summary_of
 from graphprobe.analysis.timing_diff import Change, TimingDiff
 from graphprobe.analysis.timing_records import Profile
-from graphprobe.report.terminal import console_for
+from graphprobe.report.terminal import print_lines
 
 LONG_IMPORTS = 0.02
 """Share of the time of compiling from which imports before it are told."""
@@ -36,16 +35,12 @@ def diff_document_from(diff: TimingDiff) -> dict[str, Any]:
 
 def print_profile(profile: Profile, *, top: int = 10, file: IO[str] | None = None) -> None:
     """Print the summary, the `top` slowest of everything."""
-    console = console_for(file)
-    for line in profile_lines(profile, top=top):
-        console.print(Text(line))
+    print_lines(profile_lines(profile, top=top), file=file)
 
 
 def print_diff(diff: TimingDiff, before: str, after: str, *, top: int = 10, file: IO[str] | None = None) -> None:
     """Print the changes, the `top` largest of each kind."""
-    console = console_for(file)
-    for line in diff_lines(diff, before, after, top=top):
-        console.print(Text(line))
+    print_lines(diff_lines(diff, before, after, top=top), file=file)
 
 
 def profile_lines(profile: Profile, *, top: int) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.report.visible import visible
 
 
 def print_tensor(
     name: str, meta: TensorMeta, stats: TensorStats | None, first: Sequence[object], *, lacking: str = ""
 ) -> None:
     """Write the line to standard output, at once."""
-    print(line_from_tensor(name, meta, stats, first, lacking=lacking), flush=True)
+    print(visible(line_from_tensor(name, meta, stats, first, lacking=lacking)), flush=True)
 
 
 def line_from_tensor(

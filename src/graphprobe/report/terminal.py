@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from collections.abc import Iterable
 from typing import IO, Any
 
 import msgspec
+from rich import text as rich_text
+from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 from rich.tree import Tree
 
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.records import Event
 from graphprobe.report.graph_diff import GraphDiff, NodeDiff
 from graphprobe.report.graph_text import Node
+from graphprobe.report.visible import visible
 from graphprobe.settings import text_from_size
 from graphprobe.store.address import addresses_from_events
 from graphprobe.store.reader import Model, Run
@@ -23,11 +27,63 @@ _PIPED_WIDTH = 10_000
 _STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
 
 
+class Text(rich_text.Text):
+    """rich's text, with what would steer the terminal spelled out: the one way in which text gets on a console."""
+
+    def __init__(self, text: str = "", *args: Any, **options: Any) -> None:
+        super().__init__(visible(text), *args, **options)
+
+    def append(self, text: Any, *args: Any, **options: Any) -> rich_text.Text:
+        """See rich's."""
+        return super().append(visible(text) if isinstance(text, str) else text, *args, **options)
+
+
 def console_for(file: IO[str] | None = None) -> Console:
     """A console on `file` (standard output); it wraps nothing when piped, so that lines can be searched."""
     stream = sys.stdout if file is None else file
-    width = None if stream.isatty() else _PIPED_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    kind, width = (_Wrapping, None) if stream.isatty() else (Console, _PIPED_WIDTH)
+    return kind(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=width is not None)
+
+
+class _Wrapping(Console):
+    """On a terminal: lines are broken between words, and what is left of one stands below where it began.
+
+    A word that is too long, such as a path, is left whole, so that it can be copied.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """See rich's; several objects are one line."""
+        if not objects or not all(isinstance(one, rich_text.Text) for one in objects):
+            super().print(*objects, **options)
+            return
+        for line in rich_text.Text(" ").join(objects).split("\n", allow_blank=True):
+            lead = len(line.plain) - len(line.plain.lstrip())
+            if line.cell_len <= self.width or lead > self.width // 2:
+                super().print(line, **options)
+                continue
+            indent = " " * min(lead + 2, self.width // 2)
+            body = line[lead:]
+            for number, part in enumerate(body.divide(_breaks(body.plain, self.width - len(indent)))):
+                part.rstrip()
+                super().print(rich_text.Text(indent if number else " " * lead) + part, soft_wrap=True, **options)
+
+
+def _breaks(text: str, width: int) -> list[int]:
+    """Where to break a line: in front of each word that would reach beyond the width."""
+    found, column = [], 0
+    for word in re.finditer(r"\S+\s*", text):
+        if column and column + cell_len(word[0].rstrip()) > width:
+            found.append(word.start())
+            column = 0
+        column += cell_len(word[0])
+    return found
+
+
+def print_lines(lines: Iterable[str], *, file: IO[str] | None = None) -> None:
+    """Print lines of plain text, wrapped where a terminal is."""
+    console = console_for(file)
+    for line in lines:
+        console.print(Text(line))
 
 
 def print_run(run: Run, *, show_all: bool = False, file: IO[str] | None = None) -> None:
@@ -175,17 +231,19 @@ def _event_line(run: Run, event: Event, addresses: dict[int, str], *, again: boo
     """One event; `again` for one whose file stands in a line above: a pass around the one that made the change."""
     failed, idle = event.kind == "failure", event.kind == "pass" and event.changed is False
     text = Text(style="red" if failed else "dim" if idle else "")
-    if event.path is not None and again:
+    if event.seq in addresses and not again:
+        text.append(addresses[event.seq], "" if failed or idle else "blue")
+    elif event.path is not None and again:
         text.append(f"the same file, after {event.where.pass_name or event.name}, which holds the pass above")
     elif event.path is not None:
-        text.append(event.path.rsplit("/", 1)[-1])
-        size_bytes = run.size_bytes(event)
-        if size_bytes is not None:
-            text.append(f"  {text_from_size(size_bytes)}", "dim")
+        text.append(event.path)
     else:
         text.append(f"{event.kind} {event.where.pass_name or event.name}")
         if not idle and event.kind not in ("note", "failure"):
             text.append("  (not written)", "yellow")
+    size_bytes = run.size_bytes(event) if event.path is not None and not again else None
+    if size_bytes is not None:
+        text.append(f"  {text_from_size(size_bytes)}", "dim")
     if event.kind == "pass":
         text.append(f"  +{len(event.added)} −{len(event.removed)} nodes" if not idle else "  unchanged", "cyan")
     if event.elapsed_ns is not None:
@@ -194,8 +252,8 @@ def _event_line(run: Run, event: Event, addresses: dict[int, str], *, again: boo
         text.append(f"  in {event.where.subgraph}", "dim")
     if event.message:
         text.append("  " + event.message.strip().splitlines()[-1])
-    if event.seq in addresses:
-        text.append("  " + addresses[event.seq].split("/", 1)[-1], "blue")
+    if event.path is not None:
+        text.append("  " + event.path.rsplit("/", 1)[-1], "dim")
     return text
 
 

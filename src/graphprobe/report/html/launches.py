@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -72,10 +73,23 @@ def launches_of(run: Run, ops: Event | None) -> list[Launch]:
     return [event for event in found.events if event.ph == "X"]
 
 
-def places_of(launch: Launch, sources: Sources) -> list[str]:
+def launch_lines(launches: Sequence[Launch]) -> list[str]:
+    """The launches as lines of a table for the terminal."""
+    here = os.getcwd() + os.sep
+    rows = [("#", "µs", "launch", "computes", "line")]
+    for number, launch in enumerate(launches):
+        targets = ", ".join(dict.fromkeys(node.target for node in launch.args.fx_nodes if node.target))
+        place = next(iter(places_of(launch, lambda place: place.removeprefix(here))), "")
+        rows.append((str(number), f"{launch.dur:.0f}", launch.name, targets, place))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    aligned = (str.rjust, str.rjust, str.ljust, str.ljust, str.ljust)
+    return ["  ".join(map(lambda to, *cell: to(*cell), aligned, row, widths)).rstrip() for row in rows]
+
+
+def places_of(launch: Launch, short: Callable[[str], str]) -> list[str]:
     """The places of a launch: `file:line in function: code` without what follows the line."""
     found = (re.match(r"(.+?:\d+)(?: in |$)", text) for text in launch.args.sources)
-    return [sources.short(place[1]) for place in found if place is not None]
+    return [short(place[1]) for place in found if place is not None]
 
 
 def launches_section(run: Run, models: Sequence[Model], sources: Sources) -> Section | None:
@@ -89,7 +103,7 @@ def launches_section(run: Run, models: Sequence[Model], sources: Sources) -> Sec
                     if table.rows >= MOST_ROWS:
                         left += 1
                         continue
-                    place = next(iter(places_of(launch, sources)), "")
+                    place = next(iter(places_of(launch, sources.short)), "")
                     sources.link(place)
                     targets = ", ".join(dict.fromkeys(node.target for node in launch.args.fx_nodes if node.target))
                     arguments = ", ".join(launch.args.arguments)

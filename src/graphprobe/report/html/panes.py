@@ -120,7 +120,7 @@ def links_from(
     links = []
     for launch in launches:
         args = launch.args
-        in_source = sorted({marks[place] for place in places_of(launch, sources) if place in marks})
+        in_source = sorted({marks[place] for place in places_of(launch, sources.short) if place in marks})
         in_graph = sorted({nodes[node.name] for node in args.fx_nodes if node.name in nodes})
         in_code = [args.output_code_line - 1] if args.output_code_line is not None else []
         in_code += [defined[launch.name]] if launch.name in defined else []

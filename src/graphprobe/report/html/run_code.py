@@ -59,7 +59,7 @@ def _last(events: Sequence[Event], *kinds: str) -> Event | None:
 
 def _view(run: Run, title: str, graph: Event, code: Event, ops: Event | None, sources: Sources) -> CodeView:
     launches = launches_of(run, ops)
-    places = list(dict.fromkeys(p for launch in launches for p in places_of(launch, sources)))
+    places = list(dict.fromkeys(p for launch in launches for p in places_of(launch, sources.short)))
     source, marks = source_pane(places, sources, around=AROUND)
     fx, nodes = graph_pane("FX graph after the last pass", str(graph.path), run.text(graph), sources)
     generated = text_pane("Generated code", str(code.path), run.text(code))
