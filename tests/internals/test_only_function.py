@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -83,12 +84,41 @@ def compiled(patterns: str, *, fullgraph: bool = False) -> tuple[Counted, OnlyFu
         ("helper", [["cos"]]),
         ("test_only_function.py:h*r", [["cos"]]),
         ("Special.forward", [["sin", "cos"]]),
+        ("Special", [["sin", "cos"]]),
         ("no_such_function", []),
     ],
 )
 def test_what_matches_is_compiled_and_nothing_else(pattern: str, ops: list[list[str]], fullgraph: bool) -> None:
     backend, _ = compiled(pattern, fullgraph=fullgraph)
     assert backend.ops == ops
+
+
+def decorated(function: Any) -> Any:
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+class Behind(torch.nn.Module):
+    @decorated
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
+class Other(torch.nn.Module):
+    @decorated
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+
+@pytest.mark.parametrize("pattern", ["Other", "Other.forward"])
+def test_models_behind_one_decorator_are_told_apart(pattern: str) -> None:
+    backend = Counted()
+    with only(pattern):
+        for model in (Behind(), Other()):
+            torch.compile(model, backend=backend)(torch.randn(3))
+    assert backend.ops == [["cos"]]
 
 
 def test_without_the_filter_the_whole_model_is_one_graph_and_again_after_it() -> None:

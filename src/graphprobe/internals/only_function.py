@@ -16,6 +16,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from graphprobe.errors import UsageError
+from graphprobe.internals.frame_names import FrameName, frame_name
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.patches import Patch, PatchSet
 
@@ -125,17 +126,20 @@ class OnlyFunction:
         code: CodeType = frame.f_code
         if not self._graphs_too and code.co_filename.startswith(GENERATED):
             return True
-        owner = type(frame.f_locals["self"]) if "self" in frame.f_locals else None
+        named = frame_name(code, frame.f_locals)
+        whose = frame.f_locals.get("self") if named.module is None else named.module
+        owner = None if whose is None else type(whose)
         with self._lock:
             wanted = self._known.get((code, owner))
             if wanted is None:
-                names = names_of(code, owner)
+                names = (*names_of(code, owner), *_names_elsewhere(named))
                 found = {pattern for pattern in self.patterns if _matches(pattern, names)}
                 self._matched |= found
                 wanted = self._known[code, owner] = bool(found)
             (self.compiled if wanted else self.left_out)[_shown(code, owner)] += 1
             if self._told_by_children is not None and os.getpid() != self._pid:
-                found = {pattern for pattern in self.patterns if _matches(pattern, names_of(code, owner))}
+                names = (*names_of(code, owner), *_names_elsewhere(named))
+                found = {pattern for pattern in self.patterns if _matches(pattern, names)}
                 line = "\t".join([_shown(code, owner), *found]) + "\n"
                 os.pwrite(self._told_by_children, line.encode("utf-8", "replace"), _size(self._told_by_children))
         return wanted
@@ -172,6 +176,12 @@ def names_of(code: CodeType, owner: type | None = None) -> tuple[str, ...]:
         names.add(f"{owner.__name__}.{name}")
     file = code.co_filename
     return (*sorted(names), *(f"{at}:{one}" for at in {file, os.path.basename(file)} for one in sorted(names)))
+
+
+def _names_elsewhere(named: FrameName) -> tuple[str, ...]:
+    """As `ls` and reports call it: `LlamaForCausalLM`, also where the code is that of a decorator."""
+    of_class = named.module is not None and named.plain == type(named.module).__name__
+    return (named.plain, f"{named.plain}.forward") if of_class else (named.plain,)
 
 
 def _plain(name: str) -> str:
