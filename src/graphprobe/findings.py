@@ -223,9 +223,11 @@ class Diagnosis(msgspec.Struct, kw_only=True):
 
     Attributes:
         verdict: `fault`: compiled as its user compiles it, the program differs beyond legitimate noise. `healthy`: it
-            does not. `undecided`: it could not be run, torch refuses it, or the difference cannot be judged.
+            does not. `undecided`: it could not be run, torch refuses it, it compiled nothing, or the difference cannot
+            be judged.
         seconds: wall time.
-        compiles: graphs that were compiled to kernels.
+        graphs: what torch.compile made of the program as its user compiles it; None where nobody counted.
+        compiles: graphs that were compiled to kernels in order to look inside.
         findings: the faults, the earliest stage first.
         ruled_out: what was checked and is right, one sentence each.
         latent: what disagrees inside and shows in nothing that the user can observe; it decides nothing.
@@ -237,6 +239,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
 
     verdict: Literal["fault", "healthy", "undecided"]
     seconds: float = 0.0
+    graphs: int | None = None
     compiles: int = 0
     findings: list[Finding] = []
     ruled_out: list[str] = []
@@ -248,8 +251,14 @@ class Diagnosis(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0 healthy, 1 fault, 125 undecided."""
-        return {"healthy": 0, "fault": 1, "undecided": 125}[self.verdict]
+        """0 healthy, 1 fault, 2 nothing was compiled, 125 undecided otherwise."""
+        code = {"healthy": 0, "fault": 1, "undecided": 125}[self.verdict]
+        return 2 if self.compiled_nothing else code
+
+    @property
+    def compiled_nothing(self) -> bool:
+        """Whether torch.compile made no graph of the program, so that there was nothing to check."""
+        return self.verdict == "undecided" and self.graphs == 0
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as plain values; infinities become the string `"inf"`."""

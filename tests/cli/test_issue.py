@@ -61,7 +61,7 @@ def dossier(tmp_path: Path) -> Path:
     folder = tmp_path / "codegen-aten.relu.default"
     folder.mkdir()
     (folder / "REPORT.md").write_bytes((GOLDEN / "wrong_value.md").read_bytes())
-    finding = {"source": "/home/alice/model.py:14", "module": "blocks.0.mlp", "worst": {"label": "output 0"}}
+    finding = {"source": "/home/alice/wrong_value.py:15", "module": "0", "worst": {"label": "output 0"}}
     (folder / "finding.json").write_text(json.dumps(finding))
     return folder
 
@@ -96,18 +96,18 @@ def test_private(dossier: Path) -> None:
     result = CliRunner().invoke(main, ["issue", "--private", str(dossier)])
     assert result.exit_code == 0 and "before you post it" in result.stderr
     text = result.stdout
-    for gone in ("model.py", "blocks.0.mlp", "-1.07;", "1.0698", "def program", "view"):
+    for gone in ("wrong_value.py", "2;", "0.125", "addmm", "module_1"):
         assert gone not in text, gone
     for kept in (
         "aten.relu.default",
-        "PyTorch version: 2.13.0+cpu",
-        "off by 1.07",
-        "512 of 512",
+        "PyTorch version: …",
+        "off by 1",
+        "128 of 128",
         "`inductor`",
         "file_1.py",
     ):
         assert kept in text, kept
-    assert "- *Expected*: a value at (5, 7) of output 0\n- *Actual*: another value; off by" in text
+    assert "- *Expected*: a value at (0, 24) of output 0\n- *Actual*: another value; off by" in text
 
 
 def test_private_scripts_do_the_same_under_other_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch._inductor.config
 from torch._inductor import lowering
 from torch.fx import Graph, GraphModule
 
-from graphprobe.diagnose.exceptions import chain, frames, origin_of
+from graphprobe.diagnose.exceptions import chain, frames, origin_of, origin_of_stack
 
 ATEN = torch.ops.aten
 
@@ -118,6 +119,45 @@ def test_an_exception_of_a_pass_names_it(setting: str, stage: str, name: str) ->
         found = origin_of(error_of(Outer(), torch.ones(2), backend="inductor"))
     assert (found.stage, found.pass_) == (stage, name)
     assert found.op in ("aten.sin.default", "torch.sin")
+
+
+def test_an_error_of_the_cpp_compiler_names_no_op() -> None:
+    """What its callers still hold of loops that have ended was not being worked on."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x).sum()
+
+    with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "compile_error"}):
+        found = origin_of(error_of(fn, torch.ones(8, 8), backend="inductor"))
+    assert (found.stage, found.op, found.node, found.source) == ("codegen", None, None, None)
+
+
+def test_a_frame_of_a_pass_names_the_pass_and_what_it_works_on() -> None:
+    seen: list[Any] = []
+
+    def custom(graph: Graph) -> None:
+        for node in graph.nodes:
+            if "sin" in str(node.target):
+                seen.append(origin_of_stack(sys._getframe()))
+
+    with torch._inductor.config.patch({"post_grad_custom_pre_pass": custom}):
+        torch.compile(Outer(), backend="inductor")(torch.ones(2))
+    (found,) = seen
+    assert (found.stage, found.pass_) == ("post_grad", "post_grad_custom_pre_pass")
+    assert (found.op, found.module) == ("aten.sin.default", "inner")
+
+
+def test_a_pass_that_holds_no_node_is_named_alone() -> None:
+    """Nodes that the functions around it hold are no part of it."""
+    seen: list[Any] = []
+
+    def custom(graph: Graph) -> None:
+        seen.append(origin_of_stack(sys._getframe()))
+
+    with torch._inductor.config.patch({"post_grad_custom_post_pass": custom}):
+        torch.compile(Outer(), backend="inductor")(torch.ones(2))
+    (found,) = seen
+    assert (found.stage, found.pass_, found.op) == ("post_grad", "post_grad_custom_post_pass", None)
 
 
 def test_an_exception_of_a_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:

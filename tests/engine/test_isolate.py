@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -171,6 +172,49 @@ def test_the_time_limit(tmp_path: Path) -> None:
     assert (outcome.value, outcome.raised, outcome.signal) == (None, None, None)
     assert "before the wait" in outcome.output
     assert gone(written(note)), "what the step has started must end with it"
+
+
+def never_ending() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def test_a_late_step_says_where_it_stood() -> None:
+    outcome = isolated(never_ending, timeout_s=0.5, look=lambda frame: frame.f_code.co_name)
+    assert (outcome.timed_out, outcome.value, outcome.raised) == (True, "never_ending", None)
+    first, place, *_ = outcome.stack.splitlines()
+    assert first == "Stack (most recent call last):" and place.endswith(", in never_ending")
+    assert re.fullmatch(rf"it did not end within \d+ s\. It stood in never_ending \({__file__}:\d+\)\.", outcome.end)
+
+
+def test_a_look_that_fails_leaves_the_stack() -> None:
+    outcome = isolated(never_ending, timeout_s=0.5, look=lambda frame: 1 / 0)
+    assert outcome.timed_out and outcome.value is None and "never_ending" in outcome.stack
+
+
+def test_a_step_that_holds_the_interpreter_is_killed_all_the_same() -> None:
+    hold = ctypes.PyDLL(None).sleep  # a PyDLL keeps the lock
+    started = time.monotonic()
+    outcome = isolated(lambda: hold(60), timeout_s=0.5)
+    assert outcome.timed_out and outcome.stack == "" and time.monotonic() - started < 30
+    assert "It stood" not in outcome.end and outcome.end.startswith("it did not end within")
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("no\nand so\non", "ValueError: no and so"),
+        ("", "ValueError: "),
+        (
+            "CppCompileError: C++ compile error\n\nCommand:\ng++ x.cpp\n\nOutput:\n/tmp/x.cpp: In function ‘f’:\n"
+            "/tmp/x.cpp:15:33: error: ‘a’ was not declared\n   15 |     auto tmp1 = a b!;\n      |     ^\n",
+            "ValueError: CppCompileError: C++ compile error: ‘a’ was not declared, in `auto tmp1 = a b!;`",
+        ),
+        ("x.cu(3): what\ny:1: fatal error: no such file", "ValueError: x.cu(3): what y:1: fatal error: no such file"),
+    ],
+)
+def test_an_exception_in_short_has_the_words_of_the_compiler(message: str, expected: str) -> None:
+    assert Raised("ValueError", message, "").short == expected
 
 
 def test_a_step_that_ends_in_time_is_not_stopped() -> None:

@@ -131,3 +131,8 @@ def test_graphs_that_fail_come_before_what_is_made_of_them() -> None:
     for point, loops in itertools.product(GRAPHS, (None, *get_args(Loops))):
         stage = stage_of(Evidence("wrong_value", point, loops=loops))[0]
         assert stage == ("joint" if point == "partition" else point)
+
+
+def test_what_hangs_is_told_by_where_it_stands_as_what_raises_is() -> None:
+    evidence = Evidence("hang", graphs_wrong="decomposition", raised_in="post_grad")
+    assert stage_of(evidence)[0] == "post_grad"

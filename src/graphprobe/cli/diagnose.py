@@ -15,7 +15,7 @@ from graphprobe.cli.named_call import call_from_file, callable_of, check_backend
 from graphprobe.cli.new_file import new_file
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
 from graphprobe.cli.progress import Progress
-from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, UsageError
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
@@ -75,6 +75,13 @@ class DiagnoseCommand(click.Command):
 @click.option(
     "--budget", "budget_s", type=float, metavar="SECONDS", help="Begin no further step after this; for each function."
 )
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    metavar="SECONDS",
+    help="Take a compilation that lasts longer for one that never ends. Default: 600.",
+)
 @click.option("--deep", is_flag=True, help="Look inside of what is right, too: tell what disagrees there.")
 @only_function_option
 @click.argument("target", metavar="TARGET", required=False)
@@ -88,6 +95,7 @@ def command(
     dynamic: bool | None,
     grad: bool | None,
     budget_s: float | None,
+    timeout_s: float | None,
     deep: bool,
     only_function: tuple[str, ...],
     target: str | None,
@@ -104,19 +112,21 @@ def command(
       graphprobe diagnose train.py --epochs 1
       graphprobe diagnose --json result.json model.py:make
 
-    Exit codes: 0 healthy, 1 a fault was found, 2 wrong usage, 125 undecided.
+    Exit codes: 0 healthy, 1 a fault was found, 2 wrong usage or nothing
+    was compiled, 125 undecided.
     """
     if not target:
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
-    result = new_file(json_path)
-    out = _new_folder(out_dir)
-    if budget_s is not None and not budget_s > 0:
-        raise UsageError(f"--budget {budget_s:g}: it takes a number of seconds above 0")
+    result = new_file(_of_rank(json_path))
+    out = _new_folder(_of_rank(out_dir))
+    for option, seconds in (("--budget", budget_s), ("--timeout", timeout_s)):
+        if seconds is not None and not seconds > 0:
+            raise UsageError(f"{option} {seconds:g}: it takes a number of seconds above 0")
     if backend is not None:
         check_backend(backend)
     from graphprobe.diagnose.script import Options
 
-    options = Options(backend, dynamic, "auto" if grad is None else grad, budget_s, out, deep)
+    options = Options(backend, dynamic, "auto" if grad is None else grad, budget_s, out, deep, timeout_s)
     name = callable_of(target)
     if name is not None and arguments:
         raise UsageError(f"{target} takes no arguments, and got {' '.join(arguments)!r}")
@@ -129,6 +139,16 @@ def command(
     code = exit_code(only, told.code)
     _end(told, base, left_out=code != told.code)
     ctx.exit(code)
+
+
+def _of_rank(path: str | None) -> str | None:
+    """`result-rank_1.json` for `result.json` in a rank of several that a launcher has started."""
+    from graphprobe.probe import environment
+
+    if path is None or environment.world_size() == 1 or environment.rank() is None:
+        return path
+    named = Path(path)
+    return str(named.with_name(f"{named.stem}-rank_{environment.rank()}{named.suffix}"))
 
 
 def _new_folder(path: str | None) -> Path | None:
@@ -180,12 +200,14 @@ def _script(target: str, arguments: tuple[str, ...], options: Options, result: P
     if ended.problem is not None:
         echo(f"{target}: {ended.problem}")
     code = EXIT_OK if healthy == len(verdicts) and ended.problem is None else EXIT_UNDECIDED
+    if ended.problem is None and all(diagnosis.compiled_nothing for _, diagnosis in ended.diagnoses):
+        code = EXIT_USAGE
     code = EXIT_FOUND if "fault" in verdicts else code
     diagnoses = [diagnosis.to_json() for _, diagnosis in ended.diagnoses]
     return _Told(code, f"{target}: {', '.join(counts)}", _WORDS[code], diagnoses)
 
 
-_WORDS = {EXIT_OK: "healthy", EXIT_FOUND: "fault", EXIT_UNDECIDED: "undecided"}
+_WORDS = {EXIT_OK: "healthy", EXIT_FOUND: "fault", EXIT_USAGE: "undecided", EXIT_UNDECIDED: "undecided"}
 
 
 def _end(told: _Told, base: Path, *, left_out: bool) -> None:
@@ -214,8 +236,7 @@ def _function(target: str, name: str, options: Options, result: Path | None, bas
             dynamic=options.dynamic,
             grad=options.grad,
             calls=[(args, kwargs)],
-            budget_s=options.budget_s,
-            deep=options.deep,
+            **options.limits(),
             out=options.out,
             on_step=lambda step: progress.tell(f"{target}: {STEPS.get(step, step)}"),
         )

@@ -13,7 +13,7 @@ import torch
 
 from graphprobe.diagnose.ladder import Ladder, Limits
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.settings import TIMEOUT_S, Compilation
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, LargestZ
 from graphprobe.internals.compile_calls import Compiled, mode_names, settings_of_compiled
@@ -31,6 +31,7 @@ def diagnose(
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
     between: Callable[[Any, int], Any] | None = None,
     budget_s: float | None = None,
+    timeout_s: float = TIMEOUT_S,
     deep: bool = False,
     out: str | Path | None = None,
     on_step: Callable[[str], None] | None = None,
@@ -56,6 +57,7 @@ def diagnose(
             out, or are the first call's.
         between: called as `between(fn, i)` before call i, i ≥ 1.
         budget_s: no further step begins after this many seconds; what was not looked into is named in `notes`.
+        timeout_s: a compilation that takes longer, with its runs, is taken for one that never ends.
         deep: look into a program that is right, too; what disagrees inside is told as `latent`.
         out: folder for the dossiers; by default a new one under `graphprobe-diagnosis`.
         on_step: called with the name of each step before it begins: "uncompiled", "plain", "float64", then the rungs.
@@ -68,6 +70,7 @@ def diagnose(
     """
     asked = Asked(backend, dynamic, mode, options, fullgraph)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
+    compilation = replace(compilation, timeout_s=timeout_s)
     return Ladder(program, compilation, Limits(budget_s, deep), on_step).climb()
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch.fx import Node
 
@@ -15,7 +16,7 @@ from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import StageGraph
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import GraphRun
-from graphprobe.engine.isolate import Outcome
+from graphprobe.engine.isolate import Outcome, Raised
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import extract, is_item, isolated_calls
 from graphprobe.engine.values import capture
@@ -109,15 +110,13 @@ def _suspect(graph: StageGraph, run: GraphRun, node: Node, outcome: Outcome) -> 
     text = ""
     if outcome.died:
         kind = kind_of_death(outcome.signal)
-        text = f"the process was ended by {outcome.signal or 'its time limit'}"
+        text = outcome.end
     else:
-        raised: Any = outcome.raised
+        raised = outcome.raised
         if raised is None:
-            raised = next(r["raised"] for calls in outcome.value for r in calls if r["raised"] is not None)
-            text = f"{raised['type']}: {raised['message'].splitlines()[0][:200] if raised['message'] else ''}"
-            trace = raised["trace"]
-        else:
-            text, trace = f"{raised.type}: {raised.message[:200]}", raised.trace
-        kind = "crash_compile" if COMPILING.search(trace) else "crash_runtime"
+            record = next(r["raised"] for calls in outcome.value for r in calls if r["raised"] is not None)
+            raised = msgspec.convert(record, Raised)
+        text = raised.short
+        kind = "crash_compile" if COMPILING.search(raised.trace) else "crash_runtime"
     error = LocalError("worse", kind, math.inf, math.inf, text)
     return Suspect(kind, "codegen", graph.direction, graph.graph, node, run.values, error, [])

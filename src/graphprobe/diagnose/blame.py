@@ -91,10 +91,10 @@ def _search(
         if len(nodes) > 1:
             return _halves(graph, nodes, values, stage, compilation, grad)
         kind: Any = "crash_compile"
-        text = f"{outcome.raised.type}: {outcome.raised.message[:200]}" if outcome.raised is not None else ""
+        text = outcome.raised.short if outcome.raised is not None else ""
         if outcome.died:
             kind = kind_of_death(outcome.signal)
-            text = f"the process was ended by {outcome.signal or 'its time limit'}"
+            text = outcome.end
         return [(nodes[0], Difference(kind, 0, "", text))]
     calls = [read(record) for record in msgspec.convert(outcome.value, list[ObservationRecord])]
     differences = [d for d in compare(reference, calls) if d.certain]

@@ -141,8 +141,9 @@ def check(
         return CaseResult([], outcome.signal or "timeout", 1.0, reference)
     if outcome.raised is not None:
         kind: Kind = "crash_compile"
-        text = f"{outcome.raised.type}: {outcome.raised.message.splitlines()[0] if outcome.raised.message else ''}"
-        return CaseResult([Difference(kind, 0, "", text, log=whole_log(outcome.raised))], None, 1.0, reference)
+        return CaseResult(
+            [Difference(kind, 0, "", outcome.raised.short, log=whole_log(outcome.raised))], None, 1.0, reference
+        )
     runs = msgspec.convert(outcome.value, list[list[ObservationRecord]])
     failed: list[Difference] = []
     count = 0

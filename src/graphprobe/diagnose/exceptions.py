@@ -52,6 +52,9 @@ FUNCTIONS: tuple[tuple[Stage, str, frozenset[str]], ...] = (
 """Stage, file and functions of it (none: any) that show that the stage was at work; the first that fits counts."""
 
 PASSES: frozenset[Stage] = frozenset({"post_grad", "joint", "pre_grad"})
+CALLED_ONCE = PASSES | {"lowering", "codegen"}
+"""Stages of which the outermost frame is the work's beginning."""
+
 MATCHER = "torch._inductor.pattern_matcher"
 
 
@@ -75,21 +78,55 @@ def frames(error: BaseException) -> list[FrameType]:
 
 def origin_of(error: BaseException) -> Origin:
     """Where the exception comes from."""
-    passed = frames(error)
-    stage: Stage = "runtime"
-    for candidate, path, functions in FUNCTIONS:
-        if any(path in f.f_code.co_filename and (not functions or f.f_code.co_name in functions) for f in passed):
-            stage = candidate
-            break
+    return _origin([[frame for frame, _ in traceback.walk_tb(link.__traceback__)] for link in chain(error)][::-1])
+
+
+def origin_of_stack(frame: FrameType) -> Origin:
+    """What is being worked on where this frame stands."""
+    return _origin([[f for f, _ in traceback.walk_stack(frame)][::-1]])
+
+
+def _origin(links: list[list[FrameType]]) -> Origin:
+    """Of the frames of each exception of a chain, the original first, each from its outermost frame on."""
+    passed = [frame for link in links for frame in reversed(link)]
+    stage: Stage = next((name for name, *_ in FUNCTIONS if any(_is_of(name, frame) for frame in passed)), "runtime")
     named = next((_pass_name(f) for f in passed if _pass_name(f)), None)
     pattern = next((name for f in passed if (name := _pattern_name(f))), None)
     matched = _matched(passed) if stage in PASSES else []
-    node = matched[-1] if matched else _node(passed, stage)
+    node = matched[-1] if matched else _node(passed, _inside(links, stage), stage)
     if node is None:
         return Origin(stage, named, pattern=pattern)
     also = [op for op in dict.fromkeys(map(op_of, reversed(matched))) if op != op_of(node)]
     place = (node.name, op_of(node), source_of(node), module_of(node))
     return Origin(stage, named, *place, pattern=pattern, also=also)
+
+
+def _is_of(stage: Stage, frame: FrameType) -> bool:
+    """Whether a frame shows that the stage was at work."""
+    code = frame.f_code
+    return any(
+        path in code.co_filename and (not functions or code.co_name in functions)
+        for name, path, functions in FUNCTIONS
+        if name == stage
+    )
+
+
+def _inside(links: list[list[FrameType]], stage: Stage) -> list[FrameType]:
+    """The frames, the innermost first, without those that called what works at the stage, or the pass.
+
+    What such a frame still holds of a loop that has ended was not being worked on.
+    """
+
+    def begins(frame: FrameType) -> bool:
+        return _is_of(stage, frame) or _pass_name(frame) is not None
+
+    found: list[FrameType] = []
+    for link in links:
+        starts = [i for i, frame in enumerate(link) if begins(frame)] if stage in CALLED_ONCE else []
+        passes = [i for i in starts if _pass_name(link[i]) is not None]
+        if starts or stage not in CALLED_ONCE or not any(map(begins, found)):
+            found += reversed(link[(passes[-1:] or starts[:1] or [0])[0] :])
+    return found
 
 
 def _pass_name(frame: FrameType) -> str | None:
@@ -119,7 +156,7 @@ def _matched(passed: list[FrameType]) -> list[Node]:
     return []
 
 
-def _node(passed: list[FrameType], stage: Stage) -> Node | None:
+def _node(passed: list[FrameType], inside: list[FrameType], stage: Stage) -> Node | None:
     written = ""  # what Inductor was writing of the body of a loop, e.g. `cos`
     for frame in passed:
         # What interprets a graph knows its node; deeper frames hold those of the node's inputs as well.
@@ -129,7 +166,7 @@ def _node(passed: list[FrameType], stage: Stage) -> Node | None:
         if not _of_a_loop(current):
             return current
         written = written or (str(current.target) if current.op == "call_method" else "")
-    for frame in passed:
+    for frame in inside:
         if "torch/fx/" in frame.f_code.co_filename and stage in PASSES:
             continue
         for value in list(frame.f_locals.values()):

@@ -14,17 +14,18 @@ import torch
 
 from graphprobe.diagnose import steps
 from graphprobe.diagnose.dossier.writer import complete_dossier
+from graphprobe.diagnose.exceptions import Origin, origin_of_stack
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.references import T, measure
 from graphprobe.diagnose.rungs import RungReport
-from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.settings import TIMEOUT_S, Compilation
 from graphprobe.diagnose.unexplained import findings_for
 from graphprobe.diagnose.whole_proof import NUMBERS, prove_by_program
-from graphprobe.engine.isolate import Outcome, isolated
+from graphprobe.engine.isolate import Outcome, Raised, isolated
 from graphprobe.engine.values import from_bytes
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, Rung, kind_of_death, told_more
-from graphprobe.internals import after_fork
-from graphprobe.judge.judging import Difference, Reference, compare, identical, roundoff_of, worst_of
+from graphprobe.internals import after_fork, collectives
+from graphprobe.judge.judging import COMPILING, Difference, Reference, compare, identical, roundoff_of, worst_of
 from graphprobe.judge.observation import Observation, read
 from graphprobe.judge.refusals import refusal_of, user_line
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
@@ -35,6 +36,25 @@ ROUNDING = "emulate_precision_casts"
 """Inductor's switch that makes kernels round narrow values where the uncompiled program does."""
 
 LEFT_OUT = "With the pass left out, the graphs compute what they should."
+
+HANG_FACTOR, HANG_LEAST_S = 10.0, 60.0
+"""Once something has not ended: what takes so many times what took longest of what ended, and so long, does not end."""
+
+NOTHING = (
+    "nothing was compiled: torch.compile made no graph of it, so nothing was checked; `graphprobe explain` tells why. "
+    "Inside of DistributedDataParallel and FSDP torch compiles none of its own modules, such as Sequential"
+)
+"""Of a program whose calls gave Dynamo nothing."""
+
+ALONE = (
+    "each of the {ranks} ranks was diagnosed alone: a collective gave back what this rank had put in, so that what the "
+    "ranks do together was not checked"
+)
+"""Of a program of several ranks, in a child that has none of the threads through which they talk."""
+
+NO_FORK = (
+    "this program has {ranks} ranks, and this process cannot be forked, so that the ranks would wait for each other"
+)
 
 REPEATS = 3
 """Runs of the compiled program that tell how often it fails, where no piece of it does."""
@@ -67,6 +87,7 @@ class Ladder:
         failing: what is wrong on each rung that was run, by the rung's name.
         better: where the uncompiled program is the one that is further off, by the rung's name.
         reports: of the rungs that were run.
+        origins: where rungs stood that did not end in time.
     """
 
     def __init__(
@@ -83,13 +104,20 @@ class Ladder:
         self.failing: dict[RungName, list[Difference]] = {}
         self.better: dict[RungName, list[Difference]] = {}
         self.reports: dict[RungName, RungReport] = {}
+        self.origins: dict[RungName, Origin] = {}
         self.top: RungName = "plain" if compilation.is_inductor else "kernels"
         self.reference: Reference | None = None
         self.suspected: list[Latent] = []  # by searches other than the rungs'
+        self.longest_s = 0.0  # of the steps so far that ended
+        self.hangs = False
         self._measured = False
 
     def climb(self) -> Diagnosis:
         """Run the program as its user does, look into it where that differs, and say what was found."""
+        ranks = collectives.ranks()
+        if ranks > 1 and not after_fork.can_fork():
+            self.result.notes.append(NO_FORK.format(ranks=ranks))
+            return self.result
         after_fork.preload()  # once here, not in each child
         self.reference = self._uncompiled()
         if self.reference is not None:
@@ -99,6 +127,8 @@ class Ladder:
             self.result.rungs = [self._shown(name) for name in names]
             for finding in self.result.findings:
                 complete_dossier(finding, self.result.rungs, self.compilation.backend_name)
+        if ranks > 1:
+            self.result.notes.append(ALONE.format(ranks=ranks))
         self.result.seconds = round(time.monotonic() - self.started, 2)
         return self.result
 
@@ -108,9 +138,17 @@ class Ladder:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def step(self, step: Callable[[], Any]) -> Outcome:
-        """Run a step in a child process."""
-        outcome = isolated(step, timeout_s=self.compilation.timeout_s)
+    def step(self, step: Callable[[], Any], *, compilations: int = 1) -> Outcome:
+        """Run a step in a child process; one that makes several compilations gets the time of so many that hang."""
+        limit = self.compilation.timeout_s
+        limit = max(TIMEOUT_S, compilations * limit) if compilations > 1 and self.hangs else limit
+        outcome = isolated(step, timeout_s=limit, look=origin_of_stack)
+        if outcome.timed_out:  # it hangs: nobody waits as long for each of its parts
+            enough = max(HANG_LEAST_S, HANG_FACTOR * self.longest_s)
+            self.compilation = replace(self.compilation, timeout_s=min(self.compilation.timeout_s, enough))
+            self.hangs = True
+        else:
+            self.longest_s = max(self.longest_s, outcome.seconds)
         named = getattr(step, "func", step)
         log.info("%s: %.1f s", getattr(named, "__qualname__", type(named).__name__), outcome.seconds)
         return outcome
@@ -128,7 +166,7 @@ class Ladder:
         outcomes = [self.step(partial(steps.eager, self.program, unlike=again)) for again in (False, True)]
         bad = next((o for o in outcomes if o.died or o.raised is not None), None)
         if bad is not None:
-            why = bad.raised.message if bad.raised is not None else f"it was ended by {bad.signal or 'its time limit'}"
+            why = bad.raised.message if bad.raised is not None else f"{bad.end}"
             self.result.notes.append(f"the uncompiled program cannot be run: {why}")
             return None
         reports = [msgspec.convert(o.value, steps.EagerReport) for o in outcomes]
@@ -178,8 +216,9 @@ class Ladder:
                 self.result.notes.append("the kernels died when compiled to show their values, and not otherwise")
             outcome = again
         if outcome.died:
-            text = f"the process was ended by {outcome.signal or 'its time limit'}"
-            self.failing[name] = [Difference(kind_of_death(outcome.signal), 0, "", text)]
+            if COMPILING.search(outcome.stack) and outcome.value is not None:
+                self.origins[name] = msgspec.convert(outcome.value, Origin)
+            self.failing[name] = [Difference(kind_of_death(outcome.signal), 0, "", outcome.end, log=outcome.stack)]
             return
         if outcome.raised is not None:
             log.info("%s: %s", name, outcome.raised.trace)
@@ -189,6 +228,7 @@ class Ladder:
         self.reports[name] = report
         self.failing[name] = self.compared(report, better=self.better.setdefault(name, []))
         self.result.compiles += report.compiles
+        self.result.graphs = report.graphs if name == self.top else self.result.graphs
         self.result.notes += report.notes
         self.result.ruled_out += report.right
         self.result.findings += report.findings
@@ -242,6 +282,10 @@ class Ladder:
         refusal = self._refusal()
         excess = refusal is None and self._is_excess(user)
         self.result.verdict = verdict_of(user, refused=refusal is not None, excess=excess)
+        if self.result.verdict == "healthy" and self.result.graphs == 0 and not self._raises():
+            self.result.verdict = "undecided"
+            self.result.notes.insert(0, NOTHING)
+            return
         if refusal is not None:
             self.result.findings.append(refusal)
             self.result.notes.insert(0, refusal.reason)
@@ -313,12 +357,17 @@ class Ladder:
             return
         if excess:
             self.result.notes.insert(0, self._excess_note())
-        raised = next((call.raised for call in self.reference.eager[0] if call.raised is not None), None)
+        raised = self._raises()
         if raised is not None:
             self.result.raises = f"{raised.type}: {raised.message}"
             self.result.notes.insert(0, f"uncompiled and compiled it raises {raised.line}")
         if self.compilation.is_inductor and in_one_thread(self.reference):
             self.result.notes.append(ONE_THREAD)
+
+    def _raises(self) -> Raised | None:
+        """The exception that the program raises uncompiled."""
+        calls = self.reference.eager[0] if self.reference is not None else []
+        return next((call.raised for call in calls if call.raised is not None), None)
 
     def _refusal(self) -> Finding | None:
         """The program as one that torch refuses to compile, in words that torch documents."""

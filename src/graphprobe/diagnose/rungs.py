@@ -46,6 +46,7 @@ class RungReport(msgspec.Struct):
         largest: local error within the noise.
         checked: values judged.
         compiles: graphs compiled to kernels.
+        graphs: that Dynamo made, where they were counted.
         notes: what could not be checked.
     """
 
@@ -60,6 +61,7 @@ class RungReport(msgspec.Struct):
     largest: LargestZ = msgspec.field(default_factory=LargestZ)
     checked: int = 0
     compiles: int = 0
+    graphs: int | None = None
     notes: list[str] = []
 
 

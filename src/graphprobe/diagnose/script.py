@@ -32,6 +32,7 @@ class Options:
         backend, dynamic: in the place of what the script gives to `torch.compile`, for the script's own calls too.
         grad: "auto": with gradients where they are on at the call.
         budget_s: for one diagnosis.
+        timeout_s: for one compilation with its runs; None: as `diagnose` has it.
         out: folder that gets one folder for each diagnosis.
         deep: look into functions that are right, too.
     """
@@ -42,10 +43,16 @@ class Options:
     budget_s: float | None = None
     out: Path | None = None
     deep: bool = False
+    timeout_s: float | None = None
 
     def overrides(self) -> dict[str, Any]:
         """The arguments of `torch.compile` that are replaced."""
         return {k: v for k, v in (("backend", self.backend), ("dynamic", self.dynamic)) if v is not None}
+
+    def limits(self) -> dict[str, Any]:
+        """The arguments of `diagnose` that say how far it goes."""
+        limits: dict[str, Any] = {"budget_s": self.budget_s, "deep": self.deep}
+        return limits if self.timeout_s is None else {**limits, "timeout_s": self.timeout_s}
 
 
 @dataclass(frozen=True)
@@ -188,8 +195,7 @@ class _Watcher:
             fullgraph=compiled.fullgraph,
             grad=grad,
             calls=calls,
-            budget_s=self.options.budget_s,
-            deep=self.options.deep,
+            **self.options.limits(),
             out=out,
             on_step=self.on_step,
         )

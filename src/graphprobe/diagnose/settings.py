@@ -18,6 +18,9 @@ from graphprobe.internals.require import require
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})
 """Changed by this package in its child processes, or without influence on results."""
 
+TIMEOUT_S = 600.0
+"""What one compilation with its runs may take, unless somebody says otherwise."""
+
 PACKAGES = ("inductor", "functorch", "dynamo")
 
 
@@ -39,7 +42,7 @@ class Compilation:
     dynamic: bool | None
     folder: Path
     align_random: bool = False
-    timeout_s: float = 600.0
+    timeout_s: float = TIMEOUT_S
     fullgraph: bool = False
     inductor_settings: Mapping[str, Any] = field(default_factory=dict)
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SEARCHED = 20
+"""Compilations that hang which a search for the op may wait for."""
+
 
 def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
     """Findings for a failure that shows first on `rung` and that nothing has explained: one at least."""
@@ -30,7 +33,8 @@ def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     first = differences[0]
     report = ladder.reports.get(rung)
     # Frames tell nothing about a compiler whose parts are unknown; and its errors pass through Dynamo's.
-    origin = report.origin if report is not None and compilation.is_inductor else None
+    origin = report.origin if report is not None else ladder.origins.get(rung)
+    origin = origin if compilation.is_inductor else None
     below = ladder.states().get("kernels", "not_run") if rung == "plain" else "right"
     evidence = Evidence(
         first.kind,
@@ -100,7 +104,7 @@ def _laid_out_otherwise(ladder: Ladder, differences: Sequence[Difference]) -> li
 def _known(ladder: Ladder, origin: Origin | None, first: Difference) -> dict[str, Any]:
     """What is certain before any search: the place that an exception's frames name, or the op that should raise."""
     known: dict[str, Any] = {}
-    if origin is not None and origin.op:
+    if origin is not None and (origin.op or origin.pass_):
         fields = {name: getattr(origin, name) for name in ("op", "node", "source", "module", "pass_", "also")}
         known |= {name: value for name, value in fields.items() if value}
     if origin is not None and origin.pattern:
@@ -135,11 +139,11 @@ def _narrowed(ladder: Ladder) -> Graphs:
 
 
 def _ask(ladder: Ladder, step: Any) -> list[Finding]:
-    outcome = ladder.step(step)
+    outcome = ladder.step(step, compilations=SEARCHED)
     if outcome.died or outcome.raised is not None:
         if outcome.raised is not None:
             log.info("a search for the op: %s", outcome.raised.trace)
-        why = outcome.raised.line if outcome.raised is not None else outcome.signal or "its time limit"
+        why = outcome.raised.line if outcome.raised is not None else outcome.end
         ladder.result.notes.append(f"a search for the op ended early: {why}")
         return []
     report = msgspec.convert(outcome.value, RungReport)

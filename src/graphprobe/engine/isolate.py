@@ -7,6 +7,7 @@ import ctypes
 import io
 import os
 import random
+import re
 import select
 import signal
 import sys
@@ -16,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -28,6 +30,12 @@ TAIL = 4000
 
 POLL_S = 0.2
 """How often it is looked whether the child has ended while something that it has started keeps its pipe open."""
+
+COMPILER_ERROR = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: (?P<error>.+)(?:\n +\d+ \| +(?P<line>.+))?")
+"""What a C++ compiler says of an error, and the line that it quotes below."""
+
+LOOK_S = 3.0
+"""What a step that is late gets beyond its time to say where it stands."""
 
 PR_SET_PDEATHSIG = 1
 """Of `prctl`: the signal that a process gets when its parent ends."""
@@ -45,15 +53,29 @@ class Raised(msgspec.Struct, frozen=True):
         """The class and the first two lines of the text, in one."""
         return f"{self.type.rpartition('.')[2]}: {'; '.join(self.message.splitlines()[:2])}"
 
+    @property
+    def short(self) -> str:
+        """The class by qualified name, the first two lines of the text, and the first error of a compiler in it.
+
+        Of the text two lines, for a wrapper's first line often says only that there is a second.
+        """
+        text = " ".join(line.strip() for line in self.message.strip().splitlines()[:2])[:240].strip()
+        error = COMPILER_ERROR.search(self.message)
+        if error is not None and error["error"] not in text:
+            text += f": {error['error'].strip()}" + (f", in `{error['line'].strip()}`" if error["line"] else "")
+        return f"{self.type}: {text}"
+
 
 class Outcome(msgspec.Struct, frozen=True):
     """How a step ended.
 
     Attributes:
-        value: what it returned, decoded from JSON's types and bytes; None unless it returned.
+        value: what it returned, decoded from JSON's types and bytes; None unless it returned. Of a step that was late
+            what was seen in the frames where it stood.
         raised: the exception, if one ended it.
         signal: name of the signal that killed it, e.g. `SIGSEGV`.
         timed_out: it was stopped after its time.
+        stack: where it stood then, as a traceback; empty where Python could not tell.
         output: the end of what it printed.
         seconds: wall time.
     """
@@ -62,6 +84,7 @@ class Outcome(msgspec.Struct, frozen=True):
     raised: Raised | None = None
     signal: str | None = None
     timed_out: bool = False
+    stack: str = ""
     output: str = ""
     seconds: float = 0.0
 
@@ -70,13 +93,26 @@ class Outcome(msgspec.Struct, frozen=True):
         """Whether the process was killed by a signal or for its time."""
         return self.signal is not None or self.timed_out
 
+    @property
+    def end(self) -> str:
+        """How a process that died ended, and where it stood if that is known."""
+        if self.signal is not None:
+            return f"the process was ended by {self.signal}"
+        places = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', self.stack, re.MULTILINE)
+        where = " It stood in {2} ({0}:{1}).".format(*places[-1]) if places else ""
+        return f"it did not end within {self.seconds:.0f} s{'.' if where else ''}{where}"
 
-def isolated(step: Callable[[], Any], *, timeout_s: float = 600.0) -> Outcome:
+
+def isolated(
+    step: Callable[[], Any], *, timeout_s: float = 600.0, look: Callable[[FrameType], Any] = lambda frame: None
+) -> Outcome:
     """Run `step` in a forked child and return what became of it; this process is left as it was.
 
     The child sees everything this process holds, patches included. `step` runs in a fresh thread of the child, because
     OpenMP's threads do not survive a fork but start anew for a new thread. What it returns must consist of what
     msgpack holds: None, numbers, strings, bytes, lists, dicts with string keys, and msgspec structs.
+
+    Where the step does not end in time, `look` is called in the child with the frame in which it stands.
 
     Where a fork is impossible (CUDA is in use, or not Linux) the step runs here, unprotected.
     """
@@ -91,9 +127,9 @@ def isolated(step: Callable[[], Any], *, timeout_s: float = 600.0) -> Outcome:
         child = os.fork()
         if child == 0:
             random.setstate(drawn)  # Python seeds it anew after a fork
-            _child(step, reader, writer, output.fileno())
+            _child(step, reader, writer, output.fileno(), timeout_s, look)
         os.close(writer)
-        data, timed_out = _receive(reader, child, started + timeout_s)
+        data, timed_out = _receive(reader, child, started + timeout_s + LOOK_S)
         _, status = os.waitpid(child, 0)
         output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
         text = output.read().decode("utf-8", "replace")
@@ -107,8 +143,8 @@ def isolated(step: Callable[[], Any], *, timeout_s: float = 600.0) -> Outcome:
         code = os.waitstatus_to_exitcode(status)
         gone = Raised("SystemExit", f"the process ended with exit code {code}", "")
         return Outcome(raised=gone, output=text, seconds=seconds)
-    value, raised = msgspec.msgpack.decode(data, type=tuple[Any, Raised | None])
-    return Outcome(value, raised, output=text, seconds=seconds)
+    value, raised, stack = msgspec.msgpack.decode(data, type=tuple[Any, Raised | None, str])
+    return Outcome(value, raised, timed_out=bool(stack), stack=stack, output=text, seconds=seconds)
 
 
 def _here(step: Callable[[], Any]) -> Outcome:
@@ -132,7 +168,14 @@ def raised_from(error: BaseException) -> Raised:
     return Raised(name, str(error), "".join(traceback.format_exception(error)))
 
 
-def _child(step: Callable[[], Any], reader: int, writer: int, output: int) -> None:
+def _child(
+    step: Callable[[], Any],
+    reader: int,
+    writer: int,
+    output: int,
+    timeout_s: float,
+    look: Callable[[FrameType], Any],
+) -> None:
     """Never returns."""
     try:
         os.close(reader)
@@ -152,14 +195,18 @@ def _child(step: Callable[[], Any], reader: int, writer: int, output: int) -> No
             after_fork.prepare()
             value, raised = _attempt(step)
             try:
-                result.append(msgspec.msgpack.encode((value, raised)))
+                result.append(msgspec.msgpack.encode((value, raised, "")))
             except Exception as error:
-                result.append(msgspec.msgpack.encode((None, raised_from(error))))
+                result.append(msgspec.msgpack.encode((None, raised_from(error), "")))
 
         # torch keeps changed settings in context variables, which a new thread does not inherit.
         thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
         thread.start()
-        thread.join()
+        thread.join(timeout_s)
+        frame = sys._current_frames().get(thread.ident or 0) if thread.is_alive() else None
+        if frame is not None:
+            seen, _ = _attempt(lambda: look(frame))
+            result.append(msgspec.msgpack.encode((seen, None, _stack_text(frame))))
         sys.stdout.flush()
         sys.stderr.flush()
         view = memoryview(result[0] if result else b"")
@@ -168,6 +215,13 @@ def _child(step: Callable[[], Any], reader: int, writer: int, output: int) -> No
         os.close(writer)
     finally:
         os._exit(0)
+
+
+def _stack_text(frame: FrameType) -> str:
+    """The stack as a traceback, without what this module has put below the step."""
+    frames = traceback.extract_stack(frame)
+    own = [i for i, summary in enumerate(frames) if summary.filename == __file__]
+    return "Stack (most recent call last):\n" + "".join(traceback.format_list(frames[own[-1] + 1 if own else 0 :]))
 
 
 def thread_settings() -> list[Callable[[], Any]]:

@@ -9,6 +9,7 @@ import sys
 
 import torch
 
+from graphprobe.internals import collectives
 from graphprobe.internals.require import require
 
 
@@ -18,7 +19,10 @@ def can_fork() -> bool:
 
 
 def prepare() -> None:
-    """Compile in this process: a pool of compile workers that the parent had started would never answer."""
+    """Compile in this process: a pool of compile workers that the parent had started would never answer.
+
+    Nor would the other ranks of a distributed program: collectives are answered here, too.
+    """
     config = require("torch._inductor", "config", purpose="compiling in a child process")
     config.compile_threads = max(1, min(config.compile_threads or 1, os.cpu_count() or 1))
     config.worker_start_method = "fork"
@@ -27,6 +31,7 @@ def prepare() -> None:
         clear = getattr(getattr(asynchronous, name, None), "cache_clear", None)
         if clear is not None:
             clear()
+    collectives.answer_here()
 
 
 LATE = (

@@ -41,6 +41,12 @@ def compile_times_s() -> dict[str, float]:
     return {str(name): float(value) for name, value in zip(names, seconds, strict=True)}
 
 
+def graphs_made() -> int:
+    """Graphs that Dynamo has made by now, over the whole process."""
+    counters = require("torch._dynamo.utils", "counters", purpose=PURPOSE)
+    return int(counters["stats"]["unique_graphs"])
+
+
 def graph_breaks() -> dict[str, int]:
     """Graph breaks by now, over the whole process, by reason: also those before which there was no graph."""
     counters = require("torch._dynamo.utils", "counters", purpose=PURPOSE)

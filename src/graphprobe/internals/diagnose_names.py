@@ -42,6 +42,14 @@ NEEDS: tuple[Need, ...] = (
         "narrow values that a kernel keeps wider are told as a difference, without their cause",
     ),
     Need(
+        "diagnose_ranks",
+        (
+            ("torch._C._distributed_c10d", "FakeProcessGroup"),
+            ("torch.distributed.distributed_c10d", "_world"),
+        ),
+        "a program of several ranks cannot be diagnosed",
+    ),
+    Need(
         "diagnose_numpy",
         tuple((UTILS, f"numpy_{what}_wrapper") for what in ("to_tensor", "method", "operator", "attr")),
         "functions of numpy's that Dynamo gets wrong are not named",

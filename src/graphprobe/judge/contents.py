@@ -88,7 +88,8 @@ def _leaf(value: Any, edge: deque[tuple[Any, bool]], seen: dict[int, Any]) -> An
 def _plain(tensor: torch.Tensor) -> Any:
     """What a tensor that is no view of plain memory holds: plain tensors, or nothing where it has no data."""
     if hasattr(tensor, "__tensor_flatten__"):
-        return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        held = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [value for value in held if isinstance(value, torch.Tensor)]  # a DTensor names its mesh, too
     if is_fake(tensor):
         return []
     if tensor.is_nested:

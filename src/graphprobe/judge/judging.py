@@ -188,11 +188,11 @@ def _effects(reference: Reference, call: int, got: Observation) -> Iterator[Diff
 
 def _exceptions(eager: Raised | None, got: Raised | None, call: int) -> Iterator[Difference]:
     if got is None and eager is not None:
-        text = f"uncompiled it raises {eager.type}: {_short(eager.message)}; compiled it does not"
+        text = f"uncompiled it raises {eager.short}; compiled it does not"
         yield Difference("missing_exception", call, "", text)
     elif got is not None and eager is None:
         kind: Kind = "crash_compile" if while_compiling(got) else "crash_runtime"
-        yield Difference(kind, call, "", f"{got.type}: {_short(got.message)}", log=whole_log(got))
+        yield Difference(kind, call, "", got.short, log=whole_log(got))
 
 
 def while_compiling(raised: Raised) -> bool:
@@ -204,11 +204,6 @@ def whole_log(raised: Raised) -> str:
     """The traceback; of what quotes another compiler's errors, its own text, which is a log already."""
     quotes = ": error: " in raised.message
     return raised.trace if raised.trace and not quotes else f"{raised.type}: {raised.message}"
-
-
-def _short(message: str) -> str:
-    """The first two lines of a message: a wrapper's first line often says only that there is a second."""
-    return " ".join(line.strip() for line in message.strip().splitlines()[:2])[:240]
 
 
 @dataclass(frozen=True)

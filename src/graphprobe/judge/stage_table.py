@@ -83,7 +83,7 @@ def _foreign(e: Evidence) -> bool:
 
 
 def _raised(stage: Stage, what: str) -> Rule:
-    return Rule(stage, f"it was raised {what}", lambda e: e.kind == "crash_compile" and e.raised_in == stage)
+    return Rule(stage, f"it was raised {what}", lambda e: e.kind in ("crash_compile", "hang") and e.raised_in == stage)
 
 
 def _graphs(stage: Stage, point: Graphs, what: str) -> Rule:

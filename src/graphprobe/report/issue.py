@@ -90,7 +90,8 @@ def _names_of(finding: Mapping[str, Any]) -> dict[str, str]:
     files = dict.fromkeys(Path(str(place).partition(" in ")[0].rpartition(":")[0]).name for place in places if place)
     found |= {name: f"file_{i}.py" for i, name in enumerate(filter(None, files), 1)}
     modules = dict.fromkeys([finding.get("module"), *(str(p).partition(" in ")[2] for p in finding.get("places", []))])
-    found |= {name: f"module_{i}" for i, name in enumerate(filter(None, modules), 1)}
+    named = [name for name in modules if name and re.search(r"[^\W\d]", name)]  # "0" is no name, but any number
+    found |= {name: f"module_{i}" for i, name in enumerate(named, 1)}
     ops = [op for op in (finding.get("op"), *finding.get("also", [])) if op]
     own = [op for op in dict.fromkeys(ops) if not op.startswith(("aten.", "prims.", "torch", "_operator", "builtins"))]
     return found | {op: f"own_op_{i}" for i, op in enumerate((op for op in own if "." in op), 1)}

@@ -8,6 +8,9 @@ import tokenize
 
 LOG_LINES = 40
 
+FIRST = "(most recent call first)"
+"""In what `faulthandler` prints above the frames of each thread; the main thread comes last."""
+
 PATH = re.compile(r"(?:file://|(?<![\w.:/<])|(?<=-[IL]))(?:/[\w.+@~%-]+){2,}/?")
 INSTALLED = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3\.\d+)/(?=.)")
 HOME = re.compile(r"/(?:home|Users)/[^/]+/?")
@@ -53,6 +56,9 @@ def scrubbed_code(code: str) -> str:
 def trimmed(log: str) -> str:
     """The part of a log that a person reads: of a C++ compiler its errors, else the last lines; paths are scrubbed."""
     log = OWN_FRAME.sub("", CARETS.sub("", log))
+    if FIRST in log:
+        head, _, others = log.partition("Thread ")
+        log = f"{head}Thread {others.rpartition('Thread ')[2]}"
     lines = [line.rstrip() for line in log.strip().splitlines() if not ADVICE.match(line)]
     found = _compiler_errors(lines)
     if found:
@@ -60,6 +66,8 @@ def trimmed(log: str) -> str:
         lines = [*([head, ""] if head else []), *found]
         if len(lines) > LOG_LINES:
             lines = [*lines[:LOG_LINES], f"… {len(lines) - LOG_LINES} more lines"]
+    elif len(lines) > LOG_LINES and FIRST in log:
+        lines = [*lines[:LOG_LINES], f"… {len(lines) - LOG_LINES} more lines"]
     elif len(lines) > LOG_LINES:
         lines = [f"… {len(lines) - LOG_LINES} lines before", *lines[-LOG_LINES:]]
     return re.sub(r"\n{3,}", "\n\n", scrubbed("\n".join(lines))).strip("\n")

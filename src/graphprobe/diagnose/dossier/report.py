@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from graphprobe.diagnose.dossier.post import scrubbed, scrubbed_code, trimmed
+from graphprobe.diagnose.dossier.post import FIRST, scrubbed, scrubbed_code, trimmed
 from graphprobe.findings import Finding, Kind, Rung, expected_in_words, place_in_words, size_in_words
 from graphprobe.report.diagnosis import CRASHES, SENTENCES, as_sentence, details, reason_of
 
@@ -126,7 +126,8 @@ def report_text(
     """
     shown = code if code is not None and code.count("\n") <= CODE_LINES else None
     expected, actual, rest = _expected(finding)
-    errors = trimmed(log or (finding.reason if finding.kind in CRASHES else ""))
+    stood = output if finding.kind == "hang" and FIRST in output else ""
+    errors = trimmed(log or stood or (finding.reason if finding.kind in CRASHES else ""))
     printed = trimmed(output)
     parts = [
         f"# {title_of(finding)}",
@@ -138,7 +139,7 @@ def report_text(
         if finding.worst is not None and DRAWS in (shown or "")
         else "",
         scrubbed(f"- *Expected*: {expected}\n- *Actual*: {actual}"),
-        f"Output of the script:\n\n{_fenced(printed)}" if printed and printed not in errors else "",
+        f"Output of the script:\n\n{_fenced(printed)}" if printed and printed not in errors and not stood else "",
         _backends(backends) if backends else "",
         _listed("Settings other than the defaults:", [f"`{scrubbed(text)}`" for text in settings]),
         _folded("Where it comes from, and how it was measured", scrubbed(_facts(finding))),

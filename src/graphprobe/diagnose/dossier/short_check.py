@@ -44,8 +44,11 @@ for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):
         sys.exit(f"value {{i}} at {{bad.nonzero()[0].tolist()}}: expected {{want[bad][0]}}, actual {{have[bad][0]}}")"""
 
 _ONCE = """\
-        signal.alarm({limit})  # seconds, after which what hangs is killed
+        faulthandler.dump_traceback_later({limit}, exit=True)  # seconds, after which it tells where it hangs
         run()"""
+_HUNG = """\
+print(f"expected: it ends. actual: {{'it does not end' if actual == 1 else 'it ends'}}.")
+sys.exit(125 if expected else actual)"""
 _OFTEN = """\
         for _ in range(20):  # memory that is overwritten does not always end the process at once
             run()"""
@@ -79,6 +82,8 @@ def status(run):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 expected, actual = status(lambda: {eager}), status(lambda: {compiled})
+{end}"""
+_DIED = """\
 print(f"expected: it ends. actual: {{f'killed by {{signal.Signals(-actual).name}}' if actual < 0 else 'it ends'}}.")
 sys.exit(125 if expected < 0 else 1 if actual < 0 else 0 if actual == expected else 125)"""
 
@@ -112,7 +117,9 @@ def check_text(
     """
     names = {"eager": eager, "compiled": compiled}
     if kind in ENDING:
-        return _ENDED.format(run=_ONCE.format(limit=limit_s) if kind == "hang" else _OFTEN, **names)
+        hangs = kind == "hang"
+        end = (_HUNG if hangs else _DIED).format()
+        return _ENDED.format(run=_ONCE.format(limit=limit_s) if hangs else _OFTEN, end=end, **names)
     if kind in RAISING:
         return _RAISED.format(unexpected="not ", wrong="not ", **names)
     if kind == "missing_exception":
@@ -148,6 +155,6 @@ def condensed(script: str) -> str:
 
 def import_lines(modules: Sequence[str], *texts: str) -> list[str]:
     """What a script imports, in order: the modules, and those of the standard library that its lines name."""
-    used = {name for name in ("os", "signal", "runpy") if any(f"{name}." in text for text in texts)}
+    used = {name for name in ("faulthandler", "os", "signal", "runpy") if any(f"{name}." in text for text in texts)}
     lines = {*modules, "import sys", "import torch", *(f"import {name}" for name in used)}
     return sorted(lines, key=lambda line: ("torch" in line, line.startswith("from"), line))
