@@ -258,7 +258,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     @property
     def compiled_nothing(self) -> bool:
         """Whether torch.compile made no graph of the program, so that there was nothing to check."""
-        return self.verdict == "undecided" and self.graphs == 0
+        return self.verdict == "undecided" and self.graphs == 0 and not self.findings
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as plain values; infinities become the string `"inf"`."""

@@ -108,7 +108,7 @@ def test_healthy_callable(diagnose: Python, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.out.startswith("HEALTHY: targets.py:small:")
     document = json.loads((tmp_path / "small.json").read_text())
-    fields = "verdict seconds compiles findings ruled_out latent largest_z notes raises rungs"
+    fields = "verdict seconds graphs compiles findings ruled_out latent largest_z notes raises rungs"
     assert list(document) == fields.split()
     assert msgspec.convert(document, Diagnosis).verdict == "healthy"
     states = [(rung["name"], rung["state"]) for rung in document["rungs"]]
@@ -157,13 +157,41 @@ def test_script_that_raises(diagnose: Python, tmp_path: Path) -> None:
     (tmp_path / "raising.py").write_text(RAISING)
     done = diagnose("--json", "result.json", "raising.py")
     assert done.code == 125, done.out + done.err
-    assert done.out.count("HEALTHY") == 2
+    assert done.out.count("HEALTHY") == 1
+    assert "nothing was compiled" in done.out, "nn.Linear.compile() compiles nothing, in plain torch too"
     assert "gradient None torch.Size([2, 2])" in done.out, "diagnosing leaves no trace in the script"
     assert "raising.py: the script was ended by ValueError: the data is gone\n" in done.out
     assert 'raise ValueError("the data is gone' in done.err
     document = json.loads((tmp_path / "result.json").read_text())
     assert document["ended"] == "the script was ended by ValueError: the data is gone"
     assert [d["function"].split()[0] for d in document["diagnoses"]] == ["f", "Linear"]
+
+
+LEFT_ALONE = """\
+import torch
+
+@torch.compiler.disable
+def inner(x):
+    return x * 3
+
+@torch.compile(backend="eager")
+def outer(x):
+    return inner(x)
+
+model = torch.nn.Linear(2, 2)
+model.compile(backend="eager")
+outer(torch.ones(2))
+print(model(torch.ones(2)).shape)
+"""
+
+
+def test_nothing_that_was_compiled_is_no_all_clear(diagnose: Python, tmp_path: Path) -> None:
+    (tmp_path / "left_alone.py").write_text(LEFT_ALONE)
+    done = diagnose("--json", "result.json", "left_alone.py")
+    assert done.code == 2, done.out + done.err
+    assert "HEALTHY" not in done.out and "why: nothing was compiled: torch.compile made no graph" in done.out
+    found = json.loads((tmp_path / "result.json").read_text())["diagnoses"]
+    assert [(d["verdict"], d["graphs"]) for d in found] == [("undecided", 0)] * 2
 
 
 def test_script_goes_on_after_a_crash(diagnose: Python, tmp_path: Path) -> None:

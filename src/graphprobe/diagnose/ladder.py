@@ -42,7 +42,8 @@ HANG_FACTOR, HANG_LEAST_S = 10.0, 60.0
 
 NOTHING = (
     "nothing was compiled: torch.compile made no graph of it, so nothing was checked; `graphprobe explain` tells why. "
-    "Inside of DistributedDataParallel and FSDP torch compiles none of its own modules, such as Sequential"
+    "Modules of torch's own, such as Linear, are not compiled inside of DistributedDataParallel and FSDP, nor by their "
+    "own method compile()"
 )
 """Of a program whose calls gave Dynamo nothing."""
 
