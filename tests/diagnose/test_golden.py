@@ -11,7 +11,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +58,15 @@ def diagnosed(program: Path, folder: Path) -> tuple[Path, dict[str, Any], str]:
 @pytest.mark.heavy
 @pytest.mark.timeout(TAKE_S + 60)
 @pytest.mark.parametrize("name", NAMES)
-def test_reports_are_as_they_were(name: str, tmp_path: Path, graphprobe: Callable[..., Any]) -> None:
+def test_reports_are_as_they_were(name: str, tmp_path: Path) -> None:
     """To take a change over: run the module, and read what git says of the golden files."""
     dossier, finding, printed = diagnosed(GOLDEN / f"{name}.py", tmp_path)
     report = (dossier / "REPORT.md").read_text("utf-8")
     assert normalised(report) == (GOLDEN / f"{name}.md").read_text("utf-8")
     assert str(tmp_path) not in report and "/home" not in report
     if name == "cpp_compile_error":
-        made = graphprobe("report", tmp_path / "result.json", "-o", tmp_path / "fault.html")
-        assert made.code == 0, made.err
+        command = [sys.executable, "-m", "graphprobe", "report", "result.json", "-o", "fault.html"]
+        subprocess.run(command, cwd=tmp_path, check=True)
         names_relu_everywhere(dossier, finding, printed, (tmp_path / "fault.html").read_text("utf-8"))
 
 
@@ -75,7 +74,6 @@ def names_relu_everywhere(dossier: Path, finding: dict[str, Any], printed: str, 
     """Not the op that came last; with the compiler's own words, and without figures in units of noise."""
     assert (finding["op"], finding["node"], finding["also"]) == ("aten.relu.default", "relu", [])
     assert dossier.name == "codegen-aten.relu.default"
-    assert "error: ‘compile’ was not declared" not in finding["reason"]
     for text in (printed, html, (dossier / "REPORT.md").read_text("utf-8"), finding["reason"]):
         assert "compile error!" in re.sub(r"\s+", " ", text) and "sum cannot" not in text
         assert "legitimate noise" not in text and "what rounding explains" not in text
