@@ -39,9 +39,11 @@ def answered():
     dist.barrier()
     print("answered", summed[0].tolist(), collectives.ranks(), flush=True)
 
+name = dist.group.WORLD.group_name
 child = os.fork()
 if child == 0:
     collectives.answer_here()
+    assert dist.group.WORLD.group_name == name != ""
     thread = threading.Thread(target=answered, daemon=True)
     thread.start()
     thread.join(60)

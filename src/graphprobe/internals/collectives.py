@@ -34,9 +34,11 @@ def answer_here() -> None:
     for group in list(world.pg_map):
         if not hasattr(group, "_register_backend"):  # of a group that this rank is not in
             continue
-        made = make(group.rank(), group.size())
+        made, name, words = make(group.rank(), group.size()), group.group_name, group.group_desc
         for device in group._device_types:
             group._register_backend(device, kind, made)
+        group._set_group_name(name)  # compiled code finds a group by the name that its backend has
+        group._set_group_desc(words)
     _reduce_here()
 
 
