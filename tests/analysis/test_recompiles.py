@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from graphprobe.analysis.recompile_cause import short_name
 from graphprobe.analysis.recompile_facts import FailedGuard, Recompile
 from graphprobe.analysis.recompile_guards import check_from_text, guard_code, readable, root_name
 from graphprobe.analysis.recompile_remedies import REMEDIES
@@ -34,7 +35,9 @@ TEXTS = {
         None,
     ),
     "not xs   # for x in xs:  # a.py:3 in f": ("length-changed", "xs", None, "0", None),
-    "len(d) != 2": ("keys-changed", "d", None, "2 of them", None),
+    "len(d) != 2": ("keys-changed", "d", None, "2 keys", None),
+    "list(dict.keys(d))[1] == 'b'  # a.py:3 in f": ("keys-changed", "d", 1, "'b'", None),
+    "list(d.keys()) == ['a', 'b']": ("keys-changed", "d", None, "'a', 'b'", None),
     "not ___dict_contains('a', d)   # if 'a' in d:  # a.py:3 in f": (
         "keys-changed",
         "d",
@@ -68,7 +71,8 @@ def test_names() -> None:
 
 
 def fact(*guards: tuple[str, str], number: int = 1, limit: str | None = None) -> Recompile:
-    failed = tuple(FailedGuard(f"0/{i}", text, actual=actual or None) for i, (text, actual) in enumerate(guards))
+    last = len(guards) - 1  # the latest used first
+    failed = tuple(FailedGuard(f"0/{last - i}", text, actual=actual or None) for i, (text, actual) in enumerate(guards))
     return Recompile(
         function="f",
         file="a.py",
@@ -87,7 +91,7 @@ def test_the_cause_is_what_is_new() -> None:
         [
             fact(("n == 1", "2")),
             fact(("k == 1", "2"), ("n == 1", "2"), number=2),
-            fact(("n == 7", "2"), ("k == 2", "3"), number=3),
+            fact(("k == 2", "3"), ("k == 1", "3"), ("n == 1", "2"), number=3),
         ]
     )
     assert {(group.name, group.count) for group in report.groups} == {("n", 1), ("k", 2)}
@@ -96,9 +100,156 @@ def test_the_cause_is_what_is_new() -> None:
 
 def test_every_value_seen_before_falls_to_the_version_used_last() -> None:
     report = report_from_facts(
-        [fact(("n == 1", "2")), fact(("k == 1", "2"), number=2), fact(("n == 2", "1"), ("k == 2", "1"))]
+        [
+            fact(("n == 1", "2")),
+            fact(("k == 1", "2"), ("n == 1", "2"), number=2),
+            fact(("n == 2", "1"), ("n == 2", "1"), ("k == 1", "2"), number=3),
+        ]
     )
     assert {group.name: group.count for group in report.groups} == {"n": 2, "k": 1}
+
+
+def made(entry: str, text: str, actual: str | None = None, *, same: bool = True, owner: str = "m.Head") -> FailedGuard:
+    return FailedGuard(entry, text, actual=actual, owner=owner, same_owner=same)
+
+
+def called(number: int, *guards: FailedGuard, owner: str = "m.Head", other: bool = False, limit: int = 8) -> Recompile:
+    return Recompile(
+        function="forward",
+        file="a.py",
+        line=1,
+        guards=guards,
+        compile_id=f"0/{number}",
+        first_argument="self",
+        other_instance=other,
+        owner=owner,
+        limit=limit,
+    )
+
+
+GRAD = "GLOBAL_STATE changed: grad_mode "
+
+
+def causes(*facts: Recompile) -> list[tuple[str, str, list[str]]]:
+    return [(group.kind, group.name, group.values) for group in report_from_facts(facts).groups]
+
+
+def test_a_mode_that_another_version_has_is_no_cause() -> None:
+    """Training, then no_grad, then another instance in training; and that one in no_grad too."""
+    facts = [
+        called(1, made("0/0", GRAD)),
+        called(2, made("0/1", GRAD, same=False), made("0/0", "self.k == 2.0", "3.0", same=False), other=True),
+        called(
+            3,
+            made("0/2", GRAD),
+            made("0/1", "self.k == 2.0", "3.0", same=False),
+            made("0/0", GRAD, same=False),
+        ),
+    ]
+    assert causes(*facts) == [("instance-changed", "self.k", ["2.0", "3.0"]), ("grad-mode-changed", "", [])]
+
+
+def test_the_same_object_is_nearer_than_another_one() -> None:
+    """The second instance has a flag set that the first one had set too: against its own version only that is new."""
+    facts = [
+        called(1, made("0/0", "self.flag == False", "True")),
+        called(2, made("0/1", "self.k == 2", "3", same=False), made("0/0", "self.k == 2", "3", same=False), other=True),
+        called(
+            3,
+            made("0/1", "self.k == 2", "3", same=False),
+            made("0/2", "self.flag == False", "True"),
+            made("0/0", "self.k == 2", "3", same=False),
+        ),
+    ]
+    assert causes(*facts) == [
+        ("attribute-changed", "self.flag", ["False", "True"]),
+        ("instance-changed", "self.k", ["2", "3"]),
+    ]
+
+
+def test_of_two_modes_that_changed_the_one_that_is_new() -> None:
+    """autocast is new; that gradients are not recorded is not."""
+    facts = [
+        called(1, made("0/0", GRAD)),
+        called(
+            2,
+            made("0/0", "GLOBAL_STATE changed: grad_mode autocast(cpu)_enabled "),
+            made("0/1", "GLOBAL_STATE changed: autocast(cpu)_enabled "),
+        ),
+    ]
+    assert [kind for kind, _, _ in causes(*facts)] == ["grad-mode-changed", "autocast-changed"]
+
+
+def test_what_torch_has_made_dynamic_is_no_cause() -> None:
+    """The second version takes any size from 2 on, so the third call is about the mode alone; not so for size 1."""
+    size = "tensor 'x' size mismatch at index 0. expected 4, actual {}"
+    first, third = fact((size.format(5), "")), fact(("mode == 'a'", "'b'"), (size.format(6), ""), number=2)
+    assert [name for _, name, _ in causes(first, third)] == ["x", "mode"]
+    third = fact(("mode == 'a'", "'b'"), (size.format(1), ""), number=2)
+    assert [kind for kind, _, _ in causes(first, third)] == ["size-changed", "string-changed", "size-zero-one"]
+
+
+def test_all_that_is_new_is_told() -> None:
+    facts = [
+        called(1, made("0/0", "mode == 'a'", "'b'")),
+        called(2, made("0/1", "p == 1.5", "2.5"), made("0/0", "q == 3", "4")),
+    ]
+    assert [name for _, name, _ in causes(*facts)] == ["mode", "p", "q"]
+
+
+def test_another_class_behind_one_decorator_is_the_cause_whatever_guard_fails() -> None:
+    length = "len(kwargs) == 2"
+    facts = [
+        called(1, made("0/0", length, "0", same=False), owner="m.Other", other=True, limit=5),
+        called(
+            2,
+            made("0/1", "tensor 'args[0]' size mismatch at index 0. expected 2, actual 3", owner="m.Other"),
+            made("0/0", length, "0", same=False),
+            owner="m.Other",
+        ),
+    ]
+    report = report_from_facts(facts)
+    shared, size = report.groups
+    assert (shared.kind, shared.values, size.kind, size.name) == (
+        "shared-code",
+        ["m.Head", "m.Other"],
+        "size-changed",
+        "args[0]",
+    )
+    assert "for several: Head, Other;" in shared.cause and shared.cause.endswith("they share the limit of 5")
+    assert report.functions[0].owners == ["Head", "Other"]
+    assert short_name("a.b.make.<locals>.inner and c.<lambda>") == "inner and <lambda>"
+
+
+def sized(number: int, *guards: str, actual: str) -> Recompile:
+    return fact(*((text, actual) for text in guards), number=number)
+
+
+def test_sizes_that_torch_compiles_by_themselves_stay_apart() -> None:
+    static = "tensor 'x' size mismatch at index 0. expected {}, actual {}"
+    facts = [
+        sized(1, static.format(3, 4), actual=""),
+        sized(2, "2 <= x.size()[0] <= 5  # if x.shape[0] > 5:", static.format(3, 7), actual="7"),
+        sized(3, "6 <= x.size()[0]", "2 <= x.size()[0] <= 5", static.format(3, 1), actual="1"),
+        sized(4, static.format(1, 0), "6 <= x.size()[0]", "2 <= x.size()[0] <= 5", static.format(3, 0), actual="0"),
+    ]
+    assert causes(*facts) == [
+        ("size-zero-one", "x", ["0", "1"]),
+        ("size-changed", "x", ["3", "4"]),
+        ("size-condition", "x", ["7"]),
+    ]
+    assert causes(sized(1, static.format(1, 5), actual="")) == [("size-zero-one", "x", ["1"])]
+
+
+def test_keys_are_named_in_full_where_they_are_known() -> None:
+    facts = [
+        fact(("len(d) != 1", "'a', 'b'")),
+        fact(("len(d) != 2", "'c'"), ("list(dict.keys(d))[0] == 'a'", "'c'"), number=2),
+        fact(("len(d) != 1", "'a', 'c', 'd'"), ("len(d) != 2", "'a', 'c', 'd'"), number=3),
+        fact(("list(dict.keys(d))[1] == 'c'", "'a', 'e', 'd'"), number=3),
+    ]
+    (group,) = report_from_facts(facts).groups
+    assert group.cause.endswith("changed: 1 key; 'a', 'b'; 'c'; 'a', 'c', 'd'; 'a', 'c', …; 'a', 'e', 'd'")
 
 
 def test_no_reason_at_all() -> None:

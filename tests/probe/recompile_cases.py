@@ -601,6 +601,93 @@ class Instances:
                 compiled(Scaled(scale), dynamic=True)(ones(4))
 
 
+class Wide(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.parts = [1.5] * number
+
+    def forward(self, x: Any) -> Any:
+        for part in self.parts:  # HERE
+            x = x * part
+        return x
+
+
+@case("instance-changed", "self.parts", "1|2", "the instances share one compiled function")
+class InstancesOfOtherLength:
+    @staticmethod
+    def fault() -> None:
+        for number in (1, 2):
+            compiled(Wide(number))(ones(4))
+
+    @staticmethod
+    def repaired() -> None:
+        for _ in range(2):
+            compiled(Wide(2))(ones(4))
+
+
+def behind(decorated: Any) -> Any:
+    @functools.wraps(decorated)
+    def wrapper(*args: Any) -> Any:
+        return decorated(*args)
+
+    return wrapper
+
+
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+def halved(x: Any) -> Any:
+    return x / 2
+
+
+MODULE = "probe.recompile_cases."
+
+
+@case("shared-code", "", f"{MODULE}doubled|{MODULE}halved", "compile a function of its own for each")
+class FunctionsBehindOneDecorator:
+    @staticmethod
+    def fault() -> None:
+        for function in (doubled, halved):
+            compiled(behind(function))(ones(4))
+
+    @staticmethod
+    def repaired() -> None:
+        a, b = behind(doubled), behind(halved)
+
+        def run_a(*args: Any, **kwargs: Any) -> Any:
+            return a(*args, **kwargs)
+
+        def run_b(*args: Any, **kwargs: Any) -> Any:
+            return b(*args, **kwargs)
+
+        compiled(run_a)(ones(4))
+        compiled(run_b)(ones(4))
+
+
+class Shared(nn.Module):
+    @behind
+    def forward(self, *args: Any) -> Any:
+        return sum(args)
+
+
+class Sharing(nn.Module):
+    forward = Shared.forward
+
+
+@case("shared-code", "", f"{MODULE}Shared|{MODULE}Sharing", "isolate_recompiles=True")
+class ModelsThatShareAForward:
+    @staticmethod
+    def fault() -> None:
+        compiled(Shared())(ones(4))
+        compiled(Sharing())(ones(4), ones(4))
+
+    @staticmethod
+    def repaired() -> None:
+        compiled(Shared(), isolate_recompiles=True)(ones(4))
+        compiled(Sharing(), isolate_recompiles=True)(ones(4), ones(4))
+
+
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -689,7 +776,7 @@ class Lengths:
         f(torch.stack([ones(4)] * 3))
 
 
-@case("keys-changed", "batch", "with 'a'|with 'b'", "same keys, in the same order")
+@case("keys-changed", "batch", "'a'|'b'", "same keys, in the same order")
 class Keys:
     @staticmethod
     def fault() -> None:

@@ -27,7 +27,13 @@ def line_of(name: str) -> int | None:
     inside = [i + 1 for i in range(begin, end) if SOURCE[i].endswith("# HERE")]
     if inside and not any(SOURCE[i].startswith(("class ", "def ")) for i in range(begin + 1, inside[0])):
         return inside[0]
-    helper = {"ModuleAttribute": "Scaled", "Instances": "Scaled", "TrainingMode": "Dropping", "Closures": "scaler"}
+    helper = {
+        "ModuleAttribute": "Scaled",
+        "Instances": "Scaled",
+        "TrainingMode": "Dropping",
+        "Closures": "scaler",
+        "InstancesOfOtherLength": "Wide",
+    }
     if name not in helper:
         return None
     start = next(
@@ -183,6 +189,126 @@ def test_a_model_that_nobody_prepared() -> None:
             torch._dynamo.mark_dynamic(ids, 1)
             fast(ids)
     assert quiet.report() == "no recompilations"
+
+
+class Head(torch.nn.Module):
+    def __init__(self, k: Any) -> None:
+        super().__init__()
+        self.k = k
+        self.dropout = torch.nn.Dropout(0.1)
+
+    def forward(self, x: Any) -> Any:
+        return x * self.k if isinstance(self.k, float) else self.dropout(x).relu()
+
+
+def causes(found: Any) -> list[tuple[str, str, int, list[str]]]:
+    return [(group.kind, group.name, group.count, group.values) for group in found.result().groups]
+
+
+def test_training_validation_and_a_second_instance() -> None:
+    """The third call has a new attribute; that it trains is not new, though the version used last does not."""
+    a, b = compiled(Head(2.0)), compiled(Head(3.0))
+    x = torch.ones(3, requires_grad=True)
+    with graphprobe.recompiles() as found:
+        a(x)
+        with torch.no_grad():
+            a(x)
+        b(x)
+        with torch.no_grad():
+            b(x)
+    assert causes(found) == [
+        ("instance-changed", "self.k", 2, ["2.0", "3.0"]),
+        ("grad-mode-changed", "", 1, []),
+    ]
+
+
+def test_autocast_evaluation_and_a_second_instance() -> None:
+    first, second = Head("relu"), Head(None)
+    with graphprobe.recompiles() as found:
+        for module in (first, second):
+            fast = compiled(module)
+            fast(ones(3))
+            with torch.autocast("cpu"):
+                fast(ones(3))
+            fast(ones(3))
+            module.eval()
+            fast(ones(3))
+    assert sorted(causes(found)) == [
+        ("autocast-changed", "", 1, []),
+        ("instance-changed", "self.k", 2, ["str", "NoneType"]),
+        ("training-mode-changed", "self.dropout.training", 2, ["True", "False"]),
+    ], found.report()
+
+
+def test_causes_of_one_size_stay_apart() -> None:
+    def shapes(x: Any) -> Any:
+        return x.sin() if x.shape[0] > 5 else x.cos()
+
+    with graphprobe.recompiles() as found:
+        fast = compiled(shapes)
+        for n in (3, 4, 7, 1, 0, 9):
+            fast(ones(n))
+    assert causes(found) == [
+        ("size-zero-one", "x", 2, ["0", "1"]),
+        ("size-changed", "x", 1, ["3", "4"]),
+        ("size-condition", "x", 1, ["7"]),
+    ]
+    marked = [remedy for group in found.result().groups for remedy in group.remedies if "mark_dynamic" in remedy]
+    assert marked == ["torch._dynamo.mark_dynamic(x, 0) before the first call"]
+
+
+def test_a_first_batch_of_one_stays_apart_from_the_dtype() -> None:
+    with graphprobe.recompiles() as found:
+        fast = compiled(lambda x: x + 1)
+        for x in (ones(1), ones(5), ones(5).double(), ones(7).double()):
+            fast(x)
+    assert causes(found) == [
+        ("size-zero-one", "x", 1, ["1"]),
+        ("dtype-changed", "x", 1, ["float32", "float64"]),
+    ], found.report()
+
+
+def test_keys_are_readable() -> None:
+    with graphprobe.recompiles() as found:
+        fast = compiled(lambda d: sum(d.values()))
+        for keys in ("a", "ab", "c", "cb", ""):
+            fast({key: ones(2) for key in keys})
+    assert "the keys of d changed: 1 key; 'a', 'b'; 'c'; 'c', 'b'; 0 keys\n" in found.report()
+
+
+def test_two_models_behind_one_decorator() -> None:
+    """T5 is called with keywords and the vision model without: no length of an argument list is to blame."""
+    transformers = pytest.importorskip("transformers")
+    small = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=50, pad_token_id=0, **small))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vit = transformers.ViTForImageClassification(transformers.ViTConfig(image_size=16, patch_size=8, **sizes))
+    with graphprobe.recompiles() as found, torch.no_grad():
+        fast_t5, fast_vit = compiled(t5.eval()), compiled(vit.eval())
+        for n in (6, 9):
+            fast_t5(input_ids=torch.zeros(2, n, dtype=torch.long), labels=torch.zeros(2, 5, dtype=torch.long))
+        for n in (2, 3):
+            fast_vit(torch.randn(n, 3, 16, 16))
+    assert {(group.kind, group.name) for group in found.result().groups} == {
+        ("size-changed", "kwargs['input_ids']"),
+        ("shared-code", ""),
+        ("size-changed", "args[0]"),
+    }, found.report()
+    shared = "T5ForConditionalGeneration, ViTForImageClassification"
+    told = f"compiled for several: {shared}; each has versions of its own, and they share the limit of 8"
+    assert told in found.report()
+    assert f"4 versions of at most 8, shared by {shared}\n" in found.report()
+
+
+def test_two_sequentials_are_instances_of_one() -> None:
+    """torch itself puts a wrapper around modules of its own."""
+    relu = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    tanh = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    with graphprobe.recompiles() as found:
+        for module in (relu, tanh):
+            compiled(module)(ones(2, 4))
+    ((kind, name, count, values),) = causes(found)
+    assert (kind, name, count) == ("instance-changed", "fn[1]", 1) and values[0].endswith("ReLU"), found.report()
 
 
 def test_wrong_use() -> None:

@@ -25,6 +25,8 @@ class FailedGuard(msgspec.Struct, frozen=True, omit_defaults=True):
         where: the program's line that made the guard necessary.
         where_from: `torch` when torch knew the line; `first use` when it is the first line that reads the variable.
         actual: the value that the call came with, as text; None where it could not be read without running code.
+        owner: for whom that version was compiled, as `Recompile.owner`; None where that was not noted.
+        same_owner: it was the very object that this call is for; None where neither has one.
     """
 
     entry: str
@@ -32,6 +34,8 @@ class FailedGuard(msgspec.Struct, frozen=True, omit_defaults=True):
     where: Place | None = None
     where_from: str | None = None
     actual: str | None = None
+    owner: str | None = None
+    same_owner: bool | None = None
 
 
 class Recompile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -48,8 +52,10 @@ class Recompile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         limit_hit: the limit that was reached, so that this call ran uncompiled or raised; None otherwise.
         dynamic: as `torch.compile` was told.
         automatic_dynamic: whether torch makes a size dynamic after its first change.
-        first_argument: name of the function's first argument, such as `self`.
+        first_argument: name of the function's first argument, such as `self`; `args[0]` where it has `*args` alone.
         other_instance: that argument is an object for which nothing had been compiled yet.
+        owner: the class of that argument where it is an instance of the program's; else the functions or modules that
+            the function takes from around it, as a decorator does. None where it has neither.
         free_variables: names that the function takes from an enclosing function.
         time_ns: wall clock, since the epoch.
     """
@@ -70,5 +76,6 @@ class Recompile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     automatic_dynamic: bool = True
     first_argument: str | None = None
     other_instance: bool = False
+    owner: str | None = None
     free_variables: tuple[str, ...] = ()
     time_ns: int = 0

@@ -15,7 +15,7 @@ class Check(msgspec.Struct, frozen=True):
     Attributes:
         kind: a stable slug, e.g. `size-changed`; `recompile_remedies.REMEDIES` lists them.
         source: the expression that was looked at, `''` for the state of the process.
-        dim: dimension of the tensor, for sizes and strides.
+        dim: dimension of the tensor, for sizes and strides; position of a key.
         expected: what the compiled version was made for, as text.
         actual: what came, as far as torch says it.
         condition: for conditions on sizes, the condition.
@@ -48,7 +48,9 @@ _OBJECT = re.compile(r"___check_(?P<what>obj|type)_id\((?P<source>.+), \d+\), ty
 _DIMS = re.compile(r"(?P<source>[\w.\[\]'\"]+)\.(?P<what>size|stride)\(\)\[(?P<dim>\d+)\]")
 _LENGTH = re.compile(r"(?:not )?(?:len|___tuple_iterator_len)\((?P<source>.+)\)(?: (?P<op>==|!=) (?P<value>\d+))?$")
 _KEYS = (
-    re.compile(r"list\((?:dict\.keys\((?P<source>.+?)\)|(?P<view>.+?)\.keys\(\))\)(?:\[\d+\])? == (?P<value>.+)$"),
+    re.compile(
+        r"list\((?:dict\.keys\((?P<source>.+?)\)|(?P<view>.+?)\.keys\(\))\)(?:\[(?P<index>\d+)\])? == (?P<value>.+)$"
+    ),
     re.compile(r"(?P<no>not )?___dict_contains\((?P<value>.+?), (?P<source>.+)\)$"),
     re.compile(r"(?P<no>not )?set\.__contains__\((?P<source>.+), (?P<value>.+)\)$"),
     re.compile(r"KeyError on (?P<source>.+)\[(?P<value>[^\[\]]+)\]$"),
@@ -225,14 +227,17 @@ def _container(code: str, text: str) -> Check | None:
     length = _LENGTH.match(code)
     if length is not None:
         if length["op"] == "!=":  # of a dict, whose keys are compared besides
-            return Check("keys-changed", length["source"], None, f"{length['value']} of them")
+            return Check("keys-changed", length["source"], None, counted_keys(int(length["value"])))
         return Check("length-changed", length["source"], None, length["value"] or "0")
     for pattern in _KEYS:
         found = pattern.match(code)
         if found is not None:
             groups = found.groupdict()
-            sides = (f"with {groups['value']}", None if " == " in code else f"without {groups['value']}")
             source = groups.get("source") or groups.get("view") or ""
+            if pattern is _KEYS[0]:
+                index = groups["index"]
+                return Check("keys-changed", source, None if index is None else int(index), groups["value"].strip("[]"))
+            sides = (f"with {groups['value']}", f"without {groups['value']}")
             return Check("keys-changed", source, None, *(reversed(sides) if groups.get("no") else sides))
     attribute = _ATTRIBUTE.match(code)
     if attribute is not None:
@@ -241,6 +246,11 @@ def _container(code: str, text: str) -> Check | None:
         return Check("attribute-changed", f"{attribute['source']}.{name}", None, *sides)
     empty = re.match(r"not (?P<source>[\w.\[\]'\"]+)$", code)
     return None if empty is None else Check("length-changed", empty["source"], None, "0")
+
+
+def counted_keys(number: int) -> str:
+    """The keys of a dict of which no more is known than how many there are."""
+    return "1 key" if number == 1 else f"{number} keys"
 
 
 def _value(code: str, text: str) -> Check | None:

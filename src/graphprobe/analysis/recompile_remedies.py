@@ -52,8 +52,6 @@ def _size(case: Case) -> list[str]:
             "torch._dynamo.config.force_parameter_static_shapes = False lets sizes of parameters be dynamic",
             f"or one compiled function for each size of {case.name}: make the module, then compile it, once a size",
         ]
-    if {"0", "1"} & set(case.values):
-        return _zero_one(case)
     mark = f"torch._dynamo.mark_dynamic({case.name}, {case.dim}) before the first call"
     if case.specialized:
         return [
@@ -164,14 +162,34 @@ def _attribute(case: Case) -> list[str]:
     return told
 
 
+def _is_number(value: str) -> bool:
+    return re.fullmatch(r"-?[\d.]+(?:e[+-]?\d+)?", value) is not None
+
+
 def _instance(case: Case) -> list[str]:
+    told = f"the instances share one compiled function and differ in {case.name}: "
+    if not all(map(_is_number, case.values)):
+        return [f"{told}make it the same in all of them, or {_OWN_FUNCTION}"]
     return [
-        f"the instances share one compiled function and differ in {case.name}: keep what differs in a tensor "
-        "(register_buffer), or out of the compiled method",
+        f"{told}keep what differs in a tensor (register_buffer), or out of the compiled method",
         "or, for integers: torch._dynamo.config.allow_unspec_int_on_nn_module = True with "
         "torch.compile(..., dynamic=True)",
         f"or torch._dynamo.config.recompile_limit above the number of instances (seen: {len(case.values)}), one "
         "version each",
+    ]
+
+
+_OWN_FUNCTION = (
+    "compile a function of its own for each, written out one by one: `def run_a(*args, **kwargs): return "
+    "a(*args, **kwargs)`, then torch.compile(run_a)"
+)
+
+
+def _shared(case: Case) -> list[str]:
+    return [
+        _OWN_FUNCTION,
+        "or give each torch.compile(..., isolate_recompiles=True), where this torch has it: the limit then counts for "
+        "each by itself",
     ]
 
 
@@ -191,7 +209,7 @@ def _global(case: Case) -> list[str]:
 
 
 def _closure(case: Case) -> list[str]:
-    numbers = bool(case.values) and all(re.fullmatch(r"-?[\d.]+(?:e[+-]?\d+)?", value) for value in case.values)
+    numbers = bool(case.values) and all(map(_is_number, case.values))
     instead = f"pass {case.name} as an argument, in a tensor, or " if numbers else ""
     return [
         f"all functions made here share one code object and differ in {case.name}: {instead}make the function once, "
@@ -282,6 +300,7 @@ REMEDIES: dict[str, Remedy] = {
     ),
     "attribute-changed": _attribute,
     "instance-changed": _instance,
+    "shared-code": _shared,
     "training-mode-changed": _training,
     "global-changed": _global,
     "closure-changed": _closure,

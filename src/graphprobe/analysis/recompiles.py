@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from graphprobe.analysis.recompile_cause import Cause, Seen, cause_of
+from graphprobe.analysis.recompile_cause import Cause, Versions, causes_of, short_name
 from graphprobe.analysis.recompile_facts import Place, Recompile
 from graphprobe.analysis.recompile_guards import readable
 from graphprobe.analysis.recompile_remedies import Case, remedies
@@ -19,7 +19,7 @@ MAX_CALLERS = 5
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """Guard failures of one function with one cause.
+    """Guard failures of one function with one cause. A failure that has two causes counts in two groups.
 
     Attributes:
         kind: stable slug, see docs/recompiles.md.
@@ -62,6 +62,7 @@ class Function(msgspec.Struct, kw_only=True):
         versions: compiled versions at the end.
         limit: how many torch allows.
         limit_hit: name of the limit that was reached; None otherwise.
+        owners: the classes, or the functions behind one decorator, that share it; empty where it is one.
     """
 
     function: str
@@ -71,6 +72,7 @@ class Function(msgspec.Struct, kw_only=True):
     versions: int | None = None
     limit: int | None = None
     limit_hit: str | None = None
+    owners: list[str] = []
 
 
 class RecompileReport(msgspec.Struct, kw_only=True):
@@ -111,14 +113,12 @@ def report_from_facts(
         complete, notes: go into the report as they are.
     """
     facts = list(facts)
-    seen: dict[tuple[str, int, str], Seen] = {}
-    causes = []
-    for fact in facts:
-        causes.append(cause_of(fact, seen.setdefault(_function_key(fact), Seen())))
+    versions: dict[tuple[str, int, str], Versions] = {}
     grouped: dict[tuple[object, ...], list[tuple[Recompile, Cause]]] = {}
-    for fact, cause in zip(facts, causes, strict=True):
-        key = (*_function_key(fact), cause.kind, cause.check.source, cause.check.dim)
-        grouped.setdefault(key, []).append((fact, cause))
+    for fact in facts:
+        for cause in causes_of(fact, versions.setdefault(_function_key(fact), Versions())):
+            key = (*_function_key(fact), cause.kind, cause.check.source, cause.check.dim)
+            grouped.setdefault(key, []).append((fact, cause))
     groups = sorted((_group(members) for members in grouped.values()), key=lambda group: -group.count)
     functions = _functions(facts)
     limits = [_limit_group(fact) for fact in _first_limits(facts)]
@@ -174,7 +174,7 @@ def _group(members: list[tuple[Recompile, Cause]]) -> Group:
         name=name,
         dim=first.check.dim,
         values=values,
-        cause=first.sentence(name, values),
+        cause=first.sentence(name, values, fact.limit),
         remedies=remedies(first.kind, case),
         count=len(members),
         compile_ids=[member.compile_id for member, _ in members if member.compile_id is not None],
@@ -203,6 +203,9 @@ def _functions(facts: Sequence[Recompile]) -> list[Function]:
             _function_key(fact), Function(function=fact.function, file=fact.file, line=fact.line)
         )
         function.limit = fact.limit
+        shared = dict.fromkeys(name for name in (*(guard.owner for guard in fact.guards[::-1]), fact.owner) if name)
+        if len(shared) > len(function.owners) and len(shared) > 1:
+            function.owners = list(map(short_name, shared))
         if fact.limit_hit is not None:
             function.limit_hit = fact.limit_hit
             function.versions = fact.versions

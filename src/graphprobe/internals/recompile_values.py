@@ -70,6 +70,8 @@ def _attribute(owner: Any, name: str) -> Any:
 def _described(check: Check, value: Any) -> str | None:
     import torch
 
+    if check.kind == "keys-changed":
+        return _keys(value)
     if check.dim is not None:
         if not isinstance(value, torch.Tensor):
             return None
@@ -77,8 +79,6 @@ def _described(check: Check, value: Any) -> str | None:
             return str(int(value.shape[check.dim]))
     if check.kind == "length-changed":
         return str(len(value)) if type(value) in _CONTAINERS else None
-    if check.kind == "keys-changed":
-        return _keys(value)
     if check.kind == "alias-changed":
         return "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
     if check.kind == "type-changed":
@@ -101,6 +101,8 @@ def _keys(value: Any) -> str | None:
     if not isinstance(value, dict) or len(value) > 20:
         return None
     keys = list(dict.keys(value))
+    if not keys:
+        return "0 keys"
     return _short(", ".join(map(repr, keys))) if all(type(key) in _PLAIN for key in keys) else None
 
 

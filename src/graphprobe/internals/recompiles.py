@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from graphprobe.analysis.recompile_facts import FailedGuard, Place, Recompile
@@ -41,12 +42,27 @@ class RecompileObserver(Protocol):
         """The call above raised, or the facts could not be collected."""
 
 
+class _Owner:
+    """For whom a version is compiled. Weak: nothing of the program is kept alive."""
+
+    def __init__(self, name: str, value: object, argument: str | None = None) -> None:
+        """`argument`: the expression that the function has it under, where it is an argument."""
+        self.name = name
+        self.argument = argument
+        self._reference = weakref.ref(value)
+
+    def same_as(self, other: _Owner | None) -> bool:
+        """Whether both are one object, which still exists."""
+        return other is not None and self._reference() is not None and self._reference() is other._reference()
+
+
 class _Pending(threading.local):
     """What is known so far of the compile that is about to begin on this thread."""
 
     fact: Recompile | None = None
     backend: object = None
-    other_instance: bool = False
+    code: types.CodeType | None = None
+    owner: _Owner | None = None
 
 
 class _Taps:
@@ -55,8 +71,8 @@ class _Taps:
     def __init__(self, observer: RecompileObserver) -> None:
         self._observer = observer
         self._pending = _Pending()
-        # Instances for which a method was compiled. Weak: nothing of the program is kept alive.
-        self._instances: weakref.WeakKeyDictionary[types.CodeType, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+        # Of each code, for whom its versions were compiled, by compile id.
+        self._owners: weakref.WeakKeyDictionary[types.CodeType, dict[str | None, _Owner]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def patches(self) -> list[Patch]:
@@ -66,7 +82,7 @@ class _Taps:
     def _tap_cache_size(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def compute_cache_size(frame: Any, *args: Any, **kwargs: Any) -> Any:
             self._pending.fact = None
-            self._quietly(lambda: self._note_instance(frame))
+            self._quietly(lambda: self._note_owner(frame))
             with unseen:
                 return original(frame, *args, **kwargs)
 
@@ -94,6 +110,7 @@ class _Taps:
         def exceeds_recompile_limit(cache_size: Any, *args: Any, **kwargs: Any) -> Any:
             with unseen:
                 answer = original(cache_size, *args, **kwargs)
+            self._quietly(self._keep_owner)
             if self._pending.fact is not None:
                 self._quietly(lambda: self._tell(cache_size, answer))
             return answer
@@ -106,31 +123,30 @@ class _Taps:
         except Exception as error:  # the observed program must not see our faults
             self._observer.failed("a recompilation", "".join(traceback.format_exception(error)))
 
-    def _note_instance(self, frame: Any) -> None:
-        """Whether the first argument is an object that the function was not compiled for before."""
-        self._pending.other_instance = False
-        code = frame.f_code
-        first = _first_argument(code)
-        instance = None if first is None else frame.f_locals.get(first)
-        if not _has_identity(instance):
-            return
-        with self._lock:
-            known = self._instances.setdefault(code, [])
-            known[:] = [reference for reference in known if reference() is not None]
-            self._pending.other_instance = all(reference() is not instance for reference in known)
-            if self._pending.other_instance:
-                known.append(weakref.ref(instance))
+    def _note_owner(self, frame: Any) -> None:
+        self._pending.code = self._pending.owner = None
+        self._pending.code, self._pending.owner = frame.f_code, _owner_of(frame)
+
+    def _keep_owner(self) -> None:
+        """Once the compile has its id, for the guards of this version that will fail."""
+        code, owner = self._pending.code, self._pending.owner
+        if code is not None and owner is not None:
+            with self._lock:
+                self._owners.setdefault(code, {})[current_compile_id()] = owner
 
     def _begin(self, reasons: Sequence[str], frame: Any, backend: object, caller: types.FrameType) -> None:
         code: types.CodeType = frame.f_code
         config = sys.modules["torch._dynamo.config"]
         named = frame_name(code, frame.f_locals)
+        owner = self._pending.owner
+        with self._lock:
+            versions = dict(self._owners.get(code, {}))
         self._pending.backend = backend
         self._pending.fact = Recompile(
             function=named.name,
             file=named.file,
             line=named.line,
-            guards=tuple(_failed_guard(reason, frame) for reason in reasons),
+            guards=tuple(_failed_guard(reason, frame, owner, versions) for reason in reasons),
             compile_id=current_compile_id(),
             caller=calling_line(caller),
             thread=threading.current_thread().name,
@@ -138,8 +154,11 @@ class _Taps:
             accumulated_limit=getattr(config, "accumulated_recompile_limit", None),
             dynamic=getattr(backend, "dynamic", None),
             automatic_dynamic=bool(getattr(config, "automatic_dynamic_shapes", True)),
-            first_argument=_first_argument(code),
-            other_instance=self._pending.other_instance,
+            first_argument=_first_argument(code) if owner is None or owner.argument is None else owner.argument,
+            other_instance=owner is not None
+            and owner.argument is not None
+            and not any(map(owner.same_as, versions.values())),
+            owner=None if owner is None else owner.name,
             free_variables=code.co_freevars,
             time_ns=time.time_ns(),
         )
@@ -203,8 +222,44 @@ def _has_identity(value: object) -> bool:
     return type(value).__module__ != "builtins" and bool(type(value).__weakrefoffset__)
 
 
-def _failed_guard(reason: str, frame: Any) -> FailedGuard:
+def _owner_of(frame: Any) -> _Owner | None:
+    """The instance that a method is called on; else what a decorator's function was made around."""
+    code: types.CodeType = frame.f_code
+    first = _first_argument(code)
+    instance = None if first is None else frame.f_locals.get(first)
+    if first is None and code.co_flags & inspect.CO_VARARGS:
+        among = code.co_varnames[code.co_kwonlyargcount]
+        given = frame.f_locals.get(among)
+        first, instance = f"{among}[0]", given[0] if type(given) is tuple and given else None
+    if _has_identity(instance):
+        return _Owner(_class_name(type(instance)), instance, first)
+    around = [frame.f_locals[name] for name in code.co_freevars if name in frame.f_locals]
+    wrapped = [_called(value) for value in around]
+    named = [(name, value) for name, value in wrapped if name]
+    if not named:
+        return None
+    return _Owner(" and ".join(name for name, _ in named), named[0][1])
+
+
+def _called(value: object) -> tuple[str, object]:
+    """The function or module behind a callable, and its name; no name for anything else."""
+    torch = sys.modules["torch"]
+    if isinstance(value, types.MethodType):
+        value = value.__self__
+    if isinstance(value, torch.nn.Module):
+        return _class_name(type(value)), value
+    if isinstance(value, types.FunctionType):
+        return f"{value.__module__}.{value.__qualname__}", value
+    return "", value
+
+
+def _class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _failed_guard(reason: str, frame: Any, owner: _Owner | None, versions: Mapping[str | None, _Owner]) -> FailedGuard:
     entry, _, rest = reason.partition(": ")
+    made_for = versions.get(entry)
     text, _, stack = rest.partition("\nUser stack trace:\n")
     check = check_from_text(text)
     where, where_from = _line_of_stack(stack), "torch"
@@ -218,6 +273,8 @@ def _failed_guard(reason: str, frame: Any) -> FailedGuard:
         where=where,
         where_from=None if where is None else where_from,
         actual=value_in_frame(check, frame.f_locals, frame.f_globals),
+        owner=None if made_for is None else made_for.name,
+        same_owner=None if owner is None or made_for is None else made_for.same_as(owner),
     )
 
 

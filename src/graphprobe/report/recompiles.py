@@ -39,7 +39,8 @@ def _function_line(function: Function, base: Path) -> str:
     limit = "" if function.limit is None or function.versions is None else f" of at most {function.limit}"
     place = _place(Place(function.file, function.line), base)
     text = _counted(function.recompilations, "recompilation")
-    return f"{function_name(function.function)} ({place}): {text}{versions}{limit}"
+    shared = f", shared by {', '.join(function.owners)}" if function.owners else ""
+    return f"{function_name(function.function)} ({place}): {text}{versions}{limit}{shared}"
 
 
 def _group_lines(group: Group, base: Path) -> list[str]:
