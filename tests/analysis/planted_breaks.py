@@ -1,4 +1,4 @@
-# ruff: noqa: N805
+# ruff: noqa: N805, E702, C416
 """Programs with one cause of graph breaks each, and the same programs mended as the remedy says."""
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import copy
 import dataclasses
 import inspect
 import logging
+import math
+import os
 import random
 import threading
 import time
@@ -40,10 +42,10 @@ class Plant:
     """The mended program computes what the broken one does."""
 
     @property
-    def line(self) -> int:
-        """Where it breaks: the line that ends in `# here`."""
+    def lines(self) -> list[int]:
+        """Where it breaks: the lines that end in `# here`."""
         lines, first = inspect.getsourcelines(self.broken)
-        return next(first + index for index, text in enumerate(lines) if text.rstrip().endswith("# here"))
+        return [first + index for index, text in enumerate(lines) if text.rstrip().endswith("# here")]
 
 
 PLANTS: dict[str, Plant] = {}
@@ -105,7 +107,7 @@ class assertion:
         return x.sin()
 
 
-@plant("tensor-item", "use `x.sum()` itself in the place of `x.sum().item()`")
+@plant("tensor-item", "use `x.sum()` in the place of `x.sum().item()`")
 class item:
     def broken(x):
         return x * x.sum().item()  # here
@@ -247,7 +249,7 @@ class explicit:
         return (x * 2).sin()
 
 
-@plant("c-function", "call `time.time()` before the compiled function", mended_args=(3.0,), same=False)
+@plant("c-function", "call `time.time()` outside the compiled function", mended_args=(3.0,), same=False)
 class clock:
     def broken(x):
         return x * time.time()  # here
@@ -266,7 +268,7 @@ class seed:
         return x + 1
 
 
-@plant("unsupported-builtin", "call `exec('planted = 1')` before")
+@plant("unsupported-builtin", "call `exec('planted = 1')` outside")
 class builtin:
     def broken(x):
         exec("planted = 1")  # here
@@ -442,6 +444,301 @@ class frame:
 
     def mended(x):
         return x * 2 + 1
+
+
+# -- several statements on a line, calls over several lines, numbers in conditions
+# fmt: off
+
+
+@plant("tensor-item", "use `x.sum().long()` in the place of `int(x.sum().item())`")
+class several_on_a_line:
+    def broken(x):
+        y = x.sin(); n = int(x.sum().item()); z = y * n; return z.cos()  # here
+
+    def mended(x):
+        y = x.sin()
+        return (y * x.sum().long()).cos()
+
+
+@plant("tensor-item", "use `x.min()` in the place of `x.min().item()`")
+class second_of_two_calls:
+    def broken(x):
+        a, b = torch.max(x), x.min().item()  # here
+        return x * a * b
+
+    def mended(x):
+        a, b = torch.max(x), x.min()
+        return x * a * b
+
+
+@plant("dynamic-shape-operator", "torch.nonzero_static(x > 0, size=N)")
+class call_over_several_lines:
+    def broken(x):
+        return torch.mul(
+            x[0],
+            torch.nonzero(  # here
+                x > 0,
+            ).sum(),
+        )
+
+    def mended(x):
+        return torch.mul(x[0], torch.nonzero_static(x > 0, size=4).sum())
+
+
+@plant("tensor-item", "use `v` in the place of `float(v.item())`")
+class item_in_a_comprehension:
+    def broken(x):
+        return x * sum([float(v.item()) for v in x])  # here
+
+    def mended(x):
+        return x * sum([v for v in x])
+
+
+@plant("tensor-item", "use `x[0]` in the place of `x[0].item()`")
+class item_as_an_argument:
+    def broken(x):
+        return x * min(x[0].item(), 3)  # here
+
+    def mended(x):
+        return x * min(x[0], 3)
+
+
+@plant("tensor-item", "use `torch.sqrt(x.sum())` in the place of `math.sqrt(x.sum().item())`")
+class item_for_math:
+    def broken(x):
+        return x * math.sqrt(x.sum().item())  # here
+
+    def mended(x):
+        return x * torch.sqrt(x.sum())
+
+
+@plant("tensor-item", "`torch.where(x.any(), a, b)`")
+class item_in_a_condition:
+    def broken(x):
+        if bool(x.any()):  # here
+            return x.sin()
+        return x.cos()
+
+    def mended(x):
+        return torch.where(x.any(), x.sin(), x.cos())
+
+
+@plant("tensor-item", "`torch.where(x.sum() - 1 > 3, a, b)`")
+class item_compared:
+    def broken(x):
+        return x.sin() if float(x.sum()) - 1 > 3 else x.cos()  # here
+
+    def mended(x):
+        return torch.where(x.sum() - 1 > 3, x.sin(), x.cos())
+
+
+@plant("tensor-item", "torch.while_loop(cond_fn, body_fn, (…,))` with `x.sum() < 20`", outcome="function")
+class item_in_a_loop:
+    def broken(x):
+        while x.sum().item() < 20:  # here
+            x = x * 2
+        return x
+
+    def mended(x):
+        return torch.while_loop(lambda x: x.sum() < 20, lambda x: (x * 2,), (x,))[0]
+
+
+class Positive:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __bool__(self):
+        return bool((self.tensor.sum() > 0).item())
+
+
+@plant("data-dependent-branch", "`torch.where((x.sum() > 3) & (x.max() < 9), a, b)`")
+class condition_over_several_lines:
+    def broken(x):
+        y = x * 2
+        if (
+            x.sum() > 3  # here
+            and x.max() < 9  # here
+        ):
+            return y.sin()
+        return y.cos()
+
+    def mended(x):
+        y = x * 2
+        return torch.where((x.sum() > 3) & (x.max() < 9), y.sin(), y.cos())
+
+
+@plant("data-dependent-branch", "`torch.where(~x.any() | (x.sum() == 0), a, b)`")
+class condition_with_not:
+    def broken(x):
+        return x.sin() if not x.any() or not x.sum() else x.cos()  # here
+
+    def mended(x):
+        return torch.where(~x.any() | (x.sum() == 0), x.sin(), x.cos())
+
+
+@plant("data-dependent-branch", "`torch.where((0 < x.sum()) & (x.sum() < 9), a, b)`")
+class chain_of_comparisons:
+    def broken(x):
+        return x.sin() if 0 < x.sum() < 9 else x.cos()  # here
+
+    def mended(x):
+        return torch.where((x.sum() > 0) & (x.sum() < 9), x.sin(), x.cos())
+
+
+@plant("data-dependent-branch", "`torch.where(v > 0, a, b)`")
+class condition_in_a_comprehension:
+    def broken(x):
+        return sum([v.sin() for v in x if v > 0])  # here
+
+    def mended(x):
+        return sum([torch.where(v > 0, v.sin(), 0) for v in x])
+
+
+@plant("tensor-tolist", "loop over the tensor itself, `x * 2`")
+class loop_over_a_list:
+    def broken(x):
+        for v in (x * 2).tolist():  # here
+            x = x + v
+        return x
+
+    def mended(x):
+        for v in x * 2:
+            x = x + v
+        return x
+
+
+@plant("tensor-tolist", "index the tensor, `(x * 2)[i]`")
+class list_of_a_product:
+    def broken(x):
+        return x * (x * 2).tolist()[0]  # here
+
+    def mended(x):
+        return x * (x * 2)[0]
+
+
+@plant("logging", "ignore_logging_functions.add(log.info)", config={"ignore_logging_functions": {log.info}})
+class log_call_among_others:
+    def broken(x):
+        y = abs(x); log.info(  # here
+            "y is %s",
+            y,
+        )
+        return y.sin()
+
+    mended = broken
+
+
+# -- calls that Dynamo cannot follow
+
+copied = copy.deepcopy(linear)
+
+
+@plant("deepcopy", "make the copy outside the compiled function")
+class deepcopy_of_a_module:
+    def broken(x):
+        y = x * 2; other = copy.deepcopy(linear); return other(y)  # here
+
+    def mended(x):
+        return copied(x * 2)
+
+
+@plant("file", "read the file before the compiled function", mended_args=(4,), same=False)
+class file_opened:
+    def broken(x):
+        y = x * 2
+        files = [open(os.devnull)]  # noqa: SIM115  # here
+        return y * len(files)
+
+    def mended(x, length):
+        return x * 2 * length
+
+
+@plant("unsupported-builtin", "call `str(x.sum())` outside", mended_args=("4",), same=False)
+class text_of_a_tensor:
+    def broken(x):
+        y = x.sin(); s = str(x.sum()); return y * len(s)  # here
+
+    def mended(x, s):
+        return x.sin() * len(s)
+
+
+@plant("formatting", "make the text outside", mended_args=("4",), outcome="function", same=False)
+class formatted_value:
+    def broken(x):
+        text = f"{x.mean():.3f}"
+        return x * len(text)  # here
+
+    def mended(x, text):
+        return x * len(text)
+
+
+@plant(
+    "unsupported-method", "move `z.resize_(2)` out of the compiled function", mended_args=(torch.ones(2),), same=False
+)
+class resized:
+    def broken(x):
+        z = x.clone(); z.resize_(2); return z * 2  # here
+
+    def mended(x, z):
+        return z * 2 + x.sum()
+
+
+@plant("c-function", "call `os.environ['PLANTED'] = '1'` outside the compiled function")
+class environment:
+    def broken(x):
+        y = x.sin(); os.environ["PLANTED"] = "1"; return y * 2  # here
+
+    def mended(x):
+        return x.sin() * 2
+
+
+@plant("c-function", "call `threading.Lock()` outside the compiled function")
+class made_in_c:
+    def broken(x):
+        y = x.sin(); made = threading.Lock(); return y * 2 if made else y  # here
+
+    def mended(x):
+        return x.sin() * 2 if lock else x.sin()
+
+
+@plant("object-identity", "compare values instead", outcome="function", same=False)
+class address:
+    def broken(x):
+        y = x * 2
+        return y if y.data_ptr() % 2 == 0 else x  # here
+
+    def mended(x):
+        return x * 2
+
+
+@plant(
+    "dynamic-shape-operator",
+    "capture_dynamic_output_shape_ops = True",
+    config={"capture_dynamic_output_shape_ops": True},
+)
+class repeated:
+    def broken(x):
+        return torch.repeat_interleave(x, x.long()) + 1  # here
+
+    mended = broken
+
+
+@plant("explicit-break", "remove the call of `torch._dynamo.graph_break()`", outcome="function")
+class break_in_a_try:
+    def broken(x):
+        try:
+            y = x + 1; torch._dynamo.graph_break(); return y * 2  # here
+        except ValueError:
+            return x
+
+    def mended(x):
+        try:
+            return (x + 1) * 2
+        except ValueError:
+            return x
+
+
+# fmt: on
 
 
 @torch.library.custom_op("planted::unfaked", mutates_args=())

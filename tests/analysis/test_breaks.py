@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -11,7 +12,7 @@ from graphprobe.analysis import breaks
 from graphprobe.analysis.breaks import fill, judge, report_from_facts, user_frame
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame, facts_from_lines, line_from_fact
 from graphprobe.analysis.breaks_rules import RULES
-from graphprobe.analysis.breaks_text import Line, Part, parts_of, plain_name
+from graphprobe.analysis.breaks_text import Line, Part, as_mask, parts_of, plain_name
 
 ITEM = """Unsupported Tensor.item() call with capture_scalar_outputs=False
   Explanation: Dynamo does not support tracing `Tensor.item()`
@@ -85,6 +86,72 @@ def test_calls_on_a_line() -> None:
     assert line.call("item") == "a.b(x[m > 0]).item()" and line.owner("item") == "a.b(x[m > 0])"
     assert line.owner("nonzero") == "z" and line.mask() == ("x", "m > 0")
     assert line.call("absent") == "" and line.owner("absent") == ""
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "name", "value"),
+    [
+        ("y = (x * 2).tolist()[0]", "(x * 2).tolist()", "owner", "(x * 2)"),
+        ("q = x.numpy() if False else log.info('v', z)", "log.info('v', z)", "call", "log.info('v', z)"),
+        ("q = x.copy()", "x.copy", "call", "x.copy()"),
+        ("n = float(abs(x).item()) + 1", "abs(x).item()", "number", ("float(abs(x).item())", "abs(x)")),
+        ("n = int(x.item() * 2)", "x.item()", "number", ("x.item()", "x")),
+        ("n = math.exp(float(x.item()))", "x.item()", "number", ("math.exp(float(x.item()))", "torch.exp(x)")),
+        ("if a > 0 and x.item():\n    ...", "x.item()", "use", "test"),
+        ("if a > 0 and x.item():\n    ...", "x.item()", "choice", "(a > 0) & (x != 0)"),
+        ("while x.item() < 3:\n    ...", "x.item()", "use", "loop"),
+        ("for i in range(2, int(x)):\n    ...", "int(x)", "use", "count"),
+        ("r = range(int(x.max()))", "int(x.max())", "use", "count"),
+        ("y = [v for v in x if v.any() > 0]", "v.any() > 0", "condition", "v.any() > 0"),
+        ("y = x[m] + z[n > 0]", "z[n > 0]", "mask", ("z", "n > 0")),
+        ("with a(b) as c:\n    ...", "", "manager", "a(b)"),
+        ("z.foo(y)", "z.foo(y)", "named", "z.foo(y)"),
+        ("os.environ['A'] = '1'", "os.environ['A']", "named", "os.environ['A'] = '1'"),
+    ],
+)
+def test_names_at_a_place(statement: str, code: str, name: str, value: object) -> None:
+    """The line holds other statements too, which are left alone."""
+    line = Line(f"first(x).item(); {statement}", statement, code)
+    found = getattr(line, name)
+    assert (found("absent") if name in ("owner", "call") else found() if name == "mask" else found) == value
+
+
+@pytest.mark.parametrize(
+    ("test", "mask"),
+    [
+        ("x.sum()", "x.sum() != 0"),
+        ("not x.sum()", "x.sum() == 0"),
+        ("not x.any()", "~x.any()"),
+        ("not (a > 0 and b)", "~((a > 0) & (b != 0))"),
+        ("a or torch.isnan(b).item()", "(a != 0) | torch.isnan(b)"),
+        ("bool(x.any())", "x.any()"),
+        ("bool(x)", "x != 0"),
+        ("not bool((x > 0).item())", "~(x > 0)"),
+        ("0 < int(x) <= y.item()", "(0 < x.long()) & (x.long() <= y)"),
+        ("float(x) - 1 > 0", "x - 1 > 0"),
+    ],
+)
+def test_conditions_as_tensors(test: str, mask: str) -> None:
+    assert ast.unparse(as_mask(ast.parse(test, mode="eval").body)) == mask
+
+
+def test_an_error_belongs_to_the_break_behind_which_it_came() -> None:
+    """The continuation is that of the caller; the break is in what it calls. Another continuation has no break."""
+    called = broke(stack=[at(5, "g(x)"), at(3, "y = x.item()")])
+    error = broke(
+        "KeyError: 'k'\n\nfrom user code: …", died=True, function="torch_dynamo_resume_in_f_at_5", stack=[at(6, "z")]
+    )
+    report = report_from_facts([], [broke(), called, broke(), error], [])
+    assert [(row.count, row.outcome, row.error) for row in report.breaks] == [
+        (3, "died", "KeyError: 'k' (at /p/a.py:6 in f)")
+    ]
+    alone = broke("KeyError: 'k'", died=True, function="torch_dynamo_resume_in_f_at_77")
+    report = report_from_facts([], [broke(), alone], [])
+    assert [(row.kind, row.outcome) for row in report.breaks] == [
+        ("dynamo-error", "died"),
+        ("tensor-item", "continued"),
+    ]
+    assert report.break_count == 1 and report.found
 
 
 def test_names_of_continuations() -> None:

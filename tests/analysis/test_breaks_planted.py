@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import io
+import re
+import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +20,7 @@ from analysis.planted_breaks import PLANTS, Plant, doubled, faked, unfaked
 from graphprobe.analysis.breaks import BreakReport
 from graphprobe.backends.explain import ExplainWithBackend, explain
 from graphprobe.internals import graph_breaks
+from graphprobe.report.explain import print_end, print_report
 
 X = torch.ones(4)
 
@@ -29,9 +36,10 @@ def test_named_found_and_mended(name: str) -> None:
     plant: Plant = PLANTS[name]
     found = explained(plant.broken)
     own = [row for row in found.breaks if row.inside is None]
-    assert {(row.kind, row.file, row.line) for row in own} == {(plant.kind, planted_breaks.__file__, plant.line)}
-    assert plant.remedy in own[0].remedy
-    assert "# here" in own[0].source and own[0].function == "broken"
+    file = planted_breaks.__file__
+    assert {(row.kind, row.file, row.line) for row in own} == {(plant.kind, file, line) for line in plant.lines}
+    assert all(plant.remedy in row.remedy for row in own)
+    assert "# here" in own[0].source and own[0].function in ("broken", "<listcomp>")
     assert own[0].outcome == plant.outcome
     assert [row.function for row in found.own_uncompiled] == ["broken"] * (plant.outcome == "function")
     assert not any("{" in text for row in own for text in (row.cause, row.remedy, row.consequence))
@@ -45,7 +53,127 @@ def test_named_found_and_mended(name: str) -> None:
 
 
 def test_there_are_many_kinds() -> None:
-    assert len({plant.kind for plant in PLANTS.values()}) >= 24
+    assert len(PLANTS) >= 60 and len({plant.kind for plant in PLANTS.values()}) >= 26
+
+
+def as_remedied(plant: Plant, remedy: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """The broken program, once for each part of the remedy that can be applied as it stands."""
+    config = torch._dynamo.config
+    for name in re.findall(r"`torch\._dynamo\.config\.(\w+) = True`", remedy):
+        yield name, plant.broken, {name: True}
+    for name, function in re.findall(r"`torch\._dynamo\.config\.(\w+)\.add\(([\w.]+)\)`", remedy):
+        yield name, plant.broken, {name: {*getattr(config, name), eval(function, vars(planted_breaks))}}
+    for new, old in re.findall(r"(?:use|write|:) `([^`]+)` in the place of `([^`]+)`", remedy):
+        yield old, rewritten(plant, lambda node, new=new, old=old: replaced(node, old, new)), {}
+    if "`if not torch.compiler.is_compiling():` in front" in remedy:
+        yield "is_compiling", rewritten(plant, lambda node: guarded(node, plant.lines[0])), {}
+
+
+def replaced(node: ast.AST, old: str, new: str) -> ast.AST:
+    if isinstance(node, ast.expr) and ast.unparse(node) == old:
+        return ast.parse(new, mode="eval").body
+    return node
+
+
+def guarded(node: ast.AST, line: int) -> ast.AST:
+    if isinstance(node, ast.Expr) and node.lineno <= line <= (node.end_lineno or 0):
+        return ast.If(ast.parse("not torch.compiler.is_compiling()", mode="eval").body, [node], [])
+    return node
+
+
+def rewritten(plant: Plant, change: Callable[[ast.AST], ast.AST]) -> Any:
+    class Change(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> Any:
+            return change(self.generic_visit(node))
+
+    tree = ast.parse(textwrap.dedent(inspect.getsource(plant.broken)))
+    ast.increment_lineno(tree, plant.broken.__code__.co_firstlineno - 1)
+    before = ast.unparse(tree)
+    text = ast.unparse(ast.fix_missing_locations(Change().visit(tree)))
+    assert text != before, "the remedy names what the program does not have"
+    names = dict(vars(planted_breaks))
+    exec(compile(text, "<remedied>", "exec"), names)
+    return names["broken"]
+
+
+APPLIED: set[tuple[str, str]] = set()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", PLANTS)
+def test_what_the_remedy_says_word_for_word_mends_it(name: str) -> None:
+    plant = PLANTS[name]
+    (remedy,) = {row.remedy for row in explained(plant.broken).breaks if row.inside is None and row.line in plant.lines}
+    for what, program, config in as_remedied(plant, remedy):
+        torch._dynamo.reset()
+        with torch._dynamo.config.patch(config):
+            again = explained(program)
+        assert (again.breaks, again.own_uncompiled) == ([], []), (what, remedy)
+        APPLIED.add((name, what))
+
+
+@pytest.mark.heavy
+def test_many_remedies_can_be_applied_as_they_stand() -> None:
+    """Behind the tests above, in the same process."""
+    assert len(APPLIED) >= 20 or not APPLIED
+
+
+def test_a_method_that_must_return_a_number() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if planted_breaks.Positive(x * 2) else x.cos()
+
+    (row,) = explained(broken).breaks
+    assert (row.kind, row.function, row.outcome) == ("tensor-item", "__bool__", "function")
+    assert "`torch.where(self.tensor.sum() > 0, a, b)`, and no `if`" in row.remedy
+    torch._dynamo.reset()
+    assert not explained(lambda x: torch.where((x * 2).sum() > 0, x.sin(), x.cos())).found
+
+
+def test_an_error_behind_a_break_is_told_with_it() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        a = np.frombuffer(b"\0\0\0\0", dtype=np.float32)
+        return y + torch.from_numpy(a.copy()).sum()
+
+    with ExplainWithBackend("eager") as backend:
+        with pytest.raises(AssertionError, match="nditer"):
+            torch.compile(broken, backend=backend)(X)
+        report = backend.output().report
+    (row,) = report.breaks
+    line = broken.__code__.co_firstlineno + 2
+    assert (row.kind, row.line, row.outcome, row.count) == ("numpy", line, "died", 1) and report.break_count == 1
+    assert row.error.startswith("AssertionError: Expected np.nditer base") and f":{line + 1} in broken)" in row.error
+    assert report.to_json()["breaks"][0]["error"] == row.error
+    out = io.StringIO()
+    print_report(report, file=out)
+    print_end(report, file=out)
+    assert "  error    AssertionError: Expected np.nditer" in out.getvalue()
+    assert "BREAKS: 1 graph break, 0 functions not compiled, 1 compile error" in out.getvalue()
+
+
+def test_a_backend_that_fails_behind_a_break_is_told_with_it() -> None:
+    """And one that fails without a break is an error of its own, and no break."""
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        if any(node.target is torch.cos or node.target == "cos" for node in gm.graph.nodes):
+            raise KeyError("planted")
+        return gm
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    for program, kinds in ((broken, ["explicit-break"]), (torch.cos, []), (lambda x: x.cos() + 1, ["backend-failure"])):
+        torch._dynamo.reset()
+        with ExplainWithBackend(backend) as watched:
+            if kinds:
+                with pytest.raises(Exception, match="planted"):
+                    torch.compile(program, backend=watched)(X)
+            report = watched.output().report
+        assert [row.kind for row in report.breaks] == kinds
+        assert report.break_count == kinds.count("explicit-break") and report.found == bool(kinds)
+        assert all(row.outcome == "died" and "planted" in row.error for row in report.breaks)
 
 
 def test_consequences_are_told() -> None:
@@ -58,7 +186,7 @@ def test_consequences_are_told() -> None:
 def test_fullgraph_gives_the_break_that_it_raises() -> None:
     plant = PLANTS["branch"]
     (row,) = explained(plant.broken, fullgraph=True).breaks
-    assert (row.kind, row.line, row.outcome, row.count) == ("data-dependent-branch", plant.line, "raised", 1)
+    assert (row.kind, row.line, row.outcome, row.count) == ("data-dependent-branch", *plant.lines, "raised", 1)
     assert explained(plant.mended, fullgraph=True).found is False
 
 

@@ -154,6 +154,45 @@ def test_script(tmp_path: Path, run_warm: Python) -> None:
     assert found["not_observed"] == [] and len(found["graphs"]) == 5
 
 
+DIES = """
+import numpy as np
+import torch
+
+
+@torch.compile(backend="eager")
+def dies(x):
+    y = x + 1; print("seen"); n = int(x.sum().item()); a = np.frombuffer(b"zero", dtype=np.float32)
+    return y * n + torch.from_numpy(a.copy()).sum()
+
+
+try:
+    dies(torch.ones(3))
+except AssertionError:
+    print("caught")
+"""
+
+
+def test_an_error_of_dynamo_is_tied_to_its_break(tmp_path: Path, run_warm: Python) -> None:
+    """In the table, in the verdict, and in the JSON; though the program catches it. Names are those of the columns."""
+    (tmp_path / "dies.py").write_text(DIES, encoding="utf-8")
+    done = run_warm("-m", "graphprobe", "explain", "--json", "out.json", "dies.py", cwd=tmp_path)
+    assert done.code == 1 and "caught" in done.out
+    table, _, verdict = done.out.rpartition("\nBREAKS: ")
+    error = "AssertionError: Expected np.nditer base, got <class 'bytes'> (at dies.py:9 in dies)"
+    assert f"  error    {error}\n" in table and f"  error: {error}\n" in verdict
+    assert verdict.startswith("3 graph breaks, 0 functions not compiled, 1 compile error\n")
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    rows = {row["kind"]: row for row in found["breaks"]}
+    assert {kind: row["outcome"] for kind, row in rows.items()} == {
+        "numpy": "died",
+        "print": "continued",
+        "tensor-item": "continued",
+    }
+    assert rows["numpy"]["error"].endswith("dies.py:9 in dies)") and found["break_count"] == 3
+    assert rows["numpy"]["cause"].startswith("`np.frombuffer(b'zero', dtype=np.float32)`")
+    assert "use `x.sum().long()` in the place of `int(x.sum().item())`" in rows["tensor-item"]["remedy"]
+
+
 def test_script_that_compiles_nothing(tmp_path: Path, run_python: Python) -> None:
     (tmp_path / "nothing.py").write_text(NOTHING, encoding="utf-8")
     done = run_python("-m", "graphprobe", "explain", "nothing.py", cwd=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,11 +11,22 @@ import msgspec
 
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame
 from graphprobe.analysis.breaks_rules import CONSEQUENCES, RULES
-from graphprobe.analysis.breaks_text import Line, Part, parts_of, plain_name
+from graphprobe.analysis.breaks_text import RESUMED, Line, Part, parts_of, plain_name
 
-Outcome = Literal["continued", "rest", "function", "raised"]
-OUTCOMES: tuple[Outcome, ...] = ("continued", "rest", "function", "raised")
-"""From the mildest on: compiled on both sides of the break; the rest of the function not; all of it not; an error."""
+Outcome = Literal["continued", "rest", "function", "died", "raised"]
+OUTCOMES: tuple[Outcome, ...] = ("continued", "rest", "function", "died", "raised")
+"""From the mildest on: compiled on both sides of the break; the rest of the function not; all of it not; compiling the
+rest ended in an error of Dynamo; the break itself is an error."""
+
+CONVERTING = frozenset({"__bool__", "__len__", "__int__", "__float__", "__index__"})
+"""Methods that must return a number of Python's."""
+
+FAILED = "Dynamo failed with"
+MAX_CHARACTERS = 400
+"""Of an error that is told in one line."""
+
+ERRORS = frozenset({"dynamo-error", "backend-failure"})
+"""Kinds of what is no break: the compile itself ended in an error."""
 
 REST = "cannot resume from"
 """Of torch's words on how it goes on: it compiles up to the break, and not behind it."""
@@ -30,6 +42,7 @@ class GraphBreak(msgspec.Struct, frozen=True, kw_only=True):
         file, line, function, source: the innermost place in the program that is not code of torch or Python's library.
         count: how often tracing stopped there.
         outcome: the worst that came of it.
+        error: of the outcome `died`, the error and where it came up; else empty.
         consequence: why it came to that, where torch could not go on behind the break; else empty.
         functions: the functions whose compiling it stopped.
         stack: `file:line in function` of the first time, outermost first.
@@ -46,6 +59,7 @@ class GraphBreak(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     count: int = 1
     outcome: Outcome = "continued"
+    error: str = ""
     consequence: str = ""
     functions: list[str] = []
     stack: list[str] = []
@@ -111,8 +125,13 @@ class BreakReport(msgspec.Struct, kw_only=True):
 
     @property
     def break_count(self) -> int:
-        """How often tracing stopped."""
-        return sum(row.count for row in self.breaks)
+        """How often tracing stopped and went on, or was not wanted to."""
+        return sum(row.count for row in self.breaks if row.kind not in ERRORS)
+
+    @property
+    def died(self) -> list[GraphBreak]:
+        """Those behind which Dynamo ended in an error of its own."""
+        return [row for row in self.breaks if row.outcome == "died"]
 
     @property
     def own_uncompiled(self) -> list[Uncompiled]:
@@ -141,8 +160,14 @@ def report_from_facts(
     """Judge and group what was observed. The program's own lines come first, and of them the worst."""
     given_up = {_key(fact) for fact in uncompiled if fact.broke}
     rows: dict[tuple[Any, ...], GraphBreak] = {}
-    for fact in breaks:
+    errors = {at: fact for fact in breaks if fact.died and (at := _break_before(fact, breaks)) is not None}
+    tied = list(errors.values())
+    for number, fact in enumerate(breaks):
+        if any(fact is error for error in tied):
+            continue
         row = judge(fact, gave_up=_key(fact) in given_up)
+        if number in errors:
+            row = msgspec.structs.replace(row, outcome="died", error=_error(errors[number]))
         key = (row.kind, row.cause, row.file, row.line)
         rows[key] = _merged(rows[key], row) if key in rows else row
     frames: dict[tuple[Any, ...], Uncompiled] = {}
@@ -155,18 +180,42 @@ def report_from_facts(
     return BreakReport(graphs=list(graphs), breaks=ordered, uncompiled=list(frames.values()))
 
 
+def _break_before(died: BreakFact, facts: Sequence[BreakFact]) -> int | None:
+    """Number of the break behind which the function goes on that died; None where it is no such function."""
+    resumed = RESUMED.match(died.function)
+    if resumed is None:
+        return None
+    at = (died.file, int(resumed.group(2)))
+    found = [number for number, fact in enumerate(facts) if at in [(frame.file, frame.line) for frame in fact.stack]]
+    return next((number for number in reversed(found) if not facts[number].died), None)
+
+
+def _error(fact: BreakFact) -> str:
+    """In one line, with the place."""
+    place = user_frame(fact.stack)
+    error = _error_text(fact)
+    return error if place is None else f"{error} (at {place.place} in {plain_name(place.function)})"
+
+
+def _error_text(fact: BreakFact) -> str:
+    """Its first paragraph; what torch adds behind it is for torch's developers."""
+    return textwrap.shorten(fact.reason.partition("\n\n")[0], MAX_CHARACTERS, placeholder=" …")
+
+
 def _order(row: GraphBreak) -> tuple[bool, int, int]:
     return (row.inside is not None, -OUTCOMES.index(row.outcome), -row.count)
 
 
 def judge(fact: BreakFact, *, gave_up: bool = False) -> GraphBreak:
     """Kind, cause and remedy of one break. `gave_up`: torch left the whole function uncompiled."""
-    parts = parts_of(fact.reason)
+    parts = [Part(f"{FAILED} {_error_text(fact)}")] if fact.died else parts_of(fact.reason)
     place = user_frame(fact.stack) or UserFrame(file=fact.file, line=fact.first_line, function=fact.function)
     function = plain_name(fact.function or place.function)
-    kind, cause, remedy = _judged(parts[0], place.source, plain_name(place.function))
+    kind, cause, remedy = _judged(parts[0], place, plain_name(place.function), fact.stack)
     outcome: Outcome = "rest" if REST in fact.handling else "continued"
-    if fact.raised or gave_up:
+    if fact.died:
+        outcome = "died"
+    elif fact.raised or gave_up:
         outcome = "raised" if fact.raised else "function"
     return GraphBreak(
         kind=kind,
@@ -177,6 +226,7 @@ def judge(fact: BreakFact, *, gave_up: bool = False) -> GraphBreak:
         function=plain_name(place.function),
         source=place.source,
         outcome=outcome,
+        error=_error(fact) if fact.died else "",
         consequence=_consequence(parts[1:]),
         functions=[function],
         inside=place.inside,
@@ -204,7 +254,7 @@ def _uncompiled(fact: UncompiledFact) -> Uncompiled:
         at = f" at {place.place}" if place is not None else ""
         kind, cause, remedy = "break", f"the graph break{at}", "mend that break"
     else:
-        kind, cause, remedy = _judged(part, place.source if place is not None else "", function)
+        kind, cause, remedy = _judged(part, place, function, fact.stack)
     return Uncompiled(
         function=function,
         file=fact.file,
@@ -216,12 +266,14 @@ def _uncompiled(fact: UncompiledFact) -> Uncompiled:
     )
 
 
-def _judged(part: Part, source: str, function: str) -> tuple[str, str, str]:
-    line = Line(source)
+def _judged(part: Part, place: UserFrame | None, function: str, stack: Sequence[UserFrame]) -> tuple[str, str, str]:
+    line = Line("") if place is None else Line(place.source, place.statement, place.code)
     form = line.form
-    text = f"{part.explanation}\n{part.context}"
+    use = "conversion" if function in CONVERTING else line.use
+    inner = "".join(f"\nin {frame.function}" for frame in stack if frame.inside is not None)
+    text = f"{part.explanation}\n{part.context}{inner}"
     for rule in RULES:
-        groups = rule.match(part.title, text, form, line.source)
+        groups = rule.match(part.title, text, form, line.code, use)
         if groups is not None:
             names = _names(part, line, function, rule.source, groups)
             return rule.kind, fill(rule.cause, names), fill(rule.remedy, names)
@@ -230,26 +282,31 @@ def _judged(part: Part, source: str, function: str) -> tuple[str, str, str]:
 
 def _names(part: Part, line: Line, function: str, pattern: str, groups: Mapping[str, str]) -> dict[str, str]:
     """What the sentences of a rule may name, with plain words where the line does not have it."""
-    found = re.search(pattern, line.source) if pattern else None
+    found = re.search(pattern, line.code) if pattern else None
     on_line = next(filter(None, found.groups()), "") if found is not None else ""
     name = groups.get("name") or groups.get("other") or on_line
-    call = line.call(name) or line.source or f"{name}()"
+    call = line.call(name) or line.named or f"{name}()"
     qualified = f"{groups['module']}.{name}" if "module" in groups and name else name
     owner = line.owner(name)
     masked, mask = line.mask()
+    number, tensor = line.number
     names = {
         "title": part.title or part.explanation or "torch gives no reason",
         "hint": part.hints[0] if part.hints else "move the line out of the compiled function",
         "function": function,
         "condition": line.condition or "the condition",
+        "choice": line.choice or "the condition",
+        "number": number or call,
+        "tensor": tensor or owner or "the tensor",
         "name": qualified or "the function",
-        "class": "this object",
-        "line": line.source or "the line",
+        "class": "a tensor",
+        "line": line.named or "the line",
         "layer": "on this line",
         "exception": "that is raised here",
         "call": call,
         "method": call.partition("(")[0],
         "owner": owner or "the tensor",
+        "argument": line.owner(name, operand=False) or "the tensor",
         "target": line.target or "an attribute",
         "owner_of_target": line.target.rpartition(".")[0] or "the tensor",
         "manager": line.manager or groups.get("class", "the context manager"),
@@ -280,6 +337,7 @@ def _merged(first: GraphBreak, other: GraphBreak) -> GraphBreak:
         first,
         count=first.count + 1,
         outcome=worse.outcome,
+        error=first.error or other.error,
         consequence=first.consequence or other.consequence,
         functions=functions,
     )

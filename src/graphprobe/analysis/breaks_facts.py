@@ -13,6 +13,8 @@ class UserFrame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     Attributes:
         file, line, function: as in a traceback.
         source: the text of the line, as far as it can be read.
+        statement, code: the statement and the expression at which it is, as `ast.unparse` writes them, found by their
+            columns; of a compound statement without its body. Empty where they are not known.
         inside: `torch` or `python` for code of torch or of Python's library; None for anybody else's.
     """
 
@@ -20,6 +22,8 @@ class UserFrame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     line: int | None
     function: str
     source: str = ""
+    statement: str = ""
+    code: str = ""
     inside: str | None = None
 
     @property
@@ -36,6 +40,7 @@ class BreakFact(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, t
         gb_type: torch's name of the type of break, where it has one.
         handling: how torch goes on, in the first line of its own words; empty where it says nothing.
         raised: the program gets it as an exception (`fullgraph=True`).
+        died: it is no break, but an error that ended the compile of the function, and that the program gets.
         stack: outermost first; the first frame is that of the function being compiled.
         compile_id: torch's id of the compile.
         function, file, first_line: the function being compiled.
@@ -45,6 +50,7 @@ class BreakFact(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, t
     gb_type: str | None = None
     handling: str = ""
     raised: bool = False
+    died: bool = False
     stack: list[UserFrame] = []
     compile_id: str | None = None
     function: str = ""

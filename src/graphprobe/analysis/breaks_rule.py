@@ -21,11 +21,12 @@ class Rule(msgspec.Struct, frozen=True):
         text: pattern that is looked for in explanation and context; its named groups can be used in the sentences.
         names: pattern whose named groups can be used too, where it is found there.
         form: classes of `ast` of the line's statement; empty for any.
-        source: pattern that is looked for in the line of the program.
+        use: what the value is for, as `Line.use` says, or `conversion` in a method such as `__bool__`; empty for any.
+        source: pattern that is looked for in the expression, or in the line where that is not known.
 
-    In the sentences stand, in braces, names of the user's line: `condition`, `call` (of what the group `name` says),
-    `owner` (what that is called on), `line`, `target`, `manager`, `defined`, `masked`, `mask`, and `function`, in which
-    the line stands. See `fill`.
+    In the sentences stand, in braces, names of the user's line: `condition`, `choice` (the same as a tensor), `call`
+    (of what the group `name` says), `owner` (what that is called on), `number` and `tensor` (of a conversion), `line`,
+    `target`, `manager`, `defined`, `masked`, `mask`, and `function`, in which the line stands. See `fill`.
     """
 
     kind: str
@@ -35,11 +36,14 @@ class Rule(msgspec.Struct, frozen=True):
     text: str = ""
     names: str = ""
     form: tuple[str, ...] = ()
+    use: tuple[str, ...] = ()
     source: str = ""
 
-    def match(self, title: str, text: str, form: str, source: str) -> Mapping[str, str] | None:
+    def match(self, title: str, text: str, form: str, source: str, use: str = "") -> Mapping[str, str] | None:
         """The named groups, or None where the rule does not apply."""
         if not re.fullmatch(self.title, title, re.DOTALL) or (self.form and form not in self.form):
+            return None
+        if self.use and use not in self.use:
             return None
         if self.source and not re.search(self.source, source):
             return None

@@ -5,7 +5,10 @@ from __future__ import annotations
 from graphprobe.analysis.breaks_rule import IDENTITY, Rule
 from graphprobe.analysis.breaks_rules_types import RULES_ON_TYPES
 
-OUTSIDE = "call `{call}` before the compiled function and pass the result in as an argument"
+OUTSIDE = (
+    "call `{call}` outside the compiled function: before it, with the result as an argument, or behind it, on what it "
+    "returns"
+)
 
 JUMP = r"Data-dependent branching.*|Data-dependent assertion.*"
 SKIPPED = r"Attempted to (call|inline) function marked as skipped.*"
@@ -15,29 +18,42 @@ SHAPES = r"Dynamic shape operator.*"
 AS_NUMBER = r"\.(?P<name>item)\(|\b(?P<function_>float|int|bool|complex)\("
 IS_COMPILING = "`if not torch.compiler.is_compiling():` in front of it leaves it out of compiled code"
 
+CHOOSE = (
+    "compute both ways and choose: `torch.where({choice}, a, b)`; or `torch.cond({choice}, true_fn, false_fn, (…,))`"
+)
+LOOP = (
+    "use `torch.while_loop(cond_fn, body_fn, (…,))` with `{choice}` returned by cond_fn; or keep the loop outside and "
+    "compile its body"
+)
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "dynamo-error",
+        r"Dynamo failed with (?!BackendCompilerFailed).*",
+        "{title}",
+        "take what is on this line out of compiled code: into a function with `@torch.compiler.disable`, or outside; "
+        "and report it to PyTorch",
+    ),
     # -- the program asks a tensor for its values ---------------------------------------------------------------------
     Rule(
         "data-dependent-assert",
         JUMP + r"|assert with non-string message",
         "the assertion `{condition}` depends on the values of a tensor, and its message is computed",
-        'make the message a plain string: `assert {condition}, "…"`; or use `torch._assert_async({condition})`',
+        'make the message a plain string: `assert {condition}, "…"`; or use `torch._assert_async({choice})`',
         form=("Assert",),
     ),
     Rule(
         "data-dependent-loop",
         JUMP,
         "how often the loop runs, `{condition}`, depends on the values of a tensor",
-        "use `torch.while_loop(cond_fn, body_fn, (…,))` with `{condition}` returned by cond_fn; or keep the loop "
-        "outside and compile its body",
+        LOOP,
         form=("While", "For"),
     ),
     Rule(
         "data-dependent-branch",
         JUMP,
         "which way the program goes, `{condition}`, depends on the values of a tensor",
-        "compute both ways and choose: `torch.where({condition}, a, b)`; or "
-        "`torch.cond({condition}, true_fn, false_fn, (…,))`",
+        CHOOSE,
     ),
     Rule(
         "random",
@@ -51,14 +67,38 @@ RULES: tuple[Rule, ...] = (
         SCALAR,
         "how often the loop runs depends on a value of a tensor, `{call}`",
         "pass that number in as an argument that is an int, or keep the loop outside and compile its body",
-        form=("For",),
+        use=("count",),
         source=AS_NUMBER,
     ),
     Rule(
         "tensor-item",
         SCALAR,
-        "`{call}` needs the value of a tensor as a number of Python's",
-        "keep it a tensor: use `{owner}` itself in the place of `{call}`; or set "
+        "how often the loop runs, `{condition}`, depends on the values of a tensor",
+        LOOP,
+        use=("loop",),
+        source=AS_NUMBER,
+    ),
+    Rule(
+        "tensor-item",
+        SCALAR,
+        "which way the program goes, `{condition}`, depends on the values of a tensor",
+        CHOOSE,
+        use=("test",),
+        source=AS_NUMBER,
+    ),
+    Rule(
+        "tensor-item",
+        SCALAR,
+        "`{function}` must return a number of Python's, and `{number}` has it from the values of a tensor",
+        "use the tensor, `{tensor}`, where `{function}` is asked for: `torch.where({tensor}, a, b)`, and no `if`",
+        use=("conversion",),
+        source=AS_NUMBER,
+    ),
+    Rule(
+        "tensor-item",
+        SCALAR,
+        "`{number}` needs the value of a tensor as a number of Python's",
+        "keep it a tensor: use `{tensor}` in the place of `{number}`; or set "
         "`torch._dynamo.config.capture_scalar_outputs = True`",
         source=AS_NUMBER,
     ),
@@ -69,6 +109,15 @@ RULES: tuple[Rule, ...] = (
         "the line needs the value of a tensor as a number of Python's",
         "keep the number a tensor, or work it out before the compiled function; or set "
         "`torch._dynamo.config.capture_scalar_outputs = True`",
+    ),
+    Rule(
+        "tensor-tolist",
+        r"Tensor\.tolist\(\).*",
+        "`{call}` turns a tensor into numbers of Python's",
+        "loop over the tensor itself, `{argument}`, and leave out `.tolist()`; or call it outside the compiled "
+        "function",
+        text=r"(?P<name>to_?list)",
+        use=("count",),
     ),
     Rule(
         "tensor-tolist",
@@ -90,7 +139,7 @@ RULES: tuple[Rule, ...] = (
         "dynamic-shape-operator",
         SHAPES,
         "how large the result of `{call}` is depends on the values of a tensor",
-        "give the size: `torch.nonzero_static({owner}, size=N)`; or set "
+        "give the size: `torch.nonzero_static({argument}, size=N)`; or set "
         "`torch._dynamo.config.capture_dynamic_output_shape_ops = True`",
         text=r"aten\.(?P<name>nonzero)",
         source=r"\bnonzero\(",
@@ -148,6 +197,20 @@ RULES: tuple[Rule, ...] = (
         r"Invalid call to __build_class__|LOAD_BUILD_CLASS.*",
         "`class {defined}` is defined inside the compiled function",
         "define `class {defined}` at the top of the module",
+        form=("ClassDef",),
+    ),
+    Rule(
+        "class-definition",
+        r"Invalid call to __build_class__|LOAD_BUILD_CLASS.*",
+        "`{call}` defines a class while it runs",
+        OUTSIDE,
+    ),
+    Rule(
+        "deepcopy",
+        r"Attempted to copy\.deepcopy a tensor|copy\.deepcopy\(\).*",
+        "`{call}` copies an object that holds tensors by way of Python",
+        "make the copy outside the compiled function, and use it in there",
+        text=r"in _(?:reconstruct|deepcopy_\w+)",
     ),
     Rule(
         "deepcopy",
@@ -178,6 +241,13 @@ RULES: tuple[Rule, ...] = (
         names=r"(?s)(?:.*module: (?P<module>[\w.]+), qualname: (?P<name>[\w.]+))|function `(?P<other>[^`]+)`",
     ),
     Rule(
+        "file",
+        BUILTIN,
+        "`{call}` opens a file in the middle of the compiled code",
+        "read the file before the compiled function, and pass in what it holds",
+        text=r"builtin (operator `)?(?P<name>open)\b",
+    ),
+    Rule(
         "unsupported-builtin",
         BUILTIN + r"|invalid call to builtin op handler|unimplemented builtin op.*",
         "Dynamo cannot trace Python's `{name}` with these arguments",
@@ -194,9 +264,9 @@ RULES: tuple[Rule, ...] = (
         "unsupported-method",
         r"Unsupported method call|Unhandled tensor method|Unsupported Tensor\.\w+\(\) call(?<!backward\(\) call)"
         r"(?<!requires_grad_\(\) call)|Unhandled args for method|constant-like method call.*|Unsupported \w+ method.*",
-        "Dynamo cannot trace the method `{name}` of `{class}`",
+        "Dynamo cannot trace the method `{name}` of {class}",
         "move `{line}` out of the compiled function; what it gives can be passed in as an argument",
-        names=r"method `(?P<name>[^`]+)` of class `(?P<class>[^`]+)`|Tensor\.(?P<other>\w+)",
+        names=r"method `(?P<name>[^`]+)` of class (?P<class>`[^`]+`)|Tensor\.(?P<other>\w+)",
     ),
     # -- with, generators, exceptions ---------------------------------------------------------------------------------
     Rule(
@@ -213,11 +283,24 @@ RULES: tuple[Rule, ...] = (
         "compile the function that uses the generator, or return a list: `return [ … ]` in the place of `yield`",
     ),
     Rule(
+        "formatting",
+        r"Observed exception.*",
+        "`{call}` asks for the text of a tensor's value, which there is only when the code has run",
+        "make the text outside the compiled function, of what it returns",
+        text=r"TypeError\(\"object of type 'str' has no len",
+    ),
+    Rule(
         "object-identity",
         r"Observed exception.*",
         IDENTITY,
         "compare values instead, or work it out outside the compiled function",
         source=r"\b(id|hash)\(|\.data_ptr\(",
+    ),
+    Rule(
+        "generator",
+        r"Read uninitialized cell",
+        "`{function}` goes on behind an earlier break, where Dynamo has lost the variables from around it",
+        "mend the break before it in `{function}`: this one comes of it",
     ),
     Rule(
         "exception",

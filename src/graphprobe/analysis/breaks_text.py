@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
@@ -72,11 +73,26 @@ def plain_name(function: str) -> str:
 
 
 class Line:
-    """The names on a line of the program. Everything is empty where the line is only a piece of a statement."""
+    """The names of the code at which tracing stopped. Everything is empty where it is not found there."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, statement: str = "", code: str = "") -> None:
+        """`source` is the whole line; `statement` and `code` as in `UserFrame`, empty for facts of before."""
         self.source = source.strip()
-        self._statement = _parsed(self.source)
+        self._statement = _parsed(statement or self.source)
+        self._parents = {child: node for node in self._nodes() for child in ast.iter_child_nodes(node)}
+        self._code = next((node for node in self._nodes() if code and _is_expression(node, code)), None)
+
+    @property
+    def code(self) -> str:
+        """The expression, or the line where it is not known."""
+        return ast.unparse(self._code) if self._code is not None else self.source
+
+    @property
+    def named(self) -> str:
+        """What to call the place: the call, or the statement where it is a simple one."""
+        if isinstance(self._code, ast.Call) or self._statement is None or hasattr(self._statement, "body"):
+            return self.code
+        return ast.unparse(self._statement) if self._code is not None else self.source
 
     @property
     def form(self) -> str:
@@ -84,17 +100,58 @@ class Line:
         return type(self._statement).__name__ if self._statement is not None else ""
 
     @property
-    def condition(self) -> str:
-        """What an `if`, `while`, `assert` or conditional expression asks."""
-        for node in self._nodes():
-            if isinstance(node, ast.If | ast.While | ast.Assert | ast.IfExp):
-                return ast.unparse(_without_none_checks(node.test))
-        return ""
+    def use(self) -> str:
+        """What the value is for: `test` or `loop` (a condition), `count` (of a `for` or `range`); else empty."""
+        node: ast.AST | None = self._code
+        while node is not None:
+            above = self._parents.get(node)
+            if isinstance(above, ast.While) and node is above.test:
+                return "loop"
+            if isinstance(above, ast.If | ast.IfExp | ast.Assert) and node is above.test:
+                return "test"
+            if isinstance(above, ast.comprehension) and node in above.ifs:
+                return "test"
+            if isinstance(above, ast.For) or (isinstance(above, ast.Call) and ast.unparse(above.func) == "range"):
+                return "count"
+            node = above
+        return "" if self._code is not None or self.form != "For" else "count"
 
     @property
-    def has_conditional_expression(self) -> bool:
-        """Whether there is an `a if b else c` on it."""
-        return any(isinstance(node, ast.IfExp) for node in self._nodes())
+    def condition(self) -> str:
+        """What an `if`, `while`, `assert` or conditional expression asks."""
+        return "" if self._test is None else ast.unparse(_without_none_checks(self._test))
+
+    @property
+    def choice(self) -> str:
+        """The same as a tensor of bools, for `torch.where` and its like."""
+        return "" if self._test is None else ast.unparse(as_mask(_without_none_checks(self._test)))
+
+    @property
+    def _test(self) -> ast.expr | None:
+        node: ast.AST | None = self._code
+        while node is not None:
+            above = self._parents.get(node)
+            if isinstance(above, ast.If | ast.While | ast.Assert | ast.IfExp) and node is above.test:
+                return above.test
+            if isinstance(above, ast.comprehension) and node in above.ifs:
+                return node
+            node = above
+        for node in self._nodes() if self._code is None else ast.walk(self._code):
+            if isinstance(node, ast.If | ast.While | ast.Assert | ast.IfExp):
+                return node.test
+            if isinstance(node, ast.comprehension) and node.ifs:
+                return node.ifs[0]
+        return self._code if isinstance(self._code, ast.expr) else None
+
+    @property
+    def number(self) -> tuple[str, str]:
+        """What makes a number of a tensor, as in `int(x.item())`, and the tensor that takes its place."""
+        node = self._code
+        while node is not None and isinstance(above := self._parents.get(node), ast.Call) and _is_conversion(above):
+            node = above
+        if not isinstance(node, ast.Call):
+            return "", ""
+        return ast.unparse(node), ast.unparse(as_tensor(node))
 
     @property
     def target(self) -> str:
@@ -117,29 +174,38 @@ class Line:
         return statement.name if isinstance(statement, ast.ClassDef | ast.FunctionDef) else ""
 
     def call(self, name: str) -> str:
-        """The call of what ends in `name`, as it is written; empty where there is none."""
+        """The call at which tracing stopped; where that is not known, the one of what ends in `name`."""
         found = self._call(name)
         return ast.unparse(found) if found is not None else ""
 
-    def owner(self, name: str) -> str:
-        """`y` of `y.item()`; the first argument where `name` is a function, `y` of `float(y)`."""
+    def owner(self, name: str, *, operand: bool = True) -> str:
+        """`y` of `y.item()`; the first argument where `name` is a function, `y` of `float(y)`.
+
+        As an operand it has the brackets that it needs in front of a dot or an index.
+        """
         found = self._call(name)
         if found is None:
             return ""
+        write = _operand if operand else ast.unparse
         if isinstance(found.func, ast.Attribute) and ast.unparse(found.func.value) not in MODULES:
-            return ast.unparse(found.func.value)
-        return ast.unparse(found.args[0]) if found.args else ""
+            return write(found.func.value)
+        return write(found.args[0]) if found.args else ""
 
     def mask(self) -> tuple[str, str]:
         """`x` and `x > 0` of `x[x > 0]`; empty where no index on the line looks like a mask."""
-        for node in self._nodes():
+        for node in self._nodes() if self._code is None else ast.walk(self._code):
             if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant | ast.Slice | ast.Tuple):
                 return ast.unparse(node.value), ast.unparse(node.slice)
         return "", ""
 
     def _call(self, name: str) -> ast.Call | None:
+        if self._code is not None:
+            above = self._parents.get(self._code)
+            called = above if isinstance(above, ast.Call) and above.func is self._code else self._code
+            if isinstance(called, ast.Call):
+                return called
         last = name.rpartition(".")[2]
-        for node in self._nodes():
+        for node in self._nodes() if self._code is None else ast.walk(self._code):
             if isinstance(node, ast.Call) and last in (
                 getattr(node.func, "attr", None),
                 getattr(node.func, "id", None),
@@ -149,6 +215,79 @@ class Line:
 
     def _nodes(self) -> Iterator[ast.AST]:
         return iter(()) if self._statement is None else ast.walk(self._statement)
+
+
+MATH = "sqrt exp log log2 log10 log1p expm1 sin cos tan asin acos atan sinh cosh tanh erf floor ceil trunc".split()
+CONVERSIONS = frozenset({"int", "float", "bool", "complex", *(f"math.{name}" for name in MATH)})
+"""Functions of one number for which there is something that does the same to a tensor."""
+
+ASK_FOR_BOOLS = re.compile(r"any|all|is\w+|logical_\w+|eq|ne|lt|le|gt|ge")
+"""Functions and methods of torch whose results are bools."""
+
+
+def as_tensor(node: ast.expr) -> ast.expr:
+    """The expression with the tensors themselves in the place of `x.item()`, `float(x)` and their like."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item":
+        return as_tensor(node.func.value)
+    if isinstance(node, ast.Call) and _is_conversion(node):
+        tensor, name = as_tensor(node.args[0]), ast.unparse(node.func)
+        if name == "bool":
+            return as_mask(tensor)
+        if name.startswith("math."):
+            return ast.Call(ast.Name(name.replace("math", "torch")), [tensor], [])
+        return ast.Call(ast.Attribute(tensor, "long"), [], []) if name == "int" else tensor
+    if isinstance(node, ast.BinOp):
+        return ast.BinOp(as_tensor(node.left), node.op, as_tensor(node.right))
+    if isinstance(node, ast.UnaryOp):
+        return ast.UnaryOp(node.op, as_tensor(node.operand))
+    return node
+
+
+def as_mask(test: ast.expr) -> ast.expr:
+    """`(x > 0) & ~x.any()` of `x > 0 and not x.any()`: what `if` asks, as one tensor of bools."""
+    asked: list[ast.expr]
+    if isinstance(test, ast.BoolOp):
+        asked = [as_mask(value) for value in test.values]
+        joining: ast.operator = ast.BitAnd() if isinstance(test.op, ast.And) else ast.BitOr()
+        return functools.reduce(lambda left, right: ast.BinOp(left, joining, right), asked)
+    if isinstance(test, ast.Compare):
+        sides = [as_tensor(side) for side in (test.left, *test.comparators)]
+        pairs = zip(sides, test.ops, sides[1:], strict=False)
+        asked = [ast.Compare(left, [op], [right]) for left, op, right in pairs]
+        return functools.reduce(lambda left, right: ast.BinOp(left, ast.BitAnd(), right), asked)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        if _is_bool(test.operand):
+            return ast.UnaryOp(ast.Invert(), as_mask(test.operand))
+        return ast.Compare(as_tensor(test.operand), [ast.Eq()], [ast.Constant(0)])
+    if isinstance(test, ast.Call) and _is_conversion(test) and ast.unparse(test.func) == "bool":
+        return as_mask(test.args[0])
+    if isinstance(test, ast.Call) and getattr(test.func, "attr", "") == "item":
+        return as_mask(as_tensor(test))
+    return test if _is_bool(test) else ast.Compare(as_tensor(test), [ast.NotEq()], [ast.Constant(0)])
+
+
+def _is_bool(test: ast.expr) -> bool:
+    """Whether a tensor of bools comes of it."""
+    if isinstance(test, ast.Call):
+        name = getattr(test.func, "attr", getattr(test.func, "id", ""))
+        return bool(ASK_FOR_BOOLS.fullmatch(name)) or name == "bool" or (name == "item" and _is_bool(as_tensor(test)))
+    return isinstance(test, ast.Compare | ast.BoolOp) or (
+        isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not | ast.Invert)
+    )
+
+
+def _is_conversion(call: ast.Call) -> bool:
+    return ast.unparse(call.func) in CONVERSIONS and len(call.args) == 1
+
+
+def _is_expression(node: ast.AST, code: str) -> bool:
+    return isinstance(node, ast.expr) and not isinstance(node, ast.Constant) and ast.unparse(node) == code
+
+
+def _operand(node: ast.expr) -> str:
+    """As it must be written in front of a dot or an index."""
+    text = ast.unparse(ast.Attribute(node, "_"))
+    return text.removesuffix("._")
 
 
 def _without_none_checks(test: ast.expr) -> ast.expr:

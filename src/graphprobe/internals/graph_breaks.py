@@ -22,6 +22,7 @@ from graphprobe.internals.dynamo import current_compile_id
 from graphprobe.internals.frame_names import FrameName, frame_name
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.statements import code_at
 from graphprobe.internals.unseen import unseen
 
 MOST_LINES = 12
@@ -122,11 +123,14 @@ def _exception_handler(observer: BreakObserver, original: Callable[..., Any]) ->
 
     def exception_handler(e: Any, code: Any, *args: Any, **kwargs: Any) -> Any:
         def tell() -> None:
-            if type(e).__name__ not in (*BREAKS, *ALWAYS_RAISED) or getattr(e, "logged", False):
+            if getattr(e, "logged", False):
                 return
             compile_locals = _locals_of(e, "_compile")
-            if _is_raised(e, compile_locals):
-                named = frame_name(code, compile_locals.get("locals") or {})
+            named = frame_name(code, compile_locals.get("locals") or {})
+            if type(e).__name__ not in (*BREAKS, *ALWAYS_RAISED):
+                if not sys.modules["torch._dynamo.config"].suppress_errors:
+                    observer.graph_break(_break(e, named, died=True), compile_locals.get("compiler_fn"))
+            elif _is_raised(e, compile_locals):
                 observer.graph_break(_break(e, named, raised=True), compile_locals.get("compiler_fn"))
 
         _quietly(observer, "graph break", tell)
@@ -162,9 +166,10 @@ def _format_error_msg(observer: BreakObserver, original: Callable[..., Any]) -> 
     return format_error_msg
 
 
-def _break(exc: Any, named: FrameName, *, handling: str = "", raised: bool = False) -> BreakFact:
+def _break(exc: Any, named: FrameName, *, handling: str = "", raised: bool = False, died: bool = False) -> BreakFact:
     return BreakFact(
-        reason=_text(exc),
+        reason=f"{type(exc).__name__}: {exc}" if died else _text(exc),
+        died=died,
         gb_type=_gb_type(exc),
         handling=handling,
         raised=raised,
@@ -212,10 +217,17 @@ def frames_of(stack: Sequence[Any] | None) -> list[UserFrame]:
             line=frame.lineno,
             function=str(frame.name),
             source=_statement(frame),
+            **_code_of(frame),
             inside=whose(str(frame.filename)),
         )
         for frame in stack or ()
     ]
+
+
+def _code_of(frame: Any) -> dict[str, str]:
+    ends = (getattr(frame, name, None) for name in ("colno", "end_colno"))
+    statement, code = code_at(str(frame.filename), frame.lineno, *ends)
+    return {"statement": statement, "code": code}
 
 
 def _statement(frame: Any) -> str:

@@ -11,7 +11,7 @@ from typing import IO
 
 from rich.console import Console
 
-from graphprobe.analysis.breaks import BreakReport, GraphBreak
+from graphprobe.analysis.breaks import ERRORS, BreakReport, GraphBreak
 from graphprobe.report.closing import print_closing
 from graphprobe.report.terminal import Text, console_for
 
@@ -25,6 +25,7 @@ OUTCOMES = {
     "continued": "compiled before and behind it",
     "rest": "what comes behind it in the function runs uncompiled",
     "function": "the whole function runs uncompiled",
+    "died": "the compile ended in an error, which the program gets; what comes before it is compiled",
     "raised": "raised as an error (fullgraph=True)",
 }
 
@@ -66,8 +67,11 @@ def print_end(
         return
     own = [row for row in report.breaks if row.inside is None] or report.breaks
     facts = [("first", f"{own[0].kind} at {_near(own[0].where, near)}")] if own else []
+    facts += [("error", _near(row.error, near)) for row in report.died]
     facts.append(("next", "write what stands behind `instead`, and explain it again"))
     counts = f"{_counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
+    if report.died:
+        counts += f", {_counted(len(report.died), 'compile error')}"
     print_closing(f"BREAKS: {counts}", facts, style="bold red", file=file)
 
 
@@ -109,7 +113,7 @@ def _number(value: int | None) -> str:
 
 def _print_break(console: Console, number: int, row: GraphBreak, base: Path) -> None:
     console.print()
-    title = Text(f"break {number}: ", "bold")
+    title = Text(f"{'error' if row.kind in ERRORS else 'break'} {number}: ", "bold")
     title.append(row.kind, "bold red")
     title.append(f" ×{row.count}  {_near(row.where, base)}")
     console.print(title)
@@ -119,6 +123,8 @@ def _print_break(console: Console, number: int, row: GraphBreak, base: Path) -> 
     _paragraph(console, "cause", row.cause)
     _paragraph(console, "instead", row.remedy)
     _paragraph(console, "effect", f"{OUTCOMES[row.outcome]}{led_to}")
+    if row.error:
+        _paragraph(console, "error", _near(row.error, base))
     if row.kind == "unsupported":
         for words in (row.explanation, *row.hints):
             _paragraph(console, "torch", words)
