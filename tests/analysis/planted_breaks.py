@@ -543,6 +543,47 @@ class item_in_a_loop:
         return torch.while_loop(lambda x: x.sum() < 20, lambda x: (x * 2,), (x,))[0]
 
 
+@plant("tensor-item", "`torch.where(torch.isclose(x, y).all(), a, b)`")
+class close_or_not:
+    def broken(x):
+        y = x * 2
+        return x.sin() if torch.allclose(x, y) else x.cos()  # here
+
+    def mended(x):
+        y = x * 2
+        return torch.where(torch.isclose(x, y).all(), x.sin(), x.cos())
+
+
+@plant(
+    "tensor-item",
+    "use `torch.index_select(x, 0, x[0].long().reshape(1)).squeeze(0)` in the place of `x[int(x[0].item())]`",
+)
+class item_as_an_index:
+    def broken(x):
+        return x + x[int(x[0].item())]  # here
+
+    def mended(x):
+        return x + torch.index_select(x, 0, x[0].long().reshape(1)).squeeze(0)
+
+
+@plant("tensor-item", "pass that number in as an argument", mended_args=(4,))
+class item_as_a_size:
+    def broken(x):
+        return torch.zeros(int(x.sum().item())) + x  # here
+
+    def mended(x, size):
+        return torch.zeros(size) + x
+
+
+@plant("tensor-item", "pass that number in as an argument", mended_args=(1,))
+class item_in_a_slice:
+    def broken(x):
+        return x[: int(x[0])] * 2  # here
+
+    def mended(x, size):
+        return x[:size] * 2
+
+
 class Positive:
     def __init__(self, tensor):
         self.tensor = tensor

@@ -106,6 +106,9 @@ def test_calls_on_a_line() -> None:
         ("y = x[m] + z[n > 0]", "z[n > 0]", "mask", ("z", "n > 0")),
         ("with a(b) as c:\n    ...", "", "manager", "a(b)"),
         ("z.foo(y)", "z.foo(y)", "named", "z.foo(y)"),
+        ("y = torch.zeros(2, int(x))", "int(x)", "use", "size"),
+        ("y = x.view(3).item()", "x.view(3).item()", "use", ""),
+        ("y = x[:int(x)]", "int(x)", "use", "size"),
         ("os.environ['A'] = '1'", "os.environ['A']", "named", "os.environ['A'] = '1'"),
     ],
 )
@@ -129,6 +132,8 @@ def test_names_at_a_place(statement: str, code: str, name: str, value: object) -
         ("not bool((x > 0).item())", "~(x > 0)"),
         ("0 < int(x) <= y.item()", "(0 < x.long()) & (x.long() <= y)"),
         ("float(x) - 1 > 0", "x - 1 > 0"),
+        ("not torch.equal(x, y + 1)", "~(x == y + 1).all()"),
+        ("torch.allclose(x, y, rtol=0)", "torch.isclose(x, y, rtol=0).all()"),
     ],
 )
 def test_conditions_as_tensors(test: str, mask: str) -> None:

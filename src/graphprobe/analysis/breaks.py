@@ -290,6 +290,7 @@ def _names(part: Part, line: Line, function: str, pattern: str, groups: Mapping[
     owner = line.owner(name)
     masked, mask = line.mask()
     number, tensor = line.number
+    holder, indexed = line.indexed
     names = {
         "title": part.title or part.explanation or "torch gives no reason",
         "hint": part.hints[0] if part.hints else "move the line out of the compiled function",
@@ -297,6 +298,8 @@ def _names(part: Part, line: Line, function: str, pattern: str, groups: Mapping[
         "condition": line.condition or "the condition",
         "choice": line.choice or "the condition",
         "number": number or call,
+        "holder": holder or "the tensor",
+        "indexed": indexed or call,
         "tensor": tensor or owner or "the tensor",
         "name": qualified or "the function",
         "class": "a tensor",

@@ -25,8 +25,9 @@ class Rule(msgspec.Struct, frozen=True):
         source: pattern that is looked for in the expression, or in the line where that is not known.
 
     In the sentences stand, in braces, names of the user's line: `condition`, `choice` (the same as a tensor), `call`
-    (of what the group `name` says), `owner` (what that is called on), `number` and `tensor` (of a conversion), `line`,
-    `target`, `manager`, `defined`, `masked`, `mask`, and `function`, in which the line stands. See `fill`.
+    (of what the group `name` says), `owner` (what that is called on), `argument` (the same without brackets), `number`
+    and `tensor` (of a conversion), `holder` and `indexed` (of an index), `line`, `target`, `manager`, `defined`,
+    `masked`, `mask`, and `function`, in which the line stands. See `fill`.
     """
 
     kind: str

@@ -15,7 +15,7 @@ SKIPPED = r"Attempted to (call|inline) function marked as skipped.*"
 BUILTIN = r"Failed to trace builtin operator"
 SCALAR = r"Unsupported Tensor\.item\(\) call.*|Data dependent operator"
 SHAPES = r"Dynamic shape operator.*"
-AS_NUMBER = r"\.(?P<name>item)\(|\b(?P<function_>float|int|bool|complex)\("
+AS_NUMBER = r"\.(?P<name>item)\(|\b(?P<function_>float|int|bool|complex)\(|\b(?P<compared>allclose|equal)\("
 IS_COMPILING = "`if not torch.compiler.is_compiling():` in front of it leaves it out of compiled code"
 
 CHOOSE = (
@@ -68,6 +68,23 @@ RULES: tuple[Rule, ...] = (
         "how often the loop runs depends on a value of a tensor, `{call}`",
         "pass that number in as an argument that is an int, or keep the loop outside and compile its body",
         use=("count",),
+        source=AS_NUMBER,
+    ),
+    Rule(
+        "tensor-item",
+        SCALAR,
+        "a size depends on the value of a tensor, `{number}`",
+        "pass that number in as an argument that is an int; or keep the size, and put zeros with `torch.where` where "
+        "nothing is to be",
+        use=("size",),
+        source=AS_NUMBER,
+    ),
+    Rule(
+        "tensor-item",
+        SCALAR,
+        "`{indexed}` needs the value of a tensor as an index",
+        "use `torch.index_select({holder}, 0, {tensor}.reshape(1)).squeeze(0)` in the place of `{indexed}`",
+        use=("index",),
         source=AS_NUMBER,
     ),
     Rule(

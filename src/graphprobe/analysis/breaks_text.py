@@ -101,7 +101,10 @@ class Line:
 
     @property
     def use(self) -> str:
-        """What the value is for: `test` or `loop` (a condition), `count` (of a `for` or `range`); else empty."""
+        """What the value is for; empty where it is nothing of these.
+
+        `test` or `loop`: a condition; `count`: of a `for` or `range`; `size`: also in a slice; `index`.
+        """
         node: ast.AST | None = self._code
         while node is not None:
             above = self._parents.get(node)
@@ -113,6 +116,10 @@ class Line:
                 return "test"
             if isinstance(above, ast.For) or (isinstance(above, ast.Call) and ast.unparse(above.func) == "range"):
                 return "count"
+            if isinstance(above, ast.Subscript) and node is above.slice:
+                return "index"
+            if isinstance(above, ast.Slice) or (isinstance(above, ast.Call) and _takes_sizes(above)):
+                return "size" if node is not getattr(above, "func", None) else ""
             node = above
         return "" if self._code is not None or self.form != "For" else "count"
 
@@ -151,7 +158,18 @@ class Line:
             node = above
         if not isinstance(node, ast.Call):
             return "", ""
-        return ast.unparse(node), ast.unparse(as_tensor(node))
+        return ast.unparse(node), _operand(as_tensor(node)) if self.use == "index" else ast.unparse(as_tensor(node))
+
+    @property
+    def indexed(self) -> tuple[str, str]:
+        """`x` and `x[i]`, of which the code is the index."""
+        node: ast.AST | None = self._code
+        while node is not None:
+            above = self._parents.get(node)
+            if isinstance(above, ast.Subscript) and node is above.slice:
+                return ast.unparse(above.value), ast.unparse(above)
+            node = above
+        return "", ""
 
     @property
     def target(self) -> str:
@@ -221,8 +239,15 @@ MATH = "sqrt exp log log2 log10 log1p expm1 sin cos tan asin acos atan sinh cosh
 CONVERSIONS = frozenset({"int", "float", "bool", "complex", *(f"math.{name}" for name in MATH)})
 """Functions of one number for which there is something that does the same to a tensor."""
 
-ASK_FOR_BOOLS = re.compile(r"any|all|is\w+|logical_\w+|eq|ne|lt|le|gt|ge")
+ASK_FOR_BOOLS = re.compile(r"any|all|allclose|equal|is\w+|logical_\w+|eq|ne|lt|le|gt|ge")
 """Functions and methods of torch whose results are bools."""
+
+
+SIZED = re.compile(
+    r"zeros|ones|empty|full|rand|randn|randint|randperm|arange|linspace|eye|view|reshape|expand|repeat|tile|narrow|split|"
+    r"chunk|unflatten|broadcast_to|roll|new_\w+|topk|tril|triu"
+)
+"""Functions and methods of torch whose numbers become sizes or positions, where no tensor can stand."""
 
 
 def as_tensor(node: ast.expr) -> ast.expr:
@@ -236,6 +261,10 @@ def as_tensor(node: ast.expr) -> ast.expr:
         if name.startswith("math."):
             return ast.Call(ast.Name(name.replace("math", "torch")), [tensor], [])
         return ast.Call(ast.Attribute(tensor, "long"), [], []) if name == "int" else tensor
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.allclose":
+        return ast.Call(ast.Attribute(ast.Call(ast.Name("torch.isclose"), node.args, node.keywords), "all"), [], [])
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.equal" and len(node.args) == 2:
+        return ast.Call(ast.Attribute(ast.Compare(node.args[0], [ast.Eq()], node.args[1:]), "all"), [], [])
     if isinstance(node, ast.BinOp):
         return ast.BinOp(as_tensor(node.left), node.op, as_tensor(node.right))
     if isinstance(node, ast.UnaryOp):
@@ -263,7 +292,7 @@ def as_mask(test: ast.expr) -> ast.expr:
         return as_mask(test.args[0])
     if isinstance(test, ast.Call) and getattr(test.func, "attr", "") == "item":
         return as_mask(as_tensor(test))
-    return test if _is_bool(test) else ast.Compare(as_tensor(test), [ast.NotEq()], [ast.Constant(0)])
+    return as_tensor(test) if _is_bool(test) else ast.Compare(as_tensor(test), [ast.NotEq()], [ast.Constant(0)])
 
 
 def _is_bool(test: ast.expr) -> bool:
@@ -274,6 +303,11 @@ def _is_bool(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare | ast.BoolOp) or (
         isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not | ast.Invert)
     )
+
+
+def _takes_sizes(call: ast.Call) -> bool:
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return bool(SIZED.fullmatch(name))
 
 
 def _is_conversion(call: ast.Call) -> bool:
