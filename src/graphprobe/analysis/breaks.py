@@ -185,8 +185,9 @@ def _break_before(died: BreakFact, facts: Sequence[BreakFact]) -> int | None:
     resumed = RESUMED.match(died.function)
     if resumed is None:
         return None
-    at = (died.file, int(resumed.group(2)))
-    found = [number for number, fact in enumerate(facts) if at in [(frame.file, frame.line) for frame in fact.stack]]
+    files = {died.file, *(frame.file for frame in died.stack[:1])}  # a method behind a decorator may have two
+    places = {(file, int(resumed.group(2))) for file in files}
+    found = [n for n, fact in enumerate(facts) if any((frame.file, frame.line) in places for frame in fact.stack)]
     return next((number for number in reversed(found) if not facts[number].died), None)
 
 

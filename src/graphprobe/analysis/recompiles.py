@@ -113,10 +113,11 @@ def report_from_facts(
         complete, notes: go into the report as they are.
     """
     facts = list(facts)
-    versions: dict[tuple[str, int, str], Versions] = {}
+    versions: dict[object, Versions] = {}  # of each code, which models of several names may share
     grouped: dict[tuple[object, ...], list[tuple[Recompile, Cause]]] = {}
     for fact in facts:
-        for cause in causes_of(fact, versions.setdefault(_function_key(fact), Versions())):
+        code = fact.compile_id.partition("/")[0] if fact.compile_id is not None else _function_key(fact)
+        for cause in causes_of(fact, versions.setdefault(code, Versions())):
             key = (*_function_key(fact), cause.kind, cause.check.source, cause.check.dim)
             grouped.setdefault(key, []).append((fact, cause))
     groups = sorted((_group(members) for members in grouped.values()), key=lambda group: -group.count)
