@@ -56,10 +56,10 @@ def test_each_part_of_the_function_and_each_shape_is_a_model(collected: tuple[Ru
     found = facts(collected[0])
     assert [f["compile_id"] for f in found] == ["0/0", "1/0", "0/1", "1/1"]
     assert [f["function"] for f in found] == [
-        "forward",
-        "torch_dynamo_resume_in_forward_at_23",
-        "forward",
-        "torch_dynamo_resume_in_forward_at_23",
+        "Classifier",
+        "torch_dynamo_resume_in_Classifier_at_23",
+        "Classifier",
+        "torch_dynamo_resume_in_Classifier_at_23",
     ]
 
 
