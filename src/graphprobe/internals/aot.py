@@ -45,15 +45,27 @@ def _observed_compiler(
     return compile_graph
 
 
+def _copied_from(joint: Any, copy: Any) -> str:
+    """Name of the graph nested in `joint` with the nodes of `copy`: a node is copied with the values that it holds."""
+
+    def nodes_of(gm: Any) -> list[Any]:
+        calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
+        return [(node.op, node.target, id(node.meta.get("val"))) for node in calls]
+
+    nodes = nodes_of(copy)
+    nested = ((name, gm) for name, gm in joint.named_modules() if name and hasattr(gm, "graph"))
+    return next((name for name, gm in nested if nodes_of(gm) == nodes), "nested")
+
+
 def _observed_partition(
     observer: CompileObserver, token: object, partition: Compiler, joint: Any, made: dict[str, Any]
 ) -> Compiler:
     def partition_fn(gm: Any, *args: Any, **kwargs: Any) -> Any:
-        # Nested graphs (invoke_subgraph) are partitioned through the same function.
-        subgraph = None if gm is joint else "nested"
+        # Nested graphs (invoke_subgraph) are partitioned through the same function, as copies.
+        subgraph = None if gm is joint else _copied_from(joint, gm)
         with unseen, entered(Frame(token, "joint", "partition", subgraph)):
             forward, backward = partition(gm, *args, **kwargs)
-        if subgraph is None:
+        if gm is joint:
             made["backward"] = backward
         return forward, backward
 

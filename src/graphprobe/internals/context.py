@@ -20,12 +20,14 @@ class Frame(msgspec.Struct, frozen=True):
         direction: the graph being worked on, None while only the whole model is known.
         phase: the stage of the compiler.
         subgraph: attribute name of the nested graph module being worked on.
+        root: the graph that a stage was started on, which goes on to the graphs nested in it; None before any is.
     """
 
     token: Any
     direction: Direction | None = None
     phase: str | None = None
     subgraph: str | None = None
+    root: Any = None
 
 
 class _Stack(threading.local):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from graphprobe.internals.context import Frame, current, entered
 from graphprobe.internals.observer import CompileObserver, quietly
 from graphprobe.internals.patches import Patch
@@ -12,6 +14,9 @@ from graphprobe.internals.unseen import unseen
 from graphprobe.records import Direction
 
 LOWERING_EVENTS = ("fx_graph", "fx_graph_transformed", "ir_pre_fusion", "ir_post_fusion", "output_code")
+
+RECURSIONS = {"pre_grad": "pre_grad_passes", "joint_graph": "joint_passes", "post_grad": "post_grad_passes"}
+"""By what torch calls them, the stages that go to nested graphs as well."""
 
 
 def _tap_phase(observer: CompileObserver, phase: str, direction: Direction | None) -> Callable[[Any], Any]:
@@ -22,8 +27,9 @@ def _tap_phase(observer: CompileObserver, phase: str, direction: Direction | Non
             outer = current()
             if outer is None or not hasattr(gm, "graph"):
                 return original(gm, *args, **kwargs)
-            frame = Frame(outer.token, direction or outer.direction, phase, outer.subgraph)
-            quietly(observer, phase, lambda: observer.phase_begins(frame, gm), None)
+            frame = Frame(outer.token, direction or outer.direction, phase, outer.subgraph, outer.root)
+            nested = quietly(observer, phase, lambda: observer.phase_begins(frame, gm), None)
+            frame = msgspec.structs.replace(frame, subgraph=nested, root=None)
             try:
                 with unseen, entered(frame):
                     result = original(gm, *args, **kwargs)
@@ -36,6 +42,23 @@ def _tap_phase(observer: CompileObserver, phase: str, direction: Direction | Non
             return result
 
         return run_passes
+
+    return make
+
+
+def _tap_recursion(observer: CompileObserver, phase: str) -> Callable[[Any], Any]:
+    """A stage goes to nested graphs before it works on the graph around them; here it is known which that is."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_on_all(gm: Any, *args: Any, **kwargs: Any) -> Any:
+            outer = current()
+            started = outer is None or (outer.phase == phase and outer.root is not None)
+            if outer is None or started or not hasattr(gm, "graph"):
+                return original(gm, *args, **kwargs)
+            with unseen, entered(msgspec.structs.replace(outer, phase=phase, root=gm)):
+                return original(gm, *args, **kwargs)
+
+        return run_on_all
 
     return make
 
@@ -152,12 +175,17 @@ def _tap_inner_compile(observer: CompileObserver) -> Callable[[Any], Any]:
 
 
 def lowered_subgraph() -> str | None:
-    """Name of the nested graph that Inductor lowers at this moment, None for the outermost."""
+    """Name of the nested graph that Inductor lowers at this moment, as modules are named; None for the outermost."""
     from torch._inductor.graph import SubgraphLowering
     from torch._inductor.virtualized import V
 
+    names: list[str] = []
     graph = V.graph
-    return str(graph.name) if isinstance(graph, SubgraphLowering) else None
+    while isinstance(graph, SubgraphLowering):
+        # Inductor puts the name of the graph around it before each.
+        names.insert(0, str(graph.name).removeprefix(f"{graph.parent.name}_"))
+        graph = graph.parent
+    return ".".join(names) or None
 
 
 def generated_module(path: str) -> Any:
@@ -175,6 +203,10 @@ def patches(observer: CompileObserver) -> list[Patch]:
         Patch("pre_grad_passes", compile_fx, "pre_grad_passes", _tap_phase(observer, "pre_grad_passes", "pre_grad")),
         Patch("joint_passes", compile_fx, "joint_graph_passes", _tap_phase(observer, "joint_passes", None)),
         Patch("post_grad_passes", compile_fx, "post_grad_passes", _tap_phase(observer, "post_grad_passes", None)),
+        *(
+            Patch("nested_graphs", compile_fx, f"_recursive_{name}_passes", _tap_recursion(observer, phase))
+            for name, phase in RECURSIONS.items()
+        ),
         Patch("passes", observed, "GraphTransformObserver.__enter__", _tap_pass_enter(observer)),
         Patch("passes", observed, "GraphTransformObserver.__exit__", _tap_pass_exit(observer)),
         Patch("silent_passes", compile_fx, "view_to_reshape", _tap_silent_pass(observer, "view_to_reshape")),

@@ -70,8 +70,8 @@ class CompileObserver(Protocol):
     def aot_compiled(self, frame: Frame, gm: Any, compiled: Any, error: BaseException | None) -> Any:
         """The compiler has returned or raised. Returns what AOTAutograd gets instead of `compiled`."""
 
-    def phase_begins(self, frame: Frame, gm: Any) -> None:
-        """A group of passes starts on a graph or a nested graph."""
+    def phase_begins(self, frame: Frame, gm: Any) -> str | None:
+        """A group of passes starts on a graph or a nested graph, whose name is returned."""
 
     def phase_ends(self, frame: Frame, gm: Any, error: BaseException | None) -> None:
         """… and is over."""

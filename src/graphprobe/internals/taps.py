@@ -19,6 +19,7 @@ LOSES = {
     "pre_grad_passes": "passes before AOTAutograd are not told apart",
     "joint_passes": "joint-graph passes are not told apart",
     "post_grad_passes": "passes after AOTAutograd are not told apart",
+    "nested_graphs": "before AOTAutograd, nested graphs are not told apart from the graph that they lie in",
     "lowering": "no scheduler IR and no output_code.py",
     "inductor_result": "no captured_ops.json, and no inputs for output_code.py",
     "metrics": "no timings and no recompile reason in compile.json",

@@ -104,7 +104,9 @@ class Lowering:
         )
 
         def path(number: int) -> str:
-            return layout.ir_file(self._model, self._direction, stage, number=number, extension=extension)
+            return layout.ir_file(
+                self._model, self._direction, stage, number=number, extension=extension, nested=nested
+            )
 
         file = self._trail.write_numbered(path, view.source)
         where = msgspec.structs.replace(self._where, phase="lowering", subgraph=nested)

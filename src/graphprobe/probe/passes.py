@@ -51,7 +51,7 @@ def observe_pass(gm: Any, name: str, *, phase: str | None = None, subsystem: str
         yield
         return
     direction = PHASES[phase] if phase is not None else here.direction or "forward"
-    frame = Frame(here.token, direction, phase or here.phase or "user_passes")
+    frame = Frame(here.token, direction, phase or here.phase or "user_passes", here.subgraph)
     started = quietly(session, f"pass {name}", lambda: session.pass_begins(frame, gm, name, subsystem), None)
     try:
         yield

@@ -32,6 +32,7 @@ from graphprobe.store.writer import RunWriter
 
 if TYPE_CHECKING:
     from graphprobe.probe.model import Model
+    from graphprobe.probe.trail import Trail
 
 LEVELS = {"warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 PREDICTED_BYTES_PER_MODEL = 40_000
@@ -205,8 +206,8 @@ class Session:
         model.settle(_direction(frame))
         return result
 
-    def phase_begins(self, frame: Frame, gm: Any) -> None:
-        self._trail(frame).phase_begins(frame, gm)
+    def phase_begins(self, frame: Frame, gm: Any) -> str | None:
+        return self._trail(frame).phase_begins(frame, gm)
 
     def phase_ends(self, frame: Frame, gm: Any, error: BaseException | None) -> None:
         self._trail(frame).phase_ends(frame, gm, error)
@@ -305,7 +306,7 @@ class Session:
                 self._child = opener()
         return self._child
 
-    def _trail(self, frame: Frame) -> Any:
+    def _trail(self, frame: Frame) -> Trail:
         model: Model = frame.token
         return model.trail(_direction(frame))
 

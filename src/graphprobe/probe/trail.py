@@ -11,7 +11,7 @@ import msgspec
 
 from graphprobe.internals.context import Frame
 from graphprobe.probe.formats import Script
-from graphprobe.probe.formats.fx_text import fingerprint, graph_text
+from graphprobe.probe.formats.fx_text import fingerprint, graph_text, node_names, own_text
 from graphprobe.probe.graph_watch import GraphWatch
 from graphprobe.records import Direction, Kind, Where
 from graphprobe.store import layout
@@ -20,22 +20,38 @@ from graphprobe.store.writer import RunWriter, WrittenFile
 UNOBSERVED = "unobserved_changes"
 """Pass name of changes made where the compiler announces no pass."""
 
+NESTED = "changes_in_nested_graphs"
+"""Pass name of the new text of a graph of which only nested graphs have changed, whose own series tell how."""
+
 
 class Snapshot(msgspec.Struct):
-    """A graph as it last was: fingerprint, text, names of its nodes, and the file with the text (None: not written)."""
+    """A graph as it last was.
+
+    Attributes:
+        print: its fingerprint.
+        text: with the graphs nested in it.
+        own: text without the graphs nested in it; None where there are none.
+        names: of all nodes.
+        file: the file that holds the text; None: not written.
+        nested: graphs nested in it that have changed since in their own series.
+    """
 
     print: bytes
     text: str
+    own: str | None
     names: tuple[str, ...]
     file: WrittenFile | None = None
+    nested: set[str] = msgspec.field(default_factory=set)
+
+    @property
+    def path(self) -> str | None:
+        return self.file.path if self.file is not None else None
 
 
 class PassStarted(msgspec.Struct, frozen=True):
     """What is kept from the start of a pass to its end."""
 
-    text: str
-    before: str | None
-    names: tuple[str, ...]
+    last: Snapshot
     started_ns: int
     label: str | None
 
@@ -57,6 +73,7 @@ class Trail:
         self._last: dict[str | None, Snapshot] = {}
         self._watches: dict[str | None, GraphWatch] = {}
         self._root: Any = None
+        self._started: Any = None
         self._told: set[tuple[int, str]] = set()
 
     @property
@@ -73,22 +90,38 @@ class Trail:
                 self._catch_up(gm, None, phase)
                 return
             self._watch(None).look(gm)
-            snapshot = Snapshot(fingerprint(gm), text if text is not None else graph_text(gm), _names(gm))
+            snapshot = _snapshot_of(gm, text=text)
             self._last[None] = snapshot
             name = layout.graph_name(self._direction)
             snapshot.file = self._write(layout.graph_file(self._model, self._direction, number=self._number), snapshot)
-            self._event("graph", name, phase=phase, file=snapshot.file, nodes_after=len(gm.graph.nodes))
+            self._event("graph", name, phase=phase, file=snapshot.file, nodes_after=len(snapshot.names))
 
-    def phase_begins(self, frame: Frame, gm: Any) -> None:
-        """Catch changes that were made since the last snapshot, and learn which object is the graph now."""
+    def phase_begins(self, frame: Frame, gm: Any) -> str | None:
+        """Catch changes that were made since the last snapshot, and learn which object is the graph now.
+
+        Returns the name of the nested graph that this is, None for the graph itself.
+        """
         with self._lock:
+            if frame.root is not None and frame.subgraph is None and frame.root is not self._started:
+                self._started = frame.root
+                self._is_now(frame.root, frame)
             label = self._label(frame, gm)
+            if label is not None and label == frame.subgraph and frame.root is not None:
+                inside = _path_of(gm, frame.root)
+                label += f".{inside}" if inside is not None else ""
             if label is None:
-                if self._root is None:
-                    self.graph(gm, phase=frame.phase or "")
-                    return
-                self._root = gm
-            self._catch_up(gm, label, f"before_{frame.phase}")
+                self._is_now(gm, frame)
+            else:
+                self._catch_up(gm, label, f"before_{frame.phase}")
+            return label
+
+    def _is_now(self, gm: Any, frame: Frame) -> None:
+        """`gm` is the graph itself."""
+        if self._root is None:
+            self.graph(gm, phase=frame.phase or "")
+            return
+        self._root = gm
+        self._catch_up(gm, None, f"before_{frame.phase}")
 
     def phase_ends(self, frame: Frame, gm: Any, error: BaseException | None) -> None:
         """Changes of passes that announce themselves to nobody."""
@@ -107,8 +140,7 @@ class Trail:
             if label is None and self._root is None:
                 self.graph(gm, phase=frame.phase or "")
             last = self._catch_up(gm, label, f"before_{name}")
-            before = last.file.path if last.file is not None else None
-            return PassStarted(last.text, before, _names(gm), time.perf_counter_ns(), label)
+            return PassStarted(last, time.perf_counter_ns(), label)
 
     def pass_ends(
         self,
@@ -126,7 +158,7 @@ class Trail:
                 self.failed(frame, name, error, label=label, elapsed_ns=elapsed)
                 return
             snapshot = self._snapshot(gm, label, name)
-            changed = snapshot.text != started.text
+            changed = snapshot.text != started.last.text
             self._event(
                 "pass",
                 name,
@@ -135,10 +167,10 @@ class Trail:
                 pass_name=name,
                 changed=changed,
                 file=snapshot.file if changed else None,
-                before=started.before,
+                before=started.last.path,
                 elapsed_ns=elapsed,
                 subsystem=subsystem,
-                **_counted(started.names, _names(gm)),
+                **_counts(started.last.names, snapshot.names),
             )
 
     def failed(
@@ -198,7 +230,7 @@ class Trail:
     def settle(self) -> None:
         """Let go of the graph and of what is known about it; its files stay, and numbers go on from there."""
         with self._lock:
-            self._root = None
+            self._root = self._started = None
             self._last.clear()
             self._watches.clear()
 
@@ -220,9 +252,7 @@ class Trail:
 
     def label_of(self, gm: Any) -> str | None:
         """Attribute name of a nested graph module, None for the graph itself."""
-        if self._root is None or gm is self._root:
-            return None
-        return next((name for name, module in self._root.named_modules() if module is gm and name), None)
+        return None if self._root is None else _path_of(gm, self._root)
 
     def _label(self, frame: Frame, gm: Any) -> str | None:
         found = self.label_of(gm)
@@ -236,13 +266,21 @@ class Trail:
         if last is None:
             # A nested graph is part of the outer one's text: a file of its own only once a pass changes it.
             self._watch(label).look(gm)
-            self._last[label] = Snapshot(fingerprint(gm), graph_text(gm), _names(gm))
+            self._last[label] = _snapshot_of(gm)
             return self._last[label]
-        now = self._snapshot(gm, label, f"{UNOBSERVED}_{stage}")
+        name = NESTED if last.nested and last.own is not None and own_text(gm) == last.own else UNOBSERVED
+        now = self._snapshot(gm, label, f"{name}_{stage}")
         if now is not last:
-            before = last.file.path if last.file is not None else None
-            fields = {"changed": True, "file": now.file, "before": before, **_counted(last.names, now.names)}
-            self._event("pass", UNOBSERVED, phase=stage, label=label, **fields)
+            self._event(
+                "pass",
+                name,
+                phase=stage,
+                label=label,
+                changed=True,
+                file=now.file,
+                before=last.path,
+                **_counts(last.names, now.names),
+            )
         return now
 
     def _snapshot(self, gm: Any, label: str | None, name: str) -> Snapshot:
@@ -264,8 +302,11 @@ class Trail:
         if last is not None and last.file is None and label is not None:
             path = layout.pass_file(self._model, self._direction, f"start__{label}", number=self._number)
             last.file = self._write(path, last)
-            self._event("graph", label, phase=None, label=label, file=last.file)
-        snapshot = Snapshot(print_, text, _names(gm))
+            self._event("graph", label, phase=None, label=label, file=last.file, nodes_after=len(last.names))
+        snapshot = _snapshot_of(gm, print_=print_, text=text)
+        for around, outer in self._last.items():
+            if label is not None and (around is None or label.startswith(f"{around}.")):
+                outer.nested.add(label)
         suffix = f"__{label}" if label is not None else ""
         path = layout.pass_file(self._model, self._direction, f"{name}{suffix}", number=self._number)
         snapshot.file = self._write(path, snapshot)
@@ -294,12 +335,18 @@ class Trail:
         self._writer.event(where=where, kind=kind, name=name, **fields)
 
 
-def _names(gm: Any) -> tuple[str, ...]:
-    return tuple(node.name for node in gm.graph.nodes)
+def _snapshot_of(gm: Any, *, print_: bytes | None = None, text: str | None = None) -> Snapshot:
+    names = tuple(node_names(gm))
+    return Snapshot(
+        print_ if print_ is not None else fingerprint(gm),
+        text if text is not None else graph_text(gm),
+        own_text(gm) if len(names) > len(gm.graph.nodes) else None,
+        names,
+    )
 
 
-def _counted(before: tuple[str, ...], after: tuple[str, ...]) -> dict[str, Any]:
-    """What an event says of the nodes that a change has made and taken away."""
+def _counts(before: tuple[str, ...], after: tuple[str, ...]) -> dict[str, Any]:
+    """Of an event: how many nodes there were and are, and which came and went."""
     old, new = set(before), set(after)
     return {
         "nodes_before": len(before),
@@ -307,6 +354,11 @@ def _counted(before: tuple[str, ...], after: tuple[str, ...]) -> dict[str, Any]:
         "added": tuple(name for name in after if name not in old),
         "removed": tuple(name for name in before if name not in new),
     }
+
+
+def _path_of(gm: Any, root: Any) -> str | None:
+    """Attribute name of a nested graph module, None where it is not inside."""
+    return next((name for name, module in root.named_modules() if module is gm and name), None)
 
 
 def _identity(error: BaseException) -> tuple[int, str]:

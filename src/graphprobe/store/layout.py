@@ -70,9 +70,18 @@ def pass_file(model: int, direction: Direction, pass_name: str, *, number: int) 
     return _numbered(model, direction, number, f"graph_after_{file_name_from_pass(pass_name)}", "txt")
 
 
-def ir_file(model: int, direction: Direction, stage: Stage, *, number: int, extension: Extension = "txt") -> str:
-    """The backend's own graph before or after its optimisation: `…/NNN_aot_forward_original_graph.txt`."""
-    return _numbered(model, direction, number, f"{stage}_graph", extension)
+def ir_file(
+    model: int,
+    direction: Direction,
+    stage: Stage,
+    *,
+    number: int,
+    extension: Extension = "txt",
+    nested: str | None = None,
+) -> str:
+    """The backend's own graph before or after its optimisation: `…/NNN_aot_forward_original_graph[__<nested>].txt`."""
+    suffix = f"__{file_name_from_pass(nested)}" if nested is not None else ""
+    return _numbered(model, direction, number, f"{stage}_graph{suffix}", extension)
 
 
 def backend_graph_file(model: int, direction: Direction, name: str, *, number: int, extension: Extension) -> str:

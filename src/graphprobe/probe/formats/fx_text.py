@@ -56,6 +56,20 @@ def _head(gm: fx.GraphModule) -> list[str]:
     return lines + ([f"nested graphs: {', '.join(nested)}"] if nested else [])
 
 
+def node_names(gm: fx.GraphModule) -> list[str]:
+    """Names of all nodes, those of nested graphs behind the name of their graph: `true_graph_0.sin`."""
+    graphs = [(path, module) for path, module in gm.named_modules() if isinstance(module, fx.GraphModule)]
+    return [f"{path}.{node.name}" if path else node.name for path, module in graphs for node in module.graph.nodes]
+
+
+def own_text(gm: fx.GraphModule) -> str | None:
+    """The graph as readable Python without the graphs nested in it; None where torch cannot print it."""
+    try:
+        return str(gm.graph.python_code("self", verbose=True, include_stride=True, include_device=True).src)
+    except Exception:  # in the middle of a pass
+        return None
+
+
 def fingerprint(gm: fx.GraphModule) -> bytes:
     """16 bytes that change when nodes, targets, arguments, names, called nested graphs or value metadata change.
 
