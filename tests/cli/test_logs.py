@@ -23,7 +23,9 @@ import os, signal, sys
 import torch
 import torch._inductor.compile_fx, torch._inductor.cpp_builder as cpp_builder, torch._inductor.config as config
 import graphprobe
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.comptime import comptime
+from functorch.compile import aot_function
 
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -69,8 +71,17 @@ def raising():
 def caught():
     try: raising()
     except Exception: pass
+def no_kernel(gm, inputs): raise KeyError("no kernel for cos")
+def backward(bw_compiler):
+    backend = aot_autograd(fw_compiler=lambda gm, inputs: gm.forward, bw_compiler=bw_compiler)
+    torch.compile(fused, backend=backend)(torch.ones(4, requires_grad=True)).sum().backward()
+def late(): backward(die)
+def late_raising(): backward(no_kernel)
+def forward(): torch.compile(fused, backend=aot_autograd(fw_compiler=die))(torch.ones(4))
+def without_dynamo():
+    aot_function(fused, lambda gm, inputs: gm.forward, die)(torch.ones(4, requires_grad=True)).sum().backward()
 
-for way in (trace, backend, passes, cpp, run, healthy, raising, caught):
+for way in (trace, backend, passes, cpp, run, healthy, raising, caught, late, late_raising, forward, without_dynamo):
     if os.fork() == 0:
         with graphprobe.trace(f"runs/{way.__name__}", logs="info,+graph_breaks"):
             way()
@@ -110,6 +121,9 @@ def document(*arguments: object) -> dict[str, Any]:
         ("passes", "inductor", "post_grad_custom_post_pass", "pass of post_grad_passes", "trace"),
         ("cpp", "inductor", "compile C\\+\\+", r".*\.(so|i|o)", "trace"),
         ("run", "run", "launch", r"planted\.maybe_deadly\.default \(output_code\.py:\d+\)", "first call"),
+        ("late", "backend", "compile the backward graph", "by compiler_fn", "compile the backward graph"),
+        ("forward", "backend", "compile the forward graph", "by compiler_fn", "trace"),
+        ("without_dynamo", "backend", "compile the backward graph", "by aot_autograd", "compile the backward graph"),
     ],
 )
 def test_a_killed_process_was_in_this_step(
@@ -140,6 +154,13 @@ def test_an_exception_names_the_step_that_it_left(runs: Path) -> None:
     assert (found["state"], found["open"]) == ("failed", [])
     assert (found["failed"]["component"], found["failed"]["detail"]) == ("backend", "bad")
     assert "RuntimeError: no such luck" in found["failed"]["error"]
+
+
+def test_an_exception_of_a_late_compile_names_its_step(runs: Path) -> None:
+    found = document(runs / "late_raising")
+    assert (found["state"], found["open"]) == ("failed", [])
+    assert (found["failed"]["name"], found["failed"]["direction"]) == ("compile the backward graph", "backward")
+    assert "KeyError: 'no kernel for cos'" in found["failed"]["error"]
 
 
 def test_a_run_that_goes_on_is_no_fault_yet(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

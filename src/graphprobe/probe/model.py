@@ -99,6 +99,8 @@ class Model:
         self._kernels_by = "triton"
         self._given: dict[Direction, str] = {}
         self.saw_aot = False
+        self.compiling: dict[Direction, int | None] = {}
+        """The step of the graph that AOTAutograd has handed to the backend."""
         self.facts = CompileFacts(
             compile_id=facts.compile_id,
             function=facts.function,

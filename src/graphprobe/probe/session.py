@@ -25,7 +25,7 @@ from graphprobe.internals.taps import Taps
 from graphprobe.probe import environment
 from graphprobe.probe.frames.watch import FrameWatch
 from graphprobe.probe.recompile_log import append_fact, write_recompile
-from graphprobe.probe.steps import StepLog, StepWatch, begin_pass
+from graphprobe.probe.steps import StepLog, StepWatch, begin, begin_pass
 from graphprobe.settings import Settings
 from graphprobe.store import layout
 from graphprobe.store.writer import RunWriter
@@ -194,10 +194,15 @@ class Session:
 
     def aot_compiles(self, frame: Frame, gm: Any) -> None:
         model: Model = frame.token
-        model.compiles(_direction(frame), gm)
+        direction = _direction(frame)
+        # Also where no Dynamo is at work any more: a backward may be compiled long after.
+        name = f"compile the {direction} graph"
+        model.compiling[direction] = begin(self.steps, "backend", name, f"by {model.facts.backend}", frame)
+        model.compiles(direction, gm)
 
     def aot_compiled(self, frame: Frame, gm: Any, compiled: Any, error: BaseException | None) -> Any:
         model: Model = frame.token
+        self.step_observer.step_ends(model.compiling.pop(_direction(frame), None), error)
         if error is not None:
             model.trail(_direction(frame)).failed(frame, "compile", error)
             model.fail(error)
