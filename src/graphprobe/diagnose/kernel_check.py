@@ -20,7 +20,7 @@ from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Latent
 from graphprobe.internals.lowered import LoweredGraph
-from graphprobe.internals.operators import writes_to
+from graphprobe.internals.operators import value_of, writes_to
 
 VIEWS_AND_SUCH = frozenset(
     "aten.view.default aten.reshape.default aten.permute.default aten.expand.default aten.unsqueeze.default "
@@ -178,7 +178,7 @@ def check_node(gm: GraphModule, node: Node, got: Any, shown: Mapping[str, Any], 
         if n.name in shown:
             rounded.append(shown[n.name])
             return shown[n.name]
-        if n.op in ("placeholder", "get_attr") or not isinstance(n.meta.get("val"), (torch.Tensor, list, tuple)):
+        if n.op in ("placeholder", "get_attr") or not isinstance(value_of(n), (torch.Tensor, list, tuple)):
             return run.values.get(n.name)
         if n.op == "call_function" and (is_item(n) or is_view(n)) and not writes_to(n):
             looks_at: Any = n.target

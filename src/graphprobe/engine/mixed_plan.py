@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from graphprobe.engine.naming import op_of
 from graphprobe.internals.launch_io import LaunchIO, Use
 from graphprobe.internals.lowered import LoweredGraph
-from graphprobe.internals.operators import writes_to
+from graphprobe.internals.operators import value_of, writes_to
 
 DRAWS = torch.Tag.nondeterministic_seeded
 COPY = "aten.copy_.default"
@@ -86,7 +86,7 @@ def _sources(lowered: LoweredGraph, launch: LaunchIO) -> dict[Node, Use]:
             raise NoGraph(f"it reads {name}, which is no value of the graph")
         if node.op == "call_function" and writes_to(node):
             raise NoGraph(f"it reads {name}, into which {node.name} wrote")
-        if not isinstance(node.meta.get("val"), torch.Tensor):
+        if not isinstance(value_of(node), torch.Tensor):
             raise NoGraph(f"it reads {name}, which is several values or none")
         found.setdefault(node, use)
     return found
@@ -105,13 +105,13 @@ def _goal(lowered: LoweredGraph, use: Use) -> Node:
             return source  # a write into an input at the very end
     if writes_to(node):
         raise NoGraph(f"{node.name} writes into {use.value}")
-    if not isinstance(node.meta.get("val"), torch.Tensor):
+    if not isinstance(value_of(node), torch.Tensor):
         raise NoGraph(f"it writes {use.value}, which is several values or none")
     return node
 
 
 def _form(node: Node) -> Any:
-    value = node.meta.get("val")
+    value = value_of(node)
     return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else node
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphprobe.engine.interpret import copied
-from graphprobe.internals.operators import writes_to
+from graphprobe.internals.operators import value_of, writes_to
 
 CALLS = ("call_function", "call_method", "call_module")
 
@@ -192,7 +192,7 @@ def showable(gm: GraphModule) -> list[Node]:
         n
         for n in gm.graph.nodes
         if n.op == "call_function"
-        and isinstance(n.meta.get("val"), torch.Tensor)
+        and isinstance(value_of(n), torch.Tensor)
         and n not in already
         and roots[n] not in spoiled
         and not writes_to(n)

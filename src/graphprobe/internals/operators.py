@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -63,3 +64,26 @@ def writes_to(node: Any) -> list[Any]:
         value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
         found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if hasattr(v, "all_input_nodes")]
     return found
+
+
+def value_of(node: Any) -> Any:
+    """What a node gives (torch's `meta["val"]`), None where compiled code has no value for it.
+
+    An operator may give nothing by its schema, whatever a pass has left noted. Tokens, which keep operators with
+    effects such as `aten._linalg_check_errors` in their order, are tensors in the note and nothing in the code.
+    """
+    value = node.meta.get("val")
+    if node.op != "call_function":
+        return value
+    schema = getattr(node.target, "_schema", None)
+    if (schema is not None and not schema.returns) or _is(node, "prims", "_make_token"):
+        return None
+    if _is(node, "higher_order", "with_effects") and isinstance(value, (list, tuple)):
+        return (None, *value[1:])
+    takes_token = node.target is operator.getitem and node.args[1] == 0
+    return None if takes_token and _is(node.args[0], "higher_order", "with_effects") else value
+
+
+def _is(node: Any, namespace: str, name: str) -> bool:
+    found = operator_of(getattr(node, "target", None))
+    return found is not None and (found.namespace, found.name) == (namespace, name)

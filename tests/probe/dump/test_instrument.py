@@ -231,3 +231,52 @@ def test_every_node_of_a_transformer(dumping: Any, monkeypatch: pytest.MonkeyPat
         assert folder.manifest is not None and not folder.manifest.missing
         found[engine] = by_name(folder)
     assert_same_values(found["instrument"], found["interpreter"], rtol=1e-3, atol=1e-5)
+
+
+@torch.library.custom_op("instrumented::add_one_", mutates_args=("x",))
+def add_one_(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+@add_one_.register_fake
+def _(x: torch.Tensor) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "seen"),
+    [
+        (lambda x: torch.linalg.inv(x) + 1, "with_effects"),
+        (lambda x: torch.linalg.cholesky(x) * 2, "with_effects"),
+        (lambda x: (add_one_(y := x * 2), y + 1)[1], "add_one_"),
+    ],
+)
+def test_ops_that_give_nothing_are_recorded_and_break_no_compile(dumping: Any, function: Any, seen: str) -> None:
+    found = run(dumping, function, torch.eye(3) + 1)
+    ops = {op.record.op.op_type: op for op in found.ops()}
+    op = ops[seen]
+    (slot, *_) = (name for name in op.values() if name.startswith("input"))
+    assert op.values()[slot].array().shape in ((), (3, 3))
+    assert not any(name.startswith("output") for name in op.values())
+    if seen == "add_one_":
+        expected = (torch.eye(3) + 1) * 2
+        assert torch.equal(torch.from_numpy(op.values()[slot].array()), expected), "its input as it was before"
+        (after,) = (v.array() for k, v in ops["add"].values().items() if k.startswith("input"))
+        assert torch.equal(torch.from_numpy(after), expected + 1)
+    ended = [op.record.op.op_type for op in found.ops()]
+    assert ended[-1] in ("add", "mul")
+
+
+def test_values_that_no_code_has_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from graphprobe.engine.subgraph import showable
+
+    shown: list[str] = []
+    monkeypatch.setattr(
+        torch._inductor.config,
+        "post_grad_custom_post_pass",
+        lambda graph: shown.extend(node.name for node in showable(graph.owning_module)),
+    )
+    with bypassed():
+        torch.compile(lambda x: torch.linalg.inv(x) + 1)(torch.eye(3))
+    assert "getitem_1" in shown, "the numbers that are checked for errors"
+    assert not {"_make_token_default", "with_effects", "getitem_2", "_sink_tokens_default"} & set(shown)

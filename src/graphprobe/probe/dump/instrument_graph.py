@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
-from graphprobe.internals.operators import operator_of, writes_to
+from graphprobe.internals.operators import operator_of, value_of, writes_to
 from graphprobe.probe.dump.facts import DATA_OPS
 from graphprobe.probe.dump.ops import GraphOp, Values
 from graphprobe.store.dump_slots import slots_from_inputs, slots_from_outputs
@@ -116,6 +116,9 @@ def _insert(
         if what & OUTPUTS:
             for name, _, value in slots_from_outputs(_spread(gm, node, new), is_tensor=_is_tensor):
                 template.outputs.append((name, _map(value, take)))
+            if not tensors and (index, INPUTS) in inserted.templates:
+                # It gives nothing, or numbers. What it has read says that this comes after it.
+                map_arg((node.args, node.kwargs), take)
         if not tensors:
             return False
         call = gm.graph.call_function(record, (tensors, numbers, index, what))
@@ -131,7 +134,7 @@ def _map(value: Any, change: Callable[[Node], Any]) -> Any:
 
 def _taking(tensors: list[Node], numbers: list[Node]) -> Callable[[Node], Any]:
     def take(node: Node) -> Any:
-        value = node.meta.get("val")
+        value = value_of(node)
         if isinstance(value, torch.Tensor):
             tensors.append(node)
             return _Tensor(len(tensors) - 1)
@@ -144,12 +147,12 @@ def _taking(tensors: list[Node], numbers: list[Node]) -> Callable[[Node], Any]:
 
 
 def _is_tensor(value: object) -> bool:
-    return isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)
+    return isinstance(value, Node) and isinstance(value_of(value), torch.Tensor)
 
 
 def _spread(gm: GraphModule, node: Node, new: list[Node]) -> Any:
     """The node; or, if its result is a list, what is in that, each part taken out by a node of its own."""
-    result = node.meta.get("val")
+    result = value_of(node)
     if not isinstance(result, list | tuple) or not _holds_tensor(result):
         return node
     parts: list[Any] = []
