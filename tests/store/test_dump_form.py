@@ -24,7 +24,7 @@ from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, DumpValue, OpInfo, Place, Slot
 from graphprobe.store.dump_stats import RowForm, columns_of, encode_rows, format_from_meta, rows_in_python
 from graphprobe.store.dump_writer import DumpWriter
-from graphprobe.store.schema import _json_from_value as json_from_value
+from graphprobe.store.schema import json_from_value
 
 SLOTS = (
     Slot("input.0", "input", TensorMeta("float32", (2, 3), (3, 1))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.schema import UNREADABLE, json_from_value
 
 
 class UserFrame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -104,4 +104,4 @@ def facts_from_lines(data: bytes) -> tuple[list[BreakFact], list[UncompiledFact]
 
 def line_from_fact(fact: Fact) -> str:
     """The fact as one line of `graph_breaks.jsonl`, with its newline."""
-    return msgspec.json.encode(fact).decode() + "\n"
+    return json_from_value(fact).decode() + "\n"

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from graphprobe.errors import UsageError
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.schema import UNREADABLE, json_from_value
 
 FORMAT = "graphprobe-profile"
 VERSION = 1
@@ -106,7 +106,7 @@ class _File(msgspec.Struct):
 
 def write_profile(profile: Profile, path: str | Path) -> None:
     """Write the profile as JSON; whatever lies at `path` is replaced."""
-    data = msgspec.json.encode(_File(FORMAT, VERSION, profile))
+    data = json_from_value(_File(FORMAT, VERSION, profile))
     Path(path).write_bytes(msgspec.json.format(data, indent=1) + b"\n")
 
 

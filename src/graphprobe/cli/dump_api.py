@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -82,21 +83,31 @@ def take_api_dump(values: dict[str, Any]) -> Callable[[Path], ApiDumper] | None:
     dump(path or FOLDER, **options)  # every mistake is found now, before a folder is made
 
     def begin(folder: Path) -> ApiDumper:
-        dumper = dump(path or folder / FOLDER, **options)
-        dumper.start()
-        return dumper
+        wanted = Path(path or folder / FOLDER)
+        for attempt in itertools.count(2):
+            try:
+                dumper = dump(wanted, **options)
+                dumper.start()
+                return dumper
+            except UsageError as error:
+                taken = error.__cause__
+                if not isinstance(taken, FileExistsError) or Path(str(taken.filename)).parent.name != wanted.name:
+                    raise
+            # Of another process: each has a folder of its own.
+            wanted = wanted.with_name(f"{Path(path or FOLDER).name}-{attempt}")
+        raise AssertionError("unreachable")
 
     return begin
 
 
-def summarise(dumper: ApiDumper) -> None:
+def summarise(dumper: ApiDumper, base: Path) -> None:
     """What was dumped and where, on stderr, so that the program's own output stays as it is."""
     from graphprobe.store.api_reader import manifest_in
 
     try:
         manifest = manifest_in(dumper.folder)
         count = 0 if manifest is None else manifest.calls
-        lines = [f"graphprobe: {count} calls dumped to {os.path.relpath(dumper.path)}"]
+        lines = [f"graphprobe: {count} calls dumped to {os.path.relpath(dumper.folder.parent, base)}"]
         lines += [f"graphprobe: missing: {text}" for text in (manifest.missing if manifest is not None else ())]
     except Exception as error:  # the program has ended; its exit code must not change now
         lines = [f"graphprobe: the dump cannot be read: {error}"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -71,7 +73,14 @@ def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPla
     given = [SPELLED[name] for name in options]
     if any(name in options for name in _ENABLING):
         options["enable_dump"] = True
-    plan = plan_from(options=options, environ=environ, spelled={**SPELLED, "enable_dump": "--dump-graph"})
+    path = options.get("dump_path")
+    made = _make_missing(str(path)) if path is not None and options.get("enable_dump") else []
+    try:
+        plan = plan_from(options=options, environ=environ, spelled={**SPELLED, "enable_dump": "--dump-graph"})
+    except Exception:
+        for folder in reversed(made):
+            os.rmdir(folder)
+        raise
     if plan.enabled:
         return plan
     if given:
@@ -84,6 +93,21 @@ def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPla
     return None
 
 
+def _make_missing(path: str) -> list[str]:
+    """Make the folder that is asked for by hand; the folders that were made for it, the outermost first."""
+    missing: list[str] = []
+    folder = os.path.abspath(path)
+    while not os.path.lexists(folder):
+        missing.insert(0, folder)
+        folder = os.path.dirname(folder)
+    made = []
+    with contextlib.suppress(OSError, ValueError):  # what is wrong is told when the folder is looked at
+        for one in missing:
+            os.mkdir(one)
+            made.append(one)
+    return made
+
+
 def begin(plan: DumpPlan) -> DumpedProgram:
     """Stand in for `torch.compile` from now on."""
     from graphprobe.backends.dumped_program import DumpedProgram
@@ -93,7 +117,7 @@ def begin(plan: DumpPlan) -> DumpedProgram:
     return program
 
 
-def summarise(program: DumpedProgram) -> None:
+def summarise(program: DumpedProgram, base: Path) -> None:
     """What was dumped and where, on stderr."""
     from graphprobe.store.dump_reader import open_dump
 
@@ -104,7 +128,7 @@ def summarise(program: DumpedProgram) -> None:
             (found,) = open_dump(folder).folders
             manifest = found.manifest
             ops = len(list(found.ops()))
-            echo(f"graphprobe: dump: {ops} ops in {os.path.relpath(folder)}", err=True)
+            echo(f"graphprobe: dump: {ops} ops in {os.path.relpath(folder, base)}", err=True)
             for text in () if manifest is None else manifest.missing:
                 echo(f"graphprobe: dump: missing: {text}", err=True)
         except Exception as error:  # the program has ended; its exit code must not change now

@@ -105,15 +105,19 @@ def command(
     # Every mistake in options or script is found here, before a folder is made or a line of the program runs.
     settings = active.resolved(arguments)
     begin_calls = dump_api.take_api_dump(dump_values)
-    plan = graph_dumps.plan_of(dump_values, os.environ)
     script.check(target)
+    plan = graph_dumps.plan_of(dump_values, os.environ)
     dumped = None if plan is None else graph_dumps.begin(plan)
     folder = active.enable_with(settings, companion=_reducer())
     # At exit, the interpreter first waits for the program's threads; what they compile is still part of the run.
     # Registered before the program starts, this comes after everything that the program registers.
     ended: list[script.Ended] = []
+    try:
+        base = Path.cwd()
+    except OSError:  # it is gone
+        base = folder.parent
     calls = None if begin_calls is None else begin_calls(folder)
-    atexit.register(_finish, folder, quiet, ended, dumped, calls)
+    atexit.register(_finish, folder, base, quiet, ended, dumped, calls)
     ended.append(script.run(target))
     sys.exit(ended[0].code)
 
@@ -134,8 +138,14 @@ def _reducer() -> Callable[[], Callable[[], None]]:
 
 
 def _finish(
-    folder: Path, quiet: bool, ended: list[Ended], dumped: DumpedProgram | None, calls: ApiDumper | None
+    folder: Path,
+    base: Path,
+    quiet: bool,
+    ended: list[Ended],
+    dumped: DumpedProgram | None,
+    calls: ApiDumper | None,
 ) -> None:
+    """`base`: where the user is, who is told of paths from there; the program may have gone elsewhere."""
     from graphprobe.probe import active
 
     error = ended[0].error if ended else None
@@ -146,10 +156,10 @@ def _finish(
     # A forked child ends here too, with nothing of its own to say.
     if not quiet and not (session is not None and session.writer.forked):
         if dumped is not None:
-            graph_dumps.summarise(dumped)
+            graph_dumps.summarise(dumped, base)
         if calls is not None:
-            dump_api.summarise(calls)
-        _summarise(folder, None if session is None else session.writer.manifest)
+            dump_api.summarise(calls, base)
+        _summarise(folder, base, None if session is None else session.writer.manifest)
 
 
 def _program(module: str | None, code: str | None, program: tuple[str, ...]) -> Program:
@@ -164,7 +174,7 @@ def _program(module: str | None, code: str | None, program: tuple[str, ...]) -> 
     return Program("script", program[0], program[1:])
 
 
-def _summarise(folder: Path, manifest: Manifest | None) -> None:
+def _summarise(folder: Path, base: Path, manifest: Manifest | None) -> None:
     """What was collected and where, on stderr, so that the program's own output stays as it is.
 
     `manifest` is what the file should hold; where that cannot be written any more, this is the only place to say it.
@@ -177,7 +187,7 @@ def _summarise(folder: Path, manifest: Manifest | None) -> None:
         run = Run.open(folder)
         stale = manifest is not None and run.manifest.ended_ns is None
         run.manifest = manifest or run.manifest
-        lines = summary_lines(run)
+        lines = summary_lines(run, base)
         if stale:
             lines.append(f"graphprobe: missing: the last state of {run.tool_dir / MANIFEST}, which cannot be written")
     except Exception as error:  # the program has ended; its exit code must not change now
@@ -186,4 +196,4 @@ def _summarise(folder: Path, manifest: Manifest | None) -> None:
         echo(line, err=True)
     if os.environ.get("RANK"):
         return
-    echo(f"graphprobe: see it with  graphprobe ls {os.path.relpath(folder)}", err=True)
+    echo(f"graphprobe: see it with  graphprobe ls {os.path.relpath(folder, base)}", err=True)

@@ -11,7 +11,6 @@ import re
 import sys
 import traceback
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, ModuleType
@@ -77,7 +76,7 @@ class FrameFailures:
         self._on_failure, self._on_error = on_failure, on_error
         self._patches = PatchSet()
         self._hook = ImportHook({CONVERT_FRAME: self._on_import})
-        self._told: weakref.ref[BaseException] | None = None
+        self._told: tuple[int, str] | None = None
         self._broken = False
         self.missing: list[str] = []
 
@@ -142,11 +141,12 @@ class FrameFailures:
     def _tell(
         self, code: Any, globals: Any, locals: Any, closure: Any, error: Exception, *, fullgraph: bool, one_graph: bool
     ) -> None:
-        told = self._told() if self._told is not None else None
-        if self._broken or told is error or not _is_tracing(error):
+        # Builtin exceptions take no weak reference, and one that is kept keeps the program's tensors.
+        identity = (id(error), repr(error))
+        if self._broken or self._told == identity or not _is_tracing(error):
             return
         try:
-            self._told = weakref.ref(error)
+            self._told = identity
             dynamic, unresolved = _dynamic(code, locals, closure)
             frame = FailedFrame(
                 code,

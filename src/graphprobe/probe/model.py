@@ -19,6 +19,7 @@ from graphprobe.probe.views import fx_file
 from graphprobe.records import Direction, Where
 from graphprobe.settings import Settings
 from graphprobe.store import layout
+from graphprobe.store.schema import json_from_value
 from graphprobe.store.writer import RunWriter, WrittenFile
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class Model:
     def write_facts(self) -> None:
         """(Re)write `compile.json`. Its one event has no digest: the file changes for as long as the model lives."""
         with self._lock:
-            data = msgspec.json.format(msgspec.json.encode(self.facts, enc_hook=str), indent=1)
+            data = msgspec.json.format(json_from_value(msgspec.to_builtins(self.facts, enc_hook=str)), indent=1)
             file = self.writer.write_bytes(layout.compile_file(self.number), data)
             if file is not None and not self._told:
                 self._told = True

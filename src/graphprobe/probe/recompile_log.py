@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.records import Where
 from graphprobe.store import layout
+from graphprobe.store.schema import json_from_value
 from graphprobe.store.writer import RunWriter, WrittenFile
 
 
 def write_recompile(writer: RunWriter, fact: Recompile) -> None:
     """Add a recompilation to the run; what cannot be written is counted there."""
-    append_fact(writer, layout.RECOMPILES, msgspec.json.encode(fact).decode() + "\n")
+    append_fact(writer, layout.RECOMPILES, json_from_value(fact).decode() + "\n")
 
 
 def append_fact(writer: RunWriter, path: str, line: str) -> None:

@@ -352,15 +352,23 @@ def check_watching(settings: Settings) -> None:
 
 
 def open_session(
-    settings: Settings, *, everything: bool, adopt_run_dir: Path | None = None, torch_debugs: bool = False
+    settings: Settings,
+    *,
+    everything: bool,
+    adopt_run_dir: Path | None = None,
+    torch_debugs: bool = False,
+    root: Path | None = None,
 ) -> Session:
     """A started session with a run folder of its own; arguments as `Session`.
+
+    `root` is the folder that gets the run folder, None for that of the settings.
 
     Raises:
         UsageError: the folder cannot be made or written to; `logs` or `only_function` cannot be meant.
     """
     check_watching(settings)
-    root = Path(settings.out_dir) if settings.out_dir is not None else environment.default_root(os.environ)
+    if root is None:
+        root = Path(settings.out_dir) if settings.out_dir is not None else environment.default_root(os.environ)
     writer = RunWriter.create(
         root,
         manifest=environment.manifest(settings),
@@ -372,7 +380,7 @@ def open_session(
 
     def open_child() -> Session | None:
         try:
-            child = open_session(settings, everything=everything, torch_debugs=torch_debugs)
+            child = open_session(settings, everything=everything, torch_debugs=torch_debugs, root=writer.run_dir.parent)
         except Exception as error:
             warnings.warn(f"graphprobe: no run for forked process {os.getpid()}: {error}", GraphprobeWarning, 2)
             return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from graphprobe.settings import text_from_size
 from graphprobe.store.reader import Run
 
 
-def summary_lines(run: Run) -> list[str]:
-    """A few plain lines: what is missing or worth knowing, at the end how much was collected, and where."""
+def summary_lines(run: Run, base: Path) -> list[str]:
+    """Plain lines: what is missing or worth knowing, at the end how much was collected, and where (from `base`)."""
     manifest = run.manifest
     who = f"rank {manifest.rank}: " if manifest.world_size > 1 else ""
     if manifest.models == 0 and not manifest.missing:
@@ -21,7 +24,7 @@ def summary_lines(run: Run) -> list[str]:
             f"graphprobe: {who}{manifest.models} compiled graph{plural}, {manifest.collected_files} files, "
             f"{text_from_size(manifest.collected_bytes)}{predicted}"
         ]
-    lines.append(f"graphprobe: in {run.run_dir}")
+    lines.append(f"graphprobe: in {os.path.relpath(run.run_dir, base)}")
     before: list[str] = []
     if manifest.caches_bypassed:
         before.append(f"graphprobe: bypassed while compiling: {', '.join(manifest.caches_bypassed)}")

@@ -30,7 +30,7 @@ from graphprobe.store.api_shards import Value, encode_shard, write_shard
 from graphprobe.store.dump_append import AppendFile
 from graphprobe.store.dump_pool import Array, CopyPool
 from graphprobe.store.manifest import ManifestFile
-from graphprobe.store.schema import _json_from_value as json_from_value
+from graphprobe.store.schema import json_from_value
 from graphprobe.store.shortage import CountsShortage
 from graphprobe.store.writer import SAVE_SECONDS
 

@@ -89,9 +89,10 @@ class ApiWriter:
         for name, value in {"max_bytes": max_bytes, "queue_bytes": queue_bytes}.items():
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: expected a positive number of bytes")
-        folder = path / rank_folder(manifest.rank)
         made = False
         try:
+            path = path.absolute()  # the program may go elsewhere
+            folder = path / rank_folder(manifest.rank)
             path.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
             made = True

@@ -11,7 +11,7 @@ from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.dump_dtypes import size_from_meta
 from graphprobe.store.dump_records import Argument, Data, OpInfo, Place, Slot
 from graphprobe.store.dump_stats import Columns, RowForm, encode_rows
-from graphprobe.store.schema import _json_from_value as json_from_value
+from graphprobe.store.schema import json_from_value
 
 _VALUE_OVERHEAD_BYTES = 512
 """What a value without data, or one of unknown size, is taken for in a queue."""

@@ -22,7 +22,7 @@ from graphprobe.store.dump_pool import Array
 from graphprobe.store.dump_records import Data, DumpManifest, DumpRecord, Place, Slot, view_from_buffer
 from graphprobe.store.dump_stats import HEADER, columns_of
 from graphprobe.store.manifest import ManifestFile
-from graphprobe.store.schema import _json_from_value as json_from_value
+from graphprobe.store.schema import json_from_value
 from graphprobe.store.shortage import CountsShortage
 from graphprobe.store.writer import SAVE_SECONDS
 

@@ -26,12 +26,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """`manifest` as indented JSON; `schema` and `state` are always spelt out."""
     document = {"schema": manifest.schema, "state": manifest.state}
     document |= msgspec.to_builtins(manifest)
-    return msgspec.json.format(_json_from_value(document), indent=2) + b"\n"
+    return msgspec.json.format(json_from_value(document), indent=2) + b"\n"
 
 
 def encode_event(event: Event) -> bytes:
     """`event` as one line, its newline included."""
-    return _json_from_value(event) + b"\n"
+    return json_from_value(event) + b"\n"
 
 
 def decode_manifest(data: bytes, *, path: str) -> Manifest:
@@ -93,7 +93,7 @@ def upgrade(
     return document | {"schema": SCHEMA_VERSION} if every_step else document
 
 
-def _json_from_value(value: object) -> bytes:
+def json_from_value(value: object) -> bytes:
     """JSON of anything; text that UTF-8 cannot hold (an argument with stray bytes) becomes a backslash escape."""
     try:
         return msgspec.json.encode(value)

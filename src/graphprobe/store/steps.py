@@ -9,7 +9,7 @@ import msgspec
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.store import layout
 from graphprobe.store.reader import Run
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.schema import UNREADABLE, json_from_value
 
 
 class StepLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,7 +59,7 @@ _decode = msgspec.json.Decoder(StepLine).decode
 
 def encode_step(line: StepLine) -> str:
     """The line as JSON, with the newline."""
-    return msgspec.json.encode(line).decode() + "\n"
+    return json_from_value(line).decode() + "\n"
 
 
 def read_steps(run: Run) -> list[StepRecord]:

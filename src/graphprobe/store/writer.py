@@ -80,6 +80,7 @@ class RunWriter:
         """
         made: Path | None = None
         try:
+            root = root.absolute()  # the program may go elsewhere
             run_dir, tool_dir, made = _claim(root, manifest, rank, adopt_run_dir)
             reserve_bytes = RESERVE_BYTES if max_bytes is None else min(RESERVE_BYTES, max_bytes // 8)
             file = ManifestFile(tool_dir, _copy(manifest), reserve_bytes=reserve_bytes)

@@ -21,6 +21,7 @@ from graphprobe.probe.frames.state import torch_state
 from graphprobe.probe.frames.values import Encoder
 from graphprobe.store import frame_record
 from graphprobe.store.frame_record import Failure, FrameRecord, UserLine
+from graphprobe.store.schema import json_from_value
 
 
 def record_files(frame: FailedFrame, *, most_bytes: int | None = None) -> dict[str, bytes]:
@@ -93,7 +94,7 @@ def _record_files(
         **{path: text.encode("utf-8", "backslashreplace") for path, text in programs[0].texts().items()},
         frame_record.VALUES: safetensors_bytes(captured.tensors, {"format": "pt"}),
         frame_record.REPLAY: replay_script(record).encode(),
-        frame_record.RECORD: msgspec.json.format(msgspec.json.encode(record), indent=1),
+        frame_record.RECORD: msgspec.json.format(json_from_value(record), indent=1),
     }
 
 
