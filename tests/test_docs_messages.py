@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -266,6 +268,13 @@ def test_unsupported_torch() -> None:
     done = CliRunner().invoke(main, ["doctor", "--json"])
     facts = json.loads(done.stdout)
     assert facts["taps"] and all({"tap", "status", "lost"} <= tap.keys() for tap in facts["taps"])
+
+
+def test_no_output(tmp_path: Path) -> None:
+    line = f'cd "{ROOT}/src" && "{sys.executable}" -m graphprobe --help > /dev/full'
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 125
+    is_shown("no-output", done.stderr.rstrip())
 
 
 def test_every_slug_is_held_here_or_there() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -184,9 +186,27 @@ def _write(comparison: Comparison, targets: dict[str, str], stack: bool) -> None
         "csv": lambda file: _write_csv(comparison, file, stack),
         "html": lambda file: _write_html(comparison, file),
     }
-    for name, kind in targets.items():
-        with _opened(name) as file:
-            writers[kind](file)
+    from graphprobe.compare.remote import is_remote
+
+    staged: list[tuple[str, str]] = []
+    try:
+        for name, kind in targets.items():
+            # A file takes its place when all are whole; what is no file, such as a pipe, is written to as it is.
+            aside = not is_remote(name) and (os.path.isfile(name) or not os.path.lexists(name))
+            path = f"{name}.part-{os.getpid()}" if aside else name
+            if aside:
+                staged.append((path, name))
+            try:
+                with _opened(path) as file:
+                    writers[kind](file)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, name) from error
+        for path, name in staged:
+            os.replace(path, name)
+    finally:
+        for path, _ in staged:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _opened(name: str) -> AbstractContextManager[Any]:

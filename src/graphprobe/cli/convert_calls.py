@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from graphprobe.errors import UsageError
 
 if TYPE_CHECKING:
     from graphprobe.store.calls import CallDump
+
+T = TypeVar("T")
 
 LAYOUTS = ("msprobe", "ptdbg")
 """What `--to` takes besides the formats of single files."""
@@ -42,7 +46,8 @@ def export(dump: Path, layout: str, out: Path | None, *, force: bool) -> tuple[P
             raise UsageError(f"--out {out} is a file", hint=f"name {what}")
         if not force and out.is_dir() and any(out.iterdir()):
             raise UsageError(f"--out {out} is not empty", hint=f"pass --force to overwrite, or name {what}")
-        return out, list(write_msprobe(open_dump(dump), out, overwrite=force))
+        opened = open_dump(dump)
+        return out, list(_whole([out], lambda: write_msprobe(opened, out, overwrite=force)))
     if not target.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {target.parent}", hint="make it first")
     if out.is_dir() or out.suffix != ".pkl":
@@ -50,8 +55,29 @@ def export(dump: Path, layout: str, out: Path | None, *, force: bool) -> tuple[P
     if out.exists() and not force:
         raise UsageError(f"--out {out} exists already", hint="pass --force to overwrite it, or name another file")
     opened = open_dump(dump)
-    write_ptdbg(opened, out, stacks=True)
+    _whole([out], lambda: write_ptdbg(opened, out, stacks=True))
     return out, _left_by_ptdbg(opened)
+
+
+def _whole(places: Sequence[Path], write: Callable[[], T]) -> T:
+    """`write()`; when it fails, what it made at or in `places` is removed, and the error names the first."""
+    before = {path for folder in places if folder.exists() for path in (folder, *_inside(folder))}
+    try:
+        return write()
+    except BaseException as error:
+        for folder in places:
+            for path in _inside(folder) if folder in before else [folder]:
+                if path not in before and path.is_dir():
+                    shutil.rmtree(path)
+                elif path not in before:
+                    path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(places[0])) from error
+        raise
+
+
+def _inside(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _left_by_ptdbg(dump: CallDump) -> list[str]:

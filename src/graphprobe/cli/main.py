@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
+from graphprobe.cli.ending import end_of, run_command
 from graphprobe.errors import GraphprobeError
 from graphprobe.report.visible import echo
 
@@ -73,6 +76,18 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except GraphprobeError as error:
             _end(ctx, error)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            ctx.exit(end_of(error))
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        """As click's; signals, a missing output and our own faults end with an exit code of their own."""
+        words = list(sys.argv[1:] if args is None else args)
+        name = next((word for word in words if not word.startswith("-")), None)
+        if options.get("standalone_mode") is False:
+            return super().main(args, *rest, **options)
+        return run_command(name, lambda: super(LazyGroup, self).main(args, *rest, **options))
 
 
 def _end(ctx: click.Context, error: GraphprobeError) -> NoReturn:

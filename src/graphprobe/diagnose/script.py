@@ -112,6 +112,8 @@ def run_diagnosed(
         problem = f"the script was ended by {ended.error.splitlines()[0]}"
     elif ended.code != 0:
         problem = f"the script ended with exit code {ended.code}"
+    if not watcher.diagnoses and ended.error is not None and ended.code > script.INTERRUPTED:
+        raise KeyboardInterrupt
     if not watcher.diagnoses:
         raise _nothing(path, len(calls.compiled), problem)
     return Ended(watcher.diagnoses, problem)

@@ -24,6 +24,10 @@ class Program(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...] = ()
 
 
+INTERRUPTED = 128
+"""Exit codes above this one are those of signals."""
+
+
 class Ended(msgspec.Struct, frozen=True):
     """How the program ended: the exit code, and `Type: message` of the exception that it did not catch."""
 

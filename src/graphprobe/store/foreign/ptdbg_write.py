@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -199,6 +200,9 @@ def write_ptdbg(
                 writer.stack(name.text, call.stack)
             for slot in call.slots if values else ():
                 _write_slot(writer, dump, call, slot, name.text, dump_step)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     finally:
         writer.close()
     return folder
