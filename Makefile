@@ -32,6 +32,7 @@ demo: $(STAMP) ## find a fault planted in the compiler, then collect what a smal
 	$(BIN)/graphprobe demo --out $(FAULT)
 	$(BIN)/graphprobe run --out $(DEMO) examples/gpt2_train.py
 	$(BIN)/graphprobe ls $(DEMO)
+	@echo && echo "next: . $(BIN)/activate && graphprobe diagnose examples/gpt2_train.py"
 
 test: check ## checks, then every test that needs neither a GPU nor much time
 	@bash scripts/setup_browser.sh

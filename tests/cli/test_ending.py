@@ -137,3 +137,17 @@ def test_a_disk_that_is_full_leaves_nothing_half(
     again = run_warm("-m", "graphprobe", *command.split(), cwd=tmp_path)
     assert again.code == 0, again.err
     assert not made or list((tmp_path / "there").rglob(made))
+
+
+def test_a_command_that_is_told_works_as_it_is_told(tmp_path: Path) -> None:
+    called = str(Path(sys.executable).parent / "graphprobe")
+    code = "import torch; torch.compile(lambda x: x + 1, backend='aot_eager')(torch.ones(2))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"}
+    for path, name in ((env["PATH"], called), (f"{Path(called).parent}:{env['PATH']}", "graphprobe")):
+        now = {**env, "PATH": path}
+        done = subprocess.run([called, "run", "-c", code], cwd=tmp_path, env=now, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        command = done.stderr.strip().splitlines()[-1].removeprefix("graphprobe: see it with  ")
+        assert command.startswith(f"{name} ls ")
+        shown = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=now, capture_output=True, text=True)
+        assert shown.returncode == 0 and "model__0" in shown.stdout, shown.stderr

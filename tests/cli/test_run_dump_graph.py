@@ -82,7 +82,7 @@ def test_mistakes_are_told_before_the_script_runs(tmp_path: Path, monkeypatch: p
     for options, said in (
         (("--dump-graph", "foo"), "--dump-graph = 'foo'"),
         (("--dump-graph", "stats", "--dump-step", "5-3"), "--dump-step = '5-3'"),
-        (("--dump-graph", "stats", "--dump-path", "nowhere"), "--dump-path = 'nowhere'"),
+        (("--dump-graph", "stats", "--dump-path", "script.py"), "--dump-path = 'script.py'"),
         (("--dump-config", "nowhere.json"), "nowhere.json"),
         (("--dump-step", "0"), "--dump-step: nothing is dumped"),
     ):

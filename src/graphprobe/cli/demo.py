@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from graphprobe.cli.ending import command_name
 from graphprobe.cli.progress import Progress
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
 from graphprobe.report.visible import echo
@@ -154,7 +155,7 @@ def _end(finding: dict[str, Any] | None, problems: Sequence[str], report: Path |
     if problems:
         print_closing(f"NOT FOUND AS PLANTED: {'; '.join(problems)} ({seconds:.0f} s)", facts, style="bold red")
         return
-    facts.append(("next", "graphprobe diagnose YOUR_SCRIPT.py"))
+    facts.append(("next", f"{command_name()} diagnose YOUR_SCRIPT.py"))
     what = f"{PLANTED[0]}, {PLANTED[1]}"
     print_closing(f"FOUND: the planted fault, as it was planted: {what} ({seconds:.0f} s)", facts, style="bold green")
 

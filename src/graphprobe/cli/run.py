@@ -13,6 +13,7 @@ import click
 
 from graphprobe.cli import dump_api
 from graphprobe.cli import dump_graph as graph_dumps
+from graphprobe.cli.ending import command_name
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
 
@@ -196,4 +197,4 @@ def _summarise(folder: Path, base: Path, manifest: Manifest | None) -> None:
         echo(line, err=True)
     if os.environ.get("RANK"):
         return
-    echo(f"graphprobe: see it with  graphprobe ls {os.path.relpath(folder, base)}", err=True)
+    echo(f"graphprobe: see it with  {command_name()} ls {os.path.relpath(folder, base)}", err=True)
