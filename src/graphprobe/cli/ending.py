@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-import click
-
 from graphprobe.errors import EXIT_UNDECIDED, GraphprobeError, UsageError
+from graphprobe.report.visible import echo
 
 AS_PYTHON = ("run", "profile")
 """Commands whose program finds the process as `python` would have made it: signals, output and all."""
@@ -85,7 +84,7 @@ def run_command(command: str | None, call: Callable[[], Any]) -> None:
             code = _flushed(leaving.code)
             raise SystemExit(code if signals.code is None else signals.code) from None
         except GraphprobeError as error:
-            click.echo(error.render(), err=True)
+            echo(error.render(), err=True)
             raise SystemExit(error.exit_code) from None
         except (Exception, KeyboardInterrupt) as error:
             raise SystemExit(_flushed(end_of(error))) from None
@@ -105,7 +104,7 @@ def command_name() -> str:
 def end_of(error: BaseException) -> int:
     """Say why a command could not go on, and return its exit code."""
     if isinstance(error, KeyboardInterrupt):
-        click.echo("graphprobe: interrupted", err=True)
+        echo("graphprobe: interrupted", err=True)
         return EXIT_SIGNAL + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
     if isinstance(error, BrokenPipeError):
         _drop_output()
@@ -113,14 +112,14 @@ def end_of(error: BaseException) -> int:
     if isinstance(error, OSError) and (error.errno in FULL or error.filename is not None):
         where = error.filename if error.filename is not None else "a file or the output cannot be written"
         said = GraphprobeError(f"{where}: {error.strerror}", slug="no-output")
-        click.echo(said.render(), err=True)
+        echo(said.render(), err=True)
         return EXIT_UNDECIDED
     frame = traceback.extract_tb(error.__traceback__)[-1]
     said = GraphprobeError(
         f"graphprobe failed at {os.path.basename(frame.filename)}:{frame.lineno}: {type(error).__name__}: {error}",
         hint=f"this is a fault of graphprobe; please report it with {_written(error)}",
     )
-    click.echo(said.render(), err=True)
+    echo(said.render(), err=True)
     return EXIT_UNDECIDED
 
 
