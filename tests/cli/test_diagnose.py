@@ -194,6 +194,32 @@ def test_nothing_that_was_compiled_is_no_all_clear(diagnose: Python, tmp_path: P
     assert [(d["verdict"], d["graphs"]) for d in found] == [("undecided", 0)] * 2
 
 
+LEFT_AS_IT_IS = """\
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = torch.nn.LSTM(4, 4)
+
+    def forward(self, x):
+        return self.recurrent(x)[0]
+
+print(torch.compile(Net(), backend="eager")(torch.ones(2, 1, 4)).shape)
+"""
+
+
+def test_what_dynamo_gives_up_on_runs_uncompiled_and_is_right(diagnose: Python, tmp_path: Path) -> None:
+    (tmp_path / "left.py").write_text(LEFT_AS_IT_IS)
+    done = diagnose("--json", "result.json", "left.py")
+    assert done.code == 0, done.out + done.err
+    assert "0 graphs compiled" not in done.out
+    said = " ".join(done.out.split())
+    assert "torch.compile makes no graph of it and runs it uncompiled (Attempted to wrap RNN" in said
+    (found,) = json.loads((tmp_path / "result.json").read_text())["diagnoses"]
+    assert (found["verdict"], found["graphs"]) == ("healthy", 0)
+
+
 def test_script_goes_on_after_a_crash(diagnose: Python, tmp_path: Path) -> None:
     (tmp_path / "crashing.py").write_text(CRASHING)
     done = diagnose("crashing.py")

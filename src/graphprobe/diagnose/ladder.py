@@ -47,6 +47,12 @@ NOTHING = (
 )
 """Of a program whose calls gave Dynamo nothing."""
 
+LEFT_AS_IT_IS = (
+    "torch.compile makes no graph of it and runs it uncompiled ({reason}), so it is right because nothing is compiled; "
+    "`graphprobe explain` tells how to have it compiled"
+)
+"""Of a program that Dynamo has tried and left as it is."""
+
 ALONE = (
     "each of the {ranks} ranks was diagnosed alone: a collective gave back what this rank had put in, so that what the "
     "ranks do together was not checked"
@@ -284,8 +290,12 @@ class Ladder:
         excess = refusal is None and self._is_excess(user)
         self.result.verdict = verdict_of(user, refused=refusal is not None, excess=excess)
         if self.result.verdict == "healthy" and self.result.graphs == 0 and not self._raises():
-            self.result.verdict = "undecided"
-            self.result.notes.insert(0, NOTHING)
+            reasons = self.reports[self.top].given_up if self.top in self.reports else []
+            self.result.notes.insert(
+                0, LEFT_AS_IT_IS.format(reason=reasons[0].partition("\n")[0]) if reasons else NOTHING
+            )
+            if not reasons:
+                self.result.verdict = "undecided"
             return
         if refusal is not None:
             self.result.findings.append(refusal)

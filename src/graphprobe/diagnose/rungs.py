@@ -46,7 +46,7 @@ class RungReport(msgspec.Struct):
         largest: local error within the noise.
         checked: values judged.
         compiles: graphs compiled to kernels.
-        graphs: that Dynamo made, where they were counted.
+        graphs: that Dynamo made, where they were counted; `given_up`: why it left functions as they are, in its words.
         notes: what could not be checked.
     """
 
@@ -62,6 +62,7 @@ class RungReport(msgspec.Struct):
     checked: int = 0
     compiles: int = 0
     graphs: int | None = None
+    given_up: list[str] = []
     notes: list[str] = []
 
 

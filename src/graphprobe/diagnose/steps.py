@@ -36,7 +36,7 @@ from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.values import capture, to_bytes
 from graphprobe.findings import LargestZ, Latent
 from graphprobe.internals.caches import caches_renewed
-from graphprobe.internals.compile_facts import graphs_made
+from graphprobe.internals.compile_facts import given_up, graphs_made
 from graphprobe.judge.contents import plain_parts
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.observation import ObservationRecord
@@ -300,10 +300,11 @@ def upto(program: Program, compilation: Compilation, point: Graphs) -> RungRepor
 
 def plain(program: Program, compilation: Compilation) -> RungReport:
     """The backend as it is, nothing looked into; torch's graph caches are on, and hold nothing from before."""
-    report, before = RungReport(), graphs_made()
+    report, before, known = RungReport(), graphs_made(), given_up()
     with caches_renewed():
         run_program(program, compilation, compilation.backend, report)
     report.graphs = graphs_made() - before
+    report.given_up = [reason for reason, count in given_up().items() if count > known.get(reason, 0)]
     return report
 
 

@@ -47,6 +47,12 @@ def graphs_made() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+def given_up() -> dict[str, int]:
+    """What Dynamo gave up a whole function for by now, over the whole process, by reason."""
+    counters = require("torch._dynamo.utils", "counters", purpose=PURPOSE)
+    return {str(reason): int(count) for reason, count in counters.get("unimplemented", {}).items()}
+
+
 def graph_breaks() -> dict[str, int]:
     """Graph breaks by now, over the whole process, by reason: also those before which there was no graph."""
     counters = require("torch._dynamo.utils", "counters", purpose=PURPOSE)
