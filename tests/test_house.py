@@ -150,3 +150,28 @@ def test_links_between_documents_lead_somewhere() -> None:
             if not (path.parent / target).exists():
                 broken.append(f"{path.relative_to(ROOT)}: {target}")
     assert broken == []
+
+
+READING_ROOMS = ("analysis", "compare", "export", "report", "store")
+READS = re.compile(
+    r"\.read_(bytes|text)\(|(?<![\w.])open\([^)\n]*\"rb?\"|np\.(load|memmap|fromfile)\(|ZipFile\((?!.*\"w\")|mmap\("
+)
+READ_HERE = {
+    "store/files.py": 2,
+    "store/reader.py": 1,  # of the kernel, whether a process is alive
+    "store/api_shards.py": 1,  # behind open_file
+    "store/dump_format.py": 1,
+    "store/foreign/checked.py": 1,  # behind check_regular, as the next one
+    "store/foreign/pt_file.py": 2,
+    "report/html/page.py": 1,  # a file of this package
+}
+"""Places that read a file otherwise than by `store/files.py`, which refuses what is no regular file."""
+
+
+def test_files_that_anybody_wrote_are_read_in_one_way() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): len(READS.findall(path.read_text(encoding="utf-8")))
+        for room in READING_ROOMS
+        for path in (PACKAGE / room).rglob("*.py")
+    }
+    assert {name: count for name, count in found.items() if count} == READ_HERE

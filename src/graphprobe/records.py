@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 SCHEMA_VERSION = 1
 """Version of the on-disk layout and of every struct below; written to each manifest."""
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A whole number as a file may have it: one that is larger is refused when the file is read."""
 
 Direction = Literal["pre_grad", "joint", "forward", "backward"]
 Kind = Literal["graph", "pass", "ir", "code", "ops", "compile", "inputs", "outputs", "log", "failure", "note"]
@@ -28,14 +31,14 @@ class Where(msgspec.Struct, frozen=True, omit_defaults=True):
         step: call index of the compiled graph, for facts taken while it ran.
     """
 
-    rank: int = 0
-    model: int | None = None
+    rank: Int64 = 0
+    model: Int64 | None = None
     compile_id: str | None = None
     direction: Direction | None = None
     phase: str | None = None
     pass_name: str | None = None
     subgraph: str | None = None
-    step: int | None = None
+    step: Int64 | None = None
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,23 +62,51 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         message: for failures and notes, the text.
     """
 
-    seq: int
-    time_ns: int
+    seq: Int64
+    time_ns: Int64
     where: Where
     kind: Kind
     name: str
     changed: bool | None = None
     path: str | None = None
-    size_bytes: int | None = None
+    size_bytes: Int64 | None = None
     digest: str | None = None
     before: str | None = None
-    elapsed_ns: int | None = None
-    nodes_before: int | None = None
-    nodes_after: int | None = None
+    elapsed_ns: Int64 | None = None
+    nodes_before: Int64 | None = None
+    nodes_after: Int64 | None = None
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     subsystem: str | None = None
     message: str | None = None
+
+
+class CompileFacts(msgspec.Struct, omit_defaults=False):
+    """`compile.json`. Timings in milliseconds; `reason` says in words why this compile took place.
+
+    `ops` counts the calls of Dynamo's graph, nested graphs included; `begins` is where in the program the first stands,
+    or, of a module all of whose code is torch's, the call of it.
+    """
+
+    schema: Int64 = 1
+    compile_id: str | None = None
+    function: str | None = None
+    file: str | None = None
+    line: Int64 | None = None
+    backend: str | None = None
+    mode: str | None = None
+    reason: str = ""
+    recompile_reason: str | None = None
+    restart_of: Int64 | None = None
+    graph_break: dict[str, str | list[str] | None] | None = None
+    caches_bypassed: list[str] = []
+    guards: list[dict[str, Any]] = []
+    timings_ms: dict[str, float] = {}
+    failure: str | None = None
+    nodes: Int64 | None = None
+    ops: Int64 | None = None
+    begins: str | None = None
+    notes: list[str] = []
 
 
 Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
@@ -113,16 +144,16 @@ class TensorStats(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             for equal bits in equal logical order, whatever the strides. Shape and dtype do not enter.
     """
 
-    count: int
+    count: Int64
     min: float | None = None
     max: float | None = None
     mean: float | None = None
     std: float | None = None
     l2: float | None = None
-    nan: int = 0
-    positive_inf: int = 0
-    negative_inf: int = 0
-    zeros: int = 0
+    nan: Int64 = 0
+    positive_inf: Int64 = 0
+    negative_inf: Int64 = 0
+    zeros: Int64 = 0
     digest: str = ""
 
 
@@ -141,7 +172,7 @@ class Manifest(msgspec.Struct, omit_defaults=True, kw_only=True):
     reached, disk full, observer failed), one entry a cause.
     """
 
-    schema: int = SCHEMA_VERSION
+    schema: Int64 = SCHEMA_VERSION
     state: Literal["running", "finished", "failed"] = "running"
     graphprobe: str
     torch: str | None = None
@@ -149,22 +180,22 @@ class Manifest(msgspec.Struct, omit_defaults=True, kw_only=True):
     platform: str
     argv: list[str]
     cwd: str
-    pid: int
-    parent_pid: int
-    rank: int = 0
-    world_size: int = 1
+    pid: Int64
+    parent_pid: Int64
+    rank: Int64 = 0
+    world_size: Int64 = 1
     host: str = ""
     env: dict[str, str] = {}
     devices: list[str] = []
     settings: dict[str, SettingValue] = {}
     caches_bypassed: list[str] = []
     taps: dict[str, str] = {}
-    started_ns: int
-    ended_ns: int | None = None
+    started_ns: Int64
+    ended_ns: Int64 | None = None
     exception: str | None = None
-    predicted_bytes: int | None = None
-    collected_files: int = 0
-    collected_bytes: int = 0
-    models: int = 0
+    predicted_bytes: Int64 | None = None
+    collected_files: Int64 = 0
+    collected_bytes: Int64 = 0
+    models: Int64 = 0
     missing: list[str] = []
     notes: list[str] = []

@@ -7,7 +7,9 @@ itself: the caller hands the mapping in.
 from __future__ import annotations
 
 import difflib
+import errno
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -222,6 +224,9 @@ def _by_hand(values: Mapping[str, object], source: str) -> dict[str, tuple[objec
 
 def _from_file(path: str, path_source: str) -> dict[str, tuple[object, str]]:
     try:
+        if not Path(path).is_file():  # of a FIFO or a device nothing is read
+            os.stat(path)
+            raise OSError(errno.EINVAL, "it is no file")
         document = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_object_without_duplicates)
     except OSError as error:
         raise SettingError(

@@ -459,18 +459,25 @@ def dumped(run: Run, path: Any, **options: Any) -> None:
 
 GRAPHS = """
 import json, pathlib, sys, torch, graphprobe
-folder = pathlib.Path(sys.argv[1])
-folder.mkdir()
-plan = folder.with_suffix(".json")
-plan.write_text(json.dumps({"dump": {"dump_path": str(folder), "dump_data": "stats"}}))
-config = graphprobe.CompilerConfig()
-config.dump_config.enable_dump = True
-config.dump_config.dump_config_path = str(plan)
-with torch.no_grad():
-    torch.compile(lambda x: torch.sin(x) + 1, backend=graphprobe.get_backend(compiler_config=config))(torch.ones(4))
+for name in sys.argv[1:]:
+    folder = pathlib.Path(name)
+    folder.mkdir()
+    plan = folder.with_suffix(".json")
+    data = "tensor" if folder.name == "values" else "stats"
+    plan.write_text(json.dumps({"dump": {"dump_path": str(folder), "dump_data": data}}))
+    config = graphprobe.CompilerConfig()
+    config.dump_config.enable_dump = True
+    config.dump_config.dump_config_path = str(plan)
+    with torch.no_grad():
+        torch.compile(lambda x: torch.sin(x) + 1, backend=graphprobe.get_backend(compiler_config=config))(torch.ones(4))
 """
 
 
-def graphs_dumped(folder: Path) -> None:
-    """A dump of one compiled graph, by a process of its own: what it opens stays open to the end of the process."""
-    subprocess.run([sys.executable, "-c", GRAPHS, str(folder)], check=True, capture_output=True, cwd=folder.parent)
+def graphs_dumped(*folders: Path) -> None:
+    """Dumps of one compiled graph, by a process of its own: what it opens stays open to the end of the process.
+
+    A folder called `values` gets values, any other one statistics.
+    """
+    subprocess.run(
+        [sys.executable, "-c", GRAPHS, *map(str, folders)], check=True, capture_output=True, cwd=folders[0].parent
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,16 @@ TEXTS = [
     "\x1b]0;x\x07",
 ]
 NUMBERS = [0, -1, 1, 2**31, 2**53, 2**63, 2**64, -(2**63), 10**400, 1e308, 0.5]
+DIGITS = [b"9" * 5000, b"9" * 19, "²".encode(), b"-1", b"0", b"1e999", b"0.5"]
+_DIGITS = re.compile(rb"\d+")
 DEPTHS = [50, 900, 1100, 100_000]
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
     """One damage to a file of any kind."""
     ways = [_bits, _cut, _double, _drop, _noise]
+    if _DIGITS.search(data):
+        ways.append(_number)
     if b"\n" in data:
         ways += [_line_lost, _line_doubled, _lines_swapped]
     if data[:1] in (b"{", b"["):
@@ -58,6 +63,12 @@ def _drop(data: bytes, chance: random.Random) -> bytes:
 def _noise(data: bytes, chance: random.Random) -> bytes:
     a = chance.randrange(len(data) + 1)
     return data[:a] + chance.randbytes(chance.choice([1, 8, 64])) + data[a + 8 :]
+
+
+def _number(data: bytes, chance: random.Random) -> bytes:
+    """Other digits than those of a number, wherever it stands."""
+    found = chance.choice(list(_DIGITS.finditer(data)))
+    return data[: found.start()] + chance.choice(DIGITS) + data[found.end() :]
 
 
 def _line_lost(data: bytes, chance: random.Random) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from graphprobe.store.schema import UNREADABLE, json_from_value
+from graphprobe.records import Int64
 
 
 class UserFrame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -19,7 +20,7 @@ class UserFrame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     file: str
-    line: int | None
+    line: Int64 | None
     function: str
     source: str = ""
     statement: str = ""
@@ -55,7 +56,7 @@ class BreakFact(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, t
     compile_id: str | None = None
     function: str = ""
     file: str = ""
-    first_line: int | None = None
+    first_line: Int64 | None = None
 
 
 class UncompiledFact(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="fact", tag="uncompiled"):
@@ -76,7 +77,7 @@ class UncompiledFact(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     stack: list[UserFrame] = []
     function: str = ""
     file: str = ""
-    first_line: int | None = None
+    first_line: Int64 | None = None
     inside: str | None = None
 
 

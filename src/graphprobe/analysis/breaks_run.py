@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphprobe.analysis.breaks import BreakReport, GraphSeen, report_from_facts
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame, facts_from_lines
 from graphprobe.store import layout
+from graphprobe.store.files import read_file
 from graphprobe.store.reader import Model, Run
 
 TAP = "graph_breaks"
@@ -27,7 +28,7 @@ def report_from_run(run: Run) -> tuple[BreakReport, list[str]]:
         breaks = [fact for model in models if model.number not in superseded for fact in _from_compile(model)]
     else:
         try:
-            data = (run.tool_dir / layout.BREAKS).read_bytes()
+            data = read_file(run.tool_dir / layout.BREAKS)
         except FileNotFoundError:
             data = b""
         except OSError as error:
@@ -75,4 +76,6 @@ def _frame(place: str) -> UserFrame:
     """From `file:line in function`."""
     where, _, function = place.rpartition(" in ")
     file, _, line = where.rpartition(":")
-    return UserFrame(file=file or where, line=int(line) if line.isdigit() else None, function=function)
+    return UserFrame(
+        file=file or where, line=int(line) if line.isdecimal() and len(line) < 10 else None, function=function
+    )

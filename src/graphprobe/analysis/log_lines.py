@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from pathlib import Path
 
 import msgspec
 
 from graphprobe.errors import UsageError
 from graphprobe.store import layout
+from graphprobe.store.files import read_file
 from graphprobe.store.reader import Run
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -70,6 +72,14 @@ def records_from_text(text: str) -> list[LogRecord]:
     return found
 
 
+def records_from_file(path: Path, *, below: Path | None = None) -> list[LogRecord]:
+    """The records of a log; raises UsageError where it cannot be read, or is a link that leads out of `below`."""
+    try:
+        return records_from_text(read_file(path, below=below).decode("utf-8", "replace"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def component_records(run: Run, component: str | None) -> list[LogRecord]:
     """The records of one component of a run, from its file or else from `debug.log`; of all for None.
 
@@ -79,7 +89,7 @@ def component_records(run: Run, component: str | None) -> list[LogRecord]:
     if component is not None:
         path = run.tool_dir / layout.log_file(component)
         if path.is_file():
-            return records_from_text(path.read_text("utf-8", "replace"))
+            return records_from_file(path, below=run.tool_dir)
         if component not in LOGGERS:
             known = sorted({*LOGGERS, *files_of(run)})
             raise UsageError(
@@ -87,7 +97,7 @@ def component_records(run: Run, component: str | None) -> list[LogRecord]:
                 hint=f"it has {', '.join(known)}; graphprobe run --logs +NAME collects another",
             )
     main = run.tool_dir / layout.LOG
-    records = records_from_text(main.read_text("utf-8", "replace")) if main.is_file() else []
+    records = records_from_file(main, below=run.tool_dir) if main.exists() else []
     if component is None:
         return records
     return [record for record in records if _below(record.logger or "", LOGGERS[component])]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from graphprobe.records import Int64
+
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the program; `function` is the one it lies in."""
 
     file: str
-    line: int
+    line: Int64
     function: str = ""
 
     def __str__(self) -> str:
@@ -62,15 +64,15 @@ class Recompile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     function: str
     file: str
-    line: int
+    line: Int64
     guards: tuple[FailedGuard, ...] = ()
     compile_id: str | None = None
     caller: Place | None = None
     thread: str = ""
-    versions: int | None = None
-    limit: int | None = None
-    all_versions: int | None = None
-    accumulated_limit: int | None = None
+    versions: Int64 | None = None
+    limit: Int64 | None = None
+    all_versions: Int64 | None = None
+    accumulated_limit: Int64 | None = None
     limit_hit: str | None = None
     dynamic: bool | None = None
     automatic_dynamic: bool = True
@@ -78,4 +80,4 @@ class Recompile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     other_instance: bool = False
     owner: str | None = None
     free_variables: tuple[str, ...] = ()
-    time_ns: int = 0
+    time_ns: Int64 = 0

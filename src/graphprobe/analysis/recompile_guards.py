@@ -35,7 +35,7 @@ class Check(msgspec.Struct, frozen=True):
 
 _TENSOR = re.compile(
     r"tensor '(?P<source>.+)' (?P<what>size|stride|dtype|rank|requires_grad|dispatch key set) mismatch"
-    r"(?: at index (?P<dim>\d+))?\. expected (?P<rest>.*)",
+    r"(?: at index (?P<dim>\d{1,9}))?\. expected (?P<rest>.*)",
     re.S,
 )
 _PAIR = re.compile(r"(?P<expected>DispatchKeySet\([^)]*\)|[\w.-]+?), actual (?P<actual>DispatchKeySet\([^)]*\)|-?\w+)")
@@ -45,7 +45,7 @@ _DEVICE_INDEX = re.compile(
 _NO_TENSOR = re.compile(r"expected type of '(?P<source>.+)' to be a tensor type, ' but found <class '(?P<found>.+?)'>")
 _FREED = re.compile(r"Cache line invalidated because (?P<source>.+) got deallocated")
 _OBJECT = re.compile(r"___check_(?P<what>obj|type)_id\((?P<source>.+), \d+\), type=(?P<type><.*>)$")
-_DIMS = re.compile(r"(?P<source>[\w.\[\]'\"]+)\.(?P<what>size|stride)\(\)\[(?P<dim>\d+)\]")
+_DIMS = re.compile(r"(?P<source>[\w.\[\]'\"]+)\.(?P<what>size|stride)\(\)\[(?P<dim>\d{1,9})\]")
 _LENGTH = re.compile(r"(?:not )?(?:len|___tuple_iterator_len)\((?P<source>.+)\)(?: (?P<op>==|!=) (?P<value>\d+))?$")
 _KEYS = (
     re.compile(

@@ -11,6 +11,7 @@ from graphprobe.analysis.recompile_facts import FailedGuard, Place, Recompile
 from graphprobe.analysis.recompile_guards import check_from_text, tidy
 from graphprobe.analysis.recompiles import RecompileReport, report_from_facts
 from graphprobe.store import layout
+from graphprobe.store.files import read_file
 from graphprobe.store.reader import Model, Run
 from graphprobe.store.schema import UNREADABLE
 
@@ -50,7 +51,7 @@ def _recorded(run: Run, notes: list[str]) -> list[Recompile]:
     facts: list[Recompile] = []
     for path in paths:
         try:
-            lines = (run.tool_dir / path).read_bytes().splitlines()
+            lines = read_file(run.tool_dir / path, below=run.tool_dir).splitlines()
         except OSError as error:
             notes.append(f"{path} cannot be read: {error.strerror}")
             continue
@@ -69,7 +70,7 @@ def _fact_from_model(model: Model) -> Recompile | None:
         return None
     entry, _, rest = reason.partition(": ")
     text, _, stack = rest.partition("\nUser stack trace:\n")
-    lines = re.findall(r'File "(.+?)", line (\d+), in (.+)', stack)
+    lines = re.findall(r'File "(.+?)", line (\d{1,9}), in (.+)', stack)
     where = Place(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else None
     text = tidy(text)
     guard = FailedGuard(entry, text, where, "torch" if where else None, check_from_text(text).actual)
@@ -80,5 +81,5 @@ def _fact_from_model(model: Model) -> Recompile | None:
         line=int(compiled.get("line") or 0),
         guards=(guard,),
         compile_id=compiled.get("compile_id"),
-        versions=int(number) if number.isdecimal() else None,
+        versions=int(number) if number.isdecimal() and len(number) < 10 else None,
     )

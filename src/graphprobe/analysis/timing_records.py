@@ -9,6 +9,8 @@ import msgspec
 
 from graphprobe.errors import UsageError
 from graphprobe.store.schema import UNREADABLE, json_from_value
+from graphprobe.records import Int64
+from graphprobe.store.files import read_file
 
 FORMAT = "graphprobe-profile"
 VERSION = 1
@@ -32,11 +34,11 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     name: str
-    begin_ns: int
-    end_ns: int
-    cpu_ns: int
-    thread: int = 0
-    parent: int = -1
+    begin_ns: Int64
+    end_ns: Int64
+    cpu_ns: Int64
+    thread: Int64 = 0
+    parent: Int64 = -1
     compile_id: str | None = None
     kind: Kind = "phase"
     detail: str = ""
@@ -56,10 +58,10 @@ class Compile(msgspec.Struct, frozen=True, omit_defaults=True):
     direction: Literal["forward", "backward"] = "forward"
     function: str | None = None
     file: str | None = None
-    line: int | None = None
+    line: Int64 | None = None
     failure: str | None = None
     recompile_reason: str | None = None
-    calls: int | None = None
+    calls: Int64 | None = None
 
 
 class CacheEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,22 +87,22 @@ class Profile(msgspec.Struct, frozen=True, omit_defaults=True):
     graphprobe: str
     torch: str
     python: str
-    began_unix_ns: int
-    wall_ns: int
-    cpu_ns: int
+    began_unix_ns: Int64
+    wall_ns: Int64
+    cpu_ns: Int64
     spans: list[Span]
     compiles: list[Compile]
     caches: list[CacheEvent]
     threads: list[str]
     program: str = ""
-    exit_code: int | None = None
+    exit_code: Int64 | None = None
     error: str | None = None
     notes: list[str] = []
 
 
 class _File(msgspec.Struct):
     format: str
-    version: int
+    version: Int64
     profile: Profile
 
 
@@ -117,7 +119,7 @@ def read_profile(path: str | Path) -> Profile:
         UsageError: there is no such file, or it holds something else, or spans that do not fit together.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     hint = "expected a file that graphprobe profile has written"

@@ -48,8 +48,8 @@ def command(
     if level is not None and level not in log_lines.LEVELS:
         raise UsageError(f"--level {level}: there is no such level", hint=f"levels: {', '.join(log_lines.LEVELS)}")
     if run == "-" or Path(run).is_file():
-        text = sys.stdin.read() if run == "-" else Path(run).read_text("utf-8", "replace")
-        records = log_lines.records_from_text(text)
+        own = run == "-"
+        records = log_lines.records_from_text(sys.stdin.read()) if own else log_lines.records_from_file(Path(run))
         report = torch_steps.report_from_records(records)
         shown = _component_of(report) if component is None else component
         if shown is not None:

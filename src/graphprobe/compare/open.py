@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from graphprobe.compare.remote import is_remote, local_copy
-from graphprobe.errors import RunNotFoundError, UsageError
+from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
 from graphprobe.store.calls import CallDump
+from graphprobe.store.files import open_file, read_file
 
 EXPECTED = (
     "a folder of an API dump, a graph dump (a time folder or worldsize*_rank*), an index written by `graphprobe "
@@ -80,14 +81,20 @@ def _merged(place: Path) -> CallDump:
 
     again = "write it again with `graphprobe merge`"
     try:
-        document = json.loads(place.read_text(encoding="utf-8"))
+        document = json.loads(read_file(place))
         folders = {int(rank): place.parent / str(folder) for rank, folder in document["ranks"].items()}
         indexes = [folder for folder in folders.values() if folder.name == MERGED or (folder / MERGED).is_file()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{place} is no index of ranks: {error}", hint=again) from error
     if indexes:
         raise UsageError(f"{place} names another index of ranks, {indexes[0]}, and not the dump of a rank", hint=again)
-    return MergedDump(str(place), {rank: open_dump(folder) for rank, folder in folders.items()})
+    opened: dict[int, CallDump] = {}
+    for rank, folder in folders.items():
+        try:
+            opened[rank] = open_dump(folder)
+        except GraphprobeError as error:
+            raise UsageError(f"{place}, rank {rank}: {error}", hint=error.hint or again) from error
+    return MergedDump(str(place), opened)
 
 
 def _msprobe_below(folder: Path) -> bool:
@@ -105,7 +112,7 @@ def _msprobe_below(folder: Path) -> bool:
 
 
 def _begins_with(path: Path, mark: bytes) -> bool:
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return file.read(256).lstrip()[: len(mark)] == mark
 
 

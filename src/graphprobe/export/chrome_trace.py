@@ -71,6 +71,19 @@ def export_dump(dump: Dump, file: Path) -> int:
     return _write(file, events, {"time": "when the op was handed to the dump"})
 
 
+class _Launch(msgspec.Struct):
+    """A complete event of `captured_ops.json`, its times in microseconds."""
+
+    ts: float
+    dur: float
+
+
+class _Recorded(msgspec.Struct, rename={"events": "traceEvents"}):
+    """`captured_ops.json`."""
+
+    events: list[dict[str, Any]]
+
+
 class _RunTrace:
     def __init__(self, run: Run, left_out: list[str]) -> None:
         self.run, self.left_out = run, left_out
@@ -177,17 +190,17 @@ class _RunTrace:
     def _launches(self, event: Event) -> Iterator[dict[str, Any]]:
         """What `captured_ops.json` has; its times count from the first launch, and it is written after the last."""
         try:
-            recorded = msgspec.json.decode(self.run.content(event))["traceEvents"]
-        except (ArtifactNotFoundError, KeyError, TypeError, *UNREADABLE) as error:
+            recorded = msgspec.json.decode(self.run.content(event), type=_Recorded).events
+            complete = [(one, msgspec.convert(one, _Launch)) for one in recorded if one.get("ph") == "X"]
+        except (ArtifactNotFoundError, *UNREADABLE) as error:
             self.left_out.append(f"{event.path}: {error}")
             return
-        complete = [one for one in recorded if one.get("ph") == "X"]
-        length_us = max((one["ts"] + one["dur"] for one in complete), default=0.0)
+        length_us = max((launch.ts + launch.dur for _, launch in complete), default=0.0)
         pid, row = _pid(event.where.model), LAUNCH_ROW + (event.where.direction == "backward")
         yield _meta("thread_name", pid, row, f"launches of {event.where.direction}, call {event.where.step or 0}")
         begin_us = self._us(event.time_ns) - length_us
-        for one in complete:
-            yield one | {"ts": begin_us + one["ts"], "pid": pid, "tid": row}
+        for one, launch in complete:
+            yield one | {"ts": begin_us + launch.ts, "pid": pid, "tid": row}
 
     def _passes(self) -> dict[int, Event]:
         """By step, the event of the pass that it was: both are told in the order in which passes end."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from graphprobe.compare.open import open_dump
-from graphprobe.errors import UsageError
+from graphprobe.errors import SchemaError, UsageError
 from graphprobe.export.statistics import WithStatistics
 from graphprobe.export.subject import KINDS, Kind, kind_of, rows_of
 from graphprobe.store.api_reader import is_api_dump
@@ -102,6 +102,8 @@ def export(
         raise UsageError(
             f"{error.filename or out}: {error.strerror or error}", hint="--out could not be made"
         ) from error
+    except OverflowError as error:
+        raise SchemaError(f"{path} holds a number that is larger than any that is measured: {error}") from error
 
 
 def forms_of(kind: Kind) -> list[str]:

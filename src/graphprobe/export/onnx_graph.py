@@ -111,7 +111,7 @@ class Builder:
 
 def _size(value: object) -> int | str:
     text = str(value)
-    return int(text) if text.lstrip("-").isdigit() and int(text) >= 0 else text
+    return int(text) if text.isdecimal() and len(text) < 19 else text
 
 
 def attribute(key: str, value: Any) -> onnx.AttributeProto:

@@ -13,6 +13,7 @@ from graphprobe.compare.open import open_dump
 from graphprobe.compare.result import SCHEMA, CallResult
 from graphprobe.errors import RunNotFoundError, SchemaError, UsageError
 from graphprobe.store.dump_reader import is_op_file
+from graphprobe.store.files import open_file, read_file
 from graphprobe.store.graph_calls import is_graph_dump
 from graphprobe.store.reader import Run
 from graphprobe.store.schema import UNREADABLE
@@ -64,7 +65,7 @@ def kind_of(path: Path) -> Kind:
 def _kind_of_file(path: Path) -> Kind:
     if path.name in (COMPARISON, ROWS):
         return "comparison"
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         if f'"{PROFILE_FORMAT}"'.encode() in file.read(512):
             return "profile"
     if is_op_file(path):
@@ -89,14 +90,14 @@ def rows_of(path: Path) -> Iterator[CallResult]:
     summary = folder / COMPARISON
     if summary.is_file():
         try:
-            document = msgspec.json.decode(summary.read_bytes())
+            document = msgspec.json.decode(read_file(summary))
         except UNREADABLE as error:
             raise SchemaError(f"{summary} is no JSON: {error}") from error
         version = document.get("schema") if isinstance(document, dict) else None
         if not isinstance(version, int) or version > SCHEMA:
             raise SchemaError(f"{summary} has schema {version}; this graphprobe reads up to {SCHEMA}")
     decoder = msgspec.json.Decoder(CallResult)
-    with open(rows, "rb") as file:
+    with open_file(rows) as file:
         for number, line in enumerate(file, start=1):
             try:
                 yield decoder.decode(line)

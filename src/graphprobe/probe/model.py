@@ -16,7 +16,7 @@ from graphprobe.probe.inputs import InputSaver
 from graphprobe.probe.steps import StepLog
 from graphprobe.probe.trail import Trail
 from graphprobe.probe.views import fx_file
-from graphprobe.records import Direction, Where
+from graphprobe.records import CompileFacts, Direction, Where
 from graphprobe.settings import Settings
 from graphprobe.store import layout
 from graphprobe.store.schema import json_from_value
@@ -40,34 +40,6 @@ TIMINGS_US = {
 
 torch's time of `triton` is that of every kernel's compiler: on the CPU it is called `cpp`.
 """
-
-
-class CompileFacts(msgspec.Struct, omit_defaults=False):
-    """`compile.json`. Timings in milliseconds; `reason` says in words why this compile took place.
-
-    `ops` counts the calls of Dynamo's graph, nested graphs included; `begins` is where in the program the first stands,
-    or, of a module all of whose code is torch's, the call of it.
-    """
-
-    schema: int = 1
-    compile_id: str | None = None
-    function: str | None = None
-    file: str | None = None
-    line: int | None = None
-    backend: str | None = None
-    mode: str | None = None
-    reason: str = ""
-    recompile_reason: str | None = None
-    restart_of: int | None = None
-    graph_break: dict[str, Any] | None = None
-    caches_bypassed: list[str] = []
-    guards: list[dict[str, Any]] = []
-    timings_ms: dict[str, float] = {}
-    failure: str | None = None
-    nodes: int | None = None
-    ops: int | None = None
-    begins: str | None = None
-    notes: list[str] = []
 
 
 class Owner(Protocol):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from graphprobe.errors import UsageError
 from graphprobe.report.neutral_names import NeutralNames
+from graphprobe.store.files import read_file
+from graphprobe.store.schema import UNREADABLE
 
 REPORT, FINDING, REDUCED = "REPORT.md", "finding.json", "repro"
 
@@ -29,27 +32,47 @@ class Issue:
     body: str
 
 
+class _Named(msgspec.Struct):
+    """What of a finding names something of the program."""
+
+    source: str | None = None
+    module: str | None = None
+    op: str | None = None
+    places: list[str] = []
+    also: list[str] = []
+
+
 def read_issue(dossier: Path) -> tuple[Issue, dict[str, Any]]:
     """The report of a dossier, or of a reduction, and its finding as JSON; without `finding.json` an empty one.
 
     Raises:
-        UsageError: there is no report.
+        UsageError: there is no report, or the finding cannot be read.
     """
     folder = dossier.parent if dossier.name == REPORT else dossier
     if not (folder / REPORT).is_file() and (folder / REDUCED / REPORT).is_file():
         folder = folder / REDUCED
     try:
-        text = (folder / REPORT).read_text("utf-8")
+        text = read_file(folder / REPORT, below=folder).decode("utf-8", "replace")
     except OSError as error:
         raise UsageError(f"{dossier}: it has no {REPORT}", hint=_hint(dossier)) from error
     head, _, body = text.partition("\n")
     if not head.startswith("# "):
         raise UsageError(f"{folder / REPORT}: its first line is no title", hint="it was changed: write `# TITLE` first")
+    return Issue(head[2:].strip(), body.strip() + "\n"), _finding(folder / FINDING)
+
+
+def _finding(path: Path) -> dict[str, Any]:
     try:
-        finding = json.loads((folder / FINDING).read_text("utf-8"))
-    except (OSError, ValueError):
-        finding = {}
-    return Issue(head[2:].strip(), body.strip() + "\n"), finding if isinstance(finding, dict) else {}
+        data = read_file(path)
+        msgspec.json.decode(data, type=_Named)
+        finding: dict[str, Any] = msgspec.json.decode(data)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except UNREADABLE as error:  # without it, the names of the program would not be known
+        raise UsageError(f"{path} is no finding: {error}", hint="name a folder of graphprobe diagnose") from error
+    return finding
 
 
 def _hint(dossier: Path) -> str:

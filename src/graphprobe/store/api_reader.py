@@ -30,6 +30,7 @@ from graphprobe.store.api_records import (
 )
 from graphprobe.store.api_shards import Shard
 from graphprobe.store.calls import Call, CallDump, CallSlot, shape_problem
+from graphprobe.store.files import open_file, read_file
 from graphprobe.store.reader import State, is_alive
 from graphprobe.store.schema import UNREADABLE, read_manifest
 from graphprobe.store.shortage import ended_early
@@ -223,7 +224,7 @@ def manifest_in(folder: Path) -> ApiManifest | None:
     """
     path = folder / layout.MANIFEST
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError:
         return None
     if b'"api_dump_schema"' not in data:
@@ -275,11 +276,8 @@ def _slot(slot: ApiSlot, holders: bool) -> CallSlot:
 
 
 def _lines(path: Path, problems: dict[str, None]) -> Iterator[bytes]:
-    if path.exists() and not path.is_file():
-        problems[f"{path} cannot be read: it is no regular file"] = None
-        return
     try:
-        with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+        with open_file(path, buffer_bytes=_BUFFER_BYTES) as file:
             for line in file:
                 if line.strip():
                     yield line

@@ -15,6 +15,7 @@ from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import STORED_DTYPES, stored_from_meta
 from graphprobe.store.dump_format import write_pieces
+from graphprobe.store.files import open_file
 from graphprobe.store.schema import UNREADABLE
 
 Array = np.ndarray[Any, Any]
@@ -82,7 +83,7 @@ class Shard:
         """Raises ArtifactNotFoundError where there is no such file, SchemaError where its header cannot be read."""
         self.path = path
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 length = int.from_bytes(file.read(8), "little")
                 if length > _MAX_HEADER_BYTES:
                     raise SchemaError(f"{path} is no shard of values: its header would have {length} bytes")

@@ -21,7 +21,7 @@ from graphprobe.store.dump_reader import Array, LoadedValue, open_dump
 from graphprobe.store.dump_records import STAT_FIELDS
 from graphprobe.store.dump_stats import StatsRow, read_stats
 from graphprobe.store.dump_text import write_csv, write_text
-from graphprobe.store.foreign.checked import NOT_NPY
+from graphprobe.store.foreign.checked import mapped_npy
 
 Format = Literal["npy", "txt", "csv"]
 
@@ -215,8 +215,8 @@ def _load(target: Target) -> tuple[Array, str, str]:
         array, note = LoadedValue(file, slot).array_and_conversion()
         return array, slot.meta.dtype, note
     try:
-        array = np.load(target.source, mmap_mode="r", allow_pickle=False)
-    except NOT_NPY as error:
+        array = mapped_npy(target.source)
+    except ValueError as error:
         raise SchemaError(f"{target.source} cannot be read as a .npy file: {error}") from error
     return array, str(array.dtype), ""
 

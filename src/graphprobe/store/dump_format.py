@@ -15,6 +15,7 @@ import numpy as np
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.store.dump_dtypes import stored_from_meta
 from graphprobe.store.dump_records import DUMP_SCHEMA, DumpRecord, Slot
+from graphprobe.store.files import open_file
 from graphprobe.store.schema import UNREADABLE
 
 RECORD_KEY = "graphprobe.record"
@@ -96,7 +97,7 @@ def read_op_file(path: Path) -> OpFile:
         SchemaError: it is cut off, of a newer schema, or no file of a dump.
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
@@ -124,6 +125,10 @@ def read_op_file(path: Path) -> OpFile:
     for name, span in spans.items():
         if name not in slots or slots[name].size_bytes != span.end - span.begin:
             raise SchemaError(f"{path}: the values of {name} are not those that its record tells of")
+        try:
+            stored_from_meta(slots[name].meta.dtype, slots[name].meta.shape, span.end - span.begin)
+        except ValueError as error:
+            raise SchemaError(f"{path}: the values of {name} do not fit: {error}") from error
     return OpFile(path, record, spans)
 
 

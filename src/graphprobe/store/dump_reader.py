@@ -21,6 +21,7 @@ from graphprobe.store.dump_layout import INDEX, STATS
 from graphprobe.store.dump_records import DUMP_SCHEMA, DumpManifest, DumpRecord, Side, Slot
 from graphprobe.store.dump_stats import StatsRow, read_stats
 from graphprobe.store.dump_widen import widened
+from graphprobe.store.files import open_file, read_file
 from graphprobe.store.reader import State, is_alive
 from graphprobe.store.schema import UNREADABLE, read_manifest
 
@@ -153,7 +154,7 @@ class DumpFolder:
         if self._headers:
             yield from [self._headers[place] for place in places]
             return
-        with open(self.time_dir / INDEX, "rb") as file:
+        with open_file(self.time_dir / INDEX) as file:
             at = -1
             for offset in places:
                 if offset != at:
@@ -194,7 +195,7 @@ class DumpFolder:
         """Records, the files of their values, and where their lines begin."""
         offset = length = 0
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 for number, line in enumerate(file, start=1):
                     offset, length = offset + length, len(line)
                     try:
@@ -292,7 +293,7 @@ def open_dump(path: str | Path) -> Dump:
 def is_op_file(path: Path) -> bool:
     """Whether a file begins as the file of an op does, whatever its name; a file that is cut off may, too."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             start = file.read(256)
     except OSError:
         return False
@@ -319,7 +320,7 @@ def _manifest_in(folder: Path) -> DumpManifest | None:
     """The manifest of a dump that lies right in `folder`; None when there is none, or one of something else."""
     path = folder / layout.MANIFEST
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError:
         return None
     if b'"dump_schema"' not in data:

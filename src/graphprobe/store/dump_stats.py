@@ -16,6 +16,7 @@ from graphprobe.numerics import native
 from graphprobe.numerics.number_text import numbers_text_in_python
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.dump_records import STAT_FIELDS, OpInfo, Slot, StatName
+from graphprobe.store.files import read_file
 
 COLUMNS: tuple[str, ...] = (
     "Op Type",
@@ -131,7 +132,7 @@ def read_stats(path: Path, problems: list[str]) -> Iterator[StatsRow]:
         SchemaError: its first line is not the header of these statistics.
     """
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
     whole, _, torn = data.rpartition(b"\r\n")

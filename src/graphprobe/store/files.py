@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and the count of what they take."""
+"""Files that are there whole or not at all, the count of what they take, and reading those that anybody wrote."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import errno
 import itertools
 import os
+import stat
 from hashlib import blake2b
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -15,6 +17,10 @@ from graphprobe.store import layout
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _counter = itertools.count()
+
+MOST_BYTES = 1 << 30
+"""Of a file that is read whole."""
+_HEAD_BYTES, _TAIL_BYTES = 4 << 10, 64 << 10
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
@@ -86,3 +92,60 @@ def write_new_file(path: Path, data: bytes) -> None:
             view = view[os.write(descriptor, view) :]
     finally:
         os.close(descriptor)
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise OSError unless `path` is a regular file: a FIFO would hang its reader, and opening a device may do things.
+
+    A name that no file can have is a file that is not there, too.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError as error:
+        raise OSError(errno.ENOENT, f"no file can be called that: {error}", os.fspath(path)) from error
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+
+
+def open_file(path: str | os.PathLike[str], *, buffer_bytes: int = -1) -> BinaryIO:
+    """Open a file that anybody may have written, for reading. Raises OSError, also where it is no regular file."""
+    check_regular(path)
+    return open(path, "rb", buffering=buffer_bytes)
+
+
+def read_file(path: str | os.PathLike[str], *, below: Path | None = None, most_bytes: int = MOST_BYTES) -> bytes:
+    """The content of a file that anybody may have written.
+
+    Args:
+        path: the file.
+        below: a folder that the file must lie in when links are followed.
+        most_bytes: a larger file is refused.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, is too large, or lies outside `below`.
+    """
+    check_regular(path)
+    if below is not None and not Path(path).resolve().is_relative_to(below.resolve()):
+        raise OSError(errno.EACCES, f"it is a link that leads out of {below}", os.fspath(path))
+    with open(path, "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {size_bytes} bytes, and at most {most_bytes} are read", os.fspath(path))
+        return file.read(most_bytes)
+
+
+def why_kept(path: Path, *marks: bytes) -> str:
+    """Why a file must not be replaced, in words; empty where it may be: it is empty, or has one of `marks`.
+
+    A mark is what this package writes into a file of that kind, near its beginning or its end.
+    """
+    try:
+        with open_file(path) as file:
+            head = file.read(_HEAD_BYTES)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            tail = file.read()
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if not head or any(mark in head or mark in tail for mark in marks) else "graphprobe did not write it"

@@ -9,6 +9,7 @@ import msgspec
 
 from graphprobe.errors import SchemaError, UsageError
 from graphprobe.store import layout
+from graphprobe.store.files import read_file
 from graphprobe.store.schema import UNREADABLE
 
 SCHEMA = 1
@@ -114,7 +115,7 @@ def read_record(folder: Path) -> FrameRecord:
     """
     path = Path(folder) / RECORD
     try:
-        data = path.read_bytes()
+        data = read_file(path)
         head = msgspec.json.decode(data)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="name the folder of a record") from error

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
-from graphprobe.records import Direction, Event, Manifest
+from graphprobe.records import CompileFacts, Direction, Event, Manifest
 from graphprobe.store import layout
 from graphprobe.store.address import addresses_from_events, bare_address, find_address
-from graphprobe.store.files import digest_from_bytes
+from graphprobe.store.files import digest_from_bytes, read_file
 from graphprobe.store.schema import UNREADABLE, decode_event, read_manifest
 
 State = Literal["running", "finished", "failed", "killed"]
@@ -60,7 +60,7 @@ class Run:
     def __init__(self, tool_dir: Path) -> None:
         path = tool_dir / layout.MANIFEST
         try:
-            document, self._schema = read_manifest(path.read_bytes(), path=str(path))
+            document, self._schema = read_manifest(read_file(path), path=str(path))
         except OSError as error:
             raise RunNotFoundError(f"{path} cannot be read: {error.strerror}") from error
         self.tool_dir = tool_dir
@@ -166,7 +166,7 @@ class Run:
         if not path.resolve().is_relative_to(self.tool_dir.resolve()):
             raise ArtifactNotFoundError(f"event {event.seq} names {event.path}, which lies outside the run")
         try:
-            return path.read_bytes()
+            return read_file(path)
         except OSError as error:
             raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -229,7 +229,7 @@ class Run:
     def _read_events(self) -> Iterator[Event]:
         path = self.tool_dir / layout.EVENTS
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except OSError as error:
             self.problems.append(f"{layout.EVENTS} cannot be read: {error.strerror}")
             return
@@ -256,7 +256,9 @@ class Run:
         for event in last:
             try:
                 content = msgspec.json.decode(self.content(event), type=dict[str, Any])
+                msgspec.convert(content, CompileFacts)
             except (ArtifactNotFoundError, *UNREADABLE) as error:
+                content = {}
                 problem = f"{event.path} cannot be read: {error}"
                 if problem not in self.problems:
                     self.problems.append(problem)

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError
+from graphprobe.records import Int64
 from graphprobe.store import layout
+from graphprobe.store.files import read_file
 from graphprobe.store.reader import Run
 from graphprobe.store.schema import UNREADABLE, json_from_value
 
@@ -26,31 +28,31 @@ class StepLine(msgspec.Struct, frozen=True, omit_defaults=True):
         error: at the end, `Type: message` of the exception that left the step.
     """
 
-    step: int
-    time_ns: int
+    step: Int64
+    time_ns: Int64
     component: str | None = None
     name: str | None = None
     detail: str = ""
-    model: int | None = None
+    model: Int64 | None = None
     direction: str | None = None
     compile_id: str | None = None
-    thread: int | None = None
+    thread: Int64 | None = None
     error: str | None = None
 
 
 class StepRecord(msgspec.Struct, frozen=True):
     """A step with its beginning and, where there is one, its end; fields as in `StepLine`."""
 
-    step: int
+    step: Int64
     component: str
     name: str
     detail: str
-    model: int | None
+    model: Int64 | None
     direction: str | None
     compile_id: str | None
-    thread: int | None
-    begin_ns: int
-    end_ns: int | None = None
+    thread: Int64 | None
+    begin_ns: Int64
+    end_ns: Int64 | None = None
     error: str | None = None
 
 
@@ -70,7 +72,7 @@ def read_steps(run: Run) -> list[StepRecord]:
     """
     path = run.tool_dir / layout.STEPS
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise ArtifactNotFoundError(
             f"{path} cannot be read: {error.strerror}",

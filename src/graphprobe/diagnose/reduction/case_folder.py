@@ -20,7 +20,7 @@ from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, is_item
 from graphprobe.errors import UsageError
 from graphprobe.findings import Finding
-from graphprobe.store.files import replace_file
+from graphprobe.store.files import read_file, replace_file
 from graphprobe.store.schema import UNREADABLE
 
 ORIGINAL, REPRO, JOURNAL = "original", "repro", "journal.jsonl"
@@ -67,7 +67,7 @@ def read_state(folder: Path) -> State:
     """What the folder is a reduction of; raises UsageError when that cannot be read."""
     file = folder / STATE
     try:
-        state = msgspec.json.decode(file.read_bytes(), type=State)
+        state = msgspec.json.decode(read_file(file), type=State)
     except (OSError, *UNREADABLE) as error:
         raise UsageError(f"{file} cannot be read: {error}", hint="Begin anew in another folder.") from error
     if state.schema != SCHEMA:
@@ -143,7 +143,7 @@ class CaseFolder:
     def best(self) -> Best | None:
         """What `best.json` holds; None when it cannot be read."""
         try:
-            return msgspec.json.decode((self.path / BEST).read_bytes(), type=Best)
+            return msgspec.json.decode(read_file(self.path / BEST), type=Best)
         except (OSError, *UNREADABLE):
             return None
 
@@ -211,7 +211,7 @@ def _origins(graph: GraphModule) -> dict[str, Any]:
 def origins_into(graph: GraphModule, folder: Path) -> None:
     """Give the nodes of a rebuilt graph the modules and source lines that were noted."""
     try:
-        noted = json.loads((folder / NODES).read_text("utf-8"))
+        noted = json.loads(read_file(folder / NODES))
     except (OSError, ValueError):
         return
     for node in graph.graph.nodes:

@@ -14,6 +14,7 @@ from graphprobe.errors import UsageError
 from graphprobe.select import StepSelection, steps_from_text
 from graphprobe.settings import size_from_text
 from graphprobe.store.api_records import DumpData, DumpLevel, DumpMode
+from graphprobe.store.files import read_file
 
 OptimizerRecords = Literal["step", "state", "calls", "off"]
 StepAt = Literal["optimizer", "hand"]
@@ -106,7 +107,7 @@ def arguments_from_file(path: str | Path) -> dict[str, Any]:
         UsageError: the file cannot be read, or is not such a document.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if len(data) > MAX_FILE_BYTES:

@@ -10,6 +10,7 @@ import msgspec
 from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
 from graphprobe.report.html.diagnosis_file import FINDING, dossiers_in, is_diagnosis, result_in
 from graphprobe.store import layout
+from graphprobe.store.files import read_file
 from graphprobe.store.reader import Run
 from graphprobe.store.schema import UNREADABLE
 
@@ -38,7 +39,7 @@ def _kind_of_file(path: Path) -> Kind:
         return "diagnosis"
     if path.suffix == ".json":
         try:
-            document = msgspec.json.decode(path.read_bytes())
+            document = msgspec.json.decode(read_file(path))
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         except UNREADABLE as error:

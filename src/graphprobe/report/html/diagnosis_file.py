@@ -8,6 +8,7 @@ import msgspec
 
 from graphprobe.errors import SchemaError, UsageError
 from graphprobe.findings import SCHEMA, Finding, FunctionDiagnosis, ScriptDocument, read_document
+from graphprobe.store.files import read_file
 from graphprobe.store.schema import UNREADABLE
 
 FINDING = "finding.json"
@@ -55,7 +56,7 @@ def result_in(folder: Path) -> Path | None:
     found = []
     for path in folder.glob("*.json"):
         try:
-            if path.stat().st_size <= LARGEST and is_diagnosis(msgspec.json.decode(path.read_bytes())):
+            if is_diagnosis(msgspec.json.decode(read_file(path, most_bytes=LARGEST))):
                 found.append(path)
         except (OSError, *UNREADABLE):
             continue
@@ -124,6 +125,6 @@ def _finding(folder: Path) -> Finding:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error

@@ -11,6 +11,7 @@ import msgspec
 
 from graphprobe.errors import GraphprobeError
 from graphprobe.store.dump_reader import open_dump
+from graphprobe.store.files import read_file
 from graphprobe.store.schema import UNREADABLE
 
 FINDINGS, OVERFLOW = "findings.jsonl", "overflow.json"
@@ -123,7 +124,7 @@ class Found(msgspec.Struct):
         if os.path.isabs(name) or ".." in Path(name).parts:
             return None
         try:
-            return msgspec.json.decode((self.folder / name).read_bytes(), type=form)
+            return msgspec.json.decode(read_file(self.folder / name, below=self.folder), type=form)
         except (OSError, *UNREADABLE):
             return None
 
@@ -153,7 +154,7 @@ def findings_at(path: Path) -> tuple[list[Found], list[str]]:
 def _lines(folder: Path, problems: list[str]) -> Iterator[Found]:
     file = folder / FINDINGS
     try:
-        lines = file.read_bytes().splitlines()
+        lines = read_file(file).splitlines()
     except FileNotFoundError:
         return
     except OSError as error:

@@ -12,6 +12,7 @@ from graphprobe.report.graph_text import parse_graphs
 from graphprobe.report.html.graph_layout import layout
 from graphprobe.report.html.section import Section
 from graphprobe.report.html.sources import Sources
+from graphprobe.store.files import read_file
 from graphprobe.store.schema import UNREADABLE
 
 WINDOW, TEXTS = "window.json", ("graph_before.txt", "graph.txt")
@@ -146,7 +147,7 @@ def _width(node: WindowNode) -> float:
 
 def _read(folder: Path) -> Window | None:
     try:
-        window = msgspec.json.decode((folder / WINDOW).read_bytes(), type=Window)
+        window = msgspec.json.decode(read_file(folder / WINDOW), type=Window)
     except (OSError, *UNREADABLE):
         return None  # a dossier of an older graphprobe, or one whose graph could not be told
     if window.schema != SCHEMA or len({node.name for node in window.nodes}) != len(window.nodes):
@@ -161,7 +162,7 @@ def _from_text(folder: Path, culprit: str | None) -> Window | None:
     """The nodes of the dossier's graph; of a larger one those up to the accused, the nearest first in the text."""
     for name in TEXTS:
         try:
-            text = (folder / name).read_text("utf-8", "replace")
+            text = read_file(folder / name, below=folder).decode("utf-8", "replace")
         except OSError:
             continue
         graphs = parse_graphs(text).graphs

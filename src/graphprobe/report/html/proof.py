@@ -8,6 +8,7 @@ from graphprobe.findings import Finding
 from graphprobe.report.html.panes import COMMENT, CodeView, Link, Pane, graph_pane, source_pane, text_pane
 from graphprobe.report.html.section import Html, Section, html
 from graphprobe.report.html.sources import Sources
+from graphprobe.store.files import read_file
 
 AROUND = 14
 """Lines of the program shown before and after the accused one."""
@@ -85,7 +86,7 @@ def proof_section(finding: Finding, folder: Path | None, suffix: str) -> Section
 def read(folder: Path | None, name: str) -> str:
     """A text of the dossier; empty where there is none."""
     try:
-        return (folder / name).read_text("utf-8", "replace") if folder is not None else ""
+        return read_file(folder / name, below=folder).decode("utf-8", "replace") if folder is not None else ""
     except OSError:
         return ""
 

@@ -14,6 +14,7 @@ from graphprobe.report.html.comparison_table import CALLS, calls_sections
 from graphprobe.report.html.growth import growth_svg
 from graphprobe.report.html.section import Html, Report, Section, Tone, Verdict, badge, html, joined
 from graphprobe.report.html.sources import Sources
+from graphprobe.store.files import open_file, read_file
 from graphprobe.store.schema import UNREADABLE
 
 SUMMARY, ROWS = "comparison.json", "rows.jsonl"
@@ -125,7 +126,7 @@ def report_of(summary: Summary, rows: Iterable[CallResult], *, sources: Sources 
 def read_summary(file: Path) -> Summary:
     """`comparison.json`. Raises as `report_from`."""
     try:
-        document = msgspec.json.decode(file.read_bytes())
+        document = msgspec.json.decode(read_file(file))
     except OSError as error:
         raise ArtifactNotFoundError(
             f"{file} cannot be read: {error.strerror}", hint="write it with `graphprobe compare A B --out FOLDER`"
@@ -149,7 +150,7 @@ def read_summary(file: Path) -> Summary:
 def _read_rows(file: Path) -> Iterator[CallResult]:
     decoder = msgspec.json.Decoder(CallResult)
     try:
-        with open(file, "rb") as lines:
+        with open_file(file) as lines:
             for number, line in enumerate(lines, start=1):
                 try:
                     yield decoder.decode(line)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from graphprobe.report.html.section import NOTHING, Html, Section, badge, html, joined
+from graphprobe.store.files import read_file
 
 MOST_LETTERS = 400
 """Of a line that is shown; what stands in one line of a file is sometimes a whole file."""
@@ -16,7 +17,7 @@ AROUND = 6
 MOST_LINES = 600
 """Linked lines that get a snippet; the page says how many more there are."""
 
-_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: in .*)?")
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d{1,9})(?: in .*)?")
 
 _FILE = """<figure class="source" aria-labelledby="{{ id }}-name">
 <figcaption id="{{ id }}-name"><code>{{ name }}</code> {{ changed }}</figcaption>
@@ -137,7 +138,7 @@ class Sources:
     def _text(self, path: Path) -> list[str]:
         if path not in self._texts:
             try:
-                self._texts[path] = path.read_text("utf-8", errors="replace").splitlines()
+                self._texts[path] = read_file(path).decode("utf-8", "replace").splitlines()
             except OSError:
                 self._texts[path] = []
         return self._texts[path]

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import tokenize
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from graphprobe.store.calls import shape_problem
+from graphprobe.store.files import check_regular
 
 MOST_DIMENSIONS = 64
 """torch has no more."""
 
-NOT_NPY = (OSError, ValueError, TypeError, EOFError, SyntaxError, SystemError, OverflowError, tokenize.TokenError)
+_NOT_NPY = (OSError, ValueError, TypeError, EOFError, SyntaxError, SystemError, OverflowError, tokenize.TokenError)
 """What numpy raises of a file that is no `.npy` file, or a damaged one: its header is parsed as Python."""
+
+
+def mapped_npy(path: Path) -> npt.NDArray[Any]:
+    """The array of a `.npy` file, mapped; raises ValueError for anything else. Nothing is unpickled or unpacked."""
+    try:
+        check_regular(path)
+        array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+    except _NOT_NPY as error:
+        raise ValueError(str(error)) from error
+    return array
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:

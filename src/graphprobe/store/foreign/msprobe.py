@@ -14,6 +14,8 @@ import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.store.calls import Call, CallDirection, CallKind, CallSlot
+from graphprobe.store.files import read_file
+from graphprobe.store.foreign.checked import mapped_npy
 from graphprobe.store.foreign.msprobe_slots import NameOf, slots_of_group
 from graphprobe.store.foreign.names import Counter, MsprobeName, api_from_foreign, msprobe_name, source_of
 from graphprobe.store.foreign.narrow import bits_from_values
@@ -23,9 +25,9 @@ from graphprobe.store.schema import UNREADABLE
 Array = np.ndarray[Any, Any]
 
 DUMP, STACK, CONSTRUCT, TENSORS = "dump.json", "stack.json", "construct.json", "dump_tensor_data"
-_STEP = re.compile(r"step(\d+)")
-_RANK = re.compile(r"rank(\d*)")
-_PROC = re.compile(r"proc(\d+)")
+_STEP = re.compile(r"step(\d{1,18})")
+_RANK = re.compile(r"rank(\d{0,18})")
+_PROC = re.compile(r"proc(\d{1,18})")
 _FRAME = re.compile(r"File (?P<file>.*), line (?P<line>\d+), in (?P<function>[^,]*), *\n *(?P<code>.*)", re.DOTALL)
 _ODD_NUMBER = re.compile(rb"(?m)^(\s*(?:\"[^\"\\\n]*\":\s*)?)(NaN|-?Infinity)(?=,?\s*$)")
 
@@ -136,8 +138,8 @@ class MsprobeDump:
         path = folder / TENSORS / slot.value
         if path.suffix == ".npy":
             try:
-                array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-            except (OSError, ValueError, EOFError) as error:
+                array = mapped_npy(path)
+            except ValueError as error:
                 raise ArtifactNotFoundError(f"cannot read {path}: {error}") from error
             return bits_from_values(array, slot.meta.dtype)
         bits, dtype = read_tensor(path)
@@ -171,7 +173,7 @@ class MsprobeDump:
 
     def _head(self, folder: Path) -> _Head:
         path = folder / DUMP
-        data = path.read_bytes()
+        data = read_file(path)
         if not data.strip():
             raise SchemaError(f"{path} is empty", hint="msprobe was ended before it wrote its records; run it again")
         try:
@@ -230,7 +232,7 @@ class MsprobeDump:
 
     def _json(self, path: Path) -> Any:
         try:
-            data = path.read_bytes()
+            data = read_file(path)
             return msgspec.json.decode(data) if data.strip() else {}
         except FileNotFoundError:
             return {}

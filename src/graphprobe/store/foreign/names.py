@@ -44,8 +44,8 @@ OTHER = "Python"
 """First word of a name that none of the tools would have: what follows is the whole path."""
 
 _PTDBG_KINDS = "|".join([*PREFIXES, "Module", OTHER])
-_INDEX_FIRST = re.compile(rf"(?P<index>\d+)_(?P<kind>{_PTDBG_KINDS})_(?P<name>.+)")
-_INDEX_LAST = re.compile(rf"(?P<kind>{_PTDBG_KINDS})_(?P<name>.+)_(?P<index>\d+)")
+_INDEX_FIRST = re.compile(rf"(?P<index>\d{{1,18}})_(?P<kind>{_PTDBG_KINDS})_(?P<name>.+)")
+_INDEX_LAST = re.compile(rf"(?P<kind>{_PTDBG_KINDS})_(?P<name>.+)_(?P<index>\d{{1,18}})")
 _SLOT = re.compile(r"(?P<call>.+)_(?P<side>input|output)(?:\.(?P<path>[\w.]+))?")
 _STACK = "_stack_info"
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.store.dump_dtypes import STORED_DTYPES
+from graphprobe.store.files import check_regular, open_file
 
 Array = np.ndarray[Any, Any]
 
@@ -101,6 +102,7 @@ def read_tensor(path: Path) -> tuple[Array, str]:
         ArtifactNotFoundError: there is no such file, it is cut off, or it holds something else than one tensor.
     """
     try:
+        check_regular(path)
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             pickle = next((name for name in names if name.endswith("/data.pkl")), None)
@@ -147,7 +149,7 @@ def _mapped(path: Path, member: zipfile.ZipInfo) -> mmap.mmap | memoryview | byt
     """The bytes of a member that is not compressed, where they lie in the file."""
     if not member.file_size:
         return b""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         file.seek(member.header_offset)
         header = file.read(30)
         if header[:4] != b"PK\x03\x04":

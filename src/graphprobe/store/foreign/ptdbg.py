@@ -15,7 +15,8 @@ import numpy as np
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
-from graphprobe.store.foreign.checked import NOT_NPY, shape_of
+from graphprobe.store.files import open_file
+from graphprobe.store.foreign.checked import mapped_npy, shape_of
 from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
 from graphprobe.store.foreign.narrow import bits_from_values
 from graphprobe.store.foreign.summary import stats_from_known
@@ -30,7 +31,7 @@ BACKWARD_NOTE = (
     "read as: the inputs of a backward are the gradients of the outputs. The first releases of ptdbg_ascend, which"
     " wrote the number in front, had it the other way round in some versions.",
 )
-_RANK = re.compile(r"rank(\d+)")
+_RANK = re.compile(r"rank(\d{1,18})")
 _FIELDS = ("max", "min", "mean", "l2")
 
 
@@ -42,7 +43,7 @@ def sample_count(count: int, step: int) -> int:
 def refuse_binary(path: Path) -> None:
     """Raise UsageError unless the file begins as a text of JSON lists; an empty file is fine."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             head = file.read(64).lstrip()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error}", hint="pass the .pkl file of a ptdbg dump") from error
@@ -117,8 +118,8 @@ class PtdbgDump:
         if path is None or not slot.value or slot.meta is None:
             raise ArtifactNotFoundError(f"{call.label} {slot.name} has no values in {self.title}")
         try:
-            found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except NOT_NPY as error:
+            found = mapped_npy(path)
+        except ValueError as error:
             raise ArtifactNotFoundError(f"cannot read {path}: {error}") from error
         bits = bits_from_values(found, slot.meta.dtype)
         if slot.sampled:
@@ -141,7 +142,7 @@ class PtdbgDump:
         self._problems[text] = None
 
     def _lines(self, file: Path) -> Iterator[tuple[PtdbgName, list[Any]]]:
-        with open(file, "rb") as source:
+        with open_file(file) as source:
             for number, line in enumerate(source, start=1):
                 if not line.strip():
                     continue
