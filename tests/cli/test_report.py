@@ -30,7 +30,7 @@ def made_profile(path: Path) -> Path:
 
 def test_it_says_the_verdict_and_what_it_wrote(tmp_path: Path) -> None:
     out = tmp_path / "fault.html"
-    result = invoke(fault(tmp_path), "-o", out)
+    result = invoke(fault(tmp_path), "-o", out, "--source-root", tmp_path)
     assert result.exit_code == 0, result.output
     first, second = result.output.splitlines()
     assert first == "FAULT: Compiled, relu gives wrong numbers."
@@ -122,3 +122,58 @@ def test_no_torch_is_needed(tmp_path: Path, run_python: Callable[..., Finished])
     )
     done = run_python("-c", program, str(folder), str(fault(tmp_path)), cwd=tmp_path)
     assert done.out == "[]\n", done.err
+
+
+def claiming(tmp_path: Path, *sources: object) -> Path:
+    """A dump of calls that says so of each call's line, and of the folder that the program ran in."""
+    dump = tmp_path / "dump"
+    with graphprobe.dump(dump, data="stats"):
+        for _ in sources:
+            torch.ones(2).sin()
+    (calls,) = dump.rglob("calls.jsonl")
+    lines = [json.loads(line) for line in calls.read_text().splitlines()]
+    for source, line in zip(sources, lines[-len(sources) :], strict=True):
+        line["source"] = str(source)
+    calls.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (manifest,) = dump.rglob("manifest.json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"cwd": "/"}))
+    return dump
+
+
+def test_a_file_that_a_dump_names_is_shown_only_where_it_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, program, home = tmp_path / "secret.py", tmp_path / "program", tmp_path / "home"
+    for folder in (program, home):
+        folder.mkdir()
+    secret.write_text("password = 'very secret'\n")
+    (home / "id_rsa").write_text("very secret\n")
+    (home / "link.py").symlink_to(secret)
+    (home / "mine.py").write_text("y = x.sin()  # my line\n")
+    named = ["/etc/passwd", "etc/passwd", secret, home / "id_rsa", home / "link.py", home / "mine.py"]
+    named.append(torch.nn.functional.__file__)
+    dump = claiming(tmp_path, *(f"{name}:1" for name in named))
+    monkeypatch.chdir(home)
+    done = invoke(dump, "-o", "r.html")
+    page = (home / "r.html").read_text()
+    assert done.exit_code == 0 and "root:x:" not in page and "very secret" not in page
+    assert "# my line" in page and "Functional interface" in page  # what is mine, and what is installed
+    assert f"Not shown: lines of {Path('/etc/passwd').resolve()} and 2 more; show them with" in done.output
+    assert "--source-root FOLDER" in page and str(secret) in page
+
+    done = invoke(dump, "-o", "allowed.html", "--source-root", tmp_path, "--source-root", program)
+    assert "very secret" in (home / "allowed.html").read_text() and "root:x:" not in (home / "allowed.html").read_text()
+    assert "/etc/passwd; show" in done.output
+    assert invoke(dump, "-o", "no.html", "--source-root", "nowhere").exit_code == 2
+
+
+def test_a_link_out_of_a_dossier_is_not_followed(tmp_path: Path) -> None:
+    result = fault(tmp_path)
+    (tmp_path / "secret.md").write_text("# very secret\n")
+    (report,) = tmp_path.glob("proofs/*/REPORT.md")
+    report.unlink()
+    report.symlink_to(tmp_path / "secret.md")
+    assert invoke(result, "-o", tmp_path / "r.html").exit_code == 0
+    assert "very secret" not in (tmp_path / "r.html").read_text()
+    done = CliRunner().invoke(main, ["issue", str(report.parent)])
+    assert done.exit_code == 2 and "leads out of" in done.output and "very secret" not in done.output

@@ -19,6 +19,11 @@ from report.browser import OpenReport, axe_faults, draw_everything
 from report.samples import LINE, fault, finding, healthy, rungs, source
 
 
+@pytest.fixture(autouse=True)
+def in_the_folder_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def written(source: Path) -> Path:
     file = source.with_suffix(".html")
     with file.open("w", encoding="utf-8") as out:

@@ -25,6 +25,11 @@ from report.browser import Opened, OpenReport, axe_faults, draw_everything
 from report.samples import BREAK_LINE, LINE, MadeRun, graph
 
 
+@pytest.fixture(autouse=True)
+def in_the_folder_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> MadeRun:
     return MadeRun(tmp_path)

@@ -57,7 +57,7 @@ def section(sections: list[Section], name: str) -> Section:
 
 
 def test_an_overflow_is_told_with_its_line_and_what_passes_it_on(overflowing: Path, open_report: OpenReport) -> None:
-    report = report_from(overflowing)
+    report = report_from(overflowing, source_roots=[Path(__file__).parent])
     assert (report.verdict.word, report.verdict.tone) == ("OVERFLOW", "bad")
     assert (
         report.verdict.sentence.endswith("makes +infinity of what was finite.") and " in 2 " in report.verdict.sentence
@@ -135,7 +135,7 @@ def test_where_infinity_begins_in_an_eager_program(tmp_path: Path, monkeypatch: 
     with graphprobe.dump(tmp_path / "dump", model=net, data="stats"):
         net(torch.ones(4, 8, dtype=torch.bfloat16))
     monkeypatch.chdir(tmp_path)
-    report = report_from(tmp_path / "dump")
+    report = report_from(tmp_path / "dump", source_roots=[Path(__file__).parent])
     assert "report/test_sections_dump.py:" in report.verdict.html and "* self.gain" in report.verdict.html
     assert report.verdict.word == "NOT FINITE"
     assert "Infinity begins at Tensor.mul" in report.verdict.sentence and " in 2:" in report.verdict.sentence

@@ -139,7 +139,8 @@ def _report(folder: Path, result: Path) -> Path | None:
         return None
     report = folder / "report.html"
     _head("The whole story, in one file.")
-    return report if _graphprobe("report", str(result), "-o", str(report)) in (EXIT_OK, EXIT_FOUND) else None
+    ended = _graphprobe("report", str(result), "-o", str(report), "--source-root", str(folder))
+    return report if ended in (EXIT_OK, EXIT_FOUND) else None
 
 
 def _end(finding: dict[str, Any] | None, problems: Sequence[str], report: Path | None, seconds: float) -> None:

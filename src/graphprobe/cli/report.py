@@ -21,8 +21,15 @@ DEFAULT = "report.html"
 @click.command(name="report", short_help="Make one HTML file of a run, a diagnosis, a comparison or a dump.")
 @click.argument("source", metavar="[RUN | DIAGNOSIS | COMPARISON | DUMP | PROFILE]", default=layout.ROOT)
 @click.option("-o", "--out", metavar="FILE", default=DEFAULT, show_default=True, help="The file to write.")
-@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-def command(source: str, out: str, force: bool) -> None:
+@click.option("--force", is_flag=True, help="Overwrite an earlier report.")
+@click.option(
+    "--source-root",
+    "source_roots",
+    multiple=True,
+    metavar="FOLDER",
+    help="Show lines of files below FOLDER, too. May be repeated.",
+)
+def command(source: str, out: str, force: bool, source_roots: tuple[str, ...]) -> None:
     """Make one HTML file of what was collected, for a browser. It loads nothing and can be sent on.
 
     RUN is a run folder, or a folder with runs, of which the newest is taken (default: torch_compile_debug). DIAGNOSIS
@@ -30,14 +37,18 @@ def command(source: str, out: str, force: bool) -> None:
     COMPARISON is the folder of `graphprobe compare --out`, or its comparison.json. DUMP is what `graphprobe compare`
     takes. PROFILE is the JSON of `graphprobe profile`.
 
+    Lines of the program are shown if they lie below the working directory, in the Python installation, or below a
+    --source-root: what a dump names may be any file of this machine.
+
     \b
     Examples:
       graphprobe report
       graphprobe report result.json -o fault.html
       graphprobe report graphprobe-diagnosis -o fault.html
+      graphprobe report ~/model/torch_compile_debug --source-root ~/model
     """
     target = _target(out, force)
-    report = _report(Path(source))
+    report = _report(Path(source), [_root(folder) for folder in source_roots])
     from graphprobe.report.html.page import write_page
 
     temporary = target.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{target.name}")
@@ -51,6 +62,9 @@ def command(source: str, out: str, force: bool) -> None:
         temporary.unlink(missing_ok=True)
     echo(f"{report.verdict.word}: {report.verdict.sentence}")
     echo(f"Wrote {out} ({_size(target)})")
+    if report.sources is not None and (elsewhere := report.sources.elsewhere):
+        more = f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else ""
+        echo(f"Not shown: lines of {elsewhere[0]}{more}; show them with --source-root {elsewhere[0].parent}")
 
 
 def _target(out: str, force: bool) -> Path:
@@ -66,7 +80,13 @@ def _target(out: str, force: bool) -> Path:
     return file
 
 
-def _report(source: Path) -> Report:
+def _root(folder: str) -> Path:
+    if not Path(folder).is_dir():
+        raise UsageError(f"--source-root {folder}: there is no such folder")
+    return Path(folder)
+
+
+def _report(source: Path, source_roots: list[Path]) -> Report:
     """The report of whatever `source` is; only what that needs is imported."""
     from graphprobe.report.html.detect import kind_of
 
@@ -81,7 +101,7 @@ def _report(source: Path) -> Report:
         from graphprobe.report.html.sections_comparison import report_from
     else:
         from graphprobe.report.html.sections_dump import report_from
-    return report_from(source)
+    return report_from(source, source_roots=source_roots)
 
 
 def _size(path: Path) -> str:

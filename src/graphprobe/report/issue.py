@@ -53,8 +53,10 @@ def read_issue(dossier: Path) -> tuple[Issue, dict[str, Any]]:
         folder = folder / REDUCED
     try:
         text = read_file(folder / REPORT, below=folder).decode("utf-8", "replace")
-    except OSError as error:
+    except FileNotFoundError as error:
         raise UsageError(f"{dossier}: it has no {REPORT}", hint=_hint(dossier)) from error
+    except OSError as error:
+        raise UsageError(f"{folder / REPORT} cannot be read: {error.strerror}", hint=_hint(dossier)) from error
     head, _, body = text.partition("\n")
     if not head.startswith("# "):
         raise UsageError(f"{folder / REPORT}: its first line is no title", hint="it was changed: write `# TITLE` first")

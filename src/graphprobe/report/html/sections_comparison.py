@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -72,8 +72,11 @@ _FACTS = """<dl class="known">
 """
 
 
-def report_from(path: Path) -> Report:
+def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     """The report of a folder that `graphprobe compare --out` wrote, or of its `comparison.json`.
+
+    Args:
+        source_roots: see `sources.Sources`.
 
     Raises:
         ArtifactNotFoundError: there is no `comparison.json`, or it cannot be read.
@@ -85,7 +88,8 @@ def report_from(path: Path) -> Report:
     there = rows.is_file()
     if not there:
         summary.notes = [*summary.notes, f"{rows} is not there, so that the report has no table of calls"]
-    return report_of(summary, _read_rows(rows) if there else (), sources=Sources(Path.cwd(), file.resolve().parent))
+    sources = Sources(Path.cwd(), given=source_roots, recorded=file.resolve().parent)
+    return report_of(summary, _read_rows(rows) if there else (), sources=sources)
 
 
 def report_of(summary: Summary, rows: Iterable[CallResult], *, sources: Sources | None = None) -> Report:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,18 @@ _FUNCTIONS = """<div class="wrap"><table>
 <p class="note">The parts below are of the first {{ most }}; {{ left }} more are in the JSON.</p>{% endif %}"""
 
 
-def report_from(path: Path) -> Report:
+def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     """The report of the JSON of a diagnosis, of a dossier, or of a folder of dossiers.
+
+    Args:
+        source_roots: see `sources.Sources`.
 
     Raises:
         UsageError: it is none of these.
     """
     found = read_diagnosed(path)
     written_ns = (path / FINDING if (path / FINDING).is_file() else path).stat().st_mtime_ns
-    sources = Sources(Path.cwd(), path.resolve().parent, since_ns=written_ns)
+    sources = Sources(Path.cwd(), given=source_roots, recorded=path.resolve().parent, since_ns=written_ns)
     worst = min((d.verdict for d in found.diagnoses), key=ORDER.index)
     name = found.target or str(path)
     sections: list[Section] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from graphprobe.compare.open import open_dump
@@ -28,11 +29,12 @@ _FACTS = """<dl class="known">{% for label, value in rows %}<dt>{{ label }}</dt>
 """
 
 
-def report_from(path: Path, sources: Sources | None = None) -> Report:
+def report_from(path: Path, sources: Sources | None = None, *, source_roots: Sequence[Path] = ()) -> Report:
     """The report of a dump: of graphs, of an API, or of another tool, as `graphprobe compare` takes it.
 
     Args:
-        sources: finds the lines of the program; by default those below the folder that it ran in, or below this one.
+        sources: finds the lines of the program; by default those below the working directory.
+        source_roots: see `sources.Sources`.
 
     Raises:
         RunNotFoundError: nothing is there.
@@ -40,7 +42,7 @@ def report_from(path: Path, sources: Sources | None = None) -> Report:
         SchemaError: it was written by a newer graphprobe.
     """
     dump = open_dump(path)
-    sources = sources if sources is not None else _sources(path, dump)
+    sources = sources if sources is not None else _sources(path, dump, source_roots)
     found, unread = findings_at(path) if dump.format == "graphprobe-graph" else ([], [])
     section = findings_section(found, sources)
     said = {text: WORDS.get(one.line.kind, "") for one in found for text in one.texts}
@@ -58,16 +60,16 @@ def report_from(path: Path, sources: Sources | None = None) -> Report:
     )
 
 
-def _sources(path: Path, dump: CallDump) -> Sources:
-    """Finds lines below the folder that the program ran in, and says which files were written to since."""
+def _sources(path: Path, dump: CallDump, given: Sequence[Path]) -> Sources:
+    """Finds lines of the program, and says which files were written to since."""
     manifests: list[Manifest] = []
     if isinstance(dump, ApiDump):
         manifests = [one.manifest for one in dump.by_rank.values()]
     elif isinstance(dump, GraphCalls):
         manifests = [folder.manifest for folder in open_graphs(path).folders if folder.manifest is not None]
-    roots = [Path(manifest.cwd) for manifest in manifests[:1] if manifest.cwd]
+    ran_in = next((Path(manifest.cwd) for manifest in manifests[:1] if manifest.cwd), path.resolve().parent)
     started = [manifest.started_ns for manifest in manifests if manifest.started_ns]
-    return Sources(*roots, Path.cwd(), path.resolve().parent, since_ns=min(started, default=None))
+    return Sources(Path.cwd(), given=given, recorded=ran_in, since_ns=min(started, default=None))
 
 
 def _verdict(found: list[Found], health: Health, sources: Sources) -> Verdict:

@@ -24,15 +24,15 @@ _TABLE = """<div class="wrap"><table><thead><tr>{% for name in head %}
 _LINES = """{% for line in lines %}<p>{{ line }}</p>{% endfor %}"""
 
 
-def report_from(path: Path) -> Report:
-    """The report of a profile.
+def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
+    """The report of a profile; `source_roots` as `sources.Sources` has them.
 
     Raises:
         UsageError: it is none.
     """
     profile = read_profile(path)
     summary = summary_of(profile)
-    sources = Sources(Path.cwd(), path.resolve().parent)
+    sources = Sources(Path.cwd(), given=source_roots)
     tone, word, sentence = _judged(summary, profile.error)
     head = profile_lines(profile, top=1)
     # Behind the first line, what was run, and up to the first empty one, where the tables begin.

@@ -34,8 +34,11 @@ _LARGEST = """<div class="wrap"><table><caption class="unseen">Steps by time of 
 {% endfor %}</tbody></table></div>"""
 
 
-def report_from(path: Path) -> Report:
+def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     """The report of a run folder, or of the newest run in a folder of several.
+
+    Args:
+        source_roots: see `sources.Sources`.
 
     Raises:
         RunNotFoundError, SchemaError: as `Run.open`.
@@ -43,7 +46,7 @@ def report_from(path: Path) -> Report:
     run = Run.open(path)
     models = run.models()
     manifest = run.manifest
-    sources = Sources(Path(manifest.cwd or "."), since_ns=manifest.started_ns)
+    sources = Sources(Path.cwd(), given=source_roots, recorded=Path(manifest.cwd or "."), since_ns=manifest.started_ns)
     breaks, break_notes = breaks_of(run)
     recompiled = recompiles_of(run)
     try:

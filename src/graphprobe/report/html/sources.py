@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import site
+import sysconfig
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from graphprobe.report.html.section import NOTHING, Html, Section, badge, html, joined
@@ -17,6 +21,17 @@ AROUND = 6
 MOST_LINES = 600
 """Linked lines that get a snippet; the page says how many more there are."""
 
+LARGEST = 16 << 20
+"""Bytes of a file that lines are shown of."""
+
+MOST_ELSEWHERE = 10
+"""Files that are named because their lines are not shown."""
+
+PROGRAM_TEXT = frozenset(
+    {".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".ipynb", ".pxd", ".py", ".pyi", ".pyw", ".pyx"}
+)
+"""Endings of files that are shown without having been asked for: what a dump names may be any file of the machine."""
+
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d{1,9})(?: in .*)?")
 
 _FILE = """<figure class="source" aria-labelledby="{{ id }}-name">
@@ -30,17 +45,40 @@ _FILE = """<figure class="source" aria-labelledby="{{ id }}-name">
 """
 
 
-class Sources:
-    """Gathers `file:line` places while sections are built, and makes the last section of them."""
+_ELSEWHERE = """<p class="note">{{ count }} more {{ "file is" if count == 1 else "files are" }} named in this report and
+not shown: {% for path in paths %}<code>{{ path }}</code>{{ "" if loop.last else ", " }}{% endfor %}
+{%- if count > paths | length %} and others{% endif %}. A report shows program text below the folder that it is made in
+and of the Python installation; <code>graphprobe report --source-root FOLDER</code> adds a folder.</p>
+"""
 
-    def __init__(self, *roots: Path, since_ns: int | None = None) -> None:
+
+class Sources:
+    """Gathers `file:line` places while sections are built, and makes the last section of them.
+
+    The places come from files that anybody may have written, and the report may be sent on. So only files are shown
+    that lie in a folder which whoever makes the report has chosen: the one it is made in, the Python installation, and
+    those given for this. What the files say of themselves, such as the folder that the program ran in, allows nothing.
+    """
+
+    def __init__(
+        self,
+        *roots: Path,
+        given: Sequence[Path] = (),
+        recorded: Path | None = None,
+        since_ns: int | None = None,
+    ) -> None:
         """What is at hand.
 
         Args:
-            roots: folders in which relative paths are sought, the first that has the file wins.
+            roots: folders whose program text may be shown.
+            given: folders of which any file may be shown.
+            recorded: where relative paths are sought first, as the files say; it allows nothing.
             since_ns: when the lines were recorded, wall clock; the page says of a file that was written to since.
         """
-        self._roots = roots
+        self._trusted = [root.resolve() for root in roots]
+        self._given = [root.resolve() for root in given]
+        self._roots = [*([recorded] if recorded is not None else []), *roots, *given]
+        self._elsewhere: dict[Path, None] = {}
         self._since_ns = since_ns
         self._files: dict[str, Path | None] = {}
         self._texts: dict[Path, list[str]] = {}
@@ -101,19 +139,27 @@ class Sources:
         return self._text(path) if path is not None else []
 
     @property
+    def elsewhere(self) -> list[Path]:
+        """Files that are there, and whose lines are not shown because nobody allowed it."""
+        return list(self._elsewhere)
+
+    @property
     def anchors(self) -> dict[str, str]:
         """Every place that has a snippet, with its anchor: what the page's script links by."""
         return {source: anchor for source, anchor in self._anchors.items() if anchor}
 
     def section(self) -> Section | None:
         """The snippets, a figure for each file; None where there are none."""
-        if not self._lines:
+        if not self._lines and not self._elsewhere:
             return None
         figures = [self._figure(index, path) for index, path in enumerate(self._lines)]
         if self._left:
             figures.append(
                 html("<p>{{ left }} more lines are named in this report and not shown.</p>", left=self._left)
             )
+        if self._elsewhere:
+            paths = self.elsewhere[:MOST_ELSEWHERE]
+            figures.append(html(_ELSEWHERE, count=len(self._elsewhere), paths=paths))
         return Section("sources", "Source lines", html=joined(figures), summary=_count(len(self._lines), "file"))
 
     def _anchor(self, source: str) -> str:
@@ -132,13 +178,22 @@ class Sources:
     def _path(self, file: str) -> Path | None:
         if file not in self._files:
             candidates = [Path(file)] if Path(file).is_absolute() else [root / file for root in self._roots]
-            self._files[file] = next((path.resolve() for path in candidates if _is_file(path)), None)
+            there = [path.resolve() for path in candidates if _is_file(path)]
+            self._files[file] = next(filter(self._may_be_shown, there), None)
+            if there and self._files[file] is None:
+                self._elsewhere[there[0]] = None
         return self._files[file]
+
+    def _may_be_shown(self, path: Path) -> bool:
+        if any(path.is_relative_to(root) for root in self._given):
+            return True
+        trusted = [*self._trusted, *_installation()]
+        return path.suffix.lower() in PROGRAM_TEXT and any(path.is_relative_to(root) for root in trusted)
 
     def _text(self, path: Path) -> list[str]:
         if path not in self._texts:
             try:
-                self._texts[path] = read_file(path).decode("utf-8", "replace").splitlines()
+                self._texts[path] = read_file(path, most_bytes=LARGEST).decode("utf-8", "replace").splitlines()
             except OSError:
                 self._texts[path] = []
         return self._texts[path]
@@ -168,6 +223,14 @@ class Sources:
         parts = path.parts
         packages = [index for index, part in enumerate(parts) if part in ("site-packages", "dist-packages")]
         return str(Path(*parts[packages[-1] + 1 :])) if packages and packages[-1] + 1 < len(parts) else str(path)
+
+
+@cache
+def _installation() -> tuple[Path, ...]:
+    """The folders of Python's own library and of installed packages."""
+    paths = sysconfig.get_paths()
+    names = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple(Path(name).resolve() for name in [*names, *site.getsitepackages(), site.getusersitepackages()])
 
 
 def cut(line: str) -> str:

@@ -29,6 +29,14 @@ def mapped_npy(path: Path) -> npt.NDArray[Any]:
     return array
 
 
+def float_of(value: float) -> float | None:
+    """A number as a float; None for one that is beyond them."""
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
 def shape_of(value: Any) -> tuple[int, ...] | None:
     """A list of sizes as a shape; None for anything else, and for a shape that no tensor has."""
     if not isinstance(value, list) or len(value) > MOST_DIMENSIONS:

@@ -9,7 +9,7 @@ from typing import Any
 
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import CallDirection, CallSlot, Scalar, SlotRole
-from graphprobe.store.foreign.checked import shape_of
+from graphprobe.store.foreign.checked import float_of, shape_of
 from graphprobe.store.foreign.summary import stats_from_known
 
 NameOf = Callable[[str], str]
@@ -139,7 +139,7 @@ def _number(value: Any) -> float | None:
         return value
     if isinstance(value, str):
         return float(value) if value in ("NaN", "Infinity", "-Infinity", "nan", "inf", "-inf") else None
-    return float(value) if isinstance(value, (int, float)) else None
+    return float_of(value) if isinstance(value, (int, float)) else None
 
 
 def _scalar(item: dict[str, Any]) -> Scalar:

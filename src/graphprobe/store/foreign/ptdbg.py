@@ -16,7 +16,7 @@ from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
 from graphprobe.store.files import open_file
-from graphprobe.store.foreign.checked import mapped_npy, shape_of
+from graphprobe.store.foreign.checked import float_of, mapped_npy, shape_of
 from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
 from graphprobe.store.foreign.narrow import bits_from_values
 from graphprobe.store.foreign.summary import stats_from_known
@@ -210,7 +210,8 @@ class PtdbgDump:
             self._problem(f"{row[0]}: {str(rest[1])[:80]} is no shape")
             return None
         meta = TensorMeta(rest[0].removeprefix("torch."), shape)
-        known = {f: float(v) for f, v in zip(_FIELDS, summary, strict=False) if isinstance(v, (int, float))}
+        numbers = {f: float_of(v) for f, v in zip(_FIELDS, summary, strict=False) if isinstance(v, (int, float))}
+        known = {name: value for name, value in numbers.items() if value is not None}
         count = math.prod(shape)
         step = row[1] if isinstance(row[1], int) and row[1] > 0 else 1
         file = f"{row[0]}.npy"
