@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,3 +178,41 @@ def test_a_link_out_of_a_dossier_is_not_followed(tmp_path: Path) -> None:
     assert "very secret" not in (tmp_path / "r.html").read_text()
     done = CliRunner().invoke(main, ["issue", str(report.parent)])
     assert done.exit_code == 2 and "leads out of" in done.output and "very secret" not in done.output
+
+
+def commands_that_force(whole: Path, out: Path) -> list[list[str]]:
+    calls, trace = str(whole / "calls"), ["--to", "chrome-trace"]
+    return [
+        ["report", str(whole / "profile.json"), "-o", str(out), "--force"],
+        ["export", str(whole / "profile.json"), *trace, "-o", str(out), "--force"],
+        ["export", calls, "--to", "parquet", "-o", str(out), "--force"],
+        ["profile", str(whole / "profile.json"), "--trace", str(out), "--force"],
+        ["compare", "--no-replay", calls, calls, "--json", str(out), "--force"],
+        ["compare", "--no-replay", calls, calls, "--csv", str(out), "--force"],
+        ["explain", str(whole / "runs"), "--json", str(out), "--force"],
+    ]
+
+
+def test_force_replaces_only_what_graphprobe_wrote(tmp_path: Path) -> None:
+    made_profile(tmp_path / "profile.json")
+    MadeRun(tmp_path).close()
+    with graphprobe.dump(tmp_path / "calls", data="stats"):
+        torch.ones(2).sin()
+    out = tmp_path / "out.json"
+    (manifest,) = tmp_path.glob("runs/*/graphprobe/manifest.json")
+    for command in commands_that_force(tmp_path, out):
+        out.unlink(missing_ok=True)
+        for turn in ("new", "again"):
+            done = CliRunner().invoke(main, command)
+            assert done.exit_code in (0, 1) and out.stat().st_size > 0, (turn, command, done.output)
+    fifo, note, device = tmp_path / "fifo.json", tmp_path / "note.json", tmp_path / "device.json"
+    os.mkfifo(fifo)
+    note.write_text('{"a note": "of mine"}')
+    device.symlink_to("/dev/full")
+    before = {path: path.read_bytes() for path in (note, manifest)}
+    for path in (fifo, note, device, manifest):
+        for command in commands_that_force(tmp_path, path):
+            done = CliRunner().invoke(main, command)
+            assert done.exit_code == 2 and "it is not replaced" in done.output, (command, done.output)
+    assert {path: path.read_bytes() for path in before} == before
+    assert fifo.is_fifo() and device.is_symlink() and Path("/dev/full").is_char_device()

@@ -16,12 +16,15 @@ import click
 from graphprobe.cli.progress import Progress
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
+from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
     from graphprobe.compare.judge import Replayer
     from graphprobe.compare.result import CallResult, Summary
     from graphprobe.compare.run import Comparison
 
+MARKS = {"json": b'"outcome"', "rows": b'{"number":', "csv": b"NPU Name,", "html": b"<title>graphprobe"}
+"""What is in the files that are written."""
 FAIL_ON = ("difference", "candidate_worse", "undecided", "nothing")
 
 
@@ -176,6 +179,7 @@ def _targets(json_file: str | None, csv_file: str | None, out: str | None, force
             raise UsageError(f"{name}: there is no folder {path.absolute().parent}", hint="make it first")
         if path.exists() and not force:
             raise UsageError(f"{name} exists already", hint="pass --force to overwrite it, or name another file")
+        check_replaced(path, name, MARKS[targets[name]])
     return targets
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from graphprobe.errors import UsageError
+from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
     from graphprobe.store.calls import CallDump
@@ -54,6 +55,7 @@ def export(dump: Path, layout: str, out: Path | None, *, force: bool) -> tuple[P
         raise UsageError(f"--out {out}: expected a file name that ends with .pkl", hint=f"name {what}")
     if out.exists() and not force:
         raise UsageError(f"--out {out} exists already", hint="pass --force to overwrite it, or name another file")
+    check_replaced(out, f"--out {out}", b"[[", b'["')
     opened = open_dump(dump)
     _whole([out], lambda: write_ptdbg(opened, out, stacks=True))
     return out, _left_by_ptdbg(opened)

@@ -77,9 +77,7 @@ def command(
     """
     if not target:
         raise UsageError("nothing to explain", hint="graphprobe explain SCRIPT [ARGS], or RUN, or FILE.py:CALLABLE")
-    out = None if json_path in (None, "-") or (force and Path(str(json_path)).is_file()) else new_file(json_path)
-    if json_path not in (None, "-") and out is None:
-        out = Path(str(json_path)).absolute()
+    out = None if json_path == "-" else new_file(json_path, *((b'"not_observed"',) if force else ()))
     if _is_run(target):
         if backend is not None or dynamic is not None:
             raise UsageError("--backend and --dynamic: a run has been compiled already")

@@ -11,6 +11,7 @@ import click
 
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
+from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
     from graphprobe.compare.ranks import Shared
@@ -57,6 +58,7 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
     index = base / MERGED
     if index.exists() and not force:
         raise UsageError(f"{index} exists already", hint="pass --force to overwrite it, or --out for another folder")
+    check_replaced(index, str(index), b'"ranks"')
     merged = MergedDump(str(index), {rank: opened[folder] for rank, folder in by_rank.items()})
     shared = shared_values(merged)
     places = {str(rank): os.path.relpath(folder.absolute(), base.absolute()) for rank, folder in by_rank.items()}

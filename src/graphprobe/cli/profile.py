@@ -13,10 +13,14 @@ import click
 from graphprobe.cli.run import RunCommand, _program
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
+from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
     from graphprobe.probe.profile import profile
     from graphprobe.probe.script import Ended
+
+PROFILE_MARK, TRACE_MARK = b'"graphprobe-profile"', b'"otherData":{"graphprobe"'
+"""What is near the beginning of every profile, and near the end of every trace."""
 
 
 class ProfileCommand(RunCommand):
@@ -75,7 +79,7 @@ def command(
       graphprobe profile before.json
       graphprobe profile before.json after.json
     """
-    trace = _file("--trace", trace_path, force)
+    trace = _file("--trace", trace_path, force, TRACE_MARK)
     if module is None and code is None and words and words[0].endswith(".json"):
         if out is not None:
             raise UsageError(f"--out {out}: {words[0]} is a profile that is read, nothing is run")
@@ -87,7 +91,7 @@ def command(
         raise UsageError("nothing to profile", hint="graphprobe profile SCRIPT, -m MODULE, -c CODE, or PROFILE.json")
     target = _program(module, code, words)
     name = "code" if code is not None else Path(target.target).stem
-    file = _file("--out", out or f"profile-{name}.json", force)
+    file = _file("--out", out or f"profile-{name}.json", force, PROFILE_MARK)
     assert file is not None
     from graphprobe.probe import script
     from graphprobe.probe.profile import profile
@@ -102,7 +106,7 @@ def command(
     sys.exit(ended[0].code)
 
 
-def _file(option: str, path: str | None, force: bool) -> Path | None:
+def _file(option: str, path: str | None, force: bool, mark: bytes) -> Path | None:
     if path is None:
         return None
     file = Path(path).absolute()
@@ -110,6 +114,7 @@ def _file(option: str, path: str | None, force: bool) -> Path | None:
         raise UsageError(f"{option} {path}: there is no folder {file.parent}")
     if file.is_dir() or (file.exists() and not force):
         raise UsageError(f"{option} {path}: it exists already", hint="name another file, or overwrite it with --force")
+    check_replaced(file, f"{option} {path}", mark)
     return file
 
 

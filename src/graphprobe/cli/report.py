@@ -11,11 +11,14 @@ import click
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
+from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
     from graphprobe.report.html.section import Report
 
 DEFAULT = "report.html"
+MARKS = (b"<title>graphprobe",)
+"""What every report has."""
 
 
 @click.command(name="report", short_help="Make one HTML file of a run, a diagnosis, a comparison or a dump.")
@@ -77,6 +80,7 @@ def _target(out: str, force: bool) -> Path:
         raise UsageError(f"--out {out}: it is a folder", hint="name a file, such as report.html")
     if file.exists() and not force:
         raise UsageError(f"--out {out}: it exists already", hint="name another file, or overwrite it with --force")
+    check_replaced(file, f"--out {out}", *MARKS)
     return file
 
 

@@ -11,10 +11,12 @@ import msgspec
 
 from graphprobe.compare.open import open_dump
 from graphprobe.errors import SchemaError, UsageError
+from graphprobe.export.parquet import MARK as PARQUET_MARK
 from graphprobe.export.statistics import WithStatistics
 from graphprobe.export.subject import KINDS, Kind, kind_of, rows_of
 from graphprobe.store.api_reader import is_api_dump
 from graphprobe.store.calls import CallDump
+from graphprobe.store.files import check_replaced
 from graphprobe.store.reader import Run
 
 
@@ -137,12 +139,17 @@ def _check_new(out: Path, folder: bool, force: bool) -> None:
         raise UsageError(f"--out {out}: it is a folder, and this form is one file", hint="name a file")
     if (not folder or any(out.iterdir())) and not force:
         raise UsageError(f"--out {out}: it exists already", hint="name another one, or replace it with --force")
+    if not folder:
+        check_replaced(out, f"--out {out}", *FILE_MARKS)
     if folder and any(out.iterdir()) and not (out / MARK).is_file():
         raise UsageError(
             f"--out {out}: it holds something else than an export, which --force does not remove",
             hint="name a folder that is new or empty",
         )
 
+
+FILE_MARKS = (b'"format":"graphprobe export"', b'"otherData":{"graphprobe"', PARQUET_MARK)
+"""What the forms that are one file have near their end; `--force` replaces no other."""
 
 MARK = ".graphprobe-export"
 """Lies in each folder that an export has made; `--force` removes no other."""

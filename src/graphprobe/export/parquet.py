@@ -18,6 +18,8 @@ from graphprobe.store import layout
 from graphprobe.store.calls import CallDump
 
 ROWS_IN_GROUP = 1 << 14
+MARK = b"graphprobe.written"
+"""Key of the metadata of every file."""
 PURPOSE = "graphprobe export --to parquet"
 
 Column = tuple[str, str]
@@ -127,7 +129,7 @@ def _write(file: Path, columns: tuple[Column, ...], rows: Iterable[dict[str, Any
     """Written under a temporary name, so that the file is there whole or not at all. Empty texts become null."""
     arrow = extra_module("pyarrow", extra="parquet", purpose=PURPOSE)
     parquet = extra_module("pyarrow.parquet", extra="parquet", purpose=PURPOSE)
-    schema = arrow.schema([(name, _type(arrow, kind)) for name, kind in columns])
+    schema = arrow.schema([(name, _type(arrow, kind)) for name, kind in columns], metadata={MARK: b"export"})
     temporary = file.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{file.name}")
     count = 0
     try:

@@ -21,6 +21,7 @@ from graphprobe.store.dump_reader import Array, LoadedValue, open_dump
 from graphprobe.store.dump_records import STAT_FIELDS
 from graphprobe.store.dump_stats import StatsRow, read_stats
 from graphprobe.store.dump_text import write_csv, write_text
+from graphprobe.store.files import check_replaced
 from graphprobe.store.foreign.checked import mapped_npy
 
 Format = Literal["npy", "txt", "csv"]
@@ -202,6 +203,8 @@ def _check_targets(targets: Sequence[Target], force: bool) -> None:
     if there and not force:
         more = f", and so do {len(there) - 1} more" if len(there) > 1 else ""
         raise UsageError(f"{there[0]} exists already{more}", hint="--force overwrites; --out names another folder")
+    for path in there:
+        check_replaced(path, str(path))
 
 
 def _load(target: Target) -> tuple[Array, str, str]:

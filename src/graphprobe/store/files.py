@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from graphprobe.errors import UsageError
 from graphprobe.store import layout
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -136,16 +137,23 @@ def read_file(path: str | os.PathLike[str], *, below: Path | None = None, most_b
         return file.read(most_bytes)
 
 
-def why_kept(path: Path, *marks: bytes) -> str:
-    """Why a file must not be replaced, in words; empty where it may be: it is empty, or has one of `marks`.
+def check_replaced(path: Path, named: str, *marks: bytes) -> None:
+    """Raise UsageError where something is at `path` that `--force` must not replace; `named` is for the message.
 
-    A mark is what this package writes into a file of that kind, near its beginning or its end.
+    Only a regular file is replaced, and only one that is empty or has one of `marks`: what this package writes into
+    files of that kind, near their beginning or end. Without marks every regular file is.
     """
     try:
         with open_file(path) as file:
             head = file.read(_HEAD_BYTES)
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             tail = file.read()
+    except FileNotFoundError:
+        return
     except OSError as error:
-        return error.strerror or str(error)
-    return "" if not head or any(mark in head or mark in tail for mark in marks) else "graphprobe did not write it"
+        why = error.strerror or str(error)
+    else:
+        if not head or not marks or any(mark in head or mark in tail for mark in marks):
+            return
+        why = "graphprobe did not write it, or it is a file of another kind"
+    raise UsageError(f"{named}: it is not replaced: {why}", hint="name another file, or remove it")
