@@ -23,7 +23,7 @@ UNEVEN = 0
 def world_of(dump: CallDump) -> int:
     """How many ranks the run had, of which the dump may have fewer."""
     told = dump.facts.get("world_size", "")
-    return max(int(told) if told.isdecimal() else 1, len(dump.ranks()), 1)
+    return max(int(told) if told.isdecimal() and len(told) < 10 else 1, len(dump.ranks()), 1)
 
 
 def parts_between(candidate: CallDump, reference: CallDump) -> int:

@@ -68,7 +68,7 @@ def is_weight_by_name(api: str, slot: str) -> bool:
     kind, _, rest = slot.partition(".")
     if kind == "kwarg":
         return rest in WEIGHTS
-    return rest.isdecimal() and int(rest) in WEIGHTS_BY_PLACE.get(canonical(api), ())
+    return rest.isdecimal() and len(rest) < 10 and int(rest) in WEIGHTS_BY_PLACE.get(canonical(api), ())
 
 
 def of_node(name: str) -> bool:

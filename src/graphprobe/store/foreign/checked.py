@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import tokenize
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from graphprobe.store.calls import shape_problem
 from graphprobe.store.files import check_regular
+from graphprobe.store.schema import UNREADABLE
 
 MOST_DIMENSIONS = 64
 """torch has no more."""
+
+MOST_LEVELS, MOST_BITS = 64, 1024
+"""Of JSON: levels of lists and objects, and bits of an integer."""
 
 _NOT_NPY = (OSError, ValueError, TypeError, EOFError, SyntaxError, SystemError, OverflowError, tokenize.TokenError)
 """What numpy raises of a file that is no `.npy` file, or a damaged one: its header is parsed as Python."""
@@ -27,6 +34,29 @@ def mapped_npy(path: Path) -> npt.NDArray[Any]:
     except _NOT_NPY as error:
         raise ValueError(str(error)) from error
     return array
+
+
+def decoded(data: bytes) -> Any:
+    """JSON, as Python writes it, NaN and Infinity included; None for what is none, or is nested beyond any sense."""
+    try:
+        value = msgspec.json.decode(data)
+    except UNREADABLE:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+    level: list[Any] = [value]
+    for _ in range(MOST_LEVELS):
+        if any(type(item) is int and item.bit_length() > MOST_BITS for item in level):
+            return None
+        level = [inner for item in level for inner in _inside(item)]
+        if not level:
+            return value
+    return None
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def float_of(value: float) -> float | None:

@@ -15,7 +15,7 @@ import numpy as np
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.store.calls import Call, CallDirection, CallKind, CallSlot
 from graphprobe.store.files import read_file
-from graphprobe.store.foreign.checked import mapped_npy
+from graphprobe.store.foreign.checked import decoded, mapped_npy
 from graphprobe.store.foreign.msprobe_slots import NameOf, slots_of_group
 from graphprobe.store.foreign.names import Counter, MsprobeName, api_from_foreign, msprobe_name, source_of
 from graphprobe.store.foreign.narrow import bits_from_values
@@ -195,14 +195,7 @@ class MsprobeDump:
             raise SchemaError(f"{path} is no dump of msprobe: {error}", hint="it may be cut off; dump again") from error
 
     def _record(self, label: str, raw: msgspec.Raw) -> dict[str, Any]:
-        data = bytes(raw)
-        try:
-            found = msgspec.json.decode(data)
-        except UNREADABLE:
-            try:
-                found = json.loads(data)
-            except (ValueError, RecursionError):
-                found = None
+        found = decoded(bytes(raw))
         if isinstance(found, dict):
             return found
         self._problem(f"{DUMP}: {label} has no record")

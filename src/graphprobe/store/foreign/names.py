@@ -44,6 +44,7 @@ OTHER = "Python"
 """First word of a name that none of the tools would have: what follows is the whole path."""
 
 _PTDBG_KINDS = "|".join([*PREFIXES, "Module", OTHER])
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _INDEX_FIRST = re.compile(rf"(?P<index>\d{{1,18}})_(?P<kind>{_PTDBG_KINDS})_(?P<name>.+)")
 _INDEX_LAST = re.compile(rf"(?P<kind>{_PTDBG_KINDS})_(?P<name>.+)_(?P<index>\d{{1,18}})")
 _SLOT = re.compile(r"(?P<call>.+)_(?P<side>input|output)(?:\.(?P<path>[\w.]+))?")
@@ -128,10 +129,10 @@ def msprobe_name(text: str) -> MsprobeName | None:
     if words[0] in ("Module", "Cell"):
         if words[-1] in _PARTS:  # before release 2.0 a module's parameters had no number
             words.append("0")
-        if len(words) < 4 or words[-2] not in _PARTS or not words[-1].isdigit():
+        if len(words) < 4 or words[-2] not in _PARTS or not _NUMBER.fullmatch(words[-1]):
             return None
         return MsprobeName("Module", words[-3], ".".join(words[1:-3]), int(words[-1]), words[-2])
-    if len(words) < 4 or words[-1] not in _PARTS or not words[-2].isdigit():
+    if len(words) < 4 or words[-1] not in _PARTS or not _NUMBER.fullmatch(words[-2]):
         return None
     return MsprobeName(words[0], ".".join(words[1:-2]), "", int(words[-2]), words[-1])
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
 from graphprobe.store.files import open_file
-from graphprobe.store.foreign.checked import float_of, mapped_npy, shape_of
+from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, shape_of
 from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
 from graphprobe.store.foreign.narrow import bits_from_values
 from graphprobe.store.foreign.summary import stats_from_known
-from graphprobe.store.schema import UNREADABLE
 
 Array = np.ndarray[Any, Any]
 
@@ -146,7 +143,7 @@ class PtdbgDump:
             for number, line in enumerate(source, start=1):
                 if not line.strip():
                     continue
-                row = _decoded(line)
+                row = decoded(line)
                 name = ptdbg_name(row[0]) if isinstance(row, list) and row and isinstance(row[0], str) else None
                 if row is None or name is None or len(row) < 2:
                     self._problem(f"{file.name}:{number}: not a line of a ptdbg dump")
@@ -258,16 +255,6 @@ def _role_and_slot(name: PtdbgName) -> tuple[SlotRole, str]:
     if name.side == "input":
         return "grad_output", f"grad_output.{path}"
     return "grad_input", f"grad_input.{path}" if path[0].isdigit() else f"grad_kwarg.{path}"
-
-
-def _decoded(line: bytes) -> Any:
-    try:
-        return msgspec.json.decode(line)
-    except UNREADABLE:
-        try:
-            return json.loads(line)  # NaN and Infinity, which JSON has not and Python writes
-        except (ValueError, RecursionError):
-            return None
 
 
 def _frame(frame: Any) -> str:
