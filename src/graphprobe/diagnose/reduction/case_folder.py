@@ -108,7 +108,8 @@ class CaseFolder:
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return cls.begin(path, case, state)
         known = read_state(path)
-        if known.identity != state.identity:
+        # The question that was asked now counts: a folder of somebody else runs no command of its own.
+        if (known.identity, known.check, known.fail_regex) != (state.identity, state.check, state.fail_regex):
             raise UsageError(
                 f"{path} holds a reduction of another case, or with another --check or --fail-regex",
                 hint="Resume with what it was begun with, or begin anew in another folder.",
