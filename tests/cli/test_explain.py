@@ -235,7 +235,7 @@ def test_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[s
 def test_force_writes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "targets.py").write_text(TARGETS, encoding="utf-8")
-    (tmp_path / "there.json").write_text("kept", encoding="utf-8")
+    (tmp_path / "there.json").write_text('{"not_observed": []}', encoding="utf-8")
     assert invoke("--force", "--json", "there.json", "targets.py:whole").exit_code == 0
     assert json.loads((tmp_path / "there.json").read_text(encoding="utf-8"))["break_count"] == 0
 
