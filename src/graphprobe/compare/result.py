@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from graphprobe.records import Int64
+
 SCHEMA = 2
 """Of the JSON document and of its rows. 1 lacks the verdict `differs`, the origin `unwritten`, and the findings
 `changed_unseen`, `lost_gradient`, `data_order`, `unpaired` and `growth`; all of it can be read as 2."""
@@ -48,13 +50,13 @@ class SlotSide(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     dtype: str = ""
-    shape: tuple[int, ...] | None = None
+    shape: tuple[Int64, ...] | None = None
     min: float | None = None
     max: float | None = None
     mean: float | None = None
     l2: float | None = None
-    nan: int | None = None
-    inf: int | None = None
+    nan: Int64 | None = None
+    inf: Int64 | None = None
     text: str = ""
 
 
@@ -95,7 +97,7 @@ class SlotResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     within_1_1000: float | None = None
     within_5_1000: float | None = None
     accuracy: str = ""
-    worst: tuple[int, ...] | None = None
+    worst: tuple[Int64, ...] | None = None
     origin: Origin = ""
     fault: FindingKind | None = None
     verdict: Verdict = "ok"
@@ -106,7 +108,7 @@ class SlotResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
 class CallName(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Where a call is to be found."""
 
-    position: int
+    position: Int64
     label: str
     kind: str
     api: str
@@ -143,9 +145,9 @@ class CallResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
         reason: why the call is accused, or why it has no partner.
     """
 
-    number: int
-    rank: int = 0
-    step: int = 0
+    number: Int64
+    rank: Int64 = 0
+    step: Int64 = 0
     direction: str = "forward"
     rule: Rule | None = None
     candidate: CallName | None = None
@@ -176,32 +178,32 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     kind: FindingKind
     verdict: Verdict
-    row: int
-    rank: int = 0
-    step: int = 0
+    row: Int64
+    rank: Int64 = 0
+    step: Int64 = 0
     direction: str = "forward"
     candidate: CallName | None = None
     reference: CallName | None = None
     slot: str = ""
-    worst: tuple[int, ...] | None = None
+    worst: tuple[Int64, ...] | None = None
     level: float = 0.0
     inherited: float = 0.0
     evidence: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
-    also_count: int = 0
+    also_count: Int64 = 0
 
 
 class Counts(msgspec.Struct, kw_only=True):
     """How many of what."""
 
-    pairs: int = 0
+    pairs: Int64 = 0
     by_rule: dict[str, int] = {}
-    slots: int = 0
+    slots: Int64 = 0
     by_basis: dict[str, int] = {}
     by_verdict: dict[str, int] = {}
-    candidate_only: int = 0
-    reference_only: int = 0
-    replayed: int = 0
+    candidate_only: Int64 = 0
+    reference_only: Int64 = 0
+    replayed: Int64 = 0
 
 
 class Side(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -227,7 +229,7 @@ class Summary(msgspec.Struct, kw_only=True):
         growth: largest level of outputs in each of up to 64 equal parts of the program, in order.
     """
 
-    schema: int = SCHEMA
+    schema: Int64 = SCHEMA
     outcome: Outcome
     candidate: Side
     reference: Side

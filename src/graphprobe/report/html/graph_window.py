@@ -22,7 +22,7 @@ MOST_NODES = 60
 LETTER, PADDING, HEIGHT, NARROWEST, WIDEST = 7.3, 24.0, 62.0, 132.0, 268.0
 """Of the boxes, in pixels; a letter of the view's font is so wide."""
 
-_SOURCE = re.compile(r"File: (?P<file>.+):(?P<line>\d+) in ")
+_SOURCE = re.compile(r"File: (?P<file>.+):(?P<line>\d{1,9}) in ")
 _OPERATOR = re.compile(r"(?:torch\.ops\.)?(?P<op>[\w.]+)\(")
 _WORD = re.compile(r"[^\W\d]\w*")
 

@@ -88,7 +88,7 @@ def launch_lines(launches: Sequence[Launch]) -> list[str]:
 
 def places_of(launch: Launch, short: Callable[[str], str]) -> list[str]:
     """The places of a launch: `file:line in function: code` without what follows the line."""
-    found = (re.match(r"(.+?:\d+)(?: in |$)", text) for text in launch.args.sources)
+    found = (re.match(r"(.+?:\d{1,9})(?: in |$)", text) for text in launch.args.sources)
     return [short(place[1]) for place in found if place is not None]
 
 

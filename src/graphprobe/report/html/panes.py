@@ -14,7 +14,7 @@ MOST_LINES = 4_000
 """Of one pane: what lies beyond is left out, and the pane says how much."""
 
 COMMENT = re.compile(
-    r"^(?P<indent>\s*)# File: (?P<place>.+?:\d+)(?: in (?P<function>[^,]*))?(?:, code: (?P<code>.*))?$"
+    r"^(?P<indent>\s*)# File: (?P<place>.+?:\d{1,9})(?: in (?P<function>[^,]*))?(?:, code: (?P<code>.*))?$"
 )
 _NAME = re.compile(r"^\s*(?P<name>[^\W\d]\w*)(?:: [^=]+?)? = ")
 _DEFINED = re.compile(r"(\w+) = async_compile\.")

@@ -24,7 +24,7 @@ MOST_NODES = 60
 MOST_TEXT = 400
 """Letters of one node's expression."""
 
-_PLACE = re.compile(r"File: (.+?:\d+)(?: in |,|$)")
+_PLACE = re.compile(r"File: (.+?:\d{1,9})(?: in |,|$)")
 
 
 def passes_section(run: Run, models: Sequence[Model], sources: Sources) -> Section | None:
