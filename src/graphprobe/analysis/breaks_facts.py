@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from graphprobe.store.schema import UNREADABLE, json_from_value
 from graphprobe.records import Int64
+from graphprobe.store.schema import UNREADABLE, json_from_value
 
 
 class UserFrame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

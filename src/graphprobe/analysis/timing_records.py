@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 from graphprobe.errors import UsageError
-from graphprobe.store.schema import UNREADABLE, json_from_value
 from graphprobe.records import Int64
 from graphprobe.store.files import read_file
+from graphprobe.store.schema import UNREADABLE, json_from_value
 
 FORMAT = "graphprobe-profile"
 VERSION = 1
