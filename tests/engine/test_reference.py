@@ -194,3 +194,26 @@ def test_random_numbers_are_those_of_the_program() -> None:
     for a, b in zip(plain, wide, strict=True):
         assert b.dtype is torch.float64
         assert torch.equal(a.double(), b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_numbers_are_drawn_in_the_dtype_of_the_program(dtype: torch.dtype) -> None:
+    def drawn(x: torch.Tensor) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        return [
+            torch.rand(x.shape, dtype=x.dtype),
+            torch.randn(7, dtype=x.dtype),
+            torch.randn_like(x, dtype=x.dtype),
+            torch.bernoulli(x),
+            torch.empty_like(x).bernoulli_(x),
+            torch.empty_like(x).exponential_(),
+            torch.normal(x, x),
+        ]
+
+    x = torch.linspace(0.25, 0.75, 40).to(dtype)
+    plain = drawn(x)
+    with InFloat64(dtype):
+        wide = drawn(x.double())
+    for a, b in zip(plain, wide, strict=True):
+        assert b.dtype is torch.float64
+        assert torch.equal(a.double(), b)

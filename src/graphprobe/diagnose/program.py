@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -123,10 +124,12 @@ class Program:
         Parameters and buffers are widened in place: call it in a child process.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
+        dtypes = Counter[torch.dtype]()
 
         def widen(value: torch.Tensor) -> torch.Tensor:
             if not is_noisy(value):
                 return value
+            dtypes[torch.float32 if value.is_complex() else value.dtype] += 1
             wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
             if generator is not None:
                 signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8) * 2 - 1
@@ -152,7 +155,8 @@ class Program:
         calls = [tree_map(lambda v: once(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
         wide = Program(self.fn, calls, self.between, self.grad, self.seed, effects=False)
         sums = rough_sums(generator, roundoff) if generator is not None and rough else contextlib.nullcontext()
-        with sums, InFloat64():
+        drawn = max(dtypes, key=lambda dtype: dtypes[dtype], default=torch.float32)
+        with sums, InFloat64(drawn):
             return wide.run(lambda fn: fn)
 
 

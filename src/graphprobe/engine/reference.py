@@ -55,15 +55,21 @@ class Reference:
 
 DRAWN = frozenset(("rand", "randn"))
 DRAWN_LIKE = frozenset(("rand_like", "randn_like"))
-DRAWN_INTO = frozenset(("uniform_", "normal_", "exponential_", "log_normal_", "cauchy_"))
+DRAWN_FROM = frozenset(("bernoulli", "normal"))
+DRAWN_INTO = frozenset(("uniform_", "normal_", "exponential_", "log_normal_", "cauchy_", "bernoulli_"))
 """Functions that draw floating-point numbers: which ones depends on the dtype that they are drawn in."""
 
 
 class InFloat64(TorchFunctionMode):
     """Makes a function of torch that names dtypes work in float64: casts become no-ops, new tensors are float64.
 
-    Random numbers are drawn in the dtype that the program draws them in, and then widened: the same numbers.
+    Random numbers are drawn in the dtype that the program draws them in, and then widened: the same numbers. Where that
+    is the dtype of a tensor, which is float64 here, it is `drawn`.
     """
+
+    def __init__(self, drawn: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self._drawn = drawn
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -74,23 +80,32 @@ class InFloat64(TorchFunctionMode):
         if name == "view" and len(args) > 1 and isinstance(args[1], torch.dtype):
             return func(*args, **(kwargs or {}))  # a reinterpretation of bits has no float64 counterpart
         if name in DRAWN_INTO or getattr(func, "__module__", None) == torch.nn.init.__name__:
-            return _drawn_into(func, args, kwargs or {})
-        if name in DRAWN_LIKE and args[0].dtype is torch.float64:
-            return _widen(func(*args, **{"dtype": torch.float32, **(kwargs or {})}))
-        if name in DRAWN:
-            return _widen(func(*args, **(kwargs or {})))
+            rest = self._narrowed(args[1:])
+            return _drawn_into(func, (*args[:1], *rest), kwargs or {}, self._drawn)
+        if name in DRAWN or (name in DRAWN_LIKE and args[0].dtype is torch.float64):
+            own = (kwargs or {}).get("dtype", torch.float64 if name in DRAWN_LIKE else None)
+            dtype = {"dtype": self._drawn} if own is torch.float64 else {}
+            return _widen(func(*args, **{**(kwargs or {}), **dtype}))
+        if name in DRAWN_FROM:
+            args, kwargs = self._narrowed(args), self._narrowed(kwargs or {})
+            return _widen(func(*args, **kwargs))
         args, kwargs = _map(_wide_dtype, args), _map(_wide_dtype, kwargs or {})
         return _map(_widen, func(*args, **kwargs))
 
+    def _narrowed(self, value: Any) -> Any:
+        """The parameters of a distribution as the program has them; no gradient goes through what is drawn."""
+        wide = torch.float64
+        return _map(lambda v: v.detach().to(self._drawn) if getattr(v, "dtype", None) is wide else v, value)
 
-def _drawn_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Fill a float64 tensor, the first argument or the one called `tensor`, with what float32 would hold."""
+
+def _drawn_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: torch.dtype) -> Any:
+    """Fill a float64 tensor, the first argument or the one called `tensor`, with what one of `drawn` would hold."""
     kwargs = dict(kwargs)
     tensor, *rest = args if args else (kwargs.pop("tensor", None),)
     if not isinstance(tensor, torch.Tensor) or tensor.dtype is not torch.float64:
         return func(tensor, *rest, **kwargs)
     with torch.no_grad():
-        return tensor.copy_(func(tensor.to(torch.float32), *rest, **kwargs))
+        return tensor.copy_(func(tensor.to(drawn), *rest, **kwargs))
 
 
 def _wide_dtype(value: object) -> object:
