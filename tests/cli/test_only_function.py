@@ -63,7 +63,7 @@ DIAGNOSE = ("diagnose", "--backend", BACKEND, "--no-grad", "--json", "result.jso
 FILTERS = [
     ("bad", 1, "FAULT", "compiled: 1 function: bad (program.py:8)"),
     ("good", 0, "HEALTHY", "bad (program.py:8)"),
-    ("nobody", 125, "UNDECIDED", "'nobody' matched no function"),
+    ("nobody", 2, "UNDECIDED", "'nobody' matched no function"),
 ]
 
 

@@ -267,16 +267,15 @@ def test_ops_that_give_nothing_are_recorded_and_break_no_compile(dumping: Any, f
     assert ended[-1] in ("add", "mul")
 
 
-def test_values_that_no_code_has_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_no_code_has_are_not_shown() -> None:
     from graphprobe.engine.subgraph import showable
 
     shown: list[str] = []
-    monkeypatch.setattr(
-        torch._inductor.config,
-        "post_grad_custom_post_pass",
-        lambda graph: shown.extend(node.name for node in showable(graph.owning_module)),
-    )
-    with bypassed():
+
+    def look(graph: torch.fx.Graph) -> None:
+        shown.extend(node.name for node in showable(graph.owning_module))
+
+    with bypassed(), torch._inductor.config.patch(post_grad_custom_post_pass=look):
         torch.compile(lambda x: torch.linalg.inv(x) + 1)(torch.eye(3))
     assert "getitem_1" in shown, "the numbers that are checked for errors"
     assert not {"_make_token_default", "with_effects", "getitem_2", "_sink_tokens_default"} & set(shown)
