@@ -142,6 +142,23 @@ def test_values_come_back_bit_for_bit(form: Form, name: str) -> None:
     assert same_bits(value, got, stride=value.numel() > 1) == []
 
 
+DTYPES = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
+          torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn,
+          torch.float8_e5m2, torch.complex64, torch.complex128]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_of_any_dtype(dtype: torch.dtype) -> None:
+    """The same everywhere, a few, and many."""
+    for values in ([1, 1, 1], [0, 0], [1, 0], [1], [0, 1] * 50):
+        value = torch.tensor(values, dtype=torch.float64).to(dtype)
+        for form in ("inline", "recorded"):
+            (got,), _ = made(form, value)
+            assert same_bits(value, got) == []
+        (got,), _ = made("drawn", value)
+        assert (got.dtype, got.shape) == (value.dtype, value.shape)
+
+
 @pytest.mark.parametrize("name", odd())
 def test_drawn_values_have_shape_strides_dtype_and_range(name: str) -> None:
     value = odd()[name].repeat(*[3] * odd()[name].ndim) if odd()[name].ndim else odd()[name]

@@ -198,3 +198,17 @@ def test_graphs_inside_a_graph_are_copied_too() -> None:
     inner.recompile()
     assert torch.equal(gm(value), before)
     assert not torch.equal(copy(value), before)
+
+
+def test_what_a_pass_may_not_do_is_no_graph_break_as_it_is_none_in_inductor() -> None:
+    """Dynamo runs uncompiled what a backend refuses with this exception, unless Inductor has wrapped it."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    def refuse(graph: Graph) -> None:
+        raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+
+    with torch._inductor.config.patch(post_grad_custom_post_pass=refuse):
+        for backend in ("inductor", lambda gm, inputs: stop_after("post_grad", gm, inputs, lambda *_: gm)):
+            torch._dynamo.reset()
+            with pytest.raises(torch._inductor.exc.InductorError, match="_local_scalar_dense"):
+                torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.ones(3))

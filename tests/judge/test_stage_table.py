@@ -19,6 +19,7 @@ ROWS: list[tuple[Stage, str, Evidence]] = [
     ("runtime", "another backend dies", Evidence("segfault", inductor=False)),
     ("codegen", "another backend is one stage", Evidence("wrong_value", inductor=False)),
     ("dynamo", "while Dynamo read", Evidence("crash_compile", raised_in="dynamo")),
+    ("dynamo", "catches", Evidence("crash_compile", "dynamo", raised_in="decomposition", caught=True)),
     ("aot", "while AOTAutograd traced", Evidence("crash_compile", raised_in="aot")),
     ("decomposition", "in a decomposition", Evidence("crash_compile", raised_in="decomposition")),
     ("pre_grad", "in a pre-grad pass", Evidence("crash_compile", raised_in="pre_grad")),

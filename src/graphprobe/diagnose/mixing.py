@@ -139,9 +139,11 @@ class _Search:
             if replaced.kind in FORMS:
                 return f"the outputs are wrong whatever the launches compute: {replaced.reason}"
             ir = sum(launch.how == "ir" for launch in self._mixed.launches)
-            lowering = f"in the lowering of one of {ir} launches replaced by their IR, or " if ir else ""
-            where = f"the fault is {lowering}in how the buffers share memory"
-            return f"the outputs are wrong with every launch replaced, too ({replaced.reason}): {where}"
+            loops = "what the loops of a launch are and in which order, or " if ir else ""
+            return (
+                f"the outputs are wrong with every launch replaced, too ({replaced.reason}): "
+                f"not the text of the loops is to blame, but {loops}how the buffers share memory"
+            )
         right = len(self._usable)
         while right > 0 and len(self.found) < most:
             before = self._mixed.runs

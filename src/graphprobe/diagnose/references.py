@@ -95,9 +95,9 @@ def _is_another_program(centre: Sequence[Observation], runs: Sequence[Sequence[O
 
 def _is_shifted(centre: Array, runs: Sequence[Array]) -> bool:
     stacked = np.stack([run.astype(np.complex128 if np.iscomplexobj(run) else np.float64) for run in runs])
-    mean = stacked.mean(axis=0)
     finite = np.isfinite(centre) & np.isfinite(stacked).all(axis=0)
-    gap, scatter, size = (_rms(v[finite]) for v in (mean - centre, stacked.std(axis=0), np.asarray(centre)))
+    centre, stacked = centre[finite], stacked[:, finite]
+    gap, scatter, size = (_rms(v) for v in (stacked.mean(axis=0) - centre, stacked.std(axis=0), centre))
     return gap > SHIFT * scatter + LEAST_SHIFT * size
 
 

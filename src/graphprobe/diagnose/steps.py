@@ -37,9 +37,10 @@ from graphprobe.engine.values import capture, to_bytes
 from graphprobe.findings import LargestZ, Latent
 from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.compile_facts import given_up, graphs_made
+from graphprobe.internals.op_mode import OpMode, Overload
 from graphprobe.judge.contents import plain_parts
 from graphprobe.judge.judging import Difference
-from graphprobe.judge.observation import ObservationRecord
+from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 
 
@@ -89,6 +90,22 @@ def scribble() -> None:
     for size in (1 << n for n in range(6, 23)):
         kept = [torch.full((size,), 0x5B + i, dtype=torch.uint8) for i in range(8)]
         del kept
+
+
+def catches(program: Program) -> bool:
+    """Whether operations raise uncompiled, and the program goes on."""
+    raised: list[Overload] = []
+
+    def around(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return op(*args, **kwargs)
+        except Exception:
+            raised.append(op)
+            raise
+
+    with OpMode(around):
+        calls = program.run(lambda fn: fn)
+    return bool(raised) and all(read(call).raised is None for call in calls)
 
 
 def dynamo(program: Program, compilation: Compilation) -> RungReport:

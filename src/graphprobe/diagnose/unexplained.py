@@ -43,6 +43,7 @@ def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
         cached=rung == "plain" and below == "right",
         graphs_run=below != "not_run",
         saved_check="modified by an inplace operation" in first.text,
+        caught=rung == "dynamo" and origin is not None and bool(ladder.step(partial(steps.catches, program)).value),
         inductor=compilation.is_inductor,
     )
     stage, why = stage_of(evidence)

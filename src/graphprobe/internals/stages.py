@@ -85,15 +85,25 @@ def compile_kernels(
 
 
 def post_grad_graph(gm: GraphModule, example_inputs: Sequence[Any], is_inference: bool) -> GraphModule:
-    """A copy of `gm` after what Inductor does before it lowers: views made reshapes, and the post-grad passes."""
+    """A copy of `gm` after what Inductor does before it lowers: views made reshapes, and the post-grad passes.
+
+    Raises:
+        InductorError: a pass failed. Inductor wraps it like this, too; as it comes, Dynamo would take some of them
+            (`DataDependentOutputException`, for one) for a reason to run the program uncompiled.
+    """
     fake_tensor_prop = require(COMPILE_FX, "fake_tensor_prop", purpose="post-grad passes")
     virtualized = require("torch._inductor.virtualized", "V", purpose="post-grad passes")
     graph = copy_graph(gm)
     require(COMPILE_FX, "view_to_reshape", purpose="post-grad passes")(graph)
+    passes = require(COMPILE_FX, "_recursive_post_grad_passes", purpose="post-grad passes")
     with torch.no_grad():
         fake_mode = fake_tensor_prop(graph, example_inputs)
-    with virtualized.set_fake_mode(fake_mode):
-        require(COMPILE_FX, "_recursive_post_grad_passes", purpose="post-grad passes")(graph, is_inference=is_inference)
+    try:
+        with virtualized.set_fake_mode(fake_mode):
+            passes(graph, is_inference=is_inference)
+    except Exception as error:
+        wrapped = require("torch._inductor.exc", "InductorError", purpose="post-grad passes")
+        raise wrapped(error, None).with_traceback(error.__traceback__) from error
     graph.graph.lint()
     graph.recompile()
     return graph

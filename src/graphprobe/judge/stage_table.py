@@ -10,7 +10,7 @@ from the uncompiled program:
 | `decomposition` | the same in simpler operations, also where tracing carries them out | op by op |
 | `pre_grad`, `joint`, `post_grad` | the graphs after these passes; `joint` splits off the backward | op by op |
 | `lowering` | the loops and calls into libraries that Inductor chose: its IR | plain torch, loop by loop |
-| `codegen` | the C++ or GPU code of these loops | the machine |
+| `codegen` | the order and fusion of these loops, and their C++ or GPU code | the machine |
 | `runtime` | what calls the kernels: guards, caches, buffers | torch itself |
 
 A check that raised uncompiled and raises no more belongs to the first of these whose output has lost it.
@@ -49,6 +49,7 @@ class Evidence:
         alone: the operation is wrong when compiled by itself, for the sizes at hand.
         cached: it fails only with torch's caches.
         saved_check: uncompiled, autograd finds that a tensor saved for the backward was changed in place.
+        caught: uncompiled, an operation raises, too, and the program goes on.
         inductor: the backend is Inductor, whose stages are known.
     """
 
@@ -62,6 +63,7 @@ class Evidence:
     alone: bool = True
     cached: bool = False
     saved_check: bool = False
+    caught: bool = False
     inductor: bool = True
 
 
@@ -95,6 +97,11 @@ RULES: tuple[Rule, ...] = (
     Rule("runtime", "another backend dies while it runs", lambda e: _foreign(e) and e.kind in DIED),
     Rule("codegen", "another backend is one stage", _foreign),
     _raised("dynamo", "while Dynamo read the Python code"),
+    Rule(
+        "dynamo",
+        "what the program catches uncompiled ends the compilation",
+        lambda e: e.caught and e.raised_in == "decomposition" and e.graphs_wrong == "dynamo",
+    ),
     _raised("aot", "while AOTAutograd traced"),
     _raised("decomposition", "in a decomposition"),
     _raised("pre_grad", "in a pre-grad pass"),

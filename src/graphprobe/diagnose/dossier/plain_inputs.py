@@ -119,7 +119,7 @@ class PlainInputs:
         wide = value.to(torch.complex128 if value.is_complex() else torch.float64)
         first = value.flatten()[0]
         if value.numel() > 1 and bool((wide == wide.flatten()[0]).all()) and not _negative_zero(first):
-            if float(abs(first)) in (0.0, 1.0) and not value.is_complex() and float(first) >= 0:
+            if not value.is_complex() and float(first) in (0.0, 1.0):
                 return f"torch.{'ones' if float(first) else 'zeros'}({size}{kind})"
             return f"torch.full({shape}, {_number(first)}{', dtype=' + str(value.dtype)})"
         if self.form == "inline" or value.numel() <= FEW:
@@ -178,11 +178,11 @@ def _drawn(value: torch.Tensor, size: str) -> str:
     if value.dtype is torch.bool:
         return f"torch.rand({size}) > 0.5"
     if not (value.is_floating_point() or value.is_complex()):
-        low, high = int(value.min()), int(value.max())
-        kind = "" if value.dtype == torch.int64 else f", dtype={value.dtype}"
-        if high - low >= 2**62:
+        numbers = value.numpy()  # torch has neither the least of unsigned integers nor draws them
+        low, high = int(numbers.min()), int(numbers.max())
+        if high - low >= 2**62 or high >= 2**63 - 1:
             raise Unreproducible("integers of a range that randint does not take")
-        return f"torch.randint({low}, {high + 1}, {shape}{kind})"
+        return f"torch.randint({low}, {high + 1}, {shape}){'' if value.dtype == torch.int64 else f'.to({value.dtype})'}"
     wide = value.abs().to(torch.float64)
     if not bool(wide.isfinite().all()):
         raise Unreproducible("values that are not finite")
