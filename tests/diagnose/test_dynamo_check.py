@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import planted_python
 import pytest
 import torch
@@ -113,6 +114,19 @@ def test_python_code_is_named_with_its_line(case: planted_python.Case) -> None:
     assert (found["op"], found["also"]) == (op, also)
     file, _, line = found["source"].rpartition(":")
     assert Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1].endswith("# here")
+
+
+def seeded(x: torch.Tensor) -> torch.Tensor:
+    np.random.seed(2)
+    return x + np.random.rand()
+
+
+def test_numbers_of_numpys_generator_come_with_the_setting_that_draws_them() -> None:
+    found = accused_of(seeded, X)
+    assert found is not None and found.op == "numpy.random.rand"
+    assert "use_numpy_random_stream = True" in found.reason
+    with torch._dynamo.config.patch(use_numpy_random_stream=True):
+        assert accused_of(seeded, X) is None
 
 
 def test_right_python_code_is_not_accused() -> None:

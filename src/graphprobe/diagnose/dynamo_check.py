@@ -375,6 +375,8 @@ class _Aligned:
         reason = f"what it gives to {op} is {dict(made.plain).get(path or '')} uncompiled" + (
             f", and {other} in Dynamo's graph" if other is not None else ", and something else in Dynamo's graph"
         )
+        if any(named.name.startswith("numpy.random.") for named in names):
+            reason += "; torch._dynamo.config.use_numpy_random_stream = True lets it draw from NumPy's generator"
         return of_python(names, [op], reason, run.node)
 
     def _fed(self, i: int, j: int) -> Accused | None:
