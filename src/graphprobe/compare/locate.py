@@ -130,6 +130,9 @@ def locate(
     places = _Places(marks, alike=alike)
     elsewhere = _steps_of_data(marks)
     recorded = _recorded_inside(marks)
+    compiled = {(m.rank, m.step, m.me) for m in marks if m.compiled}
+    for mark in marks:
+        mark.compiled = not mark.side and (mark.rank, mark.step, mark.me) in compiled
     seen_states: set[int] = set()
     seen_unrecorded: set[int] = set()
     formal: set[tuple[int, int, int]] = set()
@@ -148,7 +151,7 @@ def locate(
             if mark.side == 1 and mark.opposite >= 0 and not mark.consumed and mark.number in loose:
                 _accuse(mark, None, places, result)
             continue
-        container = mark.kind == "module" and _container(mark) in recorded
+        container = mark.kind == "module" and _container(mark) in recorded and not mark.compiled
         highest = max(highest, mark.state_level)
         decision = None
         # Of ranks that share a batch, the gradients are averaged before the step, which no record shows.
@@ -498,6 +501,15 @@ def _guess(mark: Mark, got: _Forward, peers: list[float] | None, kind: FindingKi
     if not mark.values:
         factor *= STATISTICS
     limit = mark.own + factor * got.inherited
+    if mark.compiled:  # a part of the program, each operation of which adds its noise
+        limit = max(limit, min(GROWN * mark.unit, LARGE))
+        if mark.level <= limit:
+            return None
+        text = (
+            f"compiled code gives results {mark.level / mark.unit:.3g} units of noise apart, from inputs that explain "
+            f"{limit / mark.unit:.3g}; dumps of `--dump-graph` show what it runs"
+        )
+        return Decision("differs", "local", kind, text)
     if mark.level > limit:
         text = f"error {mark.level / mark.unit:.3g} units of noise, from inputs that explain {limit / mark.unit:.3g}"
         return Decision("candidate_worse", "local", kind, text)
@@ -520,7 +532,7 @@ def _drop_containers(marks: Sequence[Mark], result: Located) -> None:
                 guilty.setdefault((m.rank, m.step, m.backward, path), []).append(m.number)
     for m in marks:
         decision = result.decisions.get(m.number)
-        if m.kind != "module" or decision is None or decision.kind is None:
+        if m.kind != "module" or m.compiled or decision is None or decision.kind is None:
             continue
         inner = [n for n in guilty.get(_container(m), ()) if n != m.number]
         if not inner:
