@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 EXIT_OK = 0
 EXIT_FOUND = 1
 EXIT_USAGE = 2
@@ -23,6 +26,8 @@ class GraphprobeError(Exception):
     def __init__(self, message: str, *, hint: str = "", slug: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # so that a traceback has it as well
         if slug is not None:
             self.slug = slug
 
@@ -30,6 +35,17 @@ class GraphprobeError(Exception):
         """The message as the terminal shows it: `error[slug]: message` and the hint on a line of its own."""
         text = f"error[{self.slug}]: {self}"
         return f"{text}\n  hint: {self.hint}" if self.hint else text
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A hint: the known name that was probably meant; else `otherwise`, or all of them."""
+    candidates = list(known)
+    near = difflib.get_close_matches(name[:100], candidates, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if otherwise is not None:
+        return otherwise
+    return "known: " + ", ".join(candidates) if candidates else ""
 
 
 class UsageError(GraphprobeError):

@@ -6,7 +6,6 @@ itself: the caller hands the mapping in.
 
 from __future__ import annotations
 
-import difflib
 import errno
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from graphprobe.errors import SettingError
+from graphprobe.errors import SettingError, nearest
 from graphprobe.records import SettingValue
 
 Scalar = str | int | bool | None
@@ -159,7 +158,7 @@ def convert(name: str, value: object, *, source: str) -> Scalar:
         return converted
     raise SettingError(
         f"{_called(name, source)} is {value!r} ({type(value).__name__}); it takes {_accepted(row, source)}",
-        hint=_nearest(str(value), row.allowed),
+        hint=nearest(str(value), row.allowed),
     )
 
 
@@ -218,7 +217,7 @@ def _converted(row: Setting, value: object, *, from_text: bool) -> Scalar:
 def _by_hand(values: Mapping[str, object], source: str) -> dict[str, tuple[object, str]]:
     for name in values:
         if name not in BY_NAME:
-            raise SettingError(f"{source} {name!r} is no setting", hint=_nearest(name, BY_NAME))
+            raise SettingError(f"{source} {name!r} is no setting", hint=nearest(name, BY_NAME))
     return {name: (value, source) for name, value in values.items() if value is not None}
 
 
@@ -250,7 +249,7 @@ def _from_file(path: str, path_source: str) -> dict[str, tuple[object, str]]:
 def _refuse_unknown(path: str, where: str, found: Mapping[str, object], known: Iterable[str]) -> None:
     for key in found:
         if key not in known:
-            raise SettingError(f"{path}: {where}.{key} is unknown", hint=_nearest(key, known))
+            raise SettingError(f"{path}: {where}.{key} is unknown", hint=nearest(key, known))
 
 
 def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -271,14 +270,6 @@ def _called(name: str, source: str) -> str:
 
 def _accepted(row: Setting, source: str) -> str:
     return "True or False" if row.type == "flag" and not source.startswith("env:") else row.accepted
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    candidates = list(known)
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return "known: " + ", ".join(candidates) if candidates else ""
 
 
 def _json_type(value: object) -> str:

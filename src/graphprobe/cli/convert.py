@@ -30,7 +30,7 @@ _PATIENCE_SECONDS = 1.0
     show_default=True,
     help="What to make.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to write to; of --to ptdbg the .pkl file.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder to write to; of --to ptdbg the .pkl file.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @click.pass_context

@@ -29,7 +29,7 @@ PROGRAM = "transformer.py"
 
 @click.command(name="demo", short_help="Plant a fault in a small transformer's compiler, find it, and show it.")
 @click.option(
-    "--out", "out_dir", metavar="DIR", default="graphprobe-demo", show_default=True, help="Folder for all of it."
+    "-o", "--out", "out_dir", metavar="DIR", default="graphprobe-demo", show_default=True, help="Folder for all of it."
 )
 @click.option("--no-open", is_flag=True, help="Do not open the report in a browser.")
 @click.option("--no-control", is_flag=True, help="Leave out the run without the fault.")

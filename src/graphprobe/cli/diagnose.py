@@ -65,7 +65,7 @@ class DiagnoseCommand(click.Command):
 )
 @click.option("--json", "json_path", metavar="FILE", help="Also write the result to FILE, which must not exist yet.")
 @click.option(
-    "--out", "out_dir", metavar="DIR", help="Folder for the proofs. Default: a new one in graphprobe-diagnosis."
+    "-o", "--out", "out_dir", metavar="DIR", help="Folder for the proofs. Default: a new one in graphprobe-diagnosis."
 )
 @click.option("--backend", metavar="NAME", help="Compile with this backend. Default: as the script says, or inductor.")
 @click.option(

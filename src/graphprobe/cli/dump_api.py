@@ -36,9 +36,17 @@ def api_options(command: Command) -> Command:
     for option in reversed(
         (
             click.option(
-                "--dump", "api_data", metavar="stats|tensor", help="Dump every call of torch's API, uncompiled."
+                "--dump",
+                "api_data",
+                type=click.Choice(["stats", "tensor"]),
+                help="Dump every call of torch's API, uncompiled.",
             ),
-            click.option("--level", "api_level", metavar="api|module|mix", help="What counts as a call. Default: api."),
+            click.option(
+                "--level",
+                "api_level",
+                type=click.Choice(["api", "module", "mix"]),
+                help="What counts as a call. Default: api.",
+            ),
             click.option("--steps", "api_steps", metavar="STEPS", help="Training steps to dump, e.g. 0|3-5|10."),
             click.option("--apis", "api_apis", metavar="NAMES", help="Names or globs of APIs, separated by commas."),
             click.option(

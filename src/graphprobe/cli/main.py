@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from graphprobe.cli.ending import end_of, run_command
-from graphprobe.errors import GraphprobeError
+from graphprobe.errors import EXIT_USAGE, GraphprobeError, UsageError, nearest
 from graphprobe.report.visible import echo
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -65,6 +66,22 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module_name), attribute)
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`help COMMAND` is `COMMAND --help`."""
+        if args[:1] == ["help"]:
+            if len(args) > 2:
+                raise UsageError(f"help takes one command, not {len(args) - 1}: {' '.join(args[1:])}")
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's; with the nearest name where there is no such command."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise UsageError(f"there is no command {args[0]!r}", hint=nearest(args[0], COMMANDS, _SEE))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands in the help, without importing any."""
         with formatter.section("Commands"):
@@ -75,7 +92,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except GraphprobeError as error:
-            _end(ctx, error)
+            ctx.exit(_told(error))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except (Exception, KeyboardInterrupt) as error:
@@ -87,12 +104,62 @@ class LazyGroup(click.Group):
         name = next((word for word in words if not word.startswith("-")), None)
         if options.get("standalone_mode") is False:
             return super().main(args, *rest, **options)
-        return run_command(name, lambda: super(LazyGroup, self).main(args, *rest, **options))
+        options["standalone_mode"] = False
+        return run_command(name, lambda: self._leave(name, args, *rest, **options))
+
+    def _leave(self, name: str | None, *args: Any, **options: Any) -> NoReturn:
+        """Run it, and leave by SystemExit; what click finds wrong is told as what is found by us."""
+        try:
+            code = super().main(*args, **options)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = EXIT_USAGE
+        except click.ClickException as error:
+            code = _told(said_by_click(error, name))
+        except GraphprobeError as error:
+            code = _told(error)
+        except click.Abort as error:
+            code = end_of(error.__cause__ or KeyboardInterrupt())
+        sys.exit(code if isinstance(code, int) else 0)
 
 
-def _end(ctx: click.Context, error: GraphprobeError) -> NoReturn:
+_SEE = "graphprobe --help lists the commands"
+
+
+def said_by_click(error: click.ClickException, command: str | None) -> UsageError:
+    """What click found wrong on the command line, as an error of ours: on one line, with a hint or a nearest name."""
+    context: click.Context | None = getattr(error, "ctx", None)
+    if context is not None:
+        command = context.info_name if context.parent is not None else None
+    hint = f"see graphprobe {command} --help" if command in COMMANDS else "see graphprobe --help"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    for old, new in _PLAIN.items():
+        message = message.replace(old, new)
+    if isinstance(error, click.NoSuchOption):
+        message = f"there is no option {error.option_name!r}"
+        options = [p for p in context.command.get_params(context) if isinstance(p, click.Option)] if context else []
+        known = [name for option in options for name in (*option.opts, *option.secondary_opts)]
+        if len(error.option_name) > 2:
+            hint = nearest(error.option_name, known, hint)
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        given = re.search(r"'([^']*)' is not one of", message)
+        if given is not None and isinstance(error.param.type, click.Choice):
+            hint = nearest(given[1], map(str, error.param.type.choices), hint)
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+_PLAIN = {
+    "is not a valid integer range": "is no whole number",
+    "is not a valid integer": "is no whole number",
+    "is not a valid float range": "is no number",
+    "is not a valid float": "is no number",
+}
+"""How click puts it, and how we do."""
+
+
+def _told(error: GraphprobeError) -> int:
     echo(error.render(), err=True)
-    ctx.exit(error.exit_code)
+    return error.exit_code
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -110,7 +177,13 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
+    "-V",
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version.",
 )
 def main() -> None:
     """Collect every stage of a torch.compile compilation, and read it back.
@@ -119,6 +192,7 @@ def main() -> None:
     Example:
       graphprobe run train.py --epochs 1
       graphprobe ls
+      graphprobe help diagnose
 
     Exit codes: 0 fine, 1 a difference or a fault was found, 2 wrong usage, 125 could not decide.
     """

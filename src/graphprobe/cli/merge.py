@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(name="merge", short_help="Make one dump of the dumps of several ranks, and compare the ranks.")
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the index; default: above DIR."
+    "-o", "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the index; default: above DIR."
 )
 @click.option("--force", is_flag=True, help="Overwrite an index that exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

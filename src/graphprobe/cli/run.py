@@ -41,7 +41,9 @@ class RunCommand(click.Command):
 
 
 @click.command(cls=RunCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option("--out", "out_dir", metavar="DIR", help="Folder that gets the run folder. Default: torch_compile_debug.")
+@click.option(
+    "-o", "--out", "out_dir", metavar="DIR", help="Folder that gets the run folder. Default: torch_compile_debug."
+)
 @click.option("--save-inputs", is_flag=True, default=None, help="Keep real inputs and outputs of every compiled graph.")
 @click.option("--graph-dump", metavar="txt|pbtxt|py", help="Form of the backend's own graphs. Default: txt.")
 @click.option("--log-level", metavar="warning|info|debug", help="How much of torch's log is kept. Default: info.")

@@ -15,8 +15,7 @@ from graphprobe.dump_plan.faults import Place, shown, value_fault
 from graphprobe.dump_plan.options import BY_NAME, OPTIONS, checked_option, path_hint
 from graphprobe.dump_plan.paths import directory_fault
 from graphprobe.dump_plan.plan import STATS, DumpPlan, ModelEntry
-from graphprobe.dump_plan.shapes import nearest
-from graphprobe.errors import SettingError
+from graphprobe.errors import SettingError, nearest
 from graphprobe.select import layers_from_list, layers_from_text, steps_from_text
 
 FILE_ONLY = ("dump_list", "dump_stats", "dump_op_switch", "dump_debug", "dump_scene")

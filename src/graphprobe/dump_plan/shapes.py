@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from graphprobe.dump_plan.faults import Place, choice_fault, json_type, shown, type_fault, value_fault
-from graphprobe.errors import SettingError
+from graphprobe.errors import SettingError, nearest
 
 
 class Shape(Protocol):
@@ -130,9 +129,3 @@ class Table(msgspec.Struct, frozen=True):
         for rule in self.rules:
             result |= rule
         return result
-
-
-def nearest(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    """A hint: the known name that was probably meant, or all of them."""
-    near = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
