@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from graphprobe import backends
 from graphprobe.backends.fault_op import PlantedFault
 from graphprobe.backends.faulty import faulty
-from graphprobe.errors import UsageError
+from graphprobe.errors import GraphprobeWarning, UsageError
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
@@ -42,6 +43,24 @@ def test_names_in_dynamos_graph(name: str) -> None:
     backend = faulty(op=name, inner="eager", nth=None)
     torch.compile(lambda x: torch.relu(x), backend=backend)(X)
     assert len(backend.hits) == (name != "F.relu")
+
+
+def test_what_is_not_planted_is_told() -> None:
+    def two(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.relu(x) + 1)
+
+    with pytest.warns(GraphprobeWarning, match="no call of 'relux', so nothing is planted in it; did you mean 'relu'"):
+        torch.compile(two, backend=faulty(op="relux", inner="eager"))(X)
+    torch.compiler.reset()
+    with pytest.warns(GraphprobeWarning, match="no call 5 of 'relu', so nothing is planted in it; it has 2"):
+        torch.compile(two, backend=faulty(op="relu", nth=5, inner="eager"))(X)
+    torch.compiler.reset()
+    with pytest.warns(GraphprobeWarning, match="no call of 'relu'"):
+        torch.compile(torch.sin, backend="graphprobe:relu_accuracy_error_TESTING_ONLY")(X)
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GraphprobeWarning)
+        torch.compile(two, backend=faulty(op="relu", nth=1, inner="eager"))(X)
 
 
 @pytest.mark.parametrize("name", ["relu", "relu.default", "aten.relu", "aten.relu.default", "aten::relu", "aten.*"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,14 @@ def test_unknown_option_of_get() -> None:
 def test_missing_option_is_named() -> None:
     with pytest.raises(Exception, match="needs mode"):
         torch.compile(torch.sin, backend=backends.get("aot_eager_decomp_partition_with_mode"))(torch.ones(2))
+
+
+def test_what_is_missing_is_told_by_the_name_that_was_typed_and_with_its_hint() -> None:
+    with pytest.raises(Exception, match=r"backend faulty needs op, as in graphprobe.backends.get\('faulty', op=…\)"):
+        torch.compile(torch.sin, backend="graphprobe:faulty")(torch.ones(2))
+    with pytest.raises(UsageError) as unknown:
+        backends.get("nonsense")
+    assert "hint: there are eager, " in "".join(traceback.format_exception(unknown.value))
 
 
 def test_unknown_options_of_torch_compile_are_named_in_a_warning() -> None:

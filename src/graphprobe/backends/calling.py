@@ -28,7 +28,7 @@ def debug_backend(function: BackendFunction) -> BackendFunction:
         UsageError: an option that must be given is missing.
     """
     accepted = accepted_options(function)
-    name = function.__name__
+    name = function.__name__.removesuffix("_backend")  # as it is registered
 
     @functools.wraps(function)
     def backend(gm: Any, example_inputs: Any, **given: Any) -> Any:
@@ -40,10 +40,8 @@ def debug_backend(function: BackendFunction) -> BackendFunction:
             warnings.warn(f"backend {name} ignores {listed}", GraphprobeWarning, stacklevel=2)
         missing = [option for option, required in accepted.items() if required and option not in given]
         if missing:
-            raise UsageError(
-                f"backend {name} needs {', '.join(missing)}",
-                hint=f"graphprobe.backends.get({name!r}, {missing[0]}=…)",
-            )
+            given_so = f"graphprobe.backends.get({name!r}, {missing[0]}=…)"  # torch tells the message alone
+            raise UsageError(f"backend {name} needs {', '.join(missing)}, as in {given_so}")
         return function(gm, example_inputs, **{option: given[option] for option in accepted if option in given})
 
     return backend

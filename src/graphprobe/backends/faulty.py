@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,7 +17,7 @@ from graphprobe.backends.calling import debug_backend
 from graphprobe.backends.fault_op import CHANGING, STOPPING, WIDER, PlantedFault, fault_ops
 from graphprobe.backends.graphs import copy_graph_module, names_of, target_name
 from graphprobe.backends.registry import resolve
-from graphprobe.errors import UsageError
+from graphprobe.errors import GraphprobeWarning, UsageError, nearest
 from graphprobe.internals.compile_facts import calls_of, place_of
 
 KINDS = ("compile", *STOPPING[:1], *CHANGING, *STOPPING[1:])
@@ -105,10 +106,20 @@ class Faulty:
         own = copy_graph_module(gm)
         matching = (n for n in calls_of(own) if any(fnmatchcase(name, self.op) for name in names_of(n)))
         calls = [n for n in matching if _value(n) is not None]
+        if not self.hits and len(calls) <= (self.nth or 0):
+            self._warn(own, len(calls))
         for call, node in enumerate(calls):
             if self.nth in (None, call):
                 self._plant(node, Hit(self.kind, direction, target_name(node), node.name, call, place_of(node)))
         return own
+
+    def _warn(self, graph: GraphModule, count: int) -> None:
+        """Say that nothing is planted in this graph, nor was in one before: a name may be misspelt."""
+        names = dict.fromkeys(name for node in calls_of(graph) for name in names_of(node))
+        hint = nearest(self.op, names, "") if not count else f"it has {count}"
+        which = f"call {self.nth}" if self.nth else "call"
+        text = f"faulty: the graph has no {which} of {self.op!r}, so nothing is planted in it"
+        warnings.warn(f"{text}; {hint}" if hint else text, GraphprobeWarning, stacklevel=2)
 
     def _plant(self, node: Node, hit: Hit) -> None:
         node = _tensor_of(node)

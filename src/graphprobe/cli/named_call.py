@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
-from graphprobe.errors import UsageError
+from graphprobe.errors import UsageError, nearest
 
 
 def callable_of(target: str) -> str | None:
@@ -23,7 +24,17 @@ def check_backend(name: str) -> None:
 
     known = backend_names()
     if name not in known:
-        raise UsageError(f"--backend {name}: there is no such backend", hint=f"torch knows {', '.join(known)}")
+        raise UsageError(f"--backend {name}: there is no such backend", hint=nearest(name, known))
+
+
+def import_first(module: str) -> None:
+    """What `--import` asks for, from the working directory too; raises `UsageError` where that fails."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise UsageError(f"--import {module}: {type(error).__name__}: {error}") from error
 
 
 def call_from_file(file: str, name: str) -> tuple[Any, Any, Any]:
