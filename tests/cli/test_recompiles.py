@@ -113,6 +113,12 @@ def test_a_run_as_json(recorded: Path) -> None:
     assert len((run / "graphprobe" / "recompiles.jsonl").read_text().splitlines()) == 2
 
 
+def test_options_may_stand_behind_a_run(recorded: Path) -> None:
+    before, behind = invoke("--json", "--allow", "1", str(recorded)), invoke(str(recorded), "--allow", "1", "--json")
+    assert json.loads(before.stdout) == json.loads(behind.stdout)
+    assert before.exit_code == behind.exit_code == 1
+
+
 def test_an_older_run(recorded: Path, tmp_path: Path) -> None:
     """One that has no recompiles.jsonl is read from compile.json, and says what is not known."""
     (run,) = (recorded / "torch_compile_debug").iterdir()
@@ -150,7 +156,8 @@ def test_a_run_with_a_torn_line_is_incomplete(recorded: Path, tmp_path: Path) ->
         (["--allow", "-1", "x.py"], "-1"),
         (["--json", "there_is/no_folder.json", "x.py"], "there is no folder"),
         (["."], "no run at ."),
-        ([".", "--epochs"], "takes no arguments"),
+        ([".", "epochs"], "takes no arguments"),
+        ([".", "--epochs"], "no option '--epochs'"),
         ([], "torch_compile_debug does not exist"),
         (["-m", "torch.distributed.run", "x.py"], "would not be observed"),
     ],

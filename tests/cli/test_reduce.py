@@ -70,7 +70,7 @@ def test_a_case_that_cannot_be_judged(dossier: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["missing"], "there is no"),
+        (["missing"], "no script and no case at 'missing'"),
         (["{empty}"], "holds no repro.py"),
         (["-o", "{full}", "{script}"], "holds something"),
         (["--after", "aot", "{case}"], "are for a script"),
@@ -82,7 +82,8 @@ def test_a_case_that_cannot_be_judged(dossier: Path, tmp_path: Path) -> None:
         (["{case}", "--json", "nowhere/file.json"], "there is no folder"),
         (["{case}", "--import", "no_such_module_here"], "--import no_such_module_here"),
         (["{case}", "-o", "{full}", "--check", "exit 0"], "holds something"),
-        (["{case}", "-o", "{full}", "--resume", "--check", "exit 0"], "cannot be read"),
+        (["{case}", "-o", "{full}", "--resume", "--check", "exit 0"], "holds no reduction to go on with"),
+        (["-o", "{full}", "--resume", "{script}"], "holds no reduction to go on with"),
         (["{case}", "-o", "{new}", "--hint", "nothing", "--check", "exit 0"], "no call named nothing"),
     ],
 )

@@ -34,7 +34,7 @@ FAIL_ON = ("difference", "candidate_worse", "undecided", "nothing")
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - prints it instead of the text.")
 @click.option("--csv", "csv_file", metavar="FILE", help="Write one line a tensor, with the columns of ptdbg and ours.")
 @click.option("--stack", is_flag=True, help="With --csv: a column with the program's frames.")
-@click.option("--out", metavar="DIR", help="Write comparison.json, rows.jsonl, comparison.csv and report.html.")
+@click.option("-o", "--out", metavar="DIR", help="Write comparison.json, rows.jsonl, comparison.csv and report.html.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("--no-replay", is_flag=True, help="Do not run operations again in float64 where values are there.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Threads that judge values.  [default: one a processor]")
@@ -90,10 +90,13 @@ def command(
     from graphprobe.compare.options import Options
     from graphprobe.compare.run import compare_dumps
 
-    targets = _targets(json_file, csv_file, out, force)
-    progress = Progress()
+    wanted_steps, wanted_ranks = _numbers(steps, "--steps"), _numbers(ranks, "--ranks")
+    if stack and csv_file is None and out is None:
+        raise UsageError("--stack: no CSV is written, so this has no effect", hint="add --csv FILE or --out DIR")
     mine = open_dump(candidate, data_dir=candidate_data)
     theirs = open_dump(reference, data_dir=reference_data)
+    targets = _targets(json_file, csv_file, out, force)
+    progress = Progress()
     values = has_values(mine) and has_values(theirs)
     replay = values and not no_replay
     options = Options(
@@ -101,8 +104,8 @@ def command(
         jobs=jobs or default_jobs(values=values),
         scheduler=scheduler,
         replay_remotely=replay and bool(scheduler),
-        steps=_numbers(steps, "--steps"),
-        ranks=_numbers(ranks, "--ranks"),
+        steps=wanted_steps,
+        ranks=wanted_ranks,
         on_progress=progress.tell,
     )
     with progress:
@@ -152,6 +155,8 @@ def _numbers(text: str | None, option: str) -> frozenset[int] | None:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"{option} {text}: {part!r} is no number and no range", hint="such as 0,3-5")
+        if dash and int(last) < int(first):
+            raise UsageError(f"{option} {text}: {part!r} ends before it begins", hint=f"such as {last}-{first}")
         found.update(range(int(first), int(last if dash else first) + 1))
     return frozenset(found)
 

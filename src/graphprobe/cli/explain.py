@@ -13,6 +13,7 @@ from graphprobe.cli.named_call import call_from_file, callable_of, check_backend
 from graphprobe.cli.new_file import new_file
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
+from graphprobe.store import layout
 
 if TYPE_CHECKING:
     from graphprobe.analysis.breaks import BreakReport
@@ -64,7 +65,8 @@ def command(
     """Show which graphs torch.compile makes of a program, what breaks them, and what to write instead.
 
     TARGET is a script, which runs with its own arguments; a run folder of `graphprobe run`; or FILE.py:CALLABLE, a
-    function without arguments that returns (fn, args) or (fn, args, kwargs). Options stand before a script.
+    function without arguments that returns (fn, args) or (fn, args, kwargs). Options stand before a script. Without
+    a TARGET, it is the newest run in torch_compile_debug.
 
     \b
     Examples:
@@ -75,6 +77,8 @@ def command(
 
     Exit codes: 0 nothing breaks, 1 there are graph breaks or functions not compiled, 2 wrong usage, 125 undecided.
     """
+    if target is None and os.path.isdir(layout.ROOT):
+        target = layout.ROOT
     if not target:
         raise UsageError("nothing to explain", hint="graphprobe explain SCRIPT [ARGS], or RUN, or FILE.py:CALLABLE")
     out = None if json_path == "-" else new_file(json_path, *((b'"not_observed"',) if force else ()))

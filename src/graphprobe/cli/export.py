@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from graphprobe.report.visible import echo
+from graphprobe.store import layout
 
 FORMS = ("chrome-trace", "onnx-text", "model-explorer", "tensorboard", "parquet")
 """Of `graphprobe.export.forms.FORMS`, which a test holds against this; so that the help needs no import."""
 
 
 @click.command(name="export", short_help="Write a run, a dump or a comparison in the form of another tool.")
-@click.argument("what", type=click.Path(path_type=Path))
+@click.argument("what", type=click.Path(path_type=Path), default=layout.ROOT)
 @click.option("--to", "form", type=click.Choice(FORMS), required=True, help="The form, see above.")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The new file or folder.")
 @click.option("--graph", metavar="ADDRESS", help="Of a run, one graph only: as `show` takes it.")
@@ -29,7 +30,7 @@ def command(
     """Write WHAT in the form of another tool.
 
     WHAT is a run, a dump of compiled graphs or of calls (also msprobe's and ptdbg's), the folder of
-    `graphprobe compare --out`, or the file of `graphprobe profile`.
+    `graphprobe compare --out`, or the file of `graphprobe profile`. Default: the newest run in torch_compile_debug.
 
     \b
     --to            makes     from                            opened with

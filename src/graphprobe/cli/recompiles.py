@@ -24,21 +24,31 @@ STDOUT = "-"
 
 
 class RecompilesCommand(RunCommand):
-    """`--json` takes its file after a space only where that is plain: a name that ends in .json."""
+    """Behind a script everything is the script's; behind a run, options may stand as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Gives a bare `--json` its value, standard output."""
-        args = list(args)
-        for index, arg in enumerate(args):
-            if arg == "--" or arg[:2] in ("-m", "-c") or not arg.startswith("-"):
-                value = index > 0 and args[index - 1] in ("--allow", "--json")
-                if arg.startswith("-") or not value:
-                    break
-            if arg == "--json" and not (
-                index + 1 < len(args) and (args[index + 1] == STDOUT or args[index + 1].endswith(".json"))
-            ):
-                args[index] = f"--json={STDOUT}"
+        """Finds the target, and gives a bare `--json` its value; it takes only a name that ends in .json."""
+        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
+        args, end = list(args), 0
+        while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
+            if args[end][:2] in ("-m", "-c"):
+                return super().parse_args(ctx, args)
+            end += 1 if _is_bare_json(args, end) else 2 if args[end] in takes_value else 1
+        if end < len(args) and _is_run(args[end]):
+            for index in range(end + 1, len(args)):
+                _is_bare_json(args, index)
+            ctx.allow_interspersed_args = True
+            return click.Command.parse_args(self, ctx, args)
         return super().parse_args(ctx, args)
+
+
+def _is_bare_json(args: list[str], index: int) -> bool:
+    """Whether a `--json` without a file stands there, which then gets its value, standard output."""
+    following = args[index + 1 : index + 2]
+    bare = args[index] == "--json" and not (following and (following[0] == STDOUT or following[0].endswith(".json")))
+    if bare:
+        args[index] = f"--json={STDOUT}"
+    return bare
 
 
 @click.command(
@@ -73,7 +83,8 @@ def command(
     """Count the guard failures of a whole program, group them by cause, and name the remedy of each.
 
     SCRIPT runs as `python` would run it, with its own arguments. RUN is a run that `graphprobe run` recorded, by its
-    folder or the folder of several, of which the newest is taken (default: torch_compile_debug). Options stand first.
+    folder or the folder of several, of which the newest is taken (default: torch_compile_debug). Options stand before
+    a script.
 
     \b
     Examples:

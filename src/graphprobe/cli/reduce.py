@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphprobe.cli.named_call import import_first
 from graphprobe.cli.new_file import new_file
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
 from graphprobe.cli.progress import Progress as ProgressLine
@@ -127,8 +127,13 @@ def command(
     if fail_regex is not None:
         _check_regex(fail_regex)
     result = new_file(json_path)
+    if not os.path.exists(case):
+        raise UsageError(
+            f"no script and no case at {case!r} (looked in {os.getcwd()})",
+            hint="name a Python file, or the folder that diagnose or reduce has written for a fault",
+        )
     for module in modules:
-        _import(module)
+        import_first(module)
     options: dict[str, Any] = {
         "check": check,
         "fail_regex": fail_regex,
@@ -195,11 +200,14 @@ def _script(
     result: Path | None,
 ) -> int:
     """Run a script, and reduce its first failing graph."""
+    from graphprobe.diagnose.reduction.case_folder import check_resumed
     from graphprobe.diagnose.reduction.watch_script import ScriptWatch
     from graphprobe.probe import script
 
     out = Path(out_dir).absolute() if out_dir is not None else None
-    if out is not None and not options["resume"] and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out is not None and options["resume"]:
+        check_resumed(out)
+    elif out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} holds something already", hint="Name a folder that is new or empty.")
     program = script.Program("script", path, arguments)
     script.check(program)
@@ -259,15 +267,6 @@ def _check_regex(pattern: str) -> None:
         re.compile(pattern)
     except re.error as error:
         raise UsageError(f"--fail-regex {pattern!r} is no regular expression: {error}") from error
-
-
-def _import(module: str) -> None:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        raise UsageError(f"--import {module}: {type(error).__name__}: {error}") from error
 
 
 def _beside(case: str, *, resume: bool) -> Path:

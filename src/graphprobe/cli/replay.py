@@ -12,9 +12,11 @@ from typing import Any
 
 import click
 
-from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED
+from graphprobe.cli.named_call import check_backend, import_first
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.replay import replay_lines
 from graphprobe.report.visible import echo
+from graphprobe.store import layout
 from graphprobe.store.frame_record import REPLAY, find_records, read_record
 
 LEFT_OUT = ("TORCH_COMPILE_DEBUG", "TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL")
@@ -23,7 +25,7 @@ EXIT_CODES = {"reproduced": EXIT_FOUND, "gone": EXIT_OK}
 
 
 @click.command()
-@click.argument("record", type=click.Path(path_type=Path))
+@click.argument("record", type=click.Path(path_type=Path), default=layout.ROOT)
 @click.option("--backend", metavar="NAME", help="Compile with this backend and run. Default: only trace.")
 @click.option("--device", metavar="DEVICE", help="Put all tensors there, e.g. cpu. Default: where they were.")
 @click.option("--import", "modules", multiple=True, metavar="MODULE", help="Import first, e.g. for its operators.")
@@ -34,7 +36,8 @@ def command(
 ) -> None:
     """Trace a frame again that could not be traced, from its record alone.
 
-    RECORD is the folder of a record, or of a run with records. The program itself is not needed.
+    RECORD is the folder of a record, or of runs with records (default: torch_compile_debug). The program itself is not
+    needed.
 
     \b
     Examples:
@@ -46,6 +49,10 @@ def command(
     """
     options = [*_option("--backend", backend), *_option("--device", device)]
     options += [part for module in modules for part in ("--import", module)]
+    if backend is not None or device is not None:
+        for module in modules:
+            import_first(module)
+        _check(backend, device)
     found = [(folder, read_record(folder)) for folder in find_records(record)]
     verdicts, documents = [], []
     for folder, described in found:
@@ -59,6 +66,17 @@ def command(
     if as_json:
         echo(json.dumps({"replays": documents}, indent=1))
     sys.exit(EXIT_FOUND if EXIT_FOUND in verdicts else max(verdicts))
+
+
+def _check(backend: str | None, device: str | None) -> None:
+    import torch
+
+    if backend is not None:
+        check_backend(backend)
+    try:
+        torch.device(device or "cpu")
+    except RuntimeError as error:
+        raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from error
 
 
 def _option(name: str, value: str | None) -> list[str]:

@@ -39,6 +39,15 @@ def open_dump(path: str | Path, *, data_dir: str | Path | None = None) -> CallDu
     if is_remote(str(path)):
         return _titled(open_dump(local_copy(str(path))), str(path))
     place = Path(path)
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise UsageError(f"there is no folder of values at {data_dir}")
+    opened = _opened(place, data_dir)
+    if data_dir is not None and opened.format != "ptdbg":
+        raise UsageError(f"{place} is no text of ptdbg, and has its values with it, not in {data_dir}")
+    return opened
+
+
+def _opened(place: Path, data_dir: str | Path | None) -> CallDump:
     if not place.exists():
         raise RunNotFoundError(f"there is no dump {place}", hint=f"expected {EXPECTED}")
     if not place.is_dir() and not place.is_file():

@@ -274,6 +274,12 @@ class Run:
             and model in (None, event.where.model)
             and direction in (None, event.where.direction)
         ]
+        models = [one.number for one in self.models()]
+        if model is not None and model not in models:
+            known = ", ".join(map(str, models)) or "none"
+            raise ArtifactNotFoundError(f"the run has no model {model}", hint=f"its models: {known}")
+        if not ran:
+            raise ArtifactNotFoundError(f"no pass {bare!r} ran there", hint="no pass at all was recorded there")
         named = [event for event in ran if (event.where.pass_name or event.name) == bare]
         if turn and 1 <= int(turn) <= len(named):
             return named[int(turn) - 1]

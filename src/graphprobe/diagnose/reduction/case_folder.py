@@ -63,6 +63,17 @@ def is_reduction(folder: Path) -> bool:
     return (folder / STATE).is_file()
 
 
+def check_resumed(folder: Path) -> bool:
+    """Whether nothing is at `folder` yet, so that one begins there; raises UsageError where none can go on."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return True
+    if not is_reduction(folder):
+        raise UsageError(
+            f"{folder} holds no reduction to go on with", hint="name the folder of one, or leave --resume out"
+        )
+    return False
+
+
 def read_state(folder: Path) -> State:
     """What the folder is a reduction of; raises UsageError when that cannot be read."""
     file = folder / STATE
@@ -105,7 +116,7 @@ class CaseFolder:
         Raises:
             UsageError: it is of another case or question, or no reduction.
         """
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        if check_resumed(path):
             return cls.begin(path, case, state)
         known = read_state(path)
         # The question that was asked now counts: a folder of somebody else runs no command of its own.
