@@ -16,6 +16,14 @@ Direction = Literal["pre_grad", "joint", "forward", "backward"]
 Kind = Literal["graph", "pass", "ir", "code", "ops", "compile", "inputs", "outputs", "log", "failure", "note"]
 
 
+def keep_on_one_line(record: msgspec.Struct, *fields: str) -> None:
+    """Spell out the line ends in names of a record: one from a file of somebody else could forge a line of output."""
+    for field in fields:
+        text = getattr(record, field)
+        if text and "\n" in text:
+            msgspec.structs.force_setattr(record, field, text.replace("\n", "\\n"))
+
+
 class Where(msgspec.Struct, frozen=True, omit_defaults=True):
     """The address of a fact.
 
@@ -39,6 +47,9 @@ class Where(msgspec.Struct, frozen=True, omit_defaults=True):
     pass_name: str | None = None
     subgraph: str | None = None
     step: Int64 | None = None
+
+    def __post_init__(self) -> None:
+        keep_on_one_line(self, "compile_id", "phase", "pass_name", "subgraph")
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,6 +90,9 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     removed: tuple[str, ...] = ()
     subsystem: str | None = None
     message: str | None = None
+
+    def __post_init__(self) -> None:
+        keep_on_one_line(self, "name", "subsystem")
 
 
 class CompileFacts(msgspec.Struct, omit_defaults=False):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,7 +192,7 @@ def test_wrong_use(dump: Path, op_file: Path, tmp_path: Path) -> None:
         ((tmp_path / "notes.txt",), 125, "no safetensors file"),
         ((tmp_path / "values",), 2, "no dump at"),
         ((tmp_path / "values" / "a.npy",), 125, "a .npy file already"),
-        ((), 2, "Missing argument"),
+        ((), 2, "missing argument"),
         ((op_file, "--to", "pt"), 2, "--to"),
         ((op_file, op_file), 2, "would both become"),
         ((op_file, "--out", tmp_path / "notes.txt"), 2, "is a file"),
@@ -254,6 +255,32 @@ def test_a_dump_of_calls_in_the_layout_of_ptdbg(tmp_path: Path) -> None:
     again = invoke(MSPROBE / "statistics", "--to", "ptdbg", "--out", pkl)
     assert again.exit_code == 2 and "exists already" in again.output
     assert invoke(MSPROBE / "statistics", "--to", "ptdbg", "--out", pkl, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["a/b", "../../x", "q" * 300, "n\0l", "two\nlines"])
+def test_names_that_are_no_names_of_files(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "named"
+    shutil.copytree(MSPROBE / "tensor", source)
+    for path in source.rglob("dump.json"):
+        document = json.loads(path.read_text())
+        document["data"] = {key.replace("relu", name): item for key, item in document["data"].items()}
+        path.write_text(json.dumps(document))
+    shown = name.replace("\n", "\\n")
+    labels = [call.label for call in open_calls(source).calls(0, 0)]
+    assert sum(shown in label for label in labels) >= 2
+    for form, out in (("msprobe", tmp_path / "copy"), ("ptdbg", tmp_path / "text.pkl")):
+        result = invoke(source, "--to", form, "--out", out)
+        assert result.exit_code == 0 and "values" not in result.output, result.output
+        copy = open_calls(out)
+        kept = [c for c in open_calls(source).calls(0, 0) if form == "msprobe" or c.kind == "api"]
+        for call, other in zip(copy.calls(0, 0), kept, strict=True):
+            assert form == "ptdbg" or call.label == other.label
+            for slot in call.slots:
+                if slot.value:
+                    copy.values(call, slot)
+        assert not copy.problems()
+    made = {path.name for path in tmp_path.iterdir() if not path.name.startswith("text_")}
+    assert made == {"named", "copy", "text.pkl"}
 
 
 @pytest.mark.parametrize(

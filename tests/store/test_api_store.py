@@ -13,6 +13,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -20,7 +21,7 @@ from safetensors.numpy import load_file
 from conftest import ROOT
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError, UsageError
 from graphprobe.records import Manifest, TensorMeta, TensorStats
-from graphprobe.store import api_sink, shortage
+from graphprobe.store import api_sink, files, shortage
 from graphprobe.store.api_jobs import Handed, RawCall, RawSlot, RawValue
 from graphprobe.store.api_reader import is_api_dump, open_api_dump
 from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
@@ -221,6 +222,7 @@ def test_the_queue_is_bounded(tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
+import msgspec
 import numpy as np
 sys.path[:0] = sys.argv[2:]
 from store.test_api_store import new_writer, submit
@@ -251,6 +253,35 @@ def test_a_killed_process_leaves_all_but_the_queue(tmp_path: Path, seconds: floa
     assert len(found) > known
     for one in found:
         assert (dump.values(one, one.slots[0]) == one.index).all()
+
+
+def test_calls_are_written_while_others_still_wait(tmp_path: Path) -> None:
+    def slow() -> None:
+        time.sleep(0.05)
+
+    writer = new_writer(tmp_path / "d")
+    for number in range(60):
+        array = np.full(3, number, np.float32)
+        one = slot(array, None)
+        writer.submit(call(number, [msgspec.structs.replace(one, stats=slow)]))
+    time.sleep(1.5)
+    path = tmp_path / "d" / "rank0" / "step0" / "calls.jsonl"
+    written = path.read_bytes().count(b"\n") if path.exists() else 0
+    assert 5 <= written < 60
+    writer.close()
+    assert path.read_bytes().count(b"\n") == 60
+
+
+def test_a_line_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = new_writer(tmp_path / "d")
+    submit(writer, 0, np.ones(3, np.float32))
+    writer.close()
+    path = tmp_path / "d" / "rank0" / "step0" / "calls.jsonl"
+    monkeypatch.setattr(files, "MOST_LINE_BYTES", 1000)
+    path.write_bytes(path.read_bytes() + b" " * 5000 + path.read_bytes())
+    dump = open_api_dump(tmp_path / "d")
+    assert [one.label for one in dump.calls(0, 0)] == ["add.0.forward"]
+    assert any("a line has more than 1000 bytes" in text for text in dump.problems())
 
 
 def test_a_long_dump_is_read_in_little_memory(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from graphprobe.store.api_records import (
 )
 from graphprobe.store.api_shards import Shard
 from graphprobe.store.calls import Call, CallDump, CallSlot, shape_problem
-from graphprobe.store.files import open_file, read_file
+from graphprobe.store.files import lines_in, open_file, read_file
 from graphprobe.store.reader import State, is_alive
 from graphprobe.store.schema import UNREADABLE, read_manifest
 from graphprobe.store.shortage import ended_early
@@ -278,7 +278,7 @@ def _slot(slot: ApiSlot, holders: bool) -> CallSlot:
 def _lines(path: Path, problems: dict[str, None]) -> Iterator[bytes]:
     try:
         with open_file(path, buffer_bytes=_BUFFER_BYTES) as file:
-            for line in file:
+            for line in lines_in(file):
                 if line.strip():
                     yield line
     except OSError as error:

@@ -221,7 +221,11 @@ class ApiWriter:
     def _drain(self) -> None:
         manifest = self._sink.manifest
         manifest.queue_peak_bytes = max(manifest.queue_peak_bytes, self._handed_bytes - self._done_bytes)
+        flushed_s = time.monotonic()
         while self._calls:
+            if time.monotonic() - flushed_s > INTERVAL_S:  # the queue may never be empty
+                self._sink.flush()
+                flushed_s = time.monotonic()
             call = self._calls.popleft()
             if isinstance(call, RawCall):
                 self._sink.add(call)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.records import TensorMeta, TensorStats, keep_on_one_line
 
 CallKind = Literal["api", "module", "optimizer", "node", "kernel", "value"]
 """`value` is a line of a format that tells no kind."""
@@ -78,6 +78,9 @@ class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc
     requires_grad: bool | None = None
     held: Holder | None = None
 
+    def __post_init__(self) -> None:
+        keep_on_one_line(self, "name")
+
 
 COMPILED = "compiled: what runs inside is one record; a graph dump shows it"
 DRAWS_NOTHING = "torch's random generators are as they were before"
@@ -117,6 +120,9 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fal
     stack: tuple[str, ...] = ()
     slots: tuple[CallSlot, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        keep_on_one_line(self, "api", "label", "module", "source")
 
 
 class CallDump(Protocol):

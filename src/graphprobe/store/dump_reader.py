@@ -21,7 +21,7 @@ from graphprobe.store.dump_layout import INDEX, STATS
 from graphprobe.store.dump_records import DUMP_SCHEMA, DumpManifest, DumpRecord, Side, Slot
 from graphprobe.store.dump_stats import StatsRow, read_stats
 from graphprobe.store.dump_widen import widened
-from graphprobe.store.files import open_file, read_file
+from graphprobe.store.files import MOST_LINE_BYTES, lines_in, open_file, read_file
 from graphprobe.store.reader import State, is_alive
 from graphprobe.store.schema import UNREADABLE, read_manifest
 
@@ -159,7 +159,7 @@ class DumpFolder:
             for offset in places:
                 if offset != at:
                     file.seek(offset)
-                line = file.readline()
+                line = file.readline(MOST_LINE_BYTES)
                 at = offset + len(line)
                 try:
                     record = msgspec.json.decode(line, type=DumpRecord)
@@ -196,7 +196,7 @@ class DumpFolder:
         offset = length = 0
         try:
             with open_file(path) as file:
-                for number, line in enumerate(file, start=1):
+                for number, line in enumerate(lines_in(file), start=1):
                     offset, length = offset + length, len(line)
                     try:
                         record = msgspec.json.decode(line, type=DumpRecord)

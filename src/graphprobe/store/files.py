@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import stat
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,8 @@ _counter = itertools.count()
 
 MOST_BYTES = 1 << 30
 """Of a file that is read whole."""
+MOST_LINE_BYTES = 64 << 20
+"""Of a line of a file that is read line by line."""
 _HEAD_BYTES, _TAIL_BYTES = 4 << 10, 64 << 10
 
 
@@ -114,6 +117,14 @@ def open_file(path: str | os.PathLike[str], *, buffer_bytes: int = -1) -> Binary
     """Open a file that anybody may have written, for reading. Raises OSError, also where it is no regular file."""
     check_regular(path)
     return open(path, "rb", buffering=buffer_bytes)
+
+
+def lines_in(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file that anybody may have written; raises OSError at one that is too long to be one."""
+    while line := file.readline(MOST_LINE_BYTES):
+        if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
+            raise OSError(errno.EFBIG, f"a line has more than {MOST_LINE_BYTES} bytes")
+        yield line
 
 
 def read_file(path: str | os.PathLike[str], *, below: Path | None = None, most_bytes: int = MOST_BYTES) -> bytes:

@@ -14,6 +14,7 @@ from graphprobe.records import TensorStats
 from graphprobe.store.calls import Call, CallDump, CallSlot, Scalar
 from graphprobe.store.foreign.msprobe import CONSTRUCT, DUMP, STACK, TENSORS
 from graphprobe.store.foreign.msprobe_names import Names, Tree
+from graphprobe.store.foreign.names import file_stem
 from graphprobe.store.foreign.pt_file import write_tensor
 from graphprobe.store.foreign.summary import summary_from_stats
 
@@ -183,8 +184,9 @@ class _StepWriter:
                 self._notes["sampled values left out, which this layout has not"] += 1
                 return item
             try:
-                write_tensor(self._folder / TENSORS / f"{name}.pt", self._dump.values(call, slot), slot.meta.dtype)
-                item["data_name"] = f"{name}.pt"
+                file = f"{file_stem(name)}.pt"
+                write_tensor(self._folder / TENSORS / file, self._dump.values(call, slot), slot.meta.dtype)
+                item["data_name"] = file
             except (ArtifactNotFoundError, ValueError) as error:
                 self._notes[f"values left out ({type(error).__name__})"] += 1
         return item

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from hashlib import blake2b
 from typing import NamedTuple
 
 from graphprobe.store.calls import CallDirection
@@ -79,6 +80,15 @@ class PtdbgName(NamedTuple):
     def pair(self) -> str:
         """What a forward and its backward have in common."""
         return f"{self.kind}.{self.name}.{self.number}"
+
+
+def file_stem(name: str, *, most_bytes: int = 200) -> str:
+    """`name` as the name of a file; where it cannot be one, with `_` for what is in the way, and a digest of it all."""
+    safe = re.sub(r"[\x00-\x1f\x7f/\ud800-\udfff]", "_", name)
+    if safe == name and len(name.encode()) <= most_bytes:
+        return name
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{safe.encode()[: most_bytes - 9].decode('utf-8', 'ignore')}-{digest}"
 
 
 def ptdbg_name(text: str) -> PtdbgName | None:

@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
-from graphprobe.store.files import open_file
+from graphprobe.store.files import lines_in, open_file
 from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, shape_of
 from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
 from graphprobe.store.foreign.narrow import bits_from_values
@@ -140,7 +140,7 @@ class PtdbgDump:
 
     def _lines(self, file: Path) -> Iterator[tuple[PtdbgName, list[Any]]]:
         with open_file(file) as source:
-            for number, line in enumerate(source, start=1):
+            for number, line in enumerate(self._whole(source, file), start=1):
                 if not line.strip():
                     continue
                 row = decoded(line)
@@ -149,6 +149,12 @@ class PtdbgDump:
                     self._problem(f"{file.name}:{number}: not a line of a ptdbg dump")
                     continue
                 yield name, row
+
+    def _whole(self, source: BinaryIO, file: Path) -> Iterator[bytes]:
+        try:
+            yield from lines_in(source)
+        except OSError as error:
+            self._problem(f"{file.name} cannot be read further: {error.strerror}")
 
     def _is_partial(self, file: Path) -> bool:
         """Whether only part of the program was dumped: such a dump has stacks."""

@@ -18,7 +18,7 @@ from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.calls import Call, CallDirection, CallDump, CallSlot, Scalar
 from graphprobe.store.dump_dtypes import STORED_DTYPES
 from graphprobe.store.dump_widen import widened
-from graphprobe.store.foreign.names import foreign_from_api
+from graphprobe.store.foreign.names import file_stem, foreign_from_api
 from graphprobe.store.foreign.ptdbg import EDGE
 from graphprobe.store.foreign.summary import summary_from_stats
 
@@ -69,7 +69,7 @@ class Numbering:
             number = self._last
             if call.direction == "forward":
                 self._numbers[key] = number
-        return CallName(number, kind, name, call.index, call.direction)
+        return CallName(number, kind, file_stem(name, most_bytes=120), call.index, call.direction)
 
 
 class PtdbgWriter:
@@ -212,7 +212,7 @@ def slot_name(slot: str, direction: CallDirection) -> str | None:
     """`input.0` -> `input.0`, `kwarg.bias` -> `input.bias`, `grad_output.0` -> `input.0`; None if it has no name."""
     head, _, path = slot.partition(".")
     side = (_SIDES if direction == "forward" else _BACKWARD_SIDES).get(head)
-    return None if side is None else f"{side}.{path}"
+    return None if side is None else f"{side}.{file_stem(path, most_bytes=60)}"
 
 
 def _write_slot(writer: PtdbgWriter, dump: CallDump, call: Call, slot: CallSlot, name: str, dump_step: int) -> None:
