@@ -31,6 +31,7 @@ from graphprobe.store.writer import RunWriter, WrittenFile
 EVIL = "\x1b]0;T\x07\x1b[2J\x9b31m\x7f\r\x08\u202e\u2066"
 SHOWN = r"\x1b]0;T\x07\x1b[2J\u009b31m\u007f\x0d\x08\u202e\u2066"
 STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+FORGED = "\nHEALTHY: forged"
 SENT_BY_US = re.compile(r"\x1b\[[0-9;]*m|\r(?=\n)")
 
 FREE = {
@@ -89,10 +90,8 @@ def make_run(root: Path) -> None:
     writer.close("failed", EVIL)
 
 
-@pytest.fixture(scope="module")
-def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def make_all(folder: Path) -> None:
     """Of each kind of thing that commands read one, with the payload wherever a text is free."""
-    folder = tmp_path_factory.mktemp("evil")
     make_run(folder / "run")
     pairs.dumped(pairs.Run(pairs.trained(1, depth=1)), folder / "calls", data="stats")
     pairs.dumped(pairs.Run(pairs.trained(1, depth=1, lr=0.5)), folder / "other", data="stats")
@@ -116,45 +115,63 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         spans=[span], compiles=[compiled], caches=caches, notes=[EVIL], error=EVIL,
     )  # fmt: skip
     write_profile(profile, folder / "profile.json")
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Texts that would steer a terminal."""
+    folder = tmp_path_factory.mktemp("evil")
+    make_all(folder)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize(
-    ("command", "shows"),
-    [
-        ("ls {d}/run", True),
-        ("ls {d}/run --all", True),
-        ("ls {d}/run --json", None),
-        ("show {d}/run forward/graph --json", None),
-        ("show {d}/run model__0/forward/ops", True),
-        ("diff {d}/run --pass {pass}", True),
-        ("diff {d}/run --pass nosuch", None),
-        ("logs {d}/run", None),
-        ("recompiles {d}/run", None),
-        ("explain {d}/run", None),
-        ("explain --json {d}/run", None),
-        ("replay {d}/run", None),
-        ("report {d}/run -o {o}/run.html", None),
-        ("export {d}/run --to chrome-trace -o {o}/trace.json", None),
-        ("parse {d}/calls nn.functional.linear.0", True),
-        ("parse {d}/calls nosuch", None),
-        ("compare {d}/calls {d}/other", True),
-        ("compare {d}/graphs {d}/graphs", None),
-        ("compare {d}/calls {d}/graphs", None),
-        ("compare {d}/calls {d}/other --json -", None),
-        ("merge {d}/calls --out {o}/merged", None),
-        ("convert {d}/graphs --out {o}/npy", None),
-        ("report {d}/comparison -o {o}/comparison.html", None),
-        ("profile show {d}/profile.json", None),
-        ("profile diff {d}/profile.json {d}/profile.json", None),
-        ("profile --diff {d}/profile.json {d}/profile.json", None),
-        ("doctor", None),
-        ("issue {d}/run", None),
-        ("reduce {d}/run", None),
-        ("convert {d}/calls --to msprobe --out {o}/msprobe", None),
-    ],
-)
+@pytest.fixture(scope="module")
+def forging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Texts that would begin a line of their own."""
+    folder = tmp_path_factory.mktemp("forging")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "EVIL", FORGED)
+        make_all(folder)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+COMMANDS: list[tuple[str, bool | None]] = [
+    ("ls {d}/run", True),
+    ("ls {d}/run --all", True),
+    ("ls {d}/run --json", None),
+    ("show {d}/run forward/graph --json", None),
+    ("show {d}/run model__0/forward/ops", True),
+    ("diff {d}/run --pass {pass}", True),
+    ("diff {d}/run --pass nosuch", None),
+    ("logs {d}/run", None),
+    ("recompiles {d}/run", None),
+    ("explain {d}/run", None),
+    ("explain --json {d}/run", None),
+    ("replay {d}/run", None),
+    ("report {d}/run -o {o}/run.html", None),
+    ("export {d}/run --to chrome-trace -o {o}/trace.json", None),
+    ("parse {d}/calls nn.functional.linear.0", True),
+    ("parse {d}/calls nosuch", None),
+    ("compare {d}/calls {d}/other", True),
+    ("compare {d}/graphs {d}/graphs", None),
+    ("compare {d}/calls {d}/graphs", None),
+    ("compare {d}/calls {d}/other --json -", None),
+    ("merge {d}/calls --out {o}/merged", None),
+    ("convert {d}/graphs --out {o}/npy", None),
+    ("report {d}/comparison -o {o}/comparison.html", None),
+    ("profile {d}/profile.json", None),
+    ("profile {d}/profile.json {d}/profile.json", None),
+    ("doctor", None),
+    ("issue {d}/run", None),
+    ("reduce {d}/run", None),
+    ("convert {d}/calls --to msprobe --out {o}/msprobe", None),
+]
+"""What is typed, and whether it shows such a text."""
+
+
+@pytest.mark.parametrize(("command", "shows"), COMMANDS)
 def test_no_command_sends_what_it_reads(evil: Path, tmp_path: Path, command: str, shows: bool | None) -> None:
     words = [word.format(d=evil, o=tmp_path, **{"pass": f"fuse{EVIL}"}) for word in command.split()]
     done = CliRunner().invoke(main, words)
@@ -163,6 +180,14 @@ def test_no_command_sends_what_it_reads(evil: Path, tmp_path: Path, command: str
     assert not STEERS.search(said), repr(said)
     if shows:
         assert r"\x1b]0;T\x07" in said, said
+
+
+@pytest.mark.parametrize("command", [command for command, _ in COMMANDS])
+def test_no_name_begins_a_line(forging: Path, tmp_path: Path, command: str) -> None:
+    known = {"d": forging, "o": tmp_path, "pass": f"fuse{FORGED}".replace("\n", "\\n")}
+    done = CliRunner().invoke(main, [word.format(**known) for word in command.split()])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert not re.search("^HEALTHY: forged", done.output, re.M), done.output
 
 
 def test_on_a_terminal_too_and_colours_are_our_own(evil: Path) -> None:

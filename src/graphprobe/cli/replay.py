@@ -15,7 +15,7 @@ import click
 from graphprobe.cli.named_call import check_backend, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.replay import replay_lines
-from graphprobe.report.visible import echo
+from graphprobe.report.visible import echo, one_line
 from graphprobe.store import layout
 from graphprobe.store.frame_record import REPLAY, find_records, read_record
 
@@ -62,7 +62,7 @@ def command(
             documents.append({"record": str(folder), "function": described.function, **result})
         else:
             for line in [*replay_lines(str(folder), described, result), *([""] if folder != found[-1][0] else [])]:
-                echo(line)
+                echo(one_line(line))
     if as_json:
         echo(json.dumps({"replays": documents}, indent=1))
     sys.exit(EXIT_FOUND if EXIT_FOUND in verdicts else max(verdicts))

@@ -8,7 +8,7 @@ import sys
 import click
 
 from graphprobe.errors import UsageError
-from graphprobe.report.visible import echo, write
+from graphprobe.report.visible import echo, one_line, write
 from graphprobe.store import layout
 
 
@@ -49,7 +49,7 @@ def command(words: tuple[str, ...], raw: bool, as_json: bool) -> None:
         launches = launches_of(run, event)
         if launches:
             for line in launch_lines(launches):
-                echo(line)
+                echo(one_line(line))
             return
     text += "" if text.endswith("\n") else "\n"
     if sys.stdout.isatty():

@@ -96,7 +96,8 @@ def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, f
     for title, finding in titled(summary.findings[:LISTED]):
         _print_finding(console, finding, title)
     if len(summary.findings) > LISTED:
-        console.print(Text(f"\n{len(summary.findings) - LISTED} more findings; --json has them", "dim"))
+        console.print()
+        console.print(Text(f"{len(summary.findings) - LISTED} more findings; --json has them", "dim"))
     _print_unpaired(console, summary, unpaired)
     if summary.notes or summary.candidate.problems or summary.reference.problems:
         console.print()

@@ -38,9 +38,9 @@ def step_lines(report: StepReport) -> Iterator[str]:
 
 
 def log_lines(records: Iterable[LogRecord]) -> Iterator[str]:
-    """The records as they stand in the file."""
+    """The records as they stand in the file, line by line."""
     for record in records:
-        yield record.raw
+        yield from record.raw.split("\n")
 
 
 def document(report: StepReport, records: Iterable[LogRecord], *, source: str, component: str | None) -> dict[str, Any]:

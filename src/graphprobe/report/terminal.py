@@ -18,7 +18,7 @@ from graphprobe.analysis.recompiles import function_name
 from graphprobe.records import Event
 from graphprobe.report.graph_diff import GraphDiff, NodeDiff
 from graphprobe.report.graph_text import Node
-from graphprobe.report.visible import visible
+from graphprobe.report.visible import one_line
 from graphprobe.settings import text_from_size
 from graphprobe.store.address import addresses_from_events
 from graphprobe.store.reader import Model, Run
@@ -28,14 +28,22 @@ _STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed
 
 
 class Text(rich_text.Text):
-    """rich's text, with what would steer the terminal spelled out: the one way in which text gets on a console."""
+    """rich's text on one line, with what would steer the terminal, or begin a line, spelled out.
+
+    It is the one way in which text gets on a console.
+    """
 
     def __init__(self, text: str = "", *args: Any, **options: Any) -> None:
-        super().__init__(visible(text), *args, **options)
+        super().__init__(one_line(text), *args, **options)
 
     def append(self, text: Any, *args: Any, **options: Any) -> rich_text.Text:
         """See rich's."""
-        return super().append(visible(text) if isinstance(text, str) else text, *args, **options)
+        return super().append(one_line(text) if isinstance(text, str) else text, *args, **options)
+
+    def append_line(self, text: str, *args: Any, **options: Any) -> None:
+        """Append on a line of its own."""
+        super().append("\n")
+        self.append(text, *args, **options)
 
 
 def console_for(file: IO[str] | None = None) -> Console:
@@ -99,7 +107,8 @@ def print_diff(diff: GraphDiff, *, before_name: str, after_name: str, file: IO[s
         console.print(Text(f"no difference between {before_name} and {after_name}"))
         return
     if diff.kind == "graphs":
-        console.print(Text(f"--- {before_name}\n+++ {after_name}", "bold"))
+        console.print(Text(f"--- {before_name}", "bold"))
+        console.print(Text(f"+++ {after_name}", "bold"))
         for graph in diff.graphs:
             if graph.different:
                 _print_nodes(console, graph)
@@ -171,7 +180,7 @@ def _header(run: Run) -> Text:
     rank = f", rank {manifest.rank} of {manifest.world_size}" if manifest.world_size > 1 else ""
     text = Text()
     text.append(run.run_dir.name, "bold")
-    text.append(f"\ntorch {manifest.torch or 'not imported'}, Python {manifest.python}{rank}, ")
+    text.append_line(f"torch {manifest.torch or 'not imported'}, Python {manifest.python}{rank}, ")
     text.append(state, _STATE_STYLE.get(state, ""))
     if state == "killed":
         text.append(f" (process {manifest.pid} is gone and did not close the run)")
@@ -182,14 +191,14 @@ def _header(run: Run) -> Text:
         # The counts of a run that was not closed are stale; the events are fresher.
         artifacts = run.artifacts().values()
         files, size_bytes = len(artifacts), sum(run.size_bytes(event) or 0 for event in artifacts)
-    text.append(f"\n{shlex.join(manifest.argv)}")
-    text.append(f"\n{files} files, {text_from_size(size_bytes)}")
+    text.append_line(f"{shlex.join(manifest.argv)}")
+    text.append_line(f"{files} files, {text_from_size(size_bytes)}")
     if manifest.exception:
-        text.append(f"\nended by: {manifest.exception}", "red")
+        text.append_line(f"ended by: {manifest.exception}", "red")
     for entry in manifest.missing:
-        text.append(f"\nmissing: {entry}", "yellow")
+        text.append_line(f"missing: {entry}", "yellow")
     for note in manifest.notes:
-        text.append(f"\nnote: {note}", "dim")
+        text.append_line(f"note: {note}", "dim")
     return text
 
 

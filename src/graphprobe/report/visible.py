@@ -25,6 +25,11 @@ def visible(text: str) -> str:
     return _STEERS.sub(_spelled, text)
 
 
+def one_line(text: str) -> str:
+    """`visible`, with line ends spelled out too: a name of somebody else begins no line."""
+    return visible(text).replace("\r\n", "\\r\\n").replace("\n", "\\n")
+
+
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     """Print to standard output, or error; every command prints by this, or by a console of `terminal.console_for`."""
     write(visible(str(text)) + ("\n" if nl else ""), err=err)
