@@ -26,8 +26,6 @@ class GraphprobeError(Exception):
     def __init__(self, message: str, *, hint: str = "", slug: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
-        if hint:
-            self.add_note(f"hint: {hint}")  # so that a traceback has it as well
         if slug is not None:
             self.slug = slug
 
@@ -53,6 +51,11 @@ class UsageError(GraphprobeError):
 
     slug = "usage"
     exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *, hint: str = "", slug: str | None = None) -> None:
+        super().__init__(message, hint=hint, slug=slug)
+        if hint:
+            self.add_note(f"hint: {hint}")  # so that a traceback has it as well
 
 
 class SettingError(UsageError):
