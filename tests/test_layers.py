@@ -185,6 +185,8 @@ def import_faults(found: Import, module: str) -> Iterator[str]:
         yield f"{found.line}: {room} imports {top}, which is not on its list"
     elif found.name.startswith("rich.text") and module != "graphprobe.report.terminal":
         yield f"{found.line}: report.terminal has the Text that spells out what steers a terminal"
+    elif top == "rich" and found.running and module != "graphprobe.report.terminal":
+        yield f"{found.line}: rich draws a random number when it is imported; report.terminal does that with care"
     elif top == "torch":
         if room in LAZY and found.running:
             yield f"{found.line}: {room} imports torch when it is loaded; do that inside a function"
@@ -304,6 +306,7 @@ def test_cycle_finder() -> None:
         ("graphprobe.store.writer", "print('x')", "print outside"),
         ("graphprobe.cli.ls", "click.echo('x')", "report.visible.echo"),
         ("graphprobe.report.profile", "from rich.text import Text", "report.terminal has the Text"),
+        ("graphprobe.report.profile", "from rich.console import Console", "draws a random number"),
         ("graphprobe.store.writer", "\n" * (LINE_LIMIT + 1), "lines"),
         ("graphprobe.utils", "", "not a room"),
     ],

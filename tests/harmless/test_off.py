@@ -31,6 +31,24 @@ def test_import_brings_in_nothing_but_the_package(run_python: Callable[..., Any]
     assert done.out.strip() == "['graphprobe']"
 
 
+def test_importing_any_part_leaves_the_generators_alone(run_python: Callable[..., Any]) -> None:
+    """The parts that print are loaded when a program has run for long, as with `graphprobe.profile()` inside it."""
+    code = """
+import importlib, pkgutil, random, numpy, torch, torch._inductor.compile_fx, graphprobe
+random.seed(0)
+before = random.getstate(), numpy.random.get_state()[1].tobytes(), torch.get_rng_state()
+for module in pkgutil.walk_packages(graphprobe.__path__, "graphprobe."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+        assert random.getstate() == before[0], module.name
+        assert numpy.random.get_state()[1].tobytes() == before[1], module.name
+        assert torch.equal(torch.get_rng_state(), before[2]), module.name
+import sys; assert "rich.style" in sys.modules
+"""
+    done = run_python("-c", code)
+    assert done.code == 0, done.err
+
+
 def test_import_after_torch_patches_nothing(run_python: Callable[..., Any]) -> None:
     code = f"""
 import torch, torch._dynamo, torch._inductor.compile_fx, sys

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-
-from rich.console import Console
-from rich.live import Live
+from typing import TYPE_CHECKING
 
 from graphprobe.report.terminal import Text
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 
 class Progress:
@@ -27,6 +28,9 @@ class Progress:
         """Show `what`, on one line as wide as the terminal."""
         if not sys.stderr.isatty():
             return
+        from rich.console import Console
+        from rich.live import Live
+
         seconds = time.monotonic() - self._began
         line = Text(f"graphprobe: {what} … {seconds:.0f} s", "dim", no_wrap=True, overflow="ellipsis")
         if self._live is None:

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 import msgspec
-from rich.console import Console
 
 from graphprobe.compare.result import UNDECIDED_KINDS, CallName, CallResult, Finding, Summary
 from graphprobe.report.closing import print_closing
-from graphprobe.report.terminal import Text, console_for
+from graphprobe.report.terminal import Console, Text, console_for
 
 OUTCOMES = {
     "same": ("SAME", "green", "no difference beyond the noise of the dtypes"),

@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
-
 from graphprobe.findings import Worst, expected_in_words, in_words, read_document
 from graphprobe.report.closing import print_closing
-from graphprobe.report.terminal import Text, console_for
+from graphprobe.report.terminal import Console, Text, console_for
 
 WIDTH = 80
 """Prose is broken here. Paths and commands stand on lines of their own, whole, so that they can be copied."""

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console
-
 from graphprobe.analysis.breaks import ERRORS, BreakReport, GraphBreak
 from graphprobe.report.closing import print_closing
-from graphprobe.report.terminal import Text, console_for
+from graphprobe.report.terminal import Console, Text, console_for
 
 WIDTH = 100
 """Prose is broken here."""

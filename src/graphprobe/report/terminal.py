@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shlex
 import sys
@@ -9,10 +10,6 @@ from collections.abc import Iterable
 from typing import IO, Any
 
 import msgspec
-from rich import text as rich_text
-from rich.cells import cell_len
-from rich.console import Console
-from rich.tree import Tree
 
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.records import Event
@@ -22,6 +19,16 @@ from graphprobe.report.visible import one_line
 from graphprobe.settings import text_from_size
 from graphprobe.store.address import addresses_from_events
 from graphprobe.store.reader import Model, Run
+
+# rich draws a number while it is imported. The generator may be that of a program which is being watched.
+_generator = random.getstate()
+try:
+    from rich import text as rich_text
+    from rich.cells import cell_len
+    from rich.console import Console as Console
+    from rich.tree import Tree
+finally:
+    random.setstate(_generator)
 
 _PIPED_WIDTH = 10_000
 _STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
