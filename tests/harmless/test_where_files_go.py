@@ -107,3 +107,30 @@ def test_records_hold_text_that_is_no_utf8() -> None:
     line = encode_step(StepLine(0, 0, component="dynamo", name="trace", detail="f (caf\udce9.py:1)"))
     assert "caf\\\\udce9.py" in line
     assert "caf\\\\udce9" in line_from_fact(UncompiledFact(file="caf\udce9", reason="x"))
+
+
+LOSES_ITS_FOLDER = """
+import os, torch
+os.rmdir("dump")
+open("dump", "w").close()
+for _ in range(2):
+    print(torch.compile(lambda x: (x + 1).sin(), backend="aot_eager")(torch.ones(2)).shape)
+"""
+
+
+def test_a_dump_that_cannot_be_opened_is_told_in_one_line(run_warm: Warm, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(LOSES_ITS_FOLDER)
+    words = ("--out", "runs", "--dump-graph", "stats", "--dump-path", "dump")
+    done = run_warm("-m", "graphprobe", "run", *words, "program.py", cwd=tmp_path)
+    assert (done.code, done.out) == (0, 2 * "torch.Size([2])\n"), done.err
+    assert "Traceback" not in done.err and "nothing was dumped" not in done.err
+    said = [line for line in done.err.splitlines() if "opening the dump failed" in line]
+    assert len(said) == 2, done.err  # when it happens, and at the end
+    assert said[1].startswith("graphprobe: dump: missing: opening the dump failed: no dump can be written under ")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_the_reason(run_warm: Warm, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = run_in(tmp_path, run_warm, "--dump-graph", "stats", "--dump-path", "new/../file/dump")
+    assert done.code == 2 and "--dump-path = 'new/../file/dump': it cannot be made: Not a directory" in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "program.py"]

@@ -47,6 +47,11 @@ class DumpedProgram:
         """The time folders that were made in this process."""
         return [session.time_dir for session in self._sessions if session.time_dir is not None]
 
+    @property
+    def lost(self) -> list[str]:
+        """Why there is nothing, of dumps that have no folder."""
+        return [text for session in self._sessions for text in session.lost]
+
     def _begin(self) -> None:
         begin_single_ops(self._session())
 

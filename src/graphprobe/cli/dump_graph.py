@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 
 from graphprobe.dump_plan import DumpPlan, plan_from
 from graphprobe.dump_plan.options import BY_NAME
-from graphprobe.errors import UsageError
+from graphprobe.errors import SettingError, UsageError
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
@@ -100,11 +99,19 @@ def _make_missing(path: str) -> list[str]:
     while not os.path.lexists(folder):
         missing.insert(0, folder)
         folder = os.path.dirname(folder)
-    made = []
-    with contextlib.suppress(OSError, ValueError):  # what is wrong is told when the folder is looked at
+    made: list[str] = []
+    try:
         for one in missing:
             os.mkdir(one)
             made.append(one)
+    except OSError as error:
+        for one in reversed(made):
+            os.rmdir(one)
+        raise SettingError(
+            f"--dump-path = {path!r}: it cannot be made: {error.strerror}", hint="name a folder that can be written to"
+        ) from error
+    except ValueError:
+        pass  # what is wrong is told when the folder is looked at
     return made
 
 
@@ -121,7 +128,9 @@ def summarise(program: DumpedProgram, base: Path) -> None:
     """What was dumped and where, on stderr."""
     from graphprobe.store.dump_reader import open_dump
 
-    if not program.folders:
+    for text in program.lost:
+        echo(f"graphprobe: dump: missing: {text}", err=True)
+    if not program.folders and not program.lost:
         echo("graphprobe: dump: nothing was dumped: the program has compiled nothing", err=True)
     for folder in program.folders:
         try:

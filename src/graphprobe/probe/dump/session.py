@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from graphprobe.dump_plan import DumpPlan
+from graphprobe.errors import GraphprobeError
 from graphprobe.probe import environment
 from graphprobe.probe.dump.model import DumpGraph, DumpModel
 from graphprobe.probe.dump.observers import observers_of
@@ -45,6 +46,7 @@ class DumpSession:
         self._counters: dict[tuple[str, int], tuple[StepCounter, set[str]]] = {}
         self._wanted: dict[DumpGraph, list[tuple[OpObserver, frozenset[int]]]] = {}
         self._notes: list[str] = []
+        self._lost: dict[str, tuple[str, str]] = {}
         self._detached: set[int] = set()
         self._closed = False
         self.observers, lacking = observers_of(self)
@@ -145,6 +147,8 @@ class DumpSession:
         """Count something that should be in the dump and is not."""
         if self._writer is not None:
             self._writer.missing(reason, name=name, noun=noun)
+        else:
+            self._lost.setdefault(reason, (name, noun))
 
     def detach(self, observer: OpObserver, error: BaseException, where: str) -> None:
         """An observer has raised: it is told nothing more, in this call or a later one. The program goes on."""
@@ -159,9 +163,11 @@ class DumpSession:
 
     def failed(self, what: str, error: BaseException) -> None:
         """An engine could not do `what`; the program runs without it."""
-        last = f"{type(error).__name__}: {error}"
-        logger.error("dump: %s failed: %s", what, last, exc_info=error)
-        self.missing(f"{what} failed: {last}", what, "graph")
+        expected = isinstance(error, GraphprobeError)  # its text says it all
+        reason = f"{what} failed: {error if expected else f'{type(error).__name__}: {error}'}"
+        if not expected or reason not in self._lost:
+            logger.error("dump: %s", reason, exc_info=None if expected else error)
+        self.missing(reason, what, "graph")
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -169,6 +175,11 @@ class DumpSession:
     def time_dir(self) -> Path | None:
         """The folder of this dump, None while nothing was compiled."""
         return None if self._writer is None else self._writer.time_dir
+
+    @property
+    def lost(self) -> list[str]:
+        """Why something is not in the dump, where there is no folder that could say it."""
+        return [] if self._writer is not None else list(self._lost)
 
     @property
     def models(self) -> tuple[DumpModel, ...]:
@@ -196,6 +207,8 @@ class DumpSession:
                 )
                 for text in self._notes:
                     self._writer.note(text)
+                for reason, (name, noun) in self._lost.items():
+                    self._writer.missing(reason, name=name, noun=noun)
             return self._writer
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -210,7 +223,8 @@ class DumpSession:
             self._closed = True
         for observer in self.observers:
             try:
-                for text in observer.close():
+                texts = observer.close()
+                for text in texts if self._models or not self._lost else ():
                     self.note(text)
             except Exception as error:
                 self.detach(observer, error, "the end")
