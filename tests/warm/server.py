@@ -21,6 +21,7 @@ import threading
 import time
 import types
 from contextlib import suppress
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,9 @@ def _run(args: list[str]) -> int:
     else:
         file, sys.argv = args[0], args
     main = types.ModuleType("__main__")
-    main.__dict__.update(__builtins__=__builtins__, __spec__=None)
+    main.__dict__.update(__builtins__=__builtins__, __spec__=None, __annotations__={})
     if args[0] != "-c":
-        main.__file__ = file
+        main.__dict__.update(__file__=file, __cached__=None, __loader__=SourceFileLoader("__main__", file))
     if args[0] == "-m":
         main.__package__ = args[1]
     sys.modules["__main__"] = main
