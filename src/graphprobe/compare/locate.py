@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from graphprobe.compare.marks import OWN, Mark, grown
+from graphprobe.compare.marks import OWN, Mark, grown, pass_to_backwards
 from graphprobe.compare.precision import coarsest, out_of_line
 from graphprobe.compare.result import UNDECIDED_KINDS, Blame, FindingKind, Verdict
 
@@ -130,9 +130,7 @@ def locate(
     places = _Places(marks, alike=alike)
     elsewhere = _steps_of_data(marks)
     recorded = _recorded_inside(marks)
-    compiled = {(m.rank, m.step, m.me) for m in marks if m.compiled}
-    for mark in marks:
-        mark.compiled = not mark.side and (mark.rank, mark.step, mark.me) in compiled
+    pass_to_backwards(marks)
     seen_states: set[int] = set()
     seen_unrecorded: set[int] = set()
     formal: set[tuple[int, int, int]] = set()
@@ -503,18 +501,13 @@ def _guess(mark: Mark, got: _Forward, peers: list[float] | None, kind: FindingKi
     limit = mark.own + factor * got.inherited
     if mark.compiled:  # a part of the program, each operation of which adds its noise
         limit = max(limit, min(GROWN * mark.unit, LARGE))
-        if mark.level <= limit:
-            return None
-        text = (
-            f"compiled code gives results {mark.level / mark.unit:.3g} units of noise apart, from inputs that explain "
-            f"{limit / mark.unit:.3g}; dumps of `--dump-graph` show what it runs"
-        )
-        return Decision("differs", "local", kind, text)
     if mark.level > limit:
         text = f"error {mark.level / mark.unit:.3g} units of noise, from inputs that explain {limit / mark.unit:.3g}"
+        if mark.compiled:
+            return Decision("differs", "local", kind, f"compiled code: {text}; dumps of `--dump-graph` look inside")
         return Decision("candidate_worse", "local", kind, text)
     peak = PEAK * (mark.own + factor * got.z)
-    if mark.values and mark.z > peak:
+    if mark.values and mark.z > peak and not mark.compiled:
         text = f"an element is {mark.z / mark.unit:.3g} units of noise off, inputs explain {peak / mark.unit:.3g}"
         return Decision("candidate_worse", "local", kind, text)
     return None

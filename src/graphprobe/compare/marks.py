@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -152,6 +153,13 @@ def mark_of(task: Task, result: CallResult) -> Mark:
 def _compiled(call: Call) -> bool:
     """Whether it is compiled code whose results are determined by what it gets."""
     return COMPILED in call.notes and DRAWS_NOTHING in call.notes
+
+
+def pass_to_backwards(marks: Sequence[Mark]) -> None:
+    """The backward of compiled code is compiled, too; its records do not say so."""
+    compiled = {(m.rank, m.step, m.me) for m in marks if m.compiled}
+    for m in marks:
+        m.compiled = not m.side and (m.rank, m.step, m.me) in compiled
 
 
 def me_of(call: Call) -> int:
