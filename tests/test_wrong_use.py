@@ -170,7 +170,7 @@ USES: dict[str, list[str]] = {
     "replay": ["there is nothing at torch_compile_debug"],
     "replay run": ["no record of a frame in run", "graphprobe run --record-frames"],
     "replay --timeout 0 run": ["'--timeout'", "x>0"],
-    "replay --backend nonsense run": ["--backend nonsense: there is no such backend", "eager"],
+    "replay --backend qqqq run": ["--backend qqqq: there is no such backend", "eager"],
     "replay --device gpuu run": ["--device gpuu", "cpu"],
     "replay --backend eager --import there_is_none run": ["--import there_is_none", "ModuleNotFoundError"],
     "profile": ["nothing to profile", "graphprobe profile SCRIPT"],
