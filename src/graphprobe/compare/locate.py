@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from graphprobe.compare.marks import OWN, Mark, grown, pass_to_backwards
+from graphprobe.compare.marks import OWN, Mark, grown
 from graphprobe.compare.precision import coarsest, out_of_line
 from graphprobe.compare.result import UNDECIDED_KINDS, Blame, FindingKind, Verdict
 
@@ -130,7 +130,6 @@ def locate(
     places = _Places(marks, alike=alike)
     elsewhere = _steps_of_data(marks)
     recorded = _recorded_inside(marks)
-    pass_to_backwards(marks)
     seen_states: set[int] = set()
     seen_unrecorded: set[int] = set()
     formal: set[tuple[int, int, int]] = set()
@@ -149,7 +148,7 @@ def locate(
             if mark.side == 1 and mark.opposite >= 0 and not mark.consumed and mark.number in loose:
                 _accuse(mark, None, places, result)
             continue
-        container = mark.kind == "module" and _container(mark) in recorded and not mark.compiled
+        container = mark.kind == "module" and _container(mark) in recorded
         highest = max(highest, mark.state_level)
         decision = None
         # Of ranks that share a batch, the gradients are averaged before the step, which no record shows.
@@ -499,15 +498,11 @@ def _guess(mark: Mark, got: _Forward, peers: list[float] | None, kind: FindingKi
     if not mark.values:
         factor *= STATISTICS
     limit = mark.own + factor * got.inherited
-    if mark.compiled:  # a part of the program, each operation of which adds its noise
-        limit = max(limit, min(GROWN * mark.unit, LARGE))
     if mark.level > limit:
         text = f"error {mark.level / mark.unit:.3g} units of noise, from inputs that explain {limit / mark.unit:.3g}"
-        if mark.compiled:
-            return Decision("differs", "local", kind, f"compiled code: {text}; dumps of `--dump-graph` look inside")
         return Decision("candidate_worse", "local", kind, text)
     peak = PEAK * (mark.own + factor * got.z)
-    if mark.values and mark.z > peak and not mark.compiled:
+    if mark.values and mark.z > peak:
         text = f"an element is {mark.z / mark.unit:.3g} units of noise off, inputs explain {peak / mark.unit:.3g}"
         return Decision("candidate_worse", "local", kind, text)
     return None
@@ -525,7 +520,7 @@ def _drop_containers(marks: Sequence[Mark], result: Located) -> None:
                 guilty.setdefault((m.rank, m.step, m.backward, path), []).append(m.number)
     for m in marks:
         decision = result.decisions.get(m.number)
-        if m.kind != "module" or m.compiled or decision is None or decision.kind is None:
+        if m.kind != "module" or decision is None or decision.kind is None:
             continue
         inner = [n for n in guilty.get(_container(m), ()) if n != m.number]
         if not inner:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
 import msgspec
 
@@ -17,7 +16,7 @@ from graphprobe.compare.randomness import draws, overwrites
 from graphprobe.compare.result import CallResult, SlotResult
 from graphprobe.compare.slots import of_node
 from graphprobe.numerics.dtypes import DTYPES, FLOAT32, accumulation_roundoff
-from graphprobe.store.calls import COMPILED, DRAWS_NOTHING, Call
+from graphprobe.store.calls import Call
 
 Truth = int
 """0 nobody asked, 1 skipped, 2 unsure, 3 ok, 4 worse."""
@@ -57,7 +56,6 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         truths: answers of the replay for candidate and reference.
         dtypes: pairs of dtypes of floating-point slots, `reference>candidate`.
         wired: inputs that come from elsewhere: (level, z, candidate's producer, reference's producer).
-        compiled: on both sides compiled code, recorded as a whole, that draws no random numbers; of a backward, too.
         partner: position of the partner; −1 for none. `side`: 0 both, 1 candidate only, 2 reference only.
         opposite: of an unpaired call of the candidate, the position of what stands in its place; −1 for none.
     """
@@ -105,7 +103,6 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     truths: tuple[Truth, Truth] = (0, 0)
     dtypes: tuple[str, ...] = ()
     wired: tuple[tuple[float, float, int, int], ...] = ()
-    compiled: bool = False
     partner: int = -1
     side: int = 0
     opposite: int = -1
@@ -138,7 +135,6 @@ def mark_of(task: Task, result: CallResult) -> Mark:
         random=draws(call) or draws(task.reference),
         spot=spot_of(call),
         moved=task.rule == "moved",
-        compiled=_compiled(call) and _compiled(task.reference),
         partner=task.reference.position,
         truths=(
             ANSWERS[result.truth.answer] if result.truth else 0,
@@ -148,18 +144,6 @@ def mark_of(task: Task, result: CallResult) -> Mark:
     _add_slots(mark, result, call)
     mark.own = _own(task) * mark.unit
     return mark
-
-
-def _compiled(call: Call) -> bool:
-    """Whether it is compiled code whose results are determined by what it gets."""
-    return COMPILED in call.notes and DRAWS_NOTHING in call.notes
-
-
-def pass_to_backwards(marks: Sequence[Mark]) -> None:
-    """The backward of compiled code is compiled, too; its records do not say so."""
-    compiled = {(m.rank, m.step, m.me) for m in marks if m.compiled}
-    for m in marks:
-        m.compiled = not m.side and (m.rank, m.step, m.me) in compiled
 
 
 def me_of(call: Call) -> int:

@@ -43,7 +43,7 @@ def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
         cached=rung == "plain" and below == "right",
         graphs_run=below != "not_run",
         saved_check="modified by an inplace operation" in first.text,
-        caught=rung == "dynamo" and origin is not None and bool(ladder.step(partial(steps.catches, program)).value),
+        caught=rung == "dynamo" and _is_caught(ladder, origin),
         inductor=compilation.is_inductor,
     )
     stage, why = stage_of(evidence)
@@ -118,6 +118,13 @@ def _known(ladder: Ladder, origin: Origin | None, first: Difference) -> dict[str
         if where is not None:
             known |= {name: v for name in ("op", "node", "source", "module") if (v := getattr(where, name)) is not None}
     return known
+
+
+def _is_caught(ladder: Ladder, origin: Origin | None) -> bool:
+    """Whether the program goes on where an operation raises uncompiled, too; asked only where it could be that."""
+    if origin is None or origin.stage != "decomposition":
+        return False
+    return bool(ladder.step(partial(steps.catches, ladder.program)).value)
 
 
 def _graphs_wrong(ladder: Ladder, rung: RungName) -> Graphs | None:

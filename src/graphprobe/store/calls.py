@@ -82,11 +82,6 @@ class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc
         keep_on_one_line(self, "name")
 
 
-COMPILED = "compiled: what runs inside is one record; a graph dump shows it"
-DRAWS_NOTHING = "torch's random generators are as they were before"
-"""Notes of calls of compiled code."""
-
-
 class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One call of an API, one run of a module, one step of an optimizer, or one op of a compiled graph.
 

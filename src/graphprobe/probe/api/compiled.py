@@ -15,7 +15,6 @@ from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.mode import ApiMode
 from graphprobe.probe.api.modules import ModuleWatch
 from graphprobe.probe.api.session import ApiSession
-from graphprobe.store.calls import COMPILED, DRAWS_NOTHING
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 
@@ -57,17 +56,6 @@ class CallWatch:
             self._modules.wake()
             self._inside = True
         return self._inside
-
-
-def _generators() -> list[torch.Tensor]:
-    """The states of torch's default generators; empty where one cannot be told, while CUDA captures a graph, say."""
-    try:
-        with unseen():
-            cuda: Any = torch.cuda
-            devices = range(cuda.device_count()) if cuda.is_initialized() else ()
-            return [torch.get_rng_state(), *(torch.cuda.get_rng_state(i) for i in devices)]
-    except RuntimeError:
-        return []
 
 
 class CompiledWatch:
@@ -112,11 +100,8 @@ class CompiledWatch:
             watch.remove()
         session.state.off += 1
         self._depth += 1
-        before = _generators() if call is not None else []
 
         def leave(result: Any) -> None:
-            if call is not None and before and all(map(torch.equal, before, _generators())):
-                call.notes.append(DRAWS_NOTHING)
             self._depth -= 1
             session.state.off -= 1
             if not session.closed:
@@ -137,7 +122,7 @@ class CompiledWatch:
                 call = self._begin_function(function) if module is None else self._begin_module(module)
                 if call is not None:
                     call.take_inputs(args, kwargs)
-                    call.notes.append(COMPILED)
+                    call.notes.append("compiled: what runs inside is one record; a graph dump shows it")
                     if module is not None:
                         for name, parameter in module.named_parameters():
                             call.add_tensor(f"parameter.{name}", "parameter", parameter)
