@@ -15,8 +15,7 @@ records say so; its cell is in brackets. Exit code 1: something else is unequal.
 message that there is nothing, and then there has to be nothing.
 
 `shortage` (as root): a tmpfs that fills up, or is filled by somebody else, a mount that turns read-only, a closed
-stdout; the program against a plain run. Where nothing can be written from the start, `run` refuses with exit code 2
-before the program begins.
+stdout, and a disk that is full or read-only from the start; the program against a plain run.
 
 Programs start as forks of a process that has torch loaded; `--cold` starts each as `python` does, and so do ranks.
 """
@@ -411,7 +410,7 @@ SHORT_MODES = {
     "graph tensor": Mode(("run", "--out", "OUT/run", "--dump-graph", "tensor", "--dump-path", "OUT/graphs")),
 }
 CLOSED = "closed stdout"
-TOLD = re.compile(r"graphprobe:.*( missing: | cannot be read)|error\[")
+TOLD = re.compile(r"graphprobe:.*( missing: | cannot be read)")
 
 
 def mount(*args: str | Path) -> None:
@@ -487,21 +486,19 @@ def shortage(bench: Bench, programs: list[str]) -> bool:
                 short = not closed and (not os.access(small, os.W_OK) or os.statvfs(small).f_bavail < 2)
             told = [line for line in said.err.splitlines() if TOLD.match(line)]
             different = differences(PROGRAMS[name], mode, plain[closed], said)
-            if said.code == 2 and len(told) == 1 and told[0].startswith("error[") and not said.evidence:
-                cell = "refused"
-            elif different or "Traceback" in said.err.replace(plain[closed].err, ""):
+            if different or "Traceback" in said.err.replace(plain[closed].err, ""):
                 cell = ", ".join(text.partition(":")[0] for text in different[:2]) or "traceback"
             else:
                 cell = "silent" if short and not told else "="
-            counts[cell if cell in ("=", "refused") else "fault"] += 1
+            counts[cell if cell == "=" else "fault"] += 1
             line = f"{len(told)}: {told[0].replace(str(small), 'DIR')[:140]}" if told else ""
             print(f"| {name} | {site} | {mode_name} | {cell} | {line} |", flush=True)
-            if cell not in ("=", "refused"):
+            if cell != "=":
                 faults += [f"{name}, {site}, {mode_name}: {text}" for text in (*different[:3], said.err[-2000:])]
             shutil.rmtree(out)
     for text in faults:
         print(text)
-    print(f"{counts['=']} unchanged, {counts['refused']} refused before they began, {counts['fault']} faults")
+    print(f"{counts['=']} unchanged, {counts['fault']} faults")
     return not counts["fault"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 EXIT_OK = 0
@@ -44,6 +45,11 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     if otherwise is not None:
         return otherwise
     return "known: " + ", ".join(candidates) if candidates else ""
+
+
+def lacks_room(error: BaseException | None) -> bool:
+    """Whether a disk is full or read-only: a want of the machine, and no mistake in what was asked for."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class UsageError(GraphprobeError):

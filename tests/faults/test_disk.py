@@ -105,17 +105,13 @@ def test_disk_that_somebody_else_fills(
     assert any("No space left on device" in entry for entry in run.manifest.missing), run.manifest.missing
 
 
-@pytest.mark.parametrize("kind", ["read-only", "too small", "a file", "below a file"])
-def test_target_that_cannot_be_written_is_refused_first(
+@pytest.mark.parametrize("kind", ["a file", "below a file"])
+def test_target_that_cannot_be_a_folder_is_refused_first(
     kind: str, run_warm: Callable[..., Finished], disk: Path, tmp_path: Path
 ) -> None:
-    target, mounted = disk, {"read-only": "ro", "too small": "size=16k"}
-    if kind in mounted:
-        mount("-t", "tmpfs", "-o", mounted[kind], "graphprobe-test", str(disk))
-    else:
-        target = disk / "taken"
-        target.write_text("")
-        target = target / "deeper" if kind == "below a file" else target
+    target = disk / "taken"
+    target.write_text("")
+    target = target / "deeper" if kind == "below a file" else target
     before = sorted(disk.rglob("*"))
     script = write_step(tmp_path / "step.py", setup="open('ran', 'w')")
     done = run_warm("-m", "graphprobe", "run", "--out", str(target), str(script), cwd=tmp_path)
@@ -125,6 +121,36 @@ def test_target_that_cannot_be_written_is_refused_first(
     assert "hint: name a folder that can be written to" in done.err
     assert not (tmp_path / "ran").exists(), "the program must not start"
     assert sorted(disk.rglob("*")) == before
+
+
+NO_ROOM = {"ro": "Read-only file system", "size=16k": "No space left on device"}
+INTO_THE_DISK = {
+    "run": ("--out", "DISK/run"),
+    "run in the folder itself": ("--out", "DISK"),
+    "calls in the run": ("--out", "DISK/run", "--dump", "tensor"),
+    "calls": ("--out", "out", "--dump", "stats", "--dump-to", "DISK/calls"),
+    "graphs": ("--out", "out", "--dump-graph", "stats", "--dump-path", "DISK/graphs"),
+    "graphs in the folder itself": ("--out", "out", "--dump-graph", "stats", "--dump-path", "DISK"),
+}
+
+
+@pytest.mark.parametrize("kind", INTO_THE_DISK)
+@pytest.mark.parametrize("options", NO_ROOM)
+def test_disk_without_room_from_the_start_leaves_the_program_alone(
+    options: str, kind: str, run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished
+) -> None:
+    mount("-t", "tmpfs", "-o", options, "graphprobe-test", str(disk))
+    if options != "ro":
+        subprocess.run(["sh", "-c", f"cat /dev/zero > {disk}/full"], capture_output=True, check=False)
+    script = write_step(tmp_path / "step.py")
+    words = [word.replace("DISK", str(disk)) for word in INTO_THE_DISK[kind]]
+    done = run_warm("-m", "graphprobe", "run", *words, str(script), cwd=tmp_path)
+    same(done, plain)
+    said = [line for line in done.err.splitlines() if NO_ROOM[options] in line]
+    assert len(said) == 2, f"before and after, once each: {done.err}"
+    assert ": missing: " in said[1], said
+    assert (tmp_path / "out").exists() == ("out" in words), "what does not lie there is collected as ever"
+    assert {path.name for path in disk.rglob("*") if not path.is_dir()} <= {"full"}
 
 
 def test_read_only_target_of_the_switch_is_a_warning(

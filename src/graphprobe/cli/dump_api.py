@@ -59,8 +59,10 @@ def api_options(command: Command) -> Command:
     return command
 
 
-def take_api_dump(values: dict[str, Any]) -> Callable[[Path], ApiDumper] | None:
+def take_api_dump(values: dict[str, Any]) -> Callable[[Path | None], ApiDumper | None] | None:
     """Takes these options out of `values`; what begins the dump, given the run's folder; None where none is asked for.
+
+    Without a run's folder, no dump begins that was to lie in it.
 
     Raises:
         UsageError: a value that cannot be, or options that mean nothing without a dump.
@@ -90,8 +92,10 @@ def take_api_dump(values: dict[str, Any]) -> Callable[[Path], ApiDumper] | None:
         path = arguments_from_file(config).get("path")
     dump(path or FOLDER, **options)  # every mistake is found now, before a folder is made
 
-    def begin(folder: Path) -> ApiDumper:
-        wanted = Path(path or folder / FOLDER)
+    def begin(folder: Path | None) -> ApiDumper | None:
+        if path is None and folder is None:
+            return None
+        wanted = Path(path) if path is not None else Path(folder or "", FOLDER)
         for attempt in itertools.count(2):
             try:
                 dumper = dump(wanted, **options)

@@ -7,14 +7,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from graphprobe.cli import dump_api
 from graphprobe.cli import dump_graph as graph_dumps
 from graphprobe.cli.ending import command_name
-from graphprobe.errors import UsageError
+from graphprobe.errors import UsageError, lacks_room
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from graphprobe.probe.api.dump import ApiDumper
     from graphprobe.probe.script import Ended, Program
     from graphprobe.records import Manifest
+
+Begun = TypeVar("Begun")
 
 
 class RunCommand(click.Command):
@@ -78,7 +80,8 @@ def command(
 ) -> None:
     """Run a program and collect every stage of its compilations.
 
-    The program runs as `python` would run it, with its own arguments behind its name, and ends with its own exit code.
+    The program runs as `python` would run it, with its own arguments behind its name, and ends with its own exit code:
+    also where the disk is full or read-only and nothing can be collected, which is said before and after.
 
     \b
     Examples:
@@ -109,20 +112,36 @@ def command(
     settings = active.resolved(arguments)
     begin_calls = dump_api.take_api_dump(dump_values)
     script.check(target)
-    plan = graph_dumps.plan_of(dump_values, os.environ)
+    lacking: list[str] = []
+    plan = _if_room(lambda: graph_dumps.plan_of(dump_values, os.environ), lacking)
     dumped = None if plan is None else graph_dumps.begin(plan)
-    folder = active.enable_with(settings, companion=_reducer())
+    folder = _if_room(lambda: active.enable_with(settings, companion=_reducer()), lacking)
     # At exit, the interpreter first waits for the program's threads; what they compile is still part of the run.
     # Registered before the program starts, this comes after everything that the program registers.
     ended: list[script.Ended] = []
     try:
         base = Path.cwd()
     except OSError:  # it is gone
-        base = folder.parent
-    calls = None if begin_calls is None else begin_calls(folder)
-    atexit.register(_finish, folder, base, quiet, ended, dumped, calls)
+        base = Path("/") if folder is None else folder.parent
+    calls = None if begin_calls is None else _if_room(lambda: begin_calls(folder), lacking)
+    atexit.register(_finish, folder, base, quiet, ended, dumped, calls, lacking)
     ended.append(script.run(target))
     sys.exit(ended[0].code)
+
+
+def _if_room(begin: Callable[[], Begun], lacking: list[str]) -> Begun | None:
+    """What `begin` returns; None where the disk is full or read-only, which is said now, and added to `lacking`.
+
+    The program runs all the same: what a machine lacks must not cost a run that may have waited for hours.
+    """
+    try:
+        return begin()
+    except UsageError as error:
+        if not lacks_room(error.__cause__):
+            raise
+        lacking.append(str(error))
+        echo(f"graphprobe: warning: {error}; the program runs without it", err=True)
+        return None
 
 
 def _reducer() -> Callable[[], Callable[[], None]]:
@@ -141,12 +160,13 @@ def _reducer() -> Callable[[], Callable[[], None]]:
 
 
 def _finish(
-    folder: Path,
+    folder: Path | None,
     base: Path,
     quiet: bool,
     ended: list[Ended],
     dumped: DumpedProgram | None,
     calls: ApiDumper | None,
+    lacking: list[str],
 ) -> None:
     """`base`: where the user is, who is told of paths from there; the program may have gone elsewhere."""
     from graphprobe.probe import active
@@ -162,7 +182,10 @@ def _finish(
             graph_dumps.summarise(dumped, base)
         if calls is not None:
             dump_api.summarise(calls, base)
-        _summarise(folder, base, None if session is None else session.writer.manifest)
+        for text in lacking:
+            echo(f"graphprobe: missing: {text}", err=True)
+        if folder is not None:
+            _summarise(folder, base, None if session is None else session.writer.manifest)
 
 
 def _program(module: str | None, code: str | None, program: tuple[str, ...]) -> Program:

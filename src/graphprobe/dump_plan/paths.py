@@ -6,11 +6,14 @@ import os
 import stat
 import tempfile
 
+from graphprobe.errors import lacks_room
+
 
 def directory_fault(path: str) -> str | None:
     """What is wrong with `path` as the folder of a dump, None if nothing is: it is there, can be read and written.
 
-    Permissions alone do not tell (root may do anything, a disk may be read-only), so a file without a name is written.
+    Permissions alone do not tell, since root may do anything, so a file without a name is written. A disk that is full
+    or read-only is no fault of the path: the dump says what it could not write, and the program runs.
     """
     try:
         mode = os.stat(path).st_mode
@@ -20,12 +23,14 @@ def directory_fault(path: str) -> str | None:
         return "it is no directory"
     wanted = {"read": os.R_OK, "written to": os.W_OK, "entered": os.X_OK}
     for verb, right in wanted.items():
-        if not os.access(path, right):
+        if not os.access(path, right) and not (right == os.W_OK and _read_only(path)):
             return f"it cannot be {verb}"
     try:
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"\0")
     except OSError as error:
+        if lacks_room(error):
+            return None
         return f"nothing can be written there: {_reason(error)}"
     return None
 
@@ -39,6 +44,10 @@ def file_fault(path: str) -> str | None:
     if not stat.S_ISREG(mode):
         return "it is a directory" if stat.S_ISDIR(mode) else "it is no ordinary file"
     return None if os.access(path, os.R_OK) else "it cannot be read"
+
+
+def _read_only(path: str) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def _reason(error: OSError | ValueError) -> str:
