@@ -3,16 +3,17 @@ VENV   ?= .venv
 PYTHON ?= python3
 TORCH  ?=
 DEMO   := demo-run
+REPLAY := .replay
 FAULT  := demo-diagnosis
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.graphprobe-setup
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup browser msprobe demo test test-all check format bench clean
+.PHONY: FORCE help setup browser msprobe demo test test-all replay-record replay-compare check format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with torch (CPU), the dependencies and graphprobe
 
@@ -42,6 +43,12 @@ test-all: check msprobe ## the heavy tests too, and random examples; those that 
 	@bash scripts/setup_browser.sh
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=random
 
+replay-record: $(STAMP) ## record in .replay what graphprobe makes of a fixed set of programs
+	$(BIN)/python scripts/replay.py record $(REPLAY)
+
+replay-compare: $(STAMP) ## record again, and print what is not the same; for changes that are to change nothing
+	$(BIN)/python scripts/replay.py compare $(REPLAY)
+
 check: $(STAMP) ## lint, formatting, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,7 +62,7 @@ bench: $(STAMP) ## run the benchmarks; see bench/README.md
 	@set -e; for file in bench/compile_overhead.py bench/criterion.py bench/stats_kernel.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean: ## remove what the other targets made, the environment included
-	rm -rf $(VENV) $(VENV)-msprobe $(DEMO) $(FAULT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-msprobe $(REPLAY) $(DEMO) $(FAULT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf native/.cmake native/.ninja_* native/.skbuild-info.json native/CMakeCache.txt native/CMakeFiles \
 		native/CMakeInit.txt native/build.ninja native/cmake_install.cmake src/graphprobe/numerics/_native*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
