@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from conftest import Finished
 from graphprobe.cli.main import main
-from graphprobe.internals import dump_names, taps
+from graphprobe.internals.names import LOSES, RUN_LOSES
 from graphprobe.numerics import native
 from numerics.stats_both import INSTRUCTION_SETS, instruction_set
 
@@ -27,7 +27,7 @@ def test_everything_can_be_collected_here() -> None:
     assert done.exit_code == 0, done.output
     torch = importlib.import_module("torch")
     assert f"torch {torch.__version__} on cpu" in done.output
-    for tap in taps.probe():
+    for tap in LOSES:
         assert f"  {tap} " in done.output
     assert "missing" not in done.output
 
@@ -36,7 +36,8 @@ def test_json() -> None:
     done = doctor("--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.output)
-    assert {tap["tap"] for tap in facts["taps"]} == set(taps.probe())
+    assert {tap["tap"] for tap in facts["taps"]} == set(RUN_LOSES)
+    assert {found["capability"] for found in facts["dump"]} == set(LOSES) - set(RUN_LOSES)
     assert all(tap["status"] == "ok" and tap["lost"] is None for tap in facts["taps"])
     assert facts["devices"][0] == "cpu"
     assert facts["torch"].startswith("2.")
@@ -58,36 +59,32 @@ def test_what_is_lost_without_a_tap(module: str, attribute: str, tap: str, monke
     assert done.exit_code == 1, done.output
     line = next(line for line in done.output.splitlines() if line.startswith(f"  {tap} "))
     assert f"missing: {module}:{attribute}" in line
-    assert f"-> {taps.LOSES[tap]}" in line
+    assert f"-> {LOSES[tap]}" in line
     as_json = doctor("--json")
     assert as_json.exit_code == 1
     lost = {t["tap"]: t["lost"] for t in json.loads(as_json.output)["taps"] if t["status"] != "ok"}
     # Steps are told of by the same names.
-    assert {name: what for name, what in lost.items() if name != "steps"} == {tap: taps.LOSES[tap]}
+    assert {name: what for name, what in lost.items() if name != "steps"} == {tap: LOSES[tap]}
 
 
 @pytest.mark.parametrize(
-    ("module", "attribute", "capability"),
+    ("module", "attribute", "capabilities"),
     [
-        ("torch._inductor.debug", "log_ir_post_fusion", "dump_kernel"),
-        ("torch._C", "_current_autograd_node", "dump_single_ops"),
+        ("torch._inductor.debug", "log_ir_post_fusion", ["dump_kernel", "mixing"]),
+        ("torch._C", "_current_autograd_node", ["api_dump", "dump_single_ops"]),
     ],
 )
-def test_what_the_dump_lacks(module: str, attribute: str, capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_dump_lacks(
+    module: str, attribute: str, capabilities: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(importlib.import_module(module), attribute)
     done = doctor()
     assert done.exit_code == 1, done.output
-    line = next(line for line in done.output.splitlines() if line.startswith(f"  {capability} "))
-    assert f"missing: {module}:{attribute}" in line and "  -> " in line
+    for capability in capabilities:
+        line = next(line for line in done.output.splitlines() if line.startswith(f"  {capability} "))
+        assert f"missing: {module}:{attribute}" in line and f"  -> {LOSES[capability]}" in line
     lost = [found["capability"] for found in json.loads(doctor("--json").output)["dump"] if found["status"] != "ok"]
-    assert lost == [capability]
-
-
-def test_every_name_of_the_dump_is_looked_for() -> None:
-    found = dump_names.probe()
-    assert {capability: status for capability, (status, _) in found.items()} == dict.fromkeys(found, "ok")
-    bogus = dump_names.Need("x", (("torch", "ones"), ("torch._no_such_module", "a")), "all")
-    assert dump_names.probe([bogus]) == {"x": ("missing: torch._no_such_module:a", "all")}
+    assert lost == capabilities
 
 
 def test_the_native_core() -> None:
@@ -113,10 +110,6 @@ def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "native core: not built (No module named '_native'): statistics of tensors come from numpy" in done.output
     found = json.loads(doctor("--json").output)["native"]
     assert (found["available"], found["instruction_set"]) == (False, None)
-
-
-def test_every_tap_says_what_is_lost_without_it() -> None:
-    assert set(taps.probe()) <= set(taps.LOSES)
 
 
 def test_without_torch(run_python: Callable[..., Finished], tmp_path: Path) -> None:
@@ -157,4 +150,4 @@ def test_a_missing_tap_is_told_in_the_run(run_python: Callable[..., Any], tmp_pa
     done = run_python("-c", code, cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out == "[1.0, 1.0]\n"
-    assert f"graphprobe: missing: this torch lacks what the tap guards stands on: {taps.LOSES['guards']}" in done.err
+    assert f"graphprobe: missing: this torch lacks what the tap guards stands on: {LOSES['guards']}" in done.err

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import graphprobe
-from graphprobe.internals.recompiles import NAMES
+from graphprobe.internals.names import NAMES
 from harmless.conftest import without_time_and_process
 
 PROGRAM = Path(__file__).parent / "programs" / "recompiling.py"
@@ -31,12 +31,14 @@ def test_everything_is_put_back() -> None:
     import torch
     import torch._dynamo.convert_frame as inside
 
-    before = {name: getattr(inside, name) for name in NAMES}
+    names = [name.attribute for name in NAMES if name.module == inside.__name__ and "recompiles" in name.needed_for]
+    assert len(names) == 3
+    before = {name: getattr(inside, name) for name in names}
     first, second = graphprobe.recompiles(), graphprobe.recompiles()
     f = torch.compile(lambda x: x + 1, backend="eager")
     with first, second:
         f(torch.ones(3)), f(torch.ones(4))
-        assert all(getattr(inside, name) is not before[name] for name in NAMES)
-    assert {name: getattr(inside, name) for name in NAMES} == before
+        assert all(getattr(inside, name) is not before[name] for name in names)
+    assert {name: getattr(inside, name) for name in names} == before
     f(torch.ones(3, 3))
     assert len(first.facts) == len(second.facts) == 1

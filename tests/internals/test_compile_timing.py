@@ -14,8 +14,9 @@ import pytest
 import torch
 import torch._inductor.compile_fx  # so that every module that is patched is there
 
-from graphprobe.internals import compile_timing, dump_names
-from graphprobe.internals.compile_timing import FUNCTIONS, NEEDS, CompileTiming
+from graphprobe.internals import compile_timing
+from graphprobe.internals.compile_timing import FUNCTIONS, CompileTiming
+from graphprobe.internals.names import LOSES, NAMES, status
 from graphprobe.internals.patches import resolve
 from graphprobe.internals.span_recorder import SpanRecorder
 
@@ -29,9 +30,10 @@ def raw_values() -> dict[str, tuple[Any, bool]]:
 
 
 def test_every_name_is_there_on_this_torch() -> None:
-    assert {status for status, _ in dump_names.probe(NEEDS).values()} == {"ok"}
-    listed = {name for need in NEEDS for name in need.names}
-    assert listed == {(patch.module, patch.attribute) for patch in CompileTiming()._all()}
+    profile = {capability for capability in LOSES if capability.startswith("profile")}
+    assert status(profile) == dict.fromkeys(profile, "ok")
+    listed = {name.address for name in NAMES if name.use == "patched" and profile & set(name.needed_for)}
+    assert listed == {patch.address for patch in CompileTiming()._all()}
 
 
 def test_on_and_off_leaves_nothing() -> None:

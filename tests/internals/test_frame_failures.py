@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch._dynamo import convert_frame
 
-from graphprobe.internals import dump_names
 from graphprobe.internals.frame_failures import FailedFrame, FrameFailures
 from graphprobe.internals.function_kinds import disabled_function, uncompiled
+from graphprobe.internals.names import status
 
 
 def branch(x: torch.Tensor, k: int = 1) -> torch.Tensor:
@@ -112,4 +112,4 @@ def test_wrapped_functions_and_modules_are_opened() -> None:
 
 
 def test_doctor_knows_what_it_stands_on() -> None:
-    assert dump_names.probe()["frame_records"] == ("ok", None)
+    assert status(["frame_records"]) == {"frame_records": "ok"}

@@ -11,30 +11,32 @@ from typing import Any
 import pytest
 
 from graphprobe.internals import taps
+from graphprobe.internals.names import NAMES, RUN_LOSES, Name, status
 from graphprobe.internals.patches import Patch
-from graphprobe.internals.taps import LOSES, Taps, probe
+from graphprobe.internals.taps import Taps
+
+
+class Nobody:
+    """Stands in for an observer that is never told anything."""
 
 
 def test_every_tap_is_there_on_this_torch() -> None:
-    assert set(probe().values()) == {"ok"}
+    assert status(RUN_LOSES) == dict.fromkeys(RUN_LOSES, "ok")
 
 
 def test_every_tap_says_what_is_lost_without_it() -> None:
-    listed = {patch.tap for patch in taps._all(taps._Nobody())} | {"debug_dir"}  # type: ignore[arg-type]
-    assert listed == set(LOSES)
+    assert set(Taps(Nobody(), follow_run_dir="").status) == set(RUN_LOSES)  # type: ignore[arg-type]
 
 
-def test_a_bogus_address_is_found_by_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = taps._all(taps._Nobody())  # type: ignore[arg-type]
+def test_a_bogus_address_is_found() -> None:
     bogus = [
-        Patch("guards", "torch._dynamo.guards", "CheckFunctionManager.no_such_method", lambda f: f),
-        Patch("lowering", "torch._inductor.no_such_module", "anything", lambda f: f),
+        Name("torch._dynamo.guards", "CheckFunctionManager.no_such_method", "patched", ("guards",)),
+        Name("torch._inductor.no_such_module", "anything", "patched", ("lowering",)),
     ]
-    monkeypatch.setattr(taps, "_all", lambda observer: [*real, *bogus])
-    found = probe()
+    found = status(RUN_LOSES, names=[*NAMES, *bogus])
     assert found["guards"] == "missing: torch._dynamo.guards:CheckFunctionManager.no_such_method"
     assert found["lowering"] == "missing: torch._inductor.no_such_module:anything"
-    assert {status for tap, status in found.items() if tap not in ("guards", "lowering")} == {"ok"}
+    assert {one for tap, one in found.items() if tap not in ("guards", "lowering")} == {"ok"}
 
 
 def test_status_follows_the_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -51,7 +53,7 @@ def test_status_follows_the_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         Patch("metrics", "tapped_module_that_is_never_imported", "x", lambda f: f),
     ]
     monkeypatch.setattr(taps, "_all", lambda observer: patches)
-    made = Taps(taps._Nobody())  # type: ignore[arg-type]
+    made = Taps(Nobody())  # type: ignore[arg-type]
     assert set(made.status.values()) == {"waiting"}
     made.install()
     import tapped_module  # type: ignore[import-not-found]
@@ -62,7 +64,7 @@ def test_status_follows_the_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert made.status["passes"] == "missing: tapped_module:absent"
     assert made.status["lowering"].startswith("missing: tapped_module:fragile (ValueError: this torch")
     assert made.status["metrics"] == "waiting"
-    assert made.missing() == {"passes": LOSES["passes"], "lowering": LOSES["lowering"]}
+    assert made.missing() == {"passes": RUN_LOSES["passes"], "lowering": RUN_LOSES["lowering"]}
     assert made.remove() == []
     assert tapped_module.present() == 1
 
@@ -99,7 +101,7 @@ def test_a_torch_that_lacks_a_name(lost: list[str], run_warm: Callable[..., Any]
     manifest = json.loads((tool_dir / "manifest.json").read_text())
     for tap in lost:
         assert manifest["taps"][tap].startswith("missing: torch.")
-        assert any(tap in line and LOSES[tap] in line for line in manifest["missing"])
+        assert any(tap in line and RUN_LOSES[tap] in line for line in manifest["missing"])
     assert not any("failed" in line for line in manifest["missing"]), manifest["missing"]
     assert {status for tap, status in manifest["taps"].items() if tap not in lost} == {"on"}
     left = {str(p.relative_to(tool_dir)) for p in tool_dir.rglob("*")}

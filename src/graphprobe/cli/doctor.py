@@ -19,8 +19,8 @@ from graphprobe.report.visible import echo
 def command(as_json: bool) -> None:
     """Check the installation and what can be collected with it.
 
-    Exits 0 when every tap can be put in place and the op dump finds what it stands on, 1 when something is missing
-    (what is lost is named), 125 without torch.
+    Exits 0 when torch has every private name that graphprobe uses, 1 when something is missing (what is lost is named),
+    125 without torch.
     """
     facts = _facts()
     if as_json:
@@ -52,21 +52,19 @@ def _facts() -> dict[str, Any]:
     except ImportError as error:
         facts["torch_error"] = str(error)
         return facts
-    from graphprobe.internals import compile_timing, diagnose_names, dump_names, taps
+    from graphprobe.internals import names
 
     facts["torch"] = torch.__version__
     facts["devices"] = ["cpu"]
     if torch.cuda.is_available():
         facts["devices"] += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-    facts["taps"] = [
-        {"tap": tap, "status": status, "lost": None if status == "ok" else taps.LOSES[tap]}
-        for tap, status in taps.probe().items()
-    ]
-    facts["dump"] = [
-        {"capability": capability, "status": status, "lost": lost}
-        for needs in (dump_names.NEEDS, compile_timing.NEEDS, diagnose_names.NEEDS)
-        for capability, (status, lost) in dump_names.probe(needs).items()
-    ]
+    found = names.status()
+    told = {
+        name: {"status": status, "lost": None if status == "ok" else names.LOSES[name]}
+        for name, status in found.items()
+    }
+    facts["taps"] = [{"tap": name, **told[name]} for name in names.RUN_LOSES]
+    facts["dump"] = [{"capability": name, **told[name]} for name in told if name not in names.RUN_LOSES]
     return facts
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.internals import dump_names
 from graphprobe.internals.frame_names import compiled_now
 from graphprobe.internals.import_timing import ImportTimer
 from graphprobe.internals.importhook import ImportHook
@@ -76,30 +75,6 @@ FUNCTIONS = (
     TimedFunction("torch._inductor.codecache", "CppCodeCache._load_library", "load_library", "load", True, _loaded),
     TimedFunction("torch._inductor.cpp_builder", "CppBuilder.build", "cpp_build", "build", True, _built),
 )
-
-NEEDS = (
-    dump_names.Need(
-        "profile",
-        tuple((UTILS, f"{EVENTS}.{name}") for name in ("log_event_start", "log_event_end")),
-        "graphprobe profile sees no phases",
-    ),
-    dump_names.Need(
-        "profile_passes",
-        ((OBSERVER, "GraphTransformObserver.__enter__"), (OBSERVER, "GraphTransformObserver.__exit__")),
-        "passes that torch does not time are missing from profiles",
-    ),
-    dump_names.Need(
-        "profile_facts",
-        ((UTILS, f"{EVENTS}.log_instant_event"), (UTILS, "CompilationMetrics.create")),
-        "profiles do not say what the caches had, or which function was compiled",
-    ),
-    dump_names.Need(
-        "profile_details",
-        tuple((timed.module, timed.attribute) for timed in FUNCTIONS),
-        "less of the compile time has a name, or nothing is known of the cache of C++ kernels",
-    ),
-)
-"""For `graphprobe doctor`."""
 
 
 class CompileTiming:

@@ -16,6 +16,7 @@ from torch.fx import Node
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.inductor_ir import ir_graph
 from graphprobe.internals.ir_records import IRNode
+from graphprobe.internals.names import SUPPORTED_HINT
 from graphprobe.internals.patches import Patch, PatchSet
 from graphprobe.internals.require import require
 from graphprobe.internals.unseen import unseen
@@ -217,5 +218,5 @@ def _origin(buffer: Any) -> Node | None:
         return found
     raise UnsupportedTorchError(
         f"torch {torch.__version__}: a {type(buffer).__name__} of Inductor's IR does not tell its FX node",
-        hint="graphprobe supports torch 2.11 to 2.15",
+        hint=SUPPORTED_HINT,
     )

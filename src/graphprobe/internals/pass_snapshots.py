@@ -13,6 +13,7 @@ from graphprobe.internals.patches import Patch, PatchSet
 from graphprobe.internals.require import require
 from graphprobe.internals.stages import copy_graph
 
+TAP, OBSERVER = "snapshots", "torch.fx.passes.graph_transform_observer"
 PHASES = {"pre_grad_passes": "pre_grad", "joint_graph_passes": "joint", "post_grad_passes": "post_grad"}
 
 
@@ -64,18 +65,17 @@ class Snapshots:
         patches = PatchSet()
         compile_fx = require("torch._inductor", "compile_fx", purpose="snapshots of passes")
         observers = require("torch.fx.passes", "graph_transform_observer", purpose="snapshots of passes")
+        matcher = require("torch._inductor", "pattern_matcher", purpose="snapshots of patterns")
         try:
             for name in PHASES:
-                patches.apply(compile_fx, Patch("snapshots", compile_fx.__name__, name, self._phase(name)))
+                patches.apply(compile_fx, Patch(TAP, "torch._inductor.compile_fx", name, self._phase(name)))
             for name, make in (("__enter__", self._enter), ("__exit__", self._exit)):
-                attribute = f"GraphTransformObserver.{name}"
-                patches.apply(observers, Patch("snapshots", observers.__name__, attribute, make))
-            matcher = require("torch._inductor", "pattern_matcher", purpose="snapshots of patterns")
+                patches.apply(observers, Patch(TAP, OBSERVER, f"GraphTransformObserver.{name}", make))
             for name in PATTERN_ENTRIES:
-                patches.apply(matcher, Patch("snapshots", matcher.__name__, f"{name}.apply", self._pattern))
-            for name in ("apply_gm_pass", "apply_graph_pass") if self.skip else ():
-                attribute = f"GraphTransformObserver.{name}"
-                patches.apply(observers, Patch("snapshots", observers.__name__, attribute, self._apply))
+                patches.apply(matcher, Patch(TAP, "torch._inductor.pattern_matcher", f"{name}.apply", self._pattern))
+            if self.skip:
+                for name in ("apply_gm_pass", "apply_graph_pass"):
+                    patches.apply(observers, Patch(TAP, OBSERVER, f"GraphTransformObserver.{name}", self._apply))
             yield
         finally:
             patches.undo()

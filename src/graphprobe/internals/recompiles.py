@@ -26,8 +26,6 @@ from graphprobe.internals.unseen import unseen
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 TAP = "recompiles"
-NAMES = ("compute_cache_size", "get_and_maybe_log_recompilation_reasons", "exceeds_recompile_limit")
-"""Called in this order by Dynamo, on one thread, before it traces anything; the second only when guards have failed."""
 
 T = TypeVar("T")
 
@@ -76,8 +74,12 @@ class _Taps:
         self._lock = threading.Lock()
 
     def patches(self) -> list[Patch]:
-        makers = (self._tap_cache_size, self._tap_reasons, self._tap_limit)
-        return [Patch(TAP, CONVERT_FRAME, name, make) for name, make in zip(NAMES, makers, strict=True)]
+        """Called in this order by Dynamo, on one thread, before it traces; the second only when guards have failed."""
+        return [
+            Patch(TAP, CONVERT_FRAME, "compute_cache_size", self._tap_cache_size),
+            Patch(TAP, CONVERT_FRAME, "get_and_maybe_log_recompilation_reasons", self._tap_reasons),
+            Patch(TAP, CONVERT_FRAME, "exceeds_recompile_limit", self._tap_limit),
+        ]
 
     def _tap_cache_size(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def compute_cache_size(frame: Any, *args: Any, **kwargs: Any) -> Any:

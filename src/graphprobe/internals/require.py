@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from graphprobe.errors import UnsupportedTorchError
+from graphprobe.internals.names import SUPPORTED_HINT
 
 _MISSING = object()
 
@@ -40,6 +41,4 @@ def require(module: str, attribute: str, *, purpose: str) -> Any:
 def _unsupported(what: str, purpose: str) -> UnsupportedTorchError:
     import torch
 
-    return UnsupportedTorchError(
-        f"torch {torch.__version__} lacks what {purpose} needs: {what}", hint="graphprobe supports torch 2.11 to 2.15"
-    )
+    return UnsupportedTorchError(f"torch {torch.__version__} lacks what {purpose} needs: {what}", hint=SUPPORTED_HINT)

@@ -1,36 +1,15 @@
-"""All taps together: put in place as torch's modules appear, taken out exactly, and listed for `doctor`."""
+"""All taps of a session together: put in place as torch's modules appear, and taken out exactly."""
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 from typing import Any
 
 from graphprobe.internals import aot, dynamo, graph_breaks, inductor, recompiles, step_taps
 from graphprobe.internals.importhook import ImportHook
+from graphprobe.internals.names import RUN_LOSES
 from graphprobe.internals.observer import CompileObserver
-from graphprobe.internals.patches import Patch, PatchSet, exists
-
-LOSES = {
-    "dynamo_graph": "nothing can be collected: no compile is seen",
-    "aot_graphs": "no joint, forward or backward graphs, and none of their passes",
-    "passes": "no graph after each pass",
-    "silent_passes": "view_to_reshape shows as unobserved changes",
-    "pre_grad_passes": "passes before AOTAutograd are not told apart",
-    "joint_passes": "joint-graph passes are not told apart",
-    "post_grad_passes": "passes after AOTAutograd are not told apart",
-    "nested_graphs": "before AOTAutograd, nested graphs are not told apart from the graph that they lie in",
-    "lowering": "no scheduler IR and no output_code.py",
-    "inductor_result": "no captured_ops.json, and no inputs for output_code.py",
-    "metrics": "no timings and no recompile reason in compile.json",
-    "guards": "no guards in compile.json",
-    "recompiles": "no recompiles.jsonl: which guards failed is not known",
-    "steps": "`graphprobe logs` knows fewer of the compiler's steps, or none",
-    "graph_breaks": "only those graph breaks that ended a graph, without their whole reason",
-    "uncompiled": "functions that Dynamo leaves uncompiled are not listed",
-    "debug_dir": "torch's own debug files go to a folder of their own",
-}
-"""What is missing from a run when the installed torch lacks the tap."""
+from graphprobe.internals.patches import Patch, PatchSet
 
 
 class Taps:
@@ -62,7 +41,7 @@ class Taps:
 
     def missing(self) -> dict[str, str]:
         """Taps this torch lacks, with what is lost."""
-        return {tap: LOSES[tap] for tap, status in self.status.items() if status.startswith("missing")}
+        return {tap: RUN_LOSES[tap] for tap, status in self.status.items() if status.startswith("missing")}
 
     def _on_import(self, module: ModuleType) -> None:
         for patch in self._wanted[module.__name__]:
@@ -88,22 +67,3 @@ def _all(observer: CompileObserver) -> list[Patch]:
         *graph_breaks.patches(observer),
         *recompiles.patches(observer),
     ]
-
-
-def probe() -> dict[str, str]:
-    """Import torch's modules and say of every tap whether it could be put in place: `ok` or `missing: <address>`."""
-    found: dict[str, str] = {}
-    for patch in _all(_Nobody()):  # type: ignore[arg-type]  # never called: nothing is applied
-        try:
-            there = exists(importlib.import_module(patch.module), patch.attribute)
-        except ImportError:
-            there = False
-        if not there:
-            found[patch.tap] = f"missing: {patch.address}"
-        else:
-            found.setdefault(patch.tap, "ok")
-    return found
-
-
-class _Nobody:
-    """Stands in for an observer where patches are only listed."""
