@@ -235,8 +235,8 @@ def test_overflow_found(run_warm: Callable[..., Finished], tmp_path: Path) -> No
     (tmp_path / "train.py").write_text(OVERFLOW)
     done = run_warm("train.py", cwd=tmp_path)
     assert done.code == 1, done.err
-    *_, last = done.err.splitlines()
-    is_shown("overflow-found", f"error[overflow-found]: {last.partition('OverflowFoundError: ')[2]}")
+    *_, last, hint = done.err.splitlines()
+    is_shown("overflow-found", f"error[overflow-found]: {last.partition('OverflowFoundError: ')[2]}\n  {hint}")
 
 
 DYING = """\

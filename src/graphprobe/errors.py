@@ -12,6 +12,9 @@ EXIT_USAGE = 2
 EXIT_UNDECIDED = 125
 
 
+_HINT = "hint: "
+
+
 class GraphprobeError(Exception):
     """Base of all graphprobe errors.
 
@@ -29,11 +32,19 @@ class GraphprobeError(Exception):
         self.hint = hint
         if slug is not None:
             self.slug = slug
+        if hint:
+            self.add_note(f"{_HINT}{hint}")  # so that a traceback has it as well
 
     def render(self) -> str:
         """The message as the terminal shows it: `error[slug]: message` and the hint on a line of its own."""
         text = f"error[{self.slug}]: {self}"
         return f"{text}\n  hint: {self.hint}" if self.hint else text
+
+
+def last_line(trace: str) -> str:
+    """What a traceback says the error is: its last line, the hint left out."""
+    lines = trace.strip().splitlines()
+    return next((line for line in reversed(lines) if not line.startswith(_HINT)), "")
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
@@ -57,11 +68,6 @@ class UsageError(GraphprobeError):
 
     slug = "usage"
     exit_code = EXIT_USAGE
-
-    def __init__(self, message: str, *, hint: str = "", slug: str | None = None) -> None:
-        super().__init__(message, hint=hint, slug=slug)
-        if hint:
-            self.add_note(f"hint: {hint}")  # so that a traceback has it as well
 
 
 class SettingError(UsageError):

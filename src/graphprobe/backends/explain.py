@@ -15,6 +15,7 @@ from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.backends.explanation import Break, ExplainedGraph, Explanation, Guard
 from graphprobe.backends.graphs import target_name
 from graphprobe.backends.registry import resolve
+from graphprobe.errors import last_line
 from graphprobe.internals.compile_facts import begins_at, calls_of, compile_times_s, graph_breaks, guard_reader
 from graphprobe.internals.dynamo import backend_name, current_compile_id
 from graphprobe.internals.frame_names import compiled_now
@@ -111,7 +112,7 @@ class Heard:
             self.uncompiled_functions.append(fact)
 
     def failed(self, what: str, details: str) -> None:
-        note = f"{what}: {details.strip().splitlines()[-1]}"
+        note = f"{what}: {last_line(details)}"
         if note not in self.notes:
             self.notes.append(note)
 

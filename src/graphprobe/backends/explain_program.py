@@ -10,6 +10,7 @@ import msgspec
 from graphprobe.analysis.breaks import BreakReport
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.backends.explanation import Break, ExplainedGraph, Explanation, Guard
+from graphprobe.errors import last_line
 from graphprobe.internals.compile_facts import begins_at, calls_of
 from graphprobe.internals.dynamo import current_compile_id
 from graphprobe.internals.frame_names import compiled_now
@@ -61,7 +62,7 @@ class ProgramWatch:
         self._uncompiled.append(fact)
 
     def failed(self, what: str, details: str) -> None:
-        note = f"{what}: {details.strip().splitlines()[-1]}"
+        note = f"{what}: {last_line(details)}"
         if note not in self._notes:
             self._notes.append(note)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.analysis.recompiles import RecompileReport, report_from_facts
-from graphprobe.errors import UsageError
+from graphprobe.errors import UsageError, last_line
 from graphprobe.internals.recompiles import RecompileTaps
 from graphprobe.report.recompiles import recompile_lines
 
@@ -87,7 +87,7 @@ class Recompiles:
 
     def failed(self, what: str, details: str) -> None:
         """A fault of ours: say so, and get out of the program's way."""
-        last = details.strip().splitlines()[-1]
+        last = last_line(details)
         with self._lock:
             self._notes.append(f"{_LOST}graphprobe failed at {what}: {last}")
             taps = self._taps

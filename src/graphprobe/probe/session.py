@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphprobe.analysis.breaks_facts import Fact, line_from_fact
 from graphprobe.analysis.recompile_facts import Recompile
-from graphprobe.errors import GraphprobeWarning
+from graphprobe.errors import GraphprobeWarning, last_line
 from graphprobe.internals.context import Frame
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.logs import CompilerLogs
@@ -269,7 +269,7 @@ class Session:
             self._failures[what] = self._failures.get(what, 0) + 1
             if self._failures[what] > 1:
                 return
-        last = details.strip().splitlines()[-1]
+        last = last_line(details)
         self.writer.missing(f"graphprobe failed at {what}: {last}")
         self._own_line(f"graphprobe failed at {what}; the program is not affected\n{details}")
 
