@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 import msgspec
 
@@ -116,6 +116,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             row.name: SettingValue(value=getattr(self, row.name), source=self.sources.get(row.name, "default"))
             for row in TABLE
         }
+
+
+Names = str | list[str] | tuple[str, ...]
+
+
+class BackendSettings(TypedDict, total=False):
+    """The settings that can differ from backend to backend, as keyword arguments; None is "not given"."""
+
+    save_inputs: bool | None
+    graph_dump: Literal["txt", "pbtxt", "py"] | None
+    logs: Names | None
+    only_function: Names | None
+    capture_ops: bool | None
+    record_frames: bool | None
+
+
+class RunSettings(BackendSettings, total=False):
+    """Every setting but `out_dir`, as keyword arguments; `max_bytes` is in bytes, or text such as "2GiB"."""
+
+    log_level: Literal["warning", "info", "debug"] | None
+    max_bytes: int | str | None
+    config_path: str | Path | None
 
 
 def resolve(

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import msgspec
 import torch
@@ -150,7 +150,18 @@ class Faulty:
             owner.recompile()
 
 
-def faulty(**options: Any) -> Faulty:
+class FaultOptions(TypedDict, total=False):
+    """The keyword arguments of `faulty`, which tells of each."""
+
+    op: Required[str]
+    kind: str
+    where: str
+    nth: int | None
+    inner: str | Callable[..., Any]
+    amount: float
+
+
+def faulty(**options: Unpack[FaultOptions]) -> Faulty:
     """A backend with one planted fault.
 
     Args:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 import torch
 
 from graphprobe.errors import SettingError, UsageError
 from graphprobe.probe import active
-from graphprobe.settings import Settings, resolve
+from graphprobe.settings import BackendSettings, Settings, resolve
 
 Backend = Callable[..., Any]
 
@@ -47,7 +47,7 @@ class Wrapped:
         return f"graphprobe.wrap({self.__name__!r})"
 
 
-def wrap(backend: str | Backend = "inductor", **settings: Any) -> Wrapped:
+def wrap(backend: str | Backend = "inductor", **settings: Unpack[BackendSettings]) -> Wrapped:
     """Any backend, a user's own function included, with every stage of its compiles on disk.
 
     Switches collecting on (for wrapped backends only) if it is off: the run folder is made here and now.

@@ -11,14 +11,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
 from graphprobe.internals import dynamo
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.repro_hooks import VARIABLES, asked_of_torch
 from graphprobe.probe.session import Session, check_watching, open_session
-from graphprobe.settings import Settings, resolve, torch_compile_debug_state
+from graphprobe.settings import RunSettings, Settings, resolve, torch_compile_debug_state
 from graphprobe.store import layout
 
 REDUCER = "graphprobe.diagnose.reduction.watch_script"
@@ -48,12 +48,15 @@ def session() -> Session | None:
     return _switch.session
 
 
-def enable(out_dir: str | os.PathLike[str] | None = None, **settings: Any) -> Path:
+def enable(out_dir: str | os.PathLike[str] | None = None, **settings: Unpack[RunSettings]) -> Path:
     """Collect every compile of this process from now on.
 
     Args:
         out_dir: folder that gets the run folder; default `torch_compile_debug` in the working directory.
-        **settings: any setting by name, e.g. `save_inputs=True`, `graph_dump="py"`; see `graphprobe.settings`.
+        **settings: any setting by name, e.g. `save_inputs=True`, `graph_dump="py"`. As flags, True or False:
+            `save_inputs`, `capture_ops`, `record_frames`. As text: `graph_dump`, "txt", "pbtxt" or "py"; `log_level`,
+            "warning", "info" or "debug"; `config_path`, a JSON file with settings. As names with commas between, or a
+            list: `logs`, `only_function`. `max_bytes`: a number of bytes, or text such as "2GiB".
 
     Returns:
         The run folder.
@@ -104,7 +107,7 @@ def disable() -> Path | None:
 
 
 @contextmanager
-def trace(out_dir: str | os.PathLike[str] | None = None, **settings: Any) -> Iterator[Path]:
+def trace(out_dir: str | os.PathLike[str] | None = None, **settings: Unpack[RunSettings]) -> Iterator[Path]:
     """`enable` for the length of a block; yields the run folder. Arguments and errors as `enable`."""
     folder = enable(out_dir, **settings)
     try:
