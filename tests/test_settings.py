@@ -99,7 +99,7 @@ def test_bad_environment_names_variable_value_and_what_is_accepted(name: str, va
         resolve(arguments={}, environ={name: value})
     assert name in str(caught.value)
     assert repr(value) in str(caught.value)
-    accepted = next(row.accepted for row in TABLE if row.env == name)
+    accepted = next(row.accepted(from_text=True) for row in TABLE if row.env == name)
     assert accepted in str(caught.value)
 
 

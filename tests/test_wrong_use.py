@@ -111,6 +111,7 @@ USES: dict[str, list[str]] = {
     "run --dump stats --level L7 ok.py": ["'--level'", "'L7'", "'mix'"],
     "run --dump stats --steps -1 ok.py": ["'-1'", "0|3-5|10"],
     "run --dump-graph statistics ok.py": ["--dump-graph", "'statistics'", "stats"],
+    "run --dump-graph stats --dump-max-bytes none ok.py": ["--dump-max-bytes = 'none'", "above 0"],
     "run --dump-to X ok.py": ["--dump-to", "has no effect", "--dump stats"],
     "run --logs dynmo=debug ok.py": ["'dynmo'", "dynamo"],
     "run --only-function '' ok.py": ["only_function", "''"],

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from graphprobe.dump_plan import DumpPlan, plan_from
 from graphprobe.dump_plan.options import OPTIONS, checked_option
 from graphprobe.errors import SettingError
+from graphprobe.settings import BY_NAME as SETTINGS
+from graphprobe.settings import Option
 
 MODES = ("default", "max-autotune", "max-autotune-no-cudagraphs", "reduce-overhead")
-GRAPH_DUMP_TYPES = ("txt", "pbtxt", "py")
+_MODE = Option("mode", "choice", "default", allowed=MODES)
+_GRAPH_DUMP = Option("type", "choice", allowed=SETTINGS["graph_dump"].allowed)
 
 
-class Option:
-    """One option: read and set through `.value`, or by assigning to it on its owner.
+class OptionValue:
+    """The value of one option: read and set through `.value`, or by assigning to it on its owner.
 
     Setting it to None gives it back its default. `given` is what was set, None if nothing was.
     """
 
-    __slots__ = ("_check", "_default", "_given", "_name")
+    __slots__ = ("_given", "_name", "_row")
 
-    def __init__(self, name: str, check: Callable[[str, Any], Any], default: Any) -> None:
-        self._name = name
-        self._check = check
-        self._default = default
+    def __init__(self, row: Option, group: str = "") -> None:
+        self._row = row
+        self._name = f"{group}{row.name}"
         self._given: Any = None
 
     @property
     def value(self) -> Any:
-        return self._default if self._given is None else self._given
+        return self._row.default if self._given is None else self._given
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._given = None if value is None else self._check(self._name, value)
+        called = f"CompilerConfig().{self._name}"
+        self._given = None if value is None else checked_option(self._row, value, called=called)
 
     @property
     def given(self) -> Any:
         return self._given
 
     def __eq__(self, other: object) -> bool:
-        return bool(self.value == (other.value if isinstance(other, Option) else other))
+        return bool(self.value == (other.value if isinstance(other, OptionValue) else other))
 
     def __hash__(self) -> int:
         return hash((self._name, self.value))
@@ -67,8 +70,8 @@ class _Group:
 
     def __setattr__(self, name: str, value: Any) -> None:
         member = vars(self).get(name)
-        if isinstance(member, Option):
-            member.value = value.value if isinstance(value, Option) else value
+        if isinstance(member, OptionValue):
+            member.value = value.value if isinstance(value, OptionValue) else value
             return
         path = f"{self._path}.{name}" if self._path else name
         if isinstance(member, _Group):
@@ -89,21 +92,20 @@ def _members(group: _Group) -> str:
 class DumpConfig(_Group):
     """What is dumped of the ops' inputs and outputs, see docs/dump_config.md; `plan` is what comes of it."""
 
-    enable_dump: Option
-    dump_mode: Option
-    dump_path: Option
-    quant_dumpable: Option
-    dump_step: Option
-    dump_layer: Option
-    dump_data: Option
-    dump_config_path: Option
-    engine: Option
-    max_bytes: Option
-    write_through: Option
+    enable_dump: OptionValue
+    dump_mode: OptionValue
+    dump_path: OptionValue
+    quant_dumpable: OptionValue
+    dump_step: OptionValue
+    dump_layer: OptionValue
+    dump_data: OptionValue
+    dump_config_path: OptionValue
+    engine: OptionValue
+    max_bytes: OptionValue
+    write_through: OptionValue
 
     def __init__(self) -> None:
-        options = {row.name: Option(f"dump_config.{row.name}", _dump_option, row.default) for row in OPTIONS}
-        super().__init__("dump_config", **options)
+        super().__init__("dump_config", **{row.name: OptionValue(row, "dump_config.") for row in OPTIONS})
 
     def plan(self, *, environ: Mapping[str, str], context: Mapping[str, object] | None = None) -> DumpPlan:
         """The plan by these options, `context`, the JSON file and `environ`, in this order of precedence.
@@ -124,28 +126,11 @@ class CompilerConfig(_Group):
     All are read and set directly or through `.value`.
     """
 
-    mode: Option
+    mode: OptionValue
     debug: _Group
     dump_config: DumpConfig
 
     def __init__(self) -> None:
-        dump = _Group("debug.graph_dump", type=Option("debug.graph_dump.type", _one_of(GRAPH_DUMP_TYPES), None))
-        super().__init__(
-            "",
-            mode=Option("mode", _one_of(MODES), "default"),
-            debug=_Group("debug", graph_dump=dump),
-            dump_config=DumpConfig(),
-        )
-
-
-def _one_of(allowed: tuple[str, ...]) -> Callable[[str, Any], Any]:
-    def check(name: str, value: Any) -> Any:
-        if value not in allowed:
-            raise SettingError(f"CompilerConfig().{name} = {value!r}", hint=f"expected one of {', '.join(allowed)}")
-        return value
-
-    return check
-
-
-def _dump_option(name: str, value: Any) -> Any:
-    return checked_option(name.rpartition(".")[2], value, called=f"CompilerConfig().{name}")
+        dump = _Group("debug.graph_dump", type=OptionValue(_GRAPH_DUMP, "debug.graph_dump."))
+        debug = _Group("debug", graph_dump=dump)
+        super().__init__("", mode=OptionValue(_MODE), debug=debug, dump_config=DumpConfig())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from conftest import Finished
 from graphprobe.cli.dump_graph import SPELLED, plan_of
 from graphprobe.cli.main import main
+from graphprobe.cli.run import command
 from graphprobe.dump_plan.options import OPTIONS
 from graphprobe.errors import DumpConfigError, SettingError, UsageError
 from graphprobe.store.dump_reader import open_dump
@@ -98,6 +100,8 @@ def test_mistakes_are_told_before_the_script_runs(tmp_path: Path, monkeypatch: p
 
 def test_every_option_of_a_dump_has_one_of_the_command() -> None:
     assert {*SPELLED, "enable_dump"} == {row.name for row in OPTIONS}
+    taken = Counter(parameter.name for parameter in command.params)
+    assert taken.most_common(1)[0][1] == 1, "two options with one keyword: the one would bound what the other is for"
 
 
 def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

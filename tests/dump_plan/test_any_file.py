@@ -104,13 +104,13 @@ def test_any_value_of_an_option(name: str, value: Any, from_text: bool) -> None:
         return
     said, kept = "", None
     try:
-        kept = checked_option(name, value, called=f"dump_config.{name}", from_text=from_text)
+        kept = checked_option(BY_NAME[name], value, called=f"dump_config.{name}", from_text=from_text)
     except SettingError as error:
         said = str(error)
     if kept is None:
         assert said.startswith(f"dump_config.{name} = ")
     else:
-        assert checked_option(name, kept, called=name) == kept
+        assert checked_option(BY_NAME[name], kept, called=name) == kept
 
 
 def allows(shape: Any, value: Any) -> bool:

@@ -6,57 +6,22 @@ import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import click
-
+from graphprobe.cli.options import spelled, take
+from graphprobe.dump_plan.api_options import API_CONFIG, API_OPTIONS
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.probe.api.dump import ApiDumper
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 FOLDER = "api_dump"
 """Where a dump goes when nobody says: a folder of this name in that of the run."""
 
-_SPELLED = {
-    "api_data": "--dump",
-    "api_level": "--level",
-    "api_steps": "--steps",
-    "api_apis": "--apis",
-    "api_path": "--dump-to",
-    "api_config": "--api-config",
-}
-
-
-def api_options(command: Command) -> Command:
-    """Adds the options; their values come as keywords that begin with `api_`."""
-    for option in reversed(
-        (
-            click.option(
-                "--dump",
-                "api_data",
-                type=click.Choice(["stats", "tensor"]),
-                help="Dump every call of torch's API, uncompiled.",
-            ),
-            click.option(
-                "--level",
-                "api_level",
-                type=click.Choice(["api", "module", "mix"]),
-                help="What counts as a call. Default: api.",
-            ),
-            click.option("--steps", "api_steps", metavar="STEPS", help="Training steps to dump, e.g. 0|3-5|10."),
-            click.option("--apis", "api_apis", metavar="NAMES", help="Names or globs of APIs, separated by commas."),
-            click.option(
-                "--dump-to", "api_path", metavar="DIR", help="Folder of that dump. Default: in the run's own."
-            ),
-            click.option("--api-config", "api_config", metavar="FILE", help='JSON file: {"api_dump": {...}}.'),
-        )
-    ):
-        command = option(command)
-    return command
+ROWS = (*API_OPTIONS, API_CONFIG)
+PREFIX = "api_"
+"""Of the keywords that the options come as."""
 
 
 def take_api_dump(values: dict[str, Any]) -> Callable[[Path | None], ApiDumper | None] | None:
@@ -67,11 +32,9 @@ def take_api_dump(values: dict[str, Any]) -> Callable[[Path | None], ApiDumper |
     Raises:
         UsageError: a value that cannot be, or options that mean nothing without a dump.
     """
-    given = {name: values.pop(name) for name in _SPELLED}
-    data, config = given["api_data"], given["api_config"]
-    if data is None and config is None:
-        useless = [_SPELLED[name] for name, value in given.items() if value is not None]
-        if useless:
+    options = take(ROWS, values, prefix=PREFIX)
+    if options["data"] is None and options["config"] is None:
+        if useless := spelled(ROWS, options):
             raise UsageError(
                 f"{', '.join(useless)}: no calls are dumped, so this has no effect", hint="add --dump stats or tensor"
             )
@@ -79,17 +42,10 @@ def take_api_dump(values: dict[str, Any]) -> Callable[[Path | None], ApiDumper |
     from graphprobe.probe.api.dump import dump
     from graphprobe.probe.api.plan import arguments_from_file
 
-    apis = given["api_apis"]
-    options: dict[str, Any] = {
-        "data": data,
-        "level": given["api_level"],
-        "steps": given["api_steps"],
-        "apis": None if apis is None else apis.split(","),
-        "config": config,
-    }
-    path = given["api_path"]
-    if path is None and config is not None:
-        path = arguments_from_file(config).get("path")
+    path = options.pop("path")
+    options["apis"] = options["apis"] and options["apis"].split(",")
+    if path is None and options["config"] is not None:
+        path = arguments_from_file(options["config"]).get("path")
     dump(path or FOLDER, **options)  # every mistake is found now, before a folder is made
 
     def begin(folder: Path | None) -> ApiDumper | None:

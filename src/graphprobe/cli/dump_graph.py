@@ -3,62 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from typing import TYPE_CHECKING
 
 from graphprobe.dump_plan import DumpPlan, plan_from
-from graphprobe.dump_plan.options import BY_NAME
+from graphprobe.dump_plan.options import OPTIONS
 from graphprobe.errors import SettingError, UsageError
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.backends.dumped_program import DumpedProgram
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+ROWS = sorted(OPTIONS, key=lambda row: row.name != "dump_data")
+"""As the help has them: first `--dump-graph`, which makes the others count."""
 
-SPELLED = {
-    "dump_data": "--dump-graph",
-    "dump_step": "--dump-step",
-    "dump_layer": "--dump-layer",
-    "dump_mode": "--dump-mode",
-    "dump_path": "--dump-path",
-    "dump_config_path": "--dump-config",
-    "engine": "--dump-engine",
-    "quant_dumpable": "--dump-quant",
-    "max_bytes": "--dump-max-bytes",
-    "write_through": "--dump-write-through",
-}
-"""Option of a dump by option of the command. `enable_dump` has none: the first and `--dump-config` stand for it."""
+SPELLED = {row.name: row.spelled for row in ROWS if row.spelled}
+"""Option of the command by option of a dump."""
 
-_METAVARS = {
-    "dump_step": "STEPS",
-    "dump_layer": "OPS",
-    "dump_path": "DIR",
-    "dump_config_path": "FILE",
-    "max_bytes": "SIZE",
-}
+PREFIX = "dump_"
+"""Of the keywords that the options come as."""
+
 _ENABLING = ("dump_data", "dump_config_path")
-
-
-def dump_options(command: Command) -> Command:
-    """Adds an option for each that a dump has; their values come as keywords by the dump's own names."""
-    for name, spelled in reversed(SPELLED.items()):
-        row = BY_NAME[name]
-        flag = row.kind == "flag"
-        text = row.help[0].upper() + row.help[1:] + "."
-        if name == "dump_data":
-            text = "Dump what the ops of compiled graphs read and write: the values, or their statistics."
-        shape = None if flag else "|".join(row.allowed) or _METAVARS[name]
-        command = click.option(spelled, name, is_flag=flag, default=None, metavar=shape, help=text)(command)
-    return command
-
-
-def take_dump_options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Takes the values of these options out of all that the command got."""
-    return {name: arguments.pop(name) for name in SPELLED}
 
 
 def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPlan | None:
@@ -69,22 +35,21 @@ def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPla
         UsageError: options that mean nothing without a dump.
     """
     options = {name: value for name, value in values.items() if value is not None}
-    given = [SPELLED[name] for name in options]
     if any(name in options for name in _ENABLING):
         options["enable_dump"] = True
     path = options.get("dump_path")
     made = _make_missing(str(path)) if path is not None and options.get("enable_dump") else []
     try:
-        plan = plan_from(options=options, environ=environ, spelled={**SPELLED, "enable_dump": "--dump-graph"})
+        plan = plan_from(options=options, environ=environ, spelled={**SPELLED, "enable_dump": SPELLED["dump_data"]})
     except Exception:
         for folder in reversed(made):
             os.rmdir(folder)
         raise
     if plan.enabled:
         return plan
-    if given:
+    if options:
         raise UsageError(
-            f"{', '.join(given)}: nothing is dumped, so this has no effect",
+            f"{', '.join(SPELLED[name] for name in options)}: nothing is dumped, so this has no effect",
             hint="add --dump-graph stats, --dump-graph tensor or --dump-config FILE",
         )
     for text in plan.warnings:

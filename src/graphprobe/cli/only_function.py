@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import click
-
+from graphprobe.cli.options import options_from
 from graphprobe.errors import EXIT_OK, EXIT_UNDECIDED
 from graphprobe.report.visible import echo
 from graphprobe.settings import BY_NAME
@@ -16,12 +15,7 @@ from graphprobe.settings import BY_NAME
 if TYPE_CHECKING:
     from graphprobe.internals.only_function import OnlyFunction
 
-only_function_option: Callable[[Any], Any] = click.option(
-    "--only-function",
-    multiple=True,
-    metavar="NAME",
-    help="Compile only functions of this name (a glob); the rest runs uncompiled.",
-)
+only_function_option = options_from((BY_NAME["only_function"],))
 
 
 @contextmanager

@@ -14,8 +14,10 @@ import click
 from graphprobe.cli import dump_api
 from graphprobe.cli import dump_graph as graph_dumps
 from graphprobe.cli.ending import command_name
+from graphprobe.cli.options import options_from, take
 from graphprobe.errors import UsageError, lacks_room
 from graphprobe.report.visible import echo
+from graphprobe.settings import TABLE
 
 if TYPE_CHECKING:
     from graphprobe.backends.dumped_program import DumpedProgram
@@ -43,40 +45,19 @@ class RunCommand(click.Command):
 
 
 @click.command(cls=RunCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option(
-    "-o", "--out", "out_dir", metavar="DIR", help="Folder that gets the run folder. Default: torch_compile_debug."
-)
-@click.option("--save-inputs", is_flag=True, default=None, help="Keep real inputs and outputs of every compiled graph.")
-@click.option("--graph-dump", metavar="txt|pbtxt|py", help="Form of the backend's own graphs. Default: txt.")
-@click.option("--log-level", metavar="warning|info|debug", help="How much of torch's log is kept. Default: info.")
-@click.option("--logs", metavar="SPEC", help="Logs by component, e.g. debug, or dynamo=debug,inductor=info,+guards.")
-@click.option("--only-function", multiple=True, metavar="NAME", help="Compile only functions of this name (a glob).")
-@click.option("--max-bytes", metavar="SIZE", help="Write no more than this, e.g. 500MB; 0: nothing. Default: 8GiB.")
-@click.option("--no-ops", "no_ops", is_flag=True, help="Do not record launches (captured_ops.json).")
-@click.option("--record-frames", is_flag=True, default=None, help="Record frames that fail to trace, for `replay`.")
-@click.option("--config", "config_path", metavar="FILE", help='JSON file with settings: {"graphprobe": {...}}.')
-@dump_api.api_options
-@graph_dumps.dump_options
+@options_from(TABLE)
+@options_from(dump_api.ROWS, prefix=dump_api.PREFIX, choices=True)
+@options_from(graph_dumps.ROWS, prefix=graph_dumps.PREFIX)
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.option("-c", "code", metavar="CODE", help="Run a piece of code, as python -c does.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(
-    out_dir: str | None,
-    save_inputs: bool | None,
-    graph_dump: str | None,
-    log_level: str | None,
-    logs: str | None,
-    only_function: tuple[str, ...],
-    max_bytes: str | None,
-    no_ops: bool,
-    record_frames: bool | None,
-    config_path: str | None,
     quiet: bool,
     module: str | None,
     code: str | None,
     program: tuple[str, ...],
-    **dump_values: Any,
+    **values: Any,
 ) -> None:
     """Run a program and collect every stage of its compilations.
 
@@ -95,25 +76,14 @@ def command(
     """
     from graphprobe.probe import active, script
 
-    arguments = {
-        "out_dir": out_dir,
-        "save_inputs": save_inputs,
-        "graph_dump": graph_dump,
-        "log_level": log_level,
-        "logs": logs,
-        "only_function": only_function or None,
-        "max_bytes": max_bytes,
-        "capture_ops": False if no_ops else None,
-        "record_frames": record_frames,
-        "config_path": config_path,
-    }
     target = _program(module, code, program)
     # Every mistake in options or script is found here, before a folder is made or a line of the program runs.
-    settings = active.resolved(arguments)
-    begin_calls = dump_api.take_api_dump(dump_values)
+    settings = active.resolved(take(TABLE, values))
+    begin_calls = dump_api.take_api_dump(values)
     script.check(target)
     lacking: list[str] = []
-    plan = _if_room(lambda: graph_dumps.plan_of(dump_values, os.environ), lacking)
+    dump_options = take(graph_dumps.ROWS, values, prefix=graph_dumps.PREFIX)
+    plan = _if_room(lambda: graph_dumps.plan_of(dump_options, os.environ), lacking)
     dumped = None if plan is None else graph_dumps.begin(plan)
     folder = _if_room(lambda: active.enable_with(settings, companion=_reducer()), lacking)
     # At exit, the interpreter first waits for the program's threads; what they compile is still part of the run.

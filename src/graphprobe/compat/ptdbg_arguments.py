@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graphprobe.errors import UsageError
+from graphprobe.settings import Option
 from graphprobe.store.foreign.names import PtdbgName, ptdbg_name
 
 MODES = {1: "all", 2: "list", 3: "range", 4: "stack"}
 """Of `set_dump_switch`."""
 
-LARGEST_STEP = 100
-LARGEST_SEED = 2**32 - 1
+SEED = Option("seed", "number", most=2**32 - 1)
+DUMP_STEP = Option("dump_step", "number", 1, least=1, most=100)
+OVERFLOW_NUMS = Option("overflow_nums", "number", 1, least=1)
 COMPARE_KEYS = ("npu_pkl_path", "bench_pkl_path", "npu_dump_data_dir", "bench_dump_data_dir")
 _EXAMPLE = '"1478_Tensor_permute" or "1484_Tensor_transpose_forward"'
 
@@ -27,16 +29,9 @@ class Scope(NamedTuple):
     texts: tuple[str, ...] = ()
 
 
-def is_number(value: object) -> bool:
-    """Whether `value` is a whole number; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def checked_seed(seed: Any) -> int:
     """A seed that python, numpy and torch take."""
-    if not is_number(seed) or not 0 <= seed <= LARGEST_SEED:
-        raise UsageError(f"seed={seed!r}: expected a whole number from 0 to {LARGEST_SEED}", hint="seed_all(1234)")
-    return int(seed)
+    return _checked_number(SEED, seed, "seed_all(1234)")
 
 
 def checked_dump_path(path: Any) -> Path:
@@ -61,7 +56,7 @@ def checked_switch(switch: Any, mode: Any, scope: Any) -> tuple[bool, Scope]:
     """Whether to begin, and what to take."""
     if switch not in ("ON", "OFF"):
         raise UsageError(f"switch={switch!r}: expected 'ON' or 'OFF'", hint='set_dump_switch("ON")')
-    if not is_number(mode) or mode not in MODES:
+    if not isinstance(mode, int) or isinstance(mode, bool) or mode not in MODES:
         told = ", ".join(f"{number} ({name})" for number, name in MODES.items())
         raise UsageError(f"mode={mode!r}: expected one of {told}", hint='set_dump_switch("ON", mode=1)')
     if isinstance(scope, str) or not isinstance(scope, Sequence) or not all(isinstance(one, str) for one in scope):
@@ -113,34 +108,31 @@ def _check_order(names: tuple[PtdbgName, ...], texts: tuple[str, ...]) -> None:
 
 def checked_dump_step(options: Mapping[str, Any]) -> int:
     """`dump_step` of `register_hook(model, acc_cmp_dump, ...)`."""
-    _check_known(options, ("dump_step",), "acc_cmp_dump")
-    step = options.get("dump_step", 1)
-    if not is_number(step) or not 1 <= step <= LARGEST_STEP:
-        raise UsageError(
-            f"dump_step={step!r}: expected a whole number from 1 to {LARGEST_STEP}",
-            hint="1 keeps every element, 2 every second of the middle, and so on",
-        )
-    return int(step)
+    _check_known(options, DUMP_STEP, "acc_cmp_dump")
+    hint = "1 keeps every element, 2 every second of the middle, and so on"
+    return _checked_number(DUMP_STEP, options.get("dump_step", DUMP_STEP.default), hint)
 
 
 def checked_overflow_nums(options: Mapping[str, Any]) -> int:
     """`overflow_nums` of `register_hook(model, overflow_check, ...)`."""
-    _check_known(options, ("overflow_nums",), "overflow_check")
-    number = options.get("overflow_nums", 1)
-    if not is_number(number) or number < 1:
-        raise UsageError(
-            f"overflow_nums={number!r}: expected a whole number from 1 on",
-            hint="3 stops the training at the third overflow",
-        )
+    _check_known(options, OVERFLOW_NUMS, "overflow_check")
+    hint = "3 stops the training at the third overflow"
+    return _checked_number(OVERFLOW_NUMS, options.get("overflow_nums", OVERFLOW_NUMS.default), hint)
+
+
+def _checked_number(row: Option, value: Any, hint: str) -> int:
+    number = row.converted(value)
+    if number is None:
+        raise UsageError(f"{row.name}={value!r}: expected {row.accepted()}", hint=hint)
     return int(number)
 
 
-def _check_known(options: Mapping[str, Any], known: Sequence[str], hook: str) -> None:
+def _check_known(options: Mapping[str, Any], row: Option, hook: str) -> None:
     for name, value in options.items():
-        if name not in known:
+        if name != row.name:
             raise UsageError(
-                f"{name}={value!r}: register_hook(model, {hook}) takes {', '.join(known)}",
-                hint=f"register_hook(model, {hook}, {known[0]}=1)",
+                f"{name}={value!r}: register_hook(model, {hook}) takes {row.name}",
+                hint=f"register_hook(model, {hook}, {row.name}=1)",
             )
 
 

@@ -9,19 +9,18 @@ from typing import Any
 import msgspec
 
 from graphprobe.dump_plan.conflicts import Given, refuse_conflicts
-from graphprobe.dump_plan.document import read_document
+from graphprobe.dump_plan.document import DUMP, read_document
 from graphprobe.dump_plan.entries import model_entries, watch_entries
 from graphprobe.dump_plan.faults import Place, shown, value_fault
 from graphprobe.dump_plan.options import BY_NAME, OPTIONS, checked_option, path_hint
 from graphprobe.dump_plan.paths import directory_fault
 from graphprobe.dump_plan.plan import STATS, DumpPlan, ModelEntry
-from graphprobe.errors import SettingError, nearest
+from graphprobe.errors import SettingError
 from graphprobe.select import layers_from_list, layers_from_text, steps_from_text
+from graphprobe.settings.option import from_environment, only_given
 
-FILE_ONLY = ("dump_list", "dump_stats", "dump_op_switch", "dump_debug", "dump_scene")
+FILE_ONLY = tuple(key for key in DUMP.keys if key not in BY_NAME)
 """Settings that are keys of the JSON file and no options."""
-
-_IN_BOTH = ("dump_mode", "dump_path", "dump_step", "dump_data")
 
 
 def plan_from(
@@ -58,25 +57,21 @@ def plan_from(
 
 
 def _by_hand(values: Mapping[str, object], source: str, spelled: Mapping[str, str]) -> dict[str, Given]:
-    result = {}
-    for name, value in values.items():
-        if name not in BY_NAME:
-            raise SettingError(f"{source} {shown(name)} is no option of a dump", hint=nearest(str(name), BY_NAME))
-        if value is not None:
-            called = spelled.get(name, f"dump_config.{name}" if source == "argument" else f"{source} {name}")
-            result[name] = Given(checked_option(name, value, called=called, touch=False), called, source)
-    return result
+    given = only_given(OPTIONS, values, source, "option of a dump")
+    usual = "dump_config.{}" if source == "argument" else f"{source} {{}}"
+    return {name: _checked(name, value, spelled.get(name, usual.format(name)), source) for name, value in given.items()}
 
 
 def _by_environment(environ: Mapping[str, str]) -> dict[str, Given]:
-    result = {}
-    for row in OPTIONS:
-        text = environ.get(row.env, "")
-        if text != "":
-            called = f"environment variable {row.env}"
-            value = checked_option(row.name, text, called=called, from_text=True, touch=False)
-            result[row.name] = Given(value, called, f"env:{row.env}")
-    return result
+    return {
+        name: _checked(name, text, f"environment variable {BY_NAME[name].env}", source)
+        for name, (text, source) in from_environment(OPTIONS, environ).items()
+    }
+
+
+def _checked(name: str, value: object, called: str, source: str) -> Given:
+    kept = checked_option(BY_NAME[name], value, called=called, from_text=source.startswith("env:"), touch=False)
+    return Given(kept, called, source)
 
 
 def _from_file(path: str) -> dict[str, Given]:
@@ -85,7 +80,7 @@ def _from_file(path: str) -> dict[str, Given]:
 
 def _overridden(given: dict[str, Given], in_file: Mapping[str, Given], by_hand: Mapping[str, Given]) -> list[str]:
     """Takes out of `given` what an option overrides under another name, and says what lost against what."""
-    pairs = [(by_hand[key], in_file[key]) for key in _IN_BOTH if key in by_hand and key in in_file]
+    pairs = [(by_hand[row.name], in_file[row.name]) for row in OPTIONS if row.name in by_hand and row.name in in_file]
     warnings = [
         f"{one.called} = {shown(one.value)} wins over {other.called} = {shown(other.value)}"
         for one, other in pairs

@@ -10,7 +10,7 @@ from typing import Any
 from graphprobe.dump_plan.conflicts import SCHEMA_RULES
 from graphprobe.dump_plan.entries import POSITION
 from graphprobe.dump_plan.faults import Place, conflict_fault, syntax_fault, type_fault, value_fault
-from graphprobe.dump_plan.options import BY_NAME, path_hint
+from graphprobe.dump_plan.options import OPTIONS, path_hint
 from graphprobe.dump_plan.paths import file_fault
 from graphprobe.dump_plan.plan import DATA, MODES, STATS
 from graphprobe.dump_plan.shapes import Choice, Items, Key, Table, Text
@@ -97,11 +97,7 @@ DUMP = Table(
         ),
     },
     elsewhere={
-        **{
-            name: _NOT_HERE.format(name, row.env)
-            for name, row in BY_NAME.items()
-            if name not in ("dump_path", "dump_mode", "dump_data", "dump_step")
-        },
+        **{row.name: _NOT_HERE.format(row.name, row.env) for row in OPTIONS if not row.in_file},
         "dump_layer": "in the file, name ops in dump_list: {'layer': [...]}",
         "dump_level": "leave it out: the option engine says whether kernels or nodes are dumped",
         "dump_kernel_data": "leave it out: kernels of torch.compile print nothing",

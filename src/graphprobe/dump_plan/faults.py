@@ -69,9 +69,3 @@ def shown(value: object) -> str:
         return _REPR.repr(value)
     except (ValueError, RecursionError):  # an integer with thousands of digits has no repr
         return f"a huge {type(value).__name__}"
-
-
-def json_type(value: object) -> str:
-    """What JSON calls the type of a value, with an article."""
-    names = {"NoneType": "null", "bool": "a boolean", "int": "a number", "float": "a number", "str": "a string"}
-    return names.get(type(value).__name__, "an array" if isinstance(value, list) else "an object")

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from graphprobe.dump_plan.faults import Place, choice_fault, json_type, shown, type_fault, value_fault
+from graphprobe.dump_plan.faults import Place, choice_fault, shown, type_fault, value_fault
 from graphprobe.errors import SettingError, nearest
+from graphprobe.settings.files import json_type
 
 
 class Shape(Protocol):

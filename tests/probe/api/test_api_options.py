@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import graphprobe
+from graphprobe.dump_plan.api_options import API_OPTIONS
 from graphprobe.errors import GraphprobeError, SettingError, UsageError
 from graphprobe.internals.api_calls import global_hooks
-from graphprobe.probe.api.plan import FIELDS, plan_from_arguments
+from graphprobe.probe.api.plan import ApiPlan, plan_from_arguments
 from graphprobe.store.api_reader import open_api_dump
 
 
@@ -400,9 +401,11 @@ def test_json_file(tmp_path: Path) -> None:
     assert graphprobe.dump(config=file).plan.level == "module"
     assert graphprobe.dump(config=file, level="mix").plan.level == "mix"
     for text, said in {
-        "{": "no JSON",
+        "{": "not valid JSON",
         "[]": "api_dump",
-        '{"api_dump": {"pth": 1}}': "'pth'",
+        '{"api_dump": {"pth": 1}}': "api_dump.pth is unknown",
+        '{"api_dumps": {}}': "no key 'api_dump'",
+        '{"api_dump": {"path": "a", "path": "b"}}': "'path' stands twice",
         '{"api_dump": {"path": 3}}': "path=3",
     }.items():
         file.write_text(text)
@@ -416,5 +419,11 @@ def test_every_argument_is_in_the_plan() -> None:
     import inspect
 
     arguments = set(inspect.signature(graphprobe.dump).parameters)
-    assert arguments == {*FIELDS, "model", "config"}
-    assert plan_from_arguments({"path": "x"}).data == "stats"
+    assert arguments == {*ApiPlan.__struct_fields__, "model", "config"}
+    assert set(ApiPlan.__struct_fields__) == {row.name for row in API_OPTIONS}
+    plan = plan_from_arguments({"path": "x"})
+    defaults = {row.name: row.default for row in API_OPTIONS}
+    assert {name: getattr(plan, name) or None for name in defaults} == {
+        **{name: default or None for name, default in defaults.items()},
+        "path": "x",
+    }
