@@ -361,7 +361,10 @@ def working_directories() -> Iterator[str]:
 
 def kills(bench: Bench, times: int, seed: int, modes: list[str]) -> bool:
     """Kill `times` programs; whether each reader opened what was there, or said in one message that nothing is."""
-    for name in ("main", "ls", "logs", "report", "explain", "export", "compare", "convert"):
+    for name in (
+        "main",
+        *(f"commands.{name}" for name in ("ls", "logs", "report", "explain", "export", "compare", "convert")),
+    ):
         importlib.import_module(f"graphprobe.cli.{name}")  # once, for all forks
     draw = random.Random(seed)
     long = {}

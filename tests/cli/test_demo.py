@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conftest import ROOT, Finished
-from graphprobe.cli import demo
+from graphprobe.cli.commands import demo
 from graphprobe.cli.main import main
 
 Python = Callable[..., Finished]

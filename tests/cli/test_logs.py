@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conftest import Finished
-from graphprobe.cli.logs import command
+from graphprobe.cli.commands.logs import command
 from graphprobe.store.reader import Run
 
 Python = Callable[..., Finished]

@@ -138,7 +138,7 @@ def test_a_newer_schema_cannot_be_decided(invoke: Callable[..., Result], tmp_pat
 
 def test_help_and_version(invoke: Callable[..., Result]) -> None:
     result = invoke("--help")
-    for name, (_, line) in COMMANDS.items():
+    for name, line in COMMANDS.items():
         assert name in result.output
         assert line in " ".join(result.output.split())
     for name in ("ls", "show", "diff"):

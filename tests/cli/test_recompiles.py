@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from graphprobe.analysis.recompiles import Function, RecompileReport
-from graphprobe.cli import recompiles as command
+from graphprobe.cli.commands import recompiles as command
 from graphprobe.cli.main import main
 from graphprobe.probe.script import Ended
 

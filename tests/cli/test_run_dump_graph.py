@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from conftest import Finished
+from graphprobe.cli.commands.run import command
 from graphprobe.cli.dump_graph import SPELLED, plan_of
 from graphprobe.cli.main import main
-from graphprobe.cli.run import command
 from graphprobe.dump_plan.options import OPTIONS
 from graphprobe.errors import DumpConfigError, SettingError, UsageError
 from graphprobe.store.dump_reader import open_dump

@@ -19,7 +19,7 @@ from google.protobuf import text_format
 from compare.made import call, chain, scalar, tensor
 from compare.recording import MemoryDump
 from conftest import Finished
-from graphprobe.cli.export import FORMS as OFFERED
+from graphprobe.cli.commands.export import FORMS as OFFERED
 from graphprobe.cli.main import main
 from graphprobe.compare.run import compare_dumps
 from graphprobe.errors import SchemaError, UsageError

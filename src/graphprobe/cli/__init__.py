@@ -1,1 +1,1 @@
-"""The command line: one file per command; parsing, exit codes and printing only."""
+"""The command line: parsing, exit codes and printing only. The commands are in `commands`, what they share is here."""

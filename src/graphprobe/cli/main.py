@@ -14,41 +14,29 @@ from graphprobe.cli.ending import end_of, run_command
 from graphprobe.errors import EXIT_USAGE, GraphprobeError, UsageError, nearest
 from graphprobe.report.visible import echo
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("graphprobe.cli.run:command", "Run a program and collect every stage of its compilations."),
-    "ls": ("graphprobe.cli.ls:command", "List what a run holds, as a tree."),
-    "show": ("graphprobe.cli.show:command", "Print one artifact of a run."),
-    "diff": ("graphprobe.cli.diff:command", "Show what a pass did to the graph, node by node."),
-    "logs": ("graphprobe.cli.logs:command", "Name the step where a program stopped, and show torch's log."),
-    "explain": (
-        "graphprobe.cli.explain:command",
-        "Show what is compiled, where it breaks, and what to write instead.",
-    ),
-    "diagnose": (
-        "graphprobe.cli.diagnose:command",
-        "Find what goes wrong when a program is compiled, and prove it.",
-    ),
-    "reduce": ("graphprobe.cli.reduce:command", "Make a failing case as small as it gets."),
-    "replay": ("graphprobe.cli.replay:command", "Trace a recorded frame again that could not be traced."),
-    "compare": ("graphprobe.cli.compare:command", "Compare two dumps and name the first call that goes wrong."),
-    "merge": ("graphprobe.cli.merge:command", "Make one dump of the dumps of several ranks, and compare the ranks."),
-    "parse": ("graphprobe.cli.parse:command", "Print stack, statistics and values of one call of a dump."),
-    "convert": ("graphprobe.cli.convert:command", "Turn dumped values into .npy or text."),
-    "export": ("graphprobe.cli.export:command", "Write a run, a dump or a comparison in the form of another tool."),
-    "profile": ("graphprobe.cli.profile:command", "Tell where compile time goes, by phase and by pass."),
-    "recompiles": (
-        "graphprobe.cli.recompiles:command",
-        "Say what is compiled again and again, why, and what to do.",
-    ),
-    "demo": ("graphprobe.cli.demo:command", "Plant a fault in a small transformer's compiler, find it, and show it."),
-    "report": (
-        "graphprobe.cli.report:command",
-        "Make one HTML file of a run, a diagnosis, a comparison or a dump.",
-    ),
-    "issue": ("graphprobe.cli.issue:command", "Print the report of a fault as title and body of an issue."),
-    "doctor": ("graphprobe.cli.doctor:command", "Check the installation and what can be collected with it."),
+COMMANDS = {
+    "run": "Run a program and collect every stage of its compilations.",
+    "ls": "List what a run holds, as a tree.",
+    "show": "Print one artifact of a run.",
+    "diff": "Show what a pass did to the graph, node by node.",
+    "logs": "Name the step where a program stopped, and show torch's log.",
+    "explain": "Show what is compiled, where it breaks, and what to write instead.",
+    "diagnose": "Find what goes wrong when a program is compiled, and prove it.",
+    "reduce": "Make a failing case as small as it gets.",
+    "replay": "Trace a recorded frame again that could not be traced.",
+    "compare": "Compare two dumps and name the first call that goes wrong.",
+    "merge": "Make one dump of the dumps of several ranks, and compare the ranks.",
+    "parse": "Print stack, statistics and values of one call of a dump.",
+    "convert": "Turn dumped values into .npy or text.",
+    "export": "Write a run, a dump or a comparison in the form of another tool.",
+    "profile": "Tell where compile time goes, by phase and by pass.",
+    "recompiles": "Say what is compiled again and again, why, and what to do.",
+    "demo": "Plant a fault in a small transformer's compiler, find it, and show it.",
+    "report": "Make one HTML file of a run, a diagnosis, a comparison or a dump.",
+    "issue": "Print the report of a fault as title and body of an issue.",
+    "doctor": "Check the installation and what can be collected with it.",
 }
-"""By name: where the command lies, and its line in the help, which therefore needs no import."""
+"""Their lines in the help, which therefore imports none; each lies in the module of its name in `cli.commands`."""
 
 
 class LazyGroup(click.Group):
@@ -62,8 +50,8 @@ class LazyGroup(click.Group):
         """The command, imported; None when there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module_name), attribute)
+        command: click.Command = importlib.import_module(f"graphprobe.cli.commands.{cmd_name}").command
+        command.short_help = COMMANDS[cmd_name]
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -85,7 +73,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands in the help, without importing any."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; a graphprobe error is shown with its hint and ends with its own exit code."""

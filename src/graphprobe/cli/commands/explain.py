@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphprobe.cli.named_call import call_from_file, callable_of, check_backend
-from graphprobe.cli.new_file import new_file
+from graphprobe.cli.output import new_file
+from graphprobe.cli.target import STDOUT, TargetCommand, call_from_file, callable_of, check_backend, is_run
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
@@ -19,29 +19,7 @@ if TYPE_CHECKING:
     from graphprobe.analysis.breaks import BreakReport
 
 
-class ExplainCommand(click.Command):
-    """What stands behind a script is the script's; behind a run or a callable options may follow."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Finds the target, and gives `--json` its `-` where no file stands behind it."""
-        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
-        given, end = list(args), 0
-        while end < len(given) and given[end].startswith("-") and given[end] not in ("-", "--"):
-            if given[end] == "--json" and not _is_json_file(given[end + 1 : end + 2]):
-                given.insert(end + 1, "-")
-            end += 2 if given[end] in takes_value else 1
-        target = given[end] if end < len(given) else None
-        ctx.allow_interspersed_args = target is not None and not _is_script(target)
-        if ctx.allow_interspersed_args:
-            for index in [i for i, arg in enumerate(given) if arg == "--json" and i > end][::-1]:
-                if not _is_json_file(given[index + 1 : index + 2]):
-                    given.insert(index + 1, "-")
-        return super().parse_args(ctx, given)
-
-
-@click.command(
-    cls=ExplainCommand, name="explain", short_help="Show what is compiled, where it breaks, and what to write instead."
-)
+@click.command(cls=TargetCommand, reads=lambda word: is_run(word) or callable_of(word) is not None, bare_json=True)
 @click.option(
     "--json", "json_path", metavar="[FILE]", help="Print JSON; or write it to FILE, whose name ends in .json."
 )
@@ -81,31 +59,19 @@ def command(
         target = layout.ROOT
     if not target:
         raise UsageError("nothing to explain", hint="graphprobe explain SCRIPT [ARGS], or RUN, or FILE.py:CALLABLE")
-    out = None if json_path == "-" else new_file(json_path, *((b'"not_observed"',) if force else ()))
-    if _is_run(target):
+    out = None if json_path == STDOUT else new_file(json_path, *((b'"not_observed"',) if force else ()))
+    if is_run(target):
         if backend is not None or dynamic is not None:
             raise UsageError("--backend and --dynamic: a run has been compiled already")
         _refuse(target, arguments)
-        ctx.exit(_run(target, out, printed=json_path == "-"))
+        ctx.exit(_run(target, out, printed=json_path == STDOUT))
     if backend is not None:
         check_backend(backend)
     name = callable_of(target)
     if name is not None:
         _refuse(target, arguments)
-        ctx.exit(_function(target, name, backend, dynamic, out, printed=json_path == "-"))
-    ctx.exit(_script(target, arguments, backend, dynamic, out, printed=json_path == "-"))
-
-
-def _is_json_file(following: list[str]) -> bool:
-    return bool(following) and (following[0] == "-" or following[0].endswith(".json"))
-
-
-def _is_run(target: str) -> bool:
-    return os.path.isdir(target) and not os.path.isfile(os.path.join(target, "__main__.py"))
-
-
-def _is_script(target: str) -> bool:
-    return not _is_run(target) and callable_of(target) is None
+        ctx.exit(_function(target, name, backend, dynamic, out, printed=json_path == STDOUT))
+    ctx.exit(_script(target, arguments, backend, dynamic, out, printed=json_path == STDOUT))
 
 
 def _refuse(target: str, arguments: tuple[str, ...]) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graphprobe.cli.new_file import new_file
-from graphprobe.cli.run import RunCommand
+from graphprobe.cli.output import new_file
+from graphprobe.cli.target import STDOUT, TargetCommand, is_run, program_of, program_options
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
@@ -20,43 +20,8 @@ if TYPE_CHECKING:
     from graphprobe.analysis.recompiles import RecompileReport
     from graphprobe.probe.script import Ended, Program
 
-STDOUT = "-"
 
-
-class RecompilesCommand(RunCommand):
-    """Behind a script everything is the script's; behind a run, options may stand as well."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Finds the target, and gives a bare `--json` its value; it takes only a name that ends in .json."""
-        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
-        args, end = list(args), 0
-        while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
-            if args[end][:2] in ("-m", "-c"):
-                return super().parse_args(ctx, args)
-            end += 1 if _is_bare_json(args, end) else 2 if args[end] in takes_value else 1
-        if end < len(args) and _is_run(args[end]):
-            for index in range(end + 1, len(args)):
-                _is_bare_json(args, index)
-            ctx.allow_interspersed_args = True
-            return click.Command.parse_args(self, ctx, args)
-        return super().parse_args(ctx, args)
-
-
-def _is_bare_json(args: list[str], index: int) -> bool:
-    """Whether a `--json` without a file stands there, which then gets its value, standard output."""
-    following = args[index + 1 : index + 2]
-    bare = args[index] == "--json" and not (following and (following[0] == STDOUT or following[0].endswith(".json")))
-    if bare:
-        args[index] = f"--json={STDOUT}"
-    return bare
-
-
-@click.command(
-    cls=RecompilesCommand,
-    name="recompiles",
-    short_help="Say what is compiled again and again, why, and what to do.",
-    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
-)
+@click.command(cls=TargetCommand, reads=is_run, bare_json=True)
 @click.option(
     "--json", "json_path", metavar="[FILE]", help="Print JSON; or write it to FILE, which must be new: *.json."
 )
@@ -68,8 +33,7 @@ def _is_bare_json(args: list[str], index: int) -> bool:
     metavar="N",
     help="So many recompilations of each function are as wanted. Default: 0.",
 )
-@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
-@click.option("-c", "code", metavar="CODE", help="Run a piece of code, as python -c does.")
+@program_options
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]... | RUN]")
 @click.pass_context
 def command(
@@ -96,21 +60,15 @@ def command(
     failed, or the run does not hold them.
     """
     file = None if json_path in (None, STDOUT) else new_file(json_path)
-    if module is None and code is None and (not target or _is_run(target[0])):
+    if module is None and code is None and (not target or is_run(target[0])):
         if len(target) > 1:
             raise UsageError(f"{target[0]} is a run, which takes no arguments; got {' '.join(target[1:])!r}")
         report = _read(target[0] if target else layout.ROOT, allowed)
         problem = None
     else:
-        report, problem = _watched(_program(module, code, target), allowed)
+        report, problem = _watched(program_of(module, code, target), allowed)
     _show(report, problem, file, as_json=json_path == STDOUT)
     ctx.exit(_exit_code(report, problem))
-
-
-def _is_run(target: str) -> bool:
-    """A folder is a run or holds runs, unless it is a program, or so it is said."""
-    path = Path(target)
-    return path.is_dir() and not (path / "__main__.py").is_file()
 
 
 def _read(target: str, allowed: int) -> RecompileReport:
@@ -118,16 +76,6 @@ def _read(target: str, allowed: int) -> RecompileReport:
     from graphprobe.store.reader import Run
 
     return report_from_run(Run.open(target), allowed=allowed)
-
-
-def _program(module: str | None, code: str | None, program: tuple[str, ...]) -> Program:
-    from graphprobe.probe.script import Program
-
-    if module is not None:
-        return Program("module", module, program)
-    if code is not None:
-        return Program("code", code, program)
-    return Program("script", program[0], program[1:])
 
 
 def _watched(program: Program, allowed: int) -> tuple[RecompileReport, str | None]:

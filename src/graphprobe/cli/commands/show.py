@@ -12,7 +12,7 @@ from graphprobe.report.visible import echo, one_line, write
 from graphprobe.store import layout
 
 
-@click.command(name="show", short_help="Print one artifact of a run.")
+@click.command()
 @click.argument("words", nargs=-1, metavar="[RUN] ADDRESS")
 @click.option("--raw", is_flag=True, help="Print the file of launches itself, which is a Chrome trace.")
 @click.option("--json", "as_json", is_flag=True, help="Print the event and the text as JSON.")

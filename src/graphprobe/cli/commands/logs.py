@@ -15,7 +15,7 @@ from graphprobe.store import layout
 TAIL = 10
 
 
-@click.command(name="logs", short_help="Name the step where a program stopped, and show torch's log.")
+@click.command()
 @click.argument("run", default=layout.ROOT)
 @click.option("--component", metavar="NAME", help="Only the lines of dynamo, aot, inductor, fx, or an artifact.")
 @click.option("--level", metavar="LEVEL", help="Only lines of this level or worse: debug, info, warning, error.")

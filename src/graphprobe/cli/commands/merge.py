@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from graphprobe.compare.ranks import Shared
 
 
-@click.command(name="merge", short_help="Make one dump of the dumps of several ranks, and compare the ranks.")
+@click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the index; default: above DIR."

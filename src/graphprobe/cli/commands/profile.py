@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graphprobe.cli.run import RunCommand, _program
+from graphprobe.cli.target import TargetCommand, program_of, program_options
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store.files import check_replaced
@@ -23,37 +23,18 @@ PROFILE_MARK, TRACE_MARK = b'"graphprobe-profile"', b'"otherData":{"graphprobe"'
 """What is near the beginning of every profile, and near the end of every trace."""
 
 
-class ProfileCommand(RunCommand):
-    """Behind a script everything is the script's; behind a profile to be read, options may stand as well."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Finds the first word, which decides."""
-        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
-        end = 0
-        while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
-            if args[end][:2] in ("-m", "-c"):
-                break
-            end += 2 if args[end] in takes_value else 1
-        ctx.allow_interspersed_args = end < len(args) and args[end].endswith(".json")
-        if ctx.allow_interspersed_args:
-            return click.Command.parse_args(self, ctx, args)
-        return super().parse_args(ctx, args)
+def _is_profile(word: str) -> bool:
+    return word.endswith(".json")
 
 
-@click.command(
-    cls=ProfileCommand,
-    name="profile",
-    short_help="Tell where compile time goes.",
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command(cls=TargetCommand, reads=_is_profile)
 @click.option("-o", "--out", metavar="FILE", help="The profile. Default: profile-PROGRAM.json.")
 @click.option("--trace", "trace_path", metavar="FILE", help="Also write a Chrome trace, for ui.perfetto.dev.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Length of the tables.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
 @click.option("--json", "as_json", is_flag=True, help="Of profiles that are read: print JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Of a program that is run: print nothing.")
-@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
-@click.option("-c", "code", metavar="CODE", help="Run a piece of code, as python -c does.")
+@program_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | PROFILE.json [PROFILE.json]")
 def command(
     out: str | None,
@@ -80,7 +61,7 @@ def command(
       graphprobe profile before.json after.json
     """
     trace = _file("--trace", trace_path, force, TRACE_MARK)
-    if module is None and code is None and words and words[0].endswith(".json"):
+    if module is None and code is None and words and _is_profile(words[0]):
         if out is not None:
             raise UsageError(f"--out {out}: {words[0]} is a profile that is read, nothing is run")
         _read(words, trace, top, as_json)
@@ -89,7 +70,7 @@ def command(
         raise UsageError("--json goes with profiles that are read", hint="graphprobe profile --json PROFILE.json")
     if module is None and code is None and not words:
         raise UsageError("nothing to profile", hint="graphprobe profile SCRIPT, -m MODULE, -c CODE, or PROFILE.json")
-    target = _program(module, code, words)
+    target = program_of(module, code, words)
     name = "code" if code is not None else Path(target.target).stem
     file = _file("--out", out or f"profile-{name}.json", force, PROFILE_MARK)
     assert file is not None

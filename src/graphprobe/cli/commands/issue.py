@@ -12,7 +12,7 @@ MOST = 65_536
 """Characters that GitHub takes as a body."""
 
 
-@click.command(name="issue", short_help="Print the report of a fault as title and body of an issue.")
+@click.command()
 @click.argument("dossier", type=click.Path(path_type=Path))
 @click.option("--title", "title_only", is_flag=True, help="Print the title only.")
 @click.option("--body", "body_only", is_flag=True, help="Print the body only.")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphprobe.cli.named_call import import_first
-from graphprobe.cli.new_file import new_file
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
+from graphprobe.cli.output import new_file
 from graphprobe.cli.progress import Progress as ProgressLine
+from graphprobe.cli.target import TargetCommand, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
 
@@ -28,20 +28,7 @@ if TYPE_CHECKING:
 GIGABYTE = 1024**3
 
 
-class ReduceCommand(click.Command):
-    """What stands behind a script is the script's. A case takes nothing, so options may stand behind it."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Finds the target, which decides how the rest is read."""
-        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
-        end = 0
-        while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
-            end += 2 if args[end] in takes_value else 1
-        ctx.allow_interspersed_args = end >= len(args) or not _is_script(args[end])
-        return super().parse_args(ctx, args)
-
-
-@click.command(cls=ReduceCommand, name="reduce", short_help="Make a failing case as small as it gets.")
+@click.command(cls=TargetCommand, reads=lambda word: not _is_script(word))
 @click.option(
     "-o",
     "--out",

@@ -10,7 +10,7 @@ from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 
-@click.command(name="ls", short_help="List what a run holds, as a tree.")
+@click.command()
 @click.argument("run", default=layout.ROOT, type=click.Path())
 @click.option("--all", "show_all", is_flag=True, help="Also the passes that changed nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

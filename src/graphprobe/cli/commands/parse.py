@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from graphprobe.store.calls import Call, CallDump
 
 
-@click.command(name="parse", short_help="Print stack, statistics and values of one call of a dump.")
+@click.command()
 @click.argument("dump")
 @click.argument("call", metavar="CALL")
 @click.option("--step", type=click.IntRange(min=0), help="Only in this step.")

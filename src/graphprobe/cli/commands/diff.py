@@ -19,7 +19,7 @@ Side = tuple[str, str]
 """What a side is called, and its text."""
 
 
-@click.command(name="diff", short_help="Show what a pass did to the graph, node by node.")
+@click.command()
 @click.argument("words", nargs=-1, metavar="[RUN [RUN_B]] | [RUN] ADDRESS_A ADDRESS_B")
 @click.option("--pass", "pass_name", metavar="NAME", help="The pass; NAME#2 is its second run.")
 @click.option("--model", type=click.IntRange(min=0), help="Only in model__N.")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphprobe.cli.named_call import call_from_file, callable_of, check_backend
-from graphprobe.cli.new_file import new_file
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
+from graphprobe.cli.output import new_file
 from graphprobe.cli.progress import Progress
+from graphprobe.cli.target import TargetCommand, call_from_file, callable_of, check_backend
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, UsageError
 from graphprobe.report.visible import echo
 
@@ -47,22 +47,7 @@ class _Told:
     diagnoses: list[dict[str, Any]]
 
 
-class DiagnoseCommand(click.Command):
-    """What stands behind a script is the script's. A callable takes nothing, so options may stand behind it."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Finds the target, which decides how the rest is read."""
-        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
-        end = 0
-        while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
-            end += 2 if args[end] in takes_value else 1
-        ctx.allow_interspersed_args = end < len(args) and callable_of(args[end]) is not None
-        return super().parse_args(ctx, args)
-
-
-@click.command(
-    cls=DiagnoseCommand, name="diagnose", short_help="Find what goes wrong when it is compiled, and prove it."
-)
+@click.command(cls=TargetCommand, reads=lambda word: callable_of(word) is not None)
 @click.option("--json", "json_path", metavar="FILE", help="Also write the result to FILE, which must not exist yet.")
 @click.option(
     "-o", "--out", "out_dir", metavar="DIR", help="Folder for the proofs. Default: a new one in graphprobe-diagnosis."

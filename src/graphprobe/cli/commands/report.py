@@ -21,7 +21,7 @@ MARKS = (b"<title>graphprobe",)
 """What every report has."""
 
 
-@click.command(name="report", short_help="Make one HTML file of a run, a diagnosis, a comparison or a dump.")
+@click.command()
 @click.argument("source", metavar="[RUN | DIAGNOSIS | COMPARISON | DUMP | PROFILE]", default=layout.ROOT)
 @click.option("-o", "--out", metavar="FILE", default=DEFAULT, show_default=True, help="The file to write.")
 @click.option("--force", is_flag=True, help="Overwrite an earlier report.")

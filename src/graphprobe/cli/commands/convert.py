@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS = 1.0
 
 
-@click.command(name="convert", short_help="Turn dumped values into .npy or text, a dump into that of another tool.")
+@click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
 @click.option(
     "--to",

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from graphprobe.cli.named_call import check_backend, import_first
+from graphprobe.cli.target import check_backend, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.replay import replay_lines
 from graphprobe.report.visible import echo, one_line

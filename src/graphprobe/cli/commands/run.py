@@ -15,6 +15,7 @@ from graphprobe.cli import dump_api
 from graphprobe.cli import dump_graph as graph_dumps
 from graphprobe.cli.ending import command_name
 from graphprobe.cli.options import options_from, take
+from graphprobe.cli.target import TargetCommand, program_of, program_options
 from graphprobe.errors import UsageError, lacks_room
 from graphprobe.report.visible import echo
 from graphprobe.settings import TABLE
@@ -22,35 +23,18 @@ from graphprobe.settings import TABLE
 if TYPE_CHECKING:
     from graphprobe.backends.dumped_program import DumpedProgram
     from graphprobe.probe.api.dump import ApiDumper
-    from graphprobe.probe.script import Ended, Program
+    from graphprobe.probe.script import Ended
     from graphprobe.records import Manifest
 
 Begun = TypeVar("Begun")
 
 
-class RunCommand(click.Command):
-    """What stands behind `-m MODULE` or `-c CODE` is the program's, as it is behind a script's name."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Ends the options there, with the `--` that click knows."""
-        takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
-        end = 0
-        while end < len(args) and args[end].startswith("-") and args[end] not in ("-", "--"):
-            option = args[end]
-            end += 2 if option in takes_value else 1
-            if option[:2] in ("-m", "-c"):
-                args = [*args[:end], "--", *args[end:]]
-                break
-        return super().parse_args(ctx, args)
-
-
-@click.command(cls=RunCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.command(cls=TargetCommand)
 @options_from(TABLE)
 @options_from(dump_api.ROWS, prefix=dump_api.PREFIX, choices=True)
 @options_from(graph_dumps.ROWS, prefix=graph_dumps.PREFIX)
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
-@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
-@click.option("-c", "code", metavar="CODE", help="Run a piece of code, as python -c does.")
+@program_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(
     quiet: bool,
@@ -76,7 +60,7 @@ def command(
     """
     from graphprobe.probe import active, script
 
-    target = _program(module, code, program)
+    target = program_of(module, code, program)
     # Every mistake in options or script is found here, before a folder is made or a line of the program runs.
     settings = active.resolved(take(TABLE, values))
     begin_calls = dump_api.take_api_dump(values)
@@ -116,7 +100,7 @@ def _if_room(begin: Callable[[], Begun], lacking: list[str]) -> Begun | None:
 
 def _reducer() -> Callable[[], Callable[[], None]]:
     """Reduces the first graph that fails, where TORCHDYNAMO_REPRO_AFTER or the program asks torch for that."""
-    from graphprobe.cli.reduce import say, show
+    from graphprobe.cli.commands.reduce import say, show
     from graphprobe.diagnose.reduction.watch_script import ScriptWatch, asked_by
 
     asked_by(os.environ)
@@ -156,18 +140,6 @@ def _finish(
             echo(f"graphprobe: missing: {text}", err=True)
         if folder is not None:
             _summarise(folder, base, None if session is None else session.writer.manifest)
-
-
-def _program(module: str | None, code: str | None, program: tuple[str, ...]) -> Program:
-    from graphprobe.probe.script import Program
-
-    if module is not None:
-        return Program("module", module, program)
-    if code is not None:
-        return Program("code", code, program)
-    if not program:
-        raise UsageError("nothing to run", hint="graphprobe run SCRIPT, or -m MODULE, or -c CODE")
-    return Program("script", program[0], program[1:])
 
 
 def _summarise(folder: Path, base: Path, manifest: Manifest | None) -> None:

@@ -28,7 +28,7 @@ MARKS = {"json": b'"outcome"', "rows": b'{"number":', "csv": b"NPU Name,", "html
 FAIL_ON = ("difference", "candidate_worse", "undecided", "nothing")
 
 
-@click.command(name="compare", short_help="Compare two dumps and name the first call that goes wrong.")
+@click.command()
 @click.argument("candidate", metavar="CANDIDATE")
 @click.argument("reference", metavar="REFERENCE")
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - prints it instead of the text.")

@@ -27,7 +27,7 @@ PLANTED = ("aten.relu.default", "codegen")
 PROGRAM = "transformer.py"
 
 
-@click.command(name="demo", short_help="Plant a fault in a small transformer's compiler, find it, and show it.")
+@click.command()
 @click.option(
     "-o", "--out", "out_dir", metavar="DIR", default="graphprobe-demo", show_default=True, help="Folder for all of it."
 )

@@ -14,7 +14,7 @@ FORMS = ("chrome-trace", "onnx-text", "model-explorer", "tensorboard", "parquet"
 """Of `graphprobe.export.forms.FORMS`, which a test holds against this; so that the help needs no import."""
 
 
-@click.command(name="export", short_help="Write a run, a dump or a comparison in the form of another tool.")
+@click.command()
 @click.argument("what", type=click.Path(path_type=Path), default=layout.ROOT)
 @click.option("--to", "form", type=click.Choice(FORMS), required=True, help="The form, see above.")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The new file or folder.")
