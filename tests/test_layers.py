@@ -18,7 +18,17 @@ from conftest import ROOT
 PACKAGE = ROOT / "src" / "graphprobe"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "settings", "select", "records", "findings", "dump_plan", "compiler_config", "scope"),
+    (
+        "errors",
+        "settings",
+        "select",
+        "records",
+        "findings",
+        "dump_plan",
+        "compiler_config",
+        "scope",
+        "callable_package",
+    ),
     ("store", "numerics"),
     ("compare", "reduce", "analysis"),
     ("report", "export"),
@@ -28,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("probe",),
     ("backends", "ops"),
     ("diagnose",),
-    ("compat", "testing"),
+    ("api", "compat", "testing"),
     ("cli",),
 )
 """A room may import from its own layer, without a cycle, and from the layers before it."""
@@ -36,9 +46,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 TORCH_SIDE = frozenset({"internals", "engine", "judge", "probe", "backends", "ops", "diagnose"})
-"""Rooms that import torch; `compat`, `testing`, `cli`, `scope` and the package import them inside functions only."""
+"""Rooms that import torch; `scope`, `api`, `compat`, `testing`, `cli` and the package import them in functions only."""
 
-LAZY = frozenset({"__init__", "__main__", "scope", "compat", "testing", "cli"})
+LAZY = frozenset({"__init__", "__main__", "scope", "api", "compat", "testing", "cli"})
 
 EXCEPTIONS = frozenset({("graphprobe", "graphprobe.probe.switch")})
 """With `TORCH_COMPILE_DEBUG` set the package loads its switch; `test_cold_import.py` watches what that costs."""
@@ -62,6 +72,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "backends": frozenset({"msgspec", "numpy", "torch"}),
     "ops": frozenset({"torch"}),
     "diagnose": frozenset({"msgspec", "numpy", "torch"}),
+    "api": frozenset(),
     "compat": frozenset({"msgspec", "click", "torch"}),
     "testing": frozenset({"_pytest", "msgspec", "pytest"}),
     "cli": frozenset({"msgspec", "click", "rich", "torch"}),
@@ -298,6 +309,7 @@ def test_cycle_finder() -> None:
         ("graphprobe.cli.commands.doctor", "class A:\n import torch", "inside a function"),
         ("graphprobe.cli.commands.doctor", "try:\n import torch\nexcept ImportError: pass", "inside a function"),
         ("graphprobe.compat.torchair", "from graphprobe.backends import registry", "inside a function"),
+        ("graphprobe.api", "from graphprobe.diagnose import api", "inside a function"),
         ("graphprobe", "from .probe import session", "inside a function"),
         ("graphprobe", "import torch", "not on its list"),
         ("graphprobe.store.writer", "import pickle", "no pickle"),

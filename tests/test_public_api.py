@@ -1,20 +1,497 @@
-"""What `graphprobe` offers in Python: the names, their types, and what their errors say."""
+"""What `graphprobe` offers in Python: its names, their types, what they do with good and bad arguments, its errors."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
+import re
+import subprocess
+import sys
 import traceback
 import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import click
+import numpy as np
 import pytest
 
 import graphprobe
+from conftest import ROOT, Finished
+from doc_session import blocks_of
+from dump_helpers import OP, PLACE, new_writer, value
+from foreign_dumps import example
 from graphprobe import errors
 from graphprobe.backends.wrap import WHOLE_RUN
-from graphprobe.errors import GraphprobeError
+from graphprobe.callable_package import function_of
+from graphprobe.cli.main import COMMANDS, LazyGroup, main
+from graphprobe.errors import GraphprobeError, UsageError
 from graphprobe.settings import TABLE
+from graphprobe.store.foreign.msprobe_write import write_msprobe
+from graphprobe.store.foreign.ptdbg_write import write_ptdbg
+
+PACKAGE = ROOT / "src" / "graphprobe"
+
+FUNCTIONS = """
+    assert_compiles_like_eager compare diagnose disable dump enable explain export faulty get_backend observe_pass
+    open_dump open_run profile recompiles reduce report trace wrap
+""".split()
+TYPES = """
+    ApiDumper Call CallDump CallSlot CaseReduction Comparison CompileProfiler CompilerConfig Diagnosis Explanation
+    Exported Faulty Finding GraphCalls Recompiles Run Wrapped
+""".split()
+ERRORS = """
+    ArtifactNotFoundError CompiledDiffers DumpConfigError GraphDiedError GraphRaisedError GraphprobeError
+    GraphprobeWarning NotComparableError OperatorSchemaError OverflowFoundError PlantedFault RunNotFoundError
+    SchemaError ScriptingError SettingError UnsupportedTorchError UsageError
+""".split()
+MODULES = "backends compat ops scope".split()
+PACKAGES = "compare diagnose export reduce report".split()
+"""Functions whose names are those of packages."""
+
+
+def test_the_list() -> None:
+    """A name that goes breaks programs: docs/stability.md says how that is done."""
+    assert graphprobe.__all__ == sorted([*FUNCTIONS, *TYPES, *ERRORS, *MODULES, "__version__"])
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *TYPES, *ERRORS, *MODULES])
+def test_a_name_is_there_and_described(name: str) -> None:
+    found = getattr(graphprobe, name)
+    assert isinstance(found, ModuleType) == (name in MODULES + PACKAGES)
+    assert callable(found) == (name not in MODULES)
+    assert inspect.getdoc(found)
+    assert name in dir(graphprobe)
+    assert getattr(graphprobe, name) is found
+
+
+def typed_imports() -> Iterator[tuple[str, str]]:
+    """What mypy and editors are told: names, and the modules that they come from."""
+    (block,) = (
+        node
+        for node in ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names:
+            yield alias.name, node.module
+
+
+def test_types_are_those_that_a_program_gets() -> None:
+    told = dict(typed_imports())
+    assert told.keys() == set(graphprobe.__all__) - {"__version__"}
+    for name, module in told.items():
+        found = getattr(graphprobe, name)
+        if name in PACKAGES:
+            found = function_of(found)
+        assert found is getattr(importlib.import_module(module), name), name
+
+
+def test_every_error_is_public() -> None:
+    classes = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] = {ast.unparse(base) for base in node.bases}
+    ours = {"GraphprobeError", "GraphprobeWarning"}
+    while more := {name for name, bases in classes.items() if bases & ours} - ours:
+        ours |= more
+    assert len(ours) > 10
+    assert sorted(ours - set(graphprobe.__all__)) == []
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_a_function_gives_can_be_named(name: str) -> None:
+    """Types of ours in a return annotation are public."""
+    found = getattr(graphprobe, name)
+    found = inspect.unwrap(function_of(found) if name in PACKAGES else found)
+    if isinstance(found, type):
+        return
+    (node,) = (
+        node
+        for node in ast.walk(ast.parse(Path(inspect.getfile(found)).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    assert node.returns is not None
+    words = {part.id for part in ast.walk(node.returns) if isinstance(part, ast.Name)}
+    assert words - {"Any", "Callable", "Iterator", "None", "Path"} <= set(graphprobe.__all__)
+
+
+DOTTED = re.compile(r"(?<![\w./-])graphprobe(?:\.\w+)+")
+FROM = re.compile(r"\b(?:from|import) (graphprobe(?:\.\w+)+)")
+SHOWN_MODULES = {"graphprobe.compat.ptdbg", "graphprobe.compat.torchair", *(f"graphprobe.{name}" for name in MODULES)}
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def private_modules(text: str) -> list[str]:
+    """Modules that are no part of the public API, wherever the text names or imports one."""
+    found = [name for name in FROM.findall(text) if name not in SHOWN_MODULES]
+    for name in DOTTED.findall(text):
+        parts = name.split(".")
+        prefixes = [".".join(parts[:end]) for end in range(2, len(parts) + 1)]
+        modules = [prefix for prefix in prefixes if is_module(prefix)]
+        if modules and modules[-1] not in SHOWN_MODULES | {f"graphprobe.{name}" for name in PACKAGES}:
+            found.append(modules[-1])
+    return found
+
+
+def private_names(program: str) -> list[str]:
+    """Names that a program takes from `graphprobe`, or from one of its public modules, and that are not public."""
+    found = []
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.ImportFrom) and node.module in {"graphprobe", *SHOWN_MODULES}:
+            module, names = node.module, [alias.name for alias in node.names if alias.name != "*"]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in {"graphprobe", *SHOWN_MODULES}:
+            module, names = ast.unparse(node.value), [node.attr]
+        else:
+            continue
+        public = getattr(importlib.import_module(module), "__all__", ["ptdbg", "torchair"])
+        found += [f"{module}.{name}" for name in names if name not in public]
+    return found
+
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_documents_use_public_names_only(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert private_modules(text) == []
+    programs = [text] if path.suffix == ".py" else [b.text for b in blocks_of(text) if b.language == "python"]
+    assert [name for program in programs for name in private_names(program)] == []
+
+
+def test_docstrings_name_public_modules_only() -> None:
+    texts = {name: inspect.getdoc(getattr(graphprobe, name)) or "" for name in FUNCTIONS + TYPES + ERRORS + MODULES}
+    assert isinstance(main, LazyGroup)
+    for name in COMMANDS:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        texts[f"--help of {name}"] = command.help or ""
+    assert {name: private_modules(text) for name, text in texts.items() if private_modules(text)} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "module"),
+    [
+        ("from graphprobe.store.reader import Run", "graphprobe.store.reader"),
+        ("import graphprobe.compare.run as run", "graphprobe.compare.run"),
+        ("from graphprobe.compare import run", "graphprobe.compare"),
+        ("see `graphprobe.export.forms.export(...)`", "graphprobe.export.forms"),
+        ("an `graphprobe.testing.assertion.CompiledDiffers`", "graphprobe.testing.assertion"),
+        ("in graphprobe.settings.", "graphprobe.settings"),
+    ],
+)
+def test_the_finder_of_private_modules(text: str, module: str) -> None:
+    assert set(private_modules(text)) == {module}
+
+
+def test_the_finder_lets_public_names_pass() -> None:
+    good = "import graphprobe\nfrom graphprobe import compare, ops\nfrom graphprobe.compat.ptdbg import *\n"
+    good += "graphprobe.compare(candidate=1)\ngraphprobe.ops.save(x)\nfrom graphprobe.compat import torchair\n"
+    assert private_modules(good) == [] and private_names(good) == []
+    assert private_modules("$.graphprobe.max_bytes, src/graphprobe/store/reader.py, graphprobe.dump_schema") == []
+    assert private_names("from graphprobe import settings") == ["graphprobe.settings"]
+    assert private_names("graphprobe.compar(1)") == ["graphprobe.compar"]
+    assert private_names("graphprobe.ops.destination") == ["graphprobe.ops.destination"]
+
+
+def test_the_page_on_stability_names_them_all() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs" / "stability.md").read_text(encoding="utf-8"), re.M)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == graphprobe.__all__
+
+
+ONE_NAME = """
+import sys
+import graphprobe
+names = sys.argv[1:]
+before = [getattr(graphprobe, name) for name in names]
+assert "torch" not in sys.modules
+import graphprobe.compare.run as run
+import graphprobe.diagnose.settings
+from graphprobe.report.html import page
+from graphprobe import compare
+assert [getattr(graphprobe, name) for name in names] == before
+assert graphprobe.compare is compare and callable(compare) and graphprobe.compare.run is run
+"""
+
+
+def test_a_function_stays_one_when_its_package_is_imported(run_python: Callable[..., Finished]) -> None:
+    done = run_python("-c", ONE_NAME, *PACKAGES)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_is_described_as_its_function(name: str) -> None:
+    package = getattr(graphprobe, name)
+    function = function_of(package)
+    assert inspect.isfunction(function)
+    assert inspect.signature(package) == inspect.signature(function)
+    assert inspect.getdoc(package) == inspect.getdoc(function)
+
+
+TYPED = """
+import graphprobe
+with graphprobe.compare(candidate="a", reference="b") as comparison:
+    reveal_type(comparison)
+reveal_type(graphprobe.reduce("case"))
+reveal_type(graphprobe.report("run"))
+reveal_type(graphprobe.open_run("run"))
+reveal_type(graphprobe.open_dump("dump"))
+reveal_type(graphprobe.diagnose(len, "x"))
+reveal_type(graphprobe.diagnose(len, "x").findings)
+reveal_type(graphprobe.export("a", "b", "parquet"))
+reveal_type(graphprobe.faulty(op="relu"))
+graphprobe.enable("out", save_inputs=True, graph_dump="py", max_bytes="2GiB", logs=["dynamo"])
+graphprobe.enable(save_input=True)
+graphprobe.trace(graph_dump="svg")
+graphprobe.wrap("inductor", max_bytes=1)
+graphprobe.faulty(kind="nan")
+graphprobe.compare("a", "b")
+def name(diagnosis: graphprobe.Diagnosis, finding: graphprobe.Finding, error: graphprobe.DumpConfigError) -> str:
+    return error.where
+"""
+
+
+@pytest.mark.heavy
+def test_mypy_knows_the_types(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "program.py"]
+    config = tmp_path / "mypy.ini"
+    config.write_text(f"[mypy]\nmypy_path = {ROOT / 'src'}\nfollow_imports = silent\n")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+    lines = done.stdout.splitlines()
+    revealed = [line.partition("is ")[2].strip('"').rpartition(".")[2].rstrip("]") for line in lines if "note:" in line]
+    assert [name for name in revealed if name in TYPES + ["Path"]] == (
+        ["Comparison", "CaseReduction", "Path", "Run", "CallDump", "Diagnosis", "Finding", "Exported", "Faulty"]
+    ), done.stdout
+    wrong = [line.partition(" error: ")[2] for line in lines if " error: " in line]
+    assert [text.rpartition("[")[2] for text in wrong] == [
+        "call-arg]",
+        "arg-type]",
+        "call-arg]",
+        "call-arg]",
+        "call-arg]",
+    ]
+    assert "save_input" in wrong[0] and "max_bytes" in wrong[2], wrong
+
+
+def api_dump(path: Path, *, weight: float = 1.0) -> Path:
+    import torch
+
+    x, matrix = torch.arange(6.0).view(2, 3), torch.nn.Parameter(torch.full((3, 3), weight))
+    with graphprobe.dump(path, data="tensor"):
+        torch.relu(torch.nn.functional.linear(x, matrix))
+    return path
+
+
+def graph_dump(path: Path) -> Path:
+    writer = new_writer(path)
+    writer.submit(OP, PLACE, [value("input.0", np.arange(3.0)), value("output.0", np.float32([[1, 2]]))])
+    writer.close()
+    return path
+
+
+def msprobe_dump(path: Path) -> Path:
+    write_msprobe(example(), path)
+    return path
+
+
+def ptdbg_dump(path: Path) -> Path:
+    write_ptdbg(example(), path.with_suffix(".pkl"))
+    return path.with_suffix(".pkl")
+
+
+DUMPS = {
+    "graphprobe-api": api_dump,
+    "graphprobe-graph": graph_dump,
+    "msprobe": msprobe_dump,
+    "ptdbg": ptdbg_dump,
+}
+
+
+@pytest.mark.parametrize("form", DUMPS)
+def test_open_dump_opens_any_dump(form: str, tmp_path: Path) -> None:
+    path = DUMPS[form](tmp_path / "dump")
+    for asked in (path, str(path)):
+        dump = graphprobe.open_dump(asked)
+        assert dump.format == form
+        (rank,) = dump.ranks()
+        calls = [call for step in dump.steps(rank) for call in dump.calls(rank, step)]
+        assert calls and all(isinstance(call, graphprobe.Call) for call in calls)
+        slots = [(call, slot) for call in calls for slot in call.slots if slot.value and slot.meta is not None]
+        assert slots
+        assert all(dump.values(call, slot).size for call, slot in slots)
+
+
+def test_of_compiled_graphs_everything_is_told(tmp_path: Path) -> None:
+    path = graph_dump(tmp_path / "dump")
+    dump = graphprobe.open_dump(path)
+    assert isinstance(dump, graphprobe.GraphCalls)
+    (op,) = dump.ops()
+    assert (op.record.op.fx_nodes, op.record.place.model_name) == (("add_1", "relu"), "ResNet-50")
+    np.testing.assert_array_equal(op.values()["input.0"].array(), np.arange(3.0))
+    assert list(dump.stats()) == []
+    for part in (op.path, op.path.parent, op.path.parent.parent):
+        again = graphprobe.open_dump(part)
+        assert isinstance(again, graphprobe.GraphCalls)
+        assert [one.record for one in again.ops()] == [op.record]
+        assert len(list(again.calls(0, 5))) == 1
+
+
+def test_compare(tmp_path: Path) -> None:
+    reference, candidate = api_dump(tmp_path / "right"), api_dump(tmp_path / "wrong", weight=1.5)
+    with graphprobe.compare(candidate=reference, reference=str(reference)) as same:
+        assert isinstance(same, graphprobe.Comparison)
+        assert same.summary.outcome == "same"
+    told: list[str] = []
+    opened = graphprobe.open_dump(candidate)
+    with graphprobe.compare(candidate=opened, reference=reference, jobs=1, on_progress=told.append) as found:
+        assert found.summary.outcome == "different"
+        assert (found.summary.candidate.title, found.summary.reference.title) == (str(candidate), str(reference))
+        first = found.summary.first
+        assert first is not None and first.candidate is not None and "linear" in first.candidate.label
+        assert [row.number for row in found.rows()] == [0, 1]
+        assert found.summary.counts.replayed
+    assert told
+    with graphprobe.compare(candidate=candidate, reference=reference, replay=False) as without:
+        assert without.summary.outcome == "different" and not without.summary.counts.replayed
+    with graphprobe.compare(candidate=candidate, reference=reference, steps=[0], ranks={0}) as chosen:
+        assert chosen.summary.counts.pairs == 2
+    with graphprobe.compare(candidate=candidate, reference=reference, steps=[7]) as nothing:
+        assert nothing.summary.counts.pairs == 0 and nothing.summary.outcome == "undecided"
+    with pytest.raises(graphprobe.NotComparableError, match="compiled graphs"):
+        graphprobe.compare(candidate=graph_dump(tmp_path / "graphs"), reference=reference)
+
+
+def test_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dump = api_dump(tmp_path / "dump")
+    page = graphprobe.report(dump)
+    assert page == tmp_path / "report.html" and "<title>graphprobe" in page.read_text()
+    with pytest.raises(UsageError, match=r"report\(out='report.html'\): it exists already") as caught:
+        graphprobe.report(dump)
+    assert "force=True" in caught.value.hint
+    assert graphprobe.report(dump, force=True, source_roots=[tmp_path]) == page
+    page.write_text("mine")
+    with pytest.raises(UsageError, match="not replaced"):
+        graphprobe.report(dump, force=True)
+    assert page.read_text() == "mine"
+    assert graphprobe.report(dump, out=tmp_path / "other.html") == tmp_path / "other.html"
+
+
+def test_open_run(tmp_path: Path) -> None:
+    with graphprobe.trace(tmp_path) as folder:
+        pass
+    for path in (folder, str(folder), tmp_path):
+        run = graphprobe.open_run(path)
+        assert isinstance(run, graphprobe.Run)
+        assert (run.run_dir, run.state) == (folder, "finished")
+
+
+CASE = """
+import sys
+sys.path.insert(0, {diagnose!r})
+from pathlib import Path
+import graphprobe
+from graphprobe.diagnose.dossier.writer import write_dossier
+from graphprobe.diagnose.reduction.case_folder import finding_of
+from reduction.reduction_cases import case_of, mlp
+fn, args = mlp(depth=2, at=1)
+case = case_of(fn, args, backend="eager")
+write_dossier(Path("case"), case, finding_of(case, ""), versions={{}})
+told = []
+found = graphprobe.reduce("case", check="grep -q relu graph.txt && exit 3 || exit 0", on_progress=told.append)
+assert isinstance(found, graphprobe.CaseReduction)
+assert (found.after, found.folder) == (1, Path("case-reduced").absolute()), found
+assert found.before > 1 and found.signature and told
+again = graphprobe.reduce("case", check="grep -q relu graph.txt && exit 3 || exit 0", resume=True)
+assert again.reduction.calls == 0 and again.after == 1
+"""
+
+
+def test_reduce(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+    done = run_warm("-c", CASE.format(diagnose=str(ROOT / "tests" / "diagnose")), cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert (tmp_path / "case-reduced" / "repro" / "repro.py").is_file()
+
+
+WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "compare: nothing there": (
+        lambda: graphprobe.compare(candidate="gone", reference="gone"),
+        ["there is no dump gone", "expected"],
+    ),
+    "compare: no path": (
+        lambda: graphprobe.compare(candidate=3, reference="gone"),  # type: ignore[arg-type]
+        ["candidate=3", "path", "open_dump"],
+    ),
+    "compare: steps": (
+        lambda: graphprobe.compare(candidate="a", reference="b", steps=3),  # type: ignore[arg-type]
+        ["steps=3", "[0, 3]"],
+    ),
+    "compare: no steps": (lambda: graphprobe.compare(candidate="a", reference="b", steps=[]), ["steps=[]", "[0, 3]"]),
+    "compare: ranks": (lambda: graphprobe.compare(candidate="a", reference="b", ranks=[-1]), ["ranks=[-1]", "from 0"]),
+    "compare: jobs": (lambda: graphprobe.compare(candidate="a", reference="b", jobs=0), ["jobs=0", "from 1"]),
+    "compare: scheduler": (
+        lambda: graphprobe.compare(candidate="a", reference="b", scheduler=8786),  # type: ignore[arg-type]
+        ["scheduler=8786", "address"],
+    ),
+    "open_dump: no path": (lambda: graphprobe.open_dump(None), ["None", "path"]),  # type: ignore[arg-type]
+    "open_dump: no dump": (lambda: graphprobe.open_dump("file.txt"), ["file.txt is no dump", "expected"]),
+    "open_dump: values": (lambda: graphprobe.open_dump("file.txt", data_dir="gone"), ["no folder of values at gone"]),
+    "open_run: nothing there": (lambda: graphprobe.open_run("gone"), ["gone does not exist", "graphprobe run"]),
+    "open_run: no path": (lambda: graphprobe.open_run(b"x"), ["open_run(path=b'x')", "path"]),  # type: ignore[arg-type]
+    "report: nothing there": (lambda: graphprobe.report("gone"), ["gone does not exist", "expected"]),
+    "report: nothing to report": (lambda: graphprobe.report("file.txt"), ["nothing that a report can be made of"]),
+    "report: no path": (lambda: graphprobe.report(graphprobe), ["report(path=", "path"]),  # type: ignore[arg-type]
+    "report: folder": (lambda: graphprobe.report("file.txt", out="."), ["report(out='.')", "folder"]),
+    "report: nowhere": (
+        lambda: graphprobe.report("file.txt", out="no/x.html"),
+        ["report(out='no/x.html')", "no folder"],
+    ),
+    "report: one root": (lambda: graphprobe.report("file.txt", source_roots="."), ["source_roots='.'", "list"]),
+    "report: root": (lambda: graphprobe.report("file.txt", source_roots=["gone"]), ["source_roots", "no folder gone"]),
+    "reduce: nothing there": (lambda: graphprobe.reduce("gone"), ["there is no", "gone", "repro.py"]),
+    "reduce: no case": (lambda: graphprobe.reduce("file.txt"), ["is no case", "Name a folder"]),
+    "reduce: timeout": (lambda: graphprobe.reduce("gone", timeout_s=0), ["timeout_s=0", "above 0"]),
+    "reduce: memory": (lambda: graphprobe.reduce("gone", memory_bytes=-1), ["memory_bytes=-1", "above 0"]),
+    "reduce: budget": (
+        lambda: graphprobe.reduce("gone", budget_s="1"),  # type: ignore[arg-type]
+        ["budget_s='1'", "above 0"],
+    ),
+    "reduce: calls": (lambda: graphprobe.reduce("gone", max_calls=True), ["max_calls=True", "from 1"]),
+    "reduce: hints": (lambda: graphprobe.reduce("gone", hints="relu"), ["hints='relu'", "['relu']"]),
+    "reduce: regex": (lambda: graphprobe.reduce("gone", fail_regex="("), ["fail_regex='('", "no regular expression"]),
+    "export: form": (lambda: graphprobe.export("gone", "x", "svg"), ["no form 'svg'", "parquet"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("here")
+    call, words = WRONG[case]
+    with pytest.raises(UsageError) as caught:
+        call()
+    for word in words:
+        assert word in caught.value.render()
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_reading_imports_no_torch(run_python: Callable[..., Finished], tmp_path: Path) -> None:
+    path = graph_dump(tmp_path / "dump")
+    code = "import sys, graphprobe as g; path = sys.argv[1]; list(g.open_dump(path).calls(0, 5)); g.report(path)"
+    done = run_python("-c", f"{code}; sys.exit('torch' in sys.modules)", str(path), cwd=tmp_path)
+    assert done.code == 0, done.err
 
 
 def every_error() -> list[type[GraphprobeError]]:

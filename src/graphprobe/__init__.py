@@ -1,7 +1,8 @@
 """graphprobe: find where a PyTorch program goes wrong when it is compiled, and prove it.
 
-Importing this package imports neither torch nor any other part of graphprobe: every name is loaded on first use. With
-`TORCH_COMPILE_DEBUG=1` in the environment, importing it begins to collect, see `graphprobe.probe.active`.
+`__all__` is the public API, see docs/stability.md; the modules behind it are private. Importing this package imports
+neither torch nor any other part of graphprobe: every name is loaded on first use. With `TORCH_COMPILE_DEBUG=1` in the
+environment, importing it begins to collect, see `graphprobe.probe.active`.
 """
 
 from __future__ import annotations
@@ -11,67 +12,165 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphprobe import backends as backends
+    from graphprobe import compat as compat
     from graphprobe import ops as ops
     from graphprobe import scope as scope
+    from graphprobe.api import compare, open_run, reduce, report
     from graphprobe.backends.configured import get_backend
+    from graphprobe.backends.eager import GraphRaisedError, OperatorSchemaError
     from graphprobe.backends.explain import explain
+    from graphprobe.backends.explanation import Explanation
+    from graphprobe.backends.fault_op import PlantedFault
+    from graphprobe.backends.faulty import Faulty, faulty
     from graphprobe.backends.recompiles import CompileProfiler
-    from graphprobe.backends.wrap import wrap
+    from graphprobe.backends.torchscript import ScriptingError
+    from graphprobe.backends.wrap import Wrapped, wrap
+    from graphprobe.compare.open import open_dump
+    from graphprobe.compare.run import Comparison
     from graphprobe.compiler_config import CompilerConfig
     from graphprobe.diagnose.api import diagnose
-    from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
+    from graphprobe.diagnose.reduction.reduce_case import CaseReduction
+    from graphprobe.diagnose.reduction.watch_script import GraphDiedError
+    from graphprobe.errors import (
+        ArtifactNotFoundError,
+        DumpConfigError,
+        GraphprobeError,
+        GraphprobeWarning,
+        NotComparableError,
+        RunNotFoundError,
+        SchemaError,
+        SettingError,
+        UnsupportedTorchError,
+        UsageError,
+    )
+    from graphprobe.export.forms import Exported, export
+    from graphprobe.findings import Diagnosis, Finding
     from graphprobe.probe.active import disable, enable, trace
-    from graphprobe.probe.api.dump import dump
+    from graphprobe.probe.api.dump import ApiDumper, dump
+    from graphprobe.probe.api.overflow import OverflowFoundError
     from graphprobe.probe.passes import observe_pass
     from graphprobe.probe.profile import profile
-    from graphprobe.probe.recompiles import recompiles
+    from graphprobe.probe.recompiles import Recompiles, recompiles
+    from graphprobe.store.calls import Call, CallDump, CallSlot
+    from graphprobe.store.graph_calls import GraphCalls
     from graphprobe.store.reader import Run
-    from graphprobe.testing.assertion import assert_compiles_like_eager
+    from graphprobe.testing.assertion import CompiledDiffers, assert_compiles_like_eager
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "ApiDumper": "graphprobe.probe.api.dump",
+    "ArtifactNotFoundError": "graphprobe.errors",
+    "Call": "graphprobe.store.calls",
+    "CallDump": "graphprobe.store.calls",
+    "CallSlot": "graphprobe.store.calls",
+    "CaseReduction": "graphprobe.diagnose.reduction.reduce_case",
+    "Comparison": "graphprobe.compare.run",
     "CompileProfiler": "graphprobe.backends.recompiles",
+    "CompiledDiffers": "graphprobe.testing.assertion",
     "CompilerConfig": "graphprobe.compiler_config",
+    "Diagnosis": "graphprobe.findings",
+    "DumpConfigError": "graphprobe.errors",
+    "Explanation": "graphprobe.backends.explanation",
+    "Exported": "graphprobe.export.forms",
+    "Faulty": "graphprobe.backends.faulty",
+    "Finding": "graphprobe.findings",
+    "GraphCalls": "graphprobe.store.graph_calls",
+    "GraphDiedError": "graphprobe.diagnose.reduction.watch_script",
+    "GraphRaisedError": "graphprobe.backends.eager",
     "GraphprobeError": "graphprobe.errors",
     "GraphprobeWarning": "graphprobe.errors",
+    "NotComparableError": "graphprobe.errors",
+    "OperatorSchemaError": "graphprobe.backends.eager",
+    "OverflowFoundError": "graphprobe.probe.api.overflow",
+    "PlantedFault": "graphprobe.backends.fault_op",
+    "Recompiles": "graphprobe.probe.recompiles",
     "Run": "graphprobe.store.reader",
+    "RunNotFoundError": "graphprobe.errors",
+    "SchemaError": "graphprobe.errors",
+    "ScriptingError": "graphprobe.backends.torchscript",
+    "SettingError": "graphprobe.errors",
+    "UnsupportedTorchError": "graphprobe.errors",
     "UsageError": "graphprobe.errors",
+    "Wrapped": "graphprobe.backends.wrap",
     "assert_compiles_like_eager": "graphprobe.testing.assertion",
-    "diagnose": "graphprobe.diagnose.api",
     "disable": "graphprobe.probe.active",
     "dump": "graphprobe.probe.api.dump",
     "enable": "graphprobe.probe.active",
     "explain": "graphprobe.backends.explain",
+    "faulty": "graphprobe.backends.faulty",
     "get_backend": "graphprobe.backends.configured",
     "observe_pass": "graphprobe.probe.passes",
+    "open_dump": "graphprobe.compare.open",
+    "open_run": "graphprobe.api",
     "profile": "graphprobe.probe.profile",
     "recompiles": "graphprobe.probe.recompiles",
     "trace": "graphprobe.probe.active",
     "wrap": "graphprobe.backends.wrap",
 }
 
-_MODULES = ("ops", "scope")
+_MODULES = ("backends", "compat", "ops", "scope")
+
+_CALLABLE_PACKAGES = ("compare", "diagnose", "export", "reduce", "report")
+"""Functions whose names are those of packages, see `callable_package`."""
 
 __all__ = [
+    "ApiDumper",
+    "ArtifactNotFoundError",
+    "Call",
+    "CallDump",
+    "CallSlot",
+    "CaseReduction",
+    "Comparison",
     "CompileProfiler",
+    "CompiledDiffers",
     "CompilerConfig",
+    "Diagnosis",
+    "DumpConfigError",
+    "Explanation",
+    "Exported",
+    "Faulty",
+    "Finding",
+    "GraphCalls",
+    "GraphDiedError",
+    "GraphRaisedError",
     "GraphprobeError",
     "GraphprobeWarning",
+    "NotComparableError",
+    "OperatorSchemaError",
+    "OverflowFoundError",
+    "PlantedFault",
+    "Recompiles",
     "Run",
+    "RunNotFoundError",
+    "SchemaError",
+    "ScriptingError",
+    "SettingError",
+    "UnsupportedTorchError",
     "UsageError",
+    "Wrapped",
     "__version__",
     "assert_compiles_like_eager",
+    "backends",
+    "compare",
+    "compat",
     "diagnose",
     "disable",
     "dump",
     "enable",
     "explain",
+    "export",
+    "faulty",
     "get_backend",
     "observe_pass",
+    "open_dump",
+    "open_run",
     "ops",
     "profile",
     "recompiles",
+    "reduce",
+    "report",
     "scope",
     "trace",
     "wrap",
@@ -79,7 +178,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _MODULES or name in _CALLABLE_PACKAGES:
         return importlib.import_module(f"graphprobe.{name}")
     module = _PUBLIC.get(name)
     if module is None:
@@ -90,7 +189,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC, *_MODULES})
+    return sorted({*globals(), *__all__})
 
 
 if "TORCH_COMPILE_DEBUG" in os.environ:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 from graphprobe.compare.remote import is_remote, local_copy
 from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
 from graphprobe.store.calls import CallDump
+from graphprobe.store.dump_layout import STATS
 from graphprobe.store.files import open_file, read_file
 
 EXPECTED = (
-    "a folder of an API dump, a graph dump (a time folder or worldsize*_rank*), an index written by `graphprobe "
-    "merge`, an msprobe folder or its dump.json, or the .pkl text of ptdbg"
+    "a folder of an API dump, a graph dump (a time folder, worldsize*_rank* or anything in it), an index written by "
+    "`graphprobe merge`, an msprobe folder or its dump.json, or the .pkl text of ptdbg"
 )
 """What can be opened, for messages."""
 
@@ -25,17 +27,25 @@ MERGED = "graphprobe-ranks.json"
 _STEP_OR_RANK = re.compile(r"(step|rank|proc)\d*$")
 
 
-def open_dump(path: str | Path, *, data_dir: str | Path | None = None) -> CallDump:
-    """Opens a dump of any known format.
+def open_dump(path: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> CallDump:
+    """Open a dump of any known format, and read its calls and their values as a stream.
 
     Args:
-        path: a folder or file; an fsspec URL (`s3://…`) is copied to a temporary folder first.
+        path: a folder that `graphprobe run --dump` or `graphprobe.dump` wrote; one of compiled graphs, in TorchAir's
+            layout, or anything in it, down to the file of one op; an index of `graphprobe merge`; a folder or dump.json
+            of msprobe; the .pkl text of ptdbg. An fsspec URL (`s3://…`) is copied to a temporary folder first.
         data_dir: of a ptdbg dump, the folder of its values; found beside the text if None.
+
+    Returns:
+        the CallDump; of compiled graphs a GraphCalls, whose `ops()` has what such a dump knows beyond calls.
 
     Raises:
         RunNotFoundError: nothing is there.
         UsageError: something is there, and it is no dump that can be read; the message says what was expected.
+        SchemaError: it was written by a newer graphprobe.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"open_dump({path!r:.80}): it takes a path")
     if is_remote(str(path)):
         return _titled(open_dump(local_copy(str(path))), str(path))
     place = Path(path)
@@ -47,7 +57,7 @@ def open_dump(path: str | Path, *, data_dir: str | Path | None = None) -> CallDu
     return opened
 
 
-def _opened(place: Path, data_dir: str | Path | None) -> CallDump:
+def _opened(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:
     if not place.exists():
         raise RunNotFoundError(f"there is no dump {place}", hint=f"expected {EXPECTED}")
     if not place.is_dir() and not place.is_file():
@@ -68,9 +78,11 @@ def _opened(place: Path, data_dir: str | Path | None) -> CallDump:
     raise UsageError(f"{place} is no dump that can be read", hint=f"expected {EXPECTED}")
 
 
-def _open_file(place: Path, data_dir: str | Path | None) -> CallDump:
+def _open_file(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:
     if place.name == MERGED:
         return _merged(place)
+    if place.name == STATS or _reader("graphprobe.store.dump_reader", "is_op_file")(place):
+        return _made("graphprobe.store.graph_calls", "open_graph_dump", place)
     if _begins_with(place, b"["):
         folder = None if data_dir is None else Path(data_dir)
         dump: CallDump = _reader("graphprobe.store.foreign.ptdbg", "PtdbgDump")(place, data_dir=folder)

@@ -23,7 +23,10 @@ _Rows = dict[tuple[int, str], StatsRow]
 
 
 class GraphCalls:
-    """See `store.calls.CallDump`. A step is that of the dump; where nobody counted, the number of the data folder."""
+    """A dump of compiled graphs, see `CallDump`; `ops()` and `stats()` have what it knows beyond calls.
+
+    A step is that of the dump; where nobody counted, the number of the data folder.
+    """
 
     format = "graphprobe-graph"
 
@@ -83,6 +86,14 @@ class GraphCalls:
             if folder.manifest is not None and (text := ended_early(folder.state, folder.manifest.stopped))
         }
         return tuple({**said, **ended, **dict.fromkeys(self._dump.problems), **self._problems})
+
+    def ops(self) -> Iterator[DumpedOp]:
+        """Every execution of an op, process by process: its record, with model, engine and FX nodes, and its values."""
+        return self._dump.ops()
+
+    def stats(self) -> Iterator[StatsRow]:
+        """Every row of statistics, as `stats.csv` has it, process by process."""
+        return self._dump.stats()
 
     def _of(self, rank: int) -> list[DumpFolder]:
         found = self._folders.get(rank)

@@ -19,7 +19,6 @@ from graphprobe.report.visible import echo
 from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
-    from graphprobe.compare.judge import Replayer
     from graphprobe.compare.result import CallResult, Summary
     from graphprobe.compare.run import Comparison
 
@@ -85,10 +84,8 @@ def command(
       graphprobe compare npu_dump.pkl gpu_dump.pkl --csv result.csv --stack
       graphprobe compare new old --json result.json --fail-on candidate_worse
     """
-    from graphprobe.compare.jobs import default_jobs, has_values
+    from graphprobe.api import compare
     from graphprobe.compare.open import open_dump
-    from graphprobe.compare.options import Options
-    from graphprobe.compare.run import compare_dumps
 
     wanted_steps, wanted_ranks = _numbers(steps, "--steps"), _numbers(ranks, "--ranks")
     if stack and csv_file is None and out is None:
@@ -97,19 +94,17 @@ def command(
     theirs = open_dump(reference, data_dir=reference_data)
     targets = _targets(json_file, csv_file, out, force)
     progress = Progress()
-    values = has_values(mine) and has_values(theirs)
-    replay = values and not no_replay
-    options = Options(
-        replayer=_replayer() if replay and not scheduler else None,
-        jobs=jobs or default_jobs(values=values),
-        scheduler=scheduler,
-        replay_remotely=replay and bool(scheduler),
-        steps=wanted_steps,
-        ranks=wanted_ranks,
-        on_progress=progress.tell,
-    )
     with progress:
-        compared = compare_dumps(mine, theirs, options)
+        compared = compare(
+            candidate=mine,
+            reference=theirs,
+            replay=not no_replay,
+            jobs=jobs,
+            scheduler=scheduler,
+            steps=wanted_steps,
+            ranks=wanted_ranks,
+            on_progress=progress.tell,
+        )
     with compared as comparison:
         _write(comparison, targets, stack)
         if json_file == "-":
@@ -139,12 +134,6 @@ def exit_code(summary: Summary, fail_on: str) -> int:
     ):
         return EXIT_OK
     return EXIT_FOUND
-
-
-def _replayer() -> Replayer:
-    from graphprobe.diagnose.call_replay import TorchReplayer
-
-    return TorchReplayer()
 
 
 def _numbers(text: str | None, option: str) -> frozenset[int] | None:

@@ -143,14 +143,11 @@ def command(
 
 
 def _case(case: str, out_dir: str | None, options: Mapping[str, Any], result: Path | None) -> int:
-    from graphprobe.diagnose.reduction.load_case import load_case
-    from graphprobe.diagnose.reduction.reduce_case import reduce_case
+    from graphprobe.api import reduce
 
-    source = load_case(Path(case))
-    out = Path(out_dir).absolute() if out_dir is not None else _beside(case, resume=options["resume"])
     with ProgressLine() as line:
         line.tell("is it failing, and how?")
-        reduction = reduce_case(source, out, **options, on_progress=lambda p: line.tell(_line(p)))
+        reduction = reduce(case, out=out_dir, **options, on_progress=lambda p: line.tell(_line(p)))
     show(reduction)
     _write(result, _document(reduction))
     return _exit_code(reduction)
@@ -254,14 +251,6 @@ def _check_regex(pattern: str) -> None:
         re.compile(pattern)
     except re.error as error:
         raise UsageError(f"--fail-regex {pattern!r} is no regular expression: {error}") from error
-
-
-def _beside(case: str, *, resume: bool) -> Path:
-    """Where a reduction goes that was given no folder: where it was, on resume, else beside the case."""
-    path = Path(case).absolute()
-    if resume and (path / "reduction.json").is_file():
-        return path
-    return path.with_name(f"{path.stem if path.is_file() else path.name}-reduced")
 
 
 def _line(progress: Progress) -> str:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
-from graphprobe.store.files import check_replaced
-
-if TYPE_CHECKING:
-    from graphprobe.report.html.section import Report
 
 DEFAULT = "report.html"
-MARKS = (b"<title>graphprobe",)
-"""What every report has."""
 
 
 @click.command()
@@ -50,19 +42,13 @@ def command(source: str, out: str, force: bool, source_roots: tuple[str, ...]) -
       graphprobe report graphprobe-diagnosis -o fault.html
       graphprobe report ~/model/torch_compile_debug --source-root ~/model
     """
-    target = _target(out, force)
-    report = _report(Path(source), [_root(folder) for folder in source_roots])
-    from graphprobe.report.html.page import write_page
+    from graphprobe.report.html.make import page_of, page_target, write_page_to
 
-    temporary = target.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{target.name}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            write_page(report, file)
-        temporary.replace(target)
-    except OSError as error:
-        raise UsageError(f"--out {out}: it cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    if out == "-":
+        raise UsageError("--out -: the report is not written to the standard output", hint="name a file")
+    target = page_target(out, force=force, named=f"--out {out}", by="--force")
+    report = page_of(Path(source), source_roots=[_root(folder) for folder in source_roots])
+    write_page_to(target, report, named=f"--out {out}")
     echo(f"{report.verdict.word}: {report.verdict.sentence}")
     echo(f"Wrote {out} ({_size(target)})")
     if report.sources is not None and (elsewhere := report.sources.elsewhere):
@@ -70,42 +56,10 @@ def command(source: str, out: str, force: bool, source_roots: tuple[str, ...]) -
         echo(f"Not shown: lines of {elsewhere[0]}{more}; show them with --source-root {elsewhere[0].parent}")
 
 
-def _target(out: str, force: bool) -> Path:
-    if out == "-":
-        raise UsageError("--out -: the report is not written to the standard output", hint="name a file")
-    file = Path(out).absolute()
-    if not file.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {file.parent}")
-    if file.is_dir():
-        raise UsageError(f"--out {out}: it is a folder", hint="name a file, such as report.html")
-    if file.exists() and not force:
-        raise UsageError(f"--out {out}: it exists already", hint="name another file, or overwrite it with --force")
-    check_replaced(file, f"--out {out}", *MARKS)
-    return file
-
-
 def _root(folder: str) -> Path:
     if not Path(folder).is_dir():
         raise UsageError(f"--source-root {folder}: there is no such folder")
     return Path(folder)
-
-
-def _report(source: Path, source_roots: list[Path]) -> Report:
-    """The report of whatever `source` is; only what that needs is imported."""
-    from graphprobe.report.html.detect import kind_of
-
-    kind = kind_of(source)
-    if kind == "run":
-        from graphprobe.report.html.sections_run import report_from
-    elif kind == "diagnosis":
-        from graphprobe.report.html.sections_diagnosis import report_from
-    elif kind == "profile":
-        from graphprobe.report.html.sections_profile import report_from
-    elif kind == "comparison":
-        from graphprobe.report.html.sections_comparison import report_from
-    else:
-        from graphprobe.report.html.sections_dump import report_from
-    return report_from(source, source_roots=source_roots)
 
 
 def _size(path: Path) -> str:
