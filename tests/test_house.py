@@ -88,6 +88,15 @@ def test_one_version() -> None:
     assert released[0] == version
 
 
+def test_every_release_has_a_date() -> None:
+    heads = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)
+    assert heads[0] == "[Unreleased]"
+    dates = [re.fullmatch(r"\[\d+\.\d+\.\d+\] - (\d{4}-\d\d-\d\d)", head) for head in heads[1:]]
+    found = [date[1] for date in dates if date is not None]
+    assert len(found) == len(heads) - 1 >= 2
+    assert sorted(found, reverse=True) == found
+
+
 def test_every_error_slug_has_a_page_and_every_page_a_slug() -> None:
     slugs = all_slugs()
     assert {"usage", "internal", "run-not-found"} <= slugs

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from graphprobe.store.reader import Run
     from graphprobe.testing.assertion import CompiledDiffers, assert_compiles_like_eager
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PUBLIC = {
     "ApiDumper": "graphprobe.probe.api.dump",

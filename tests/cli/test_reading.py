@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import graphprobe
 from conftest import Finished
 from graphprobe.cli.main import COMMANDS, main
 from graphprobe.records import Manifest, Where
@@ -143,7 +144,7 @@ def test_help_and_version(invoke: Callable[..., Result]) -> None:
         assert line in " ".join(result.output.split())
     for name in ("ls", "show", "diff"):
         assert "Example:" in invoke(name, "--help").output
-    assert invoke("--version").output.startswith("graphprobe ")
+    assert invoke("--version").output == f"graphprobe {graphprobe.__version__}\n"
 
 
 def test_reading_imports_no_torch(run_python: Callable[..., Finished], tmp_path: Path) -> None:

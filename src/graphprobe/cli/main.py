@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
+import graphprobe
 from graphprobe.cli.ending import end_of, run_command
 from graphprobe.errors import EXIT_USAGE, GraphprobeError, UsageError, nearest
 from graphprobe.report.visible import echo
@@ -153,13 +154,7 @@ def _told(error: GraphprobeError) -> int:
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        number = version("graphprobe")
-    except PackageNotFoundError:
-        number = str(getattr(importlib.import_module("graphprobe"), "__version__", "unknown (not installed)"))
-    echo(f"graphprobe {number}")
+    echo(f"graphprobe {graphprobe.__version__}")
     ctx.exit()
 
 
