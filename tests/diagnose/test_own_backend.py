@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import inspect
 import math
 import operator as op
 import subprocess
@@ -330,11 +331,60 @@ def test_names_that_every_torch_knows_need_no_text() -> None:
 LOCK = threading.Lock()
 
 
+def test_an_object_of_c_is_told_by_the_statement_that_makes_it() -> None:
+    told = own_backend(functools.partial(refusing, most=LOCK.acquire))
+    assert told is not None
+    assert told.make().keywords["most"]() is True
+
+
+def test_a_variable_of_the_function_around_it_that_changes() -> None:
+    told = own_backend(enclosed_plainly(1.0, rebinds=True))
+    assert told is not None
+    made = told.make()
+    for count in (1, 2):
+        made(symbolic_trace(torch.nn.ReLU()), [])
+        assert inspect.getclosurevars(made).nonlocals["seen"] == count
+
+
+OWN_OPS = torch.library.Library("own_ops", "DEF")
+OWN_OPS.define("twice(Tensor x) -> Tensor")
+
+
+class Marked:
+    """Its statement is far from the classes and functions that its constructor needs."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark, self.limit = mark, FAR_LIMIT
+
+    def __call__(self, gm: Any, example_inputs: Any) -> Any:
+        return of_mark(self, gm)
+
+
+def of_mark(marked: Marked, gm: Any) -> Any:
+    return gm.forward
+
+
+FAR_LIMIT = len("limit")
+made_late = Marked("late")
+
+
+def test_a_statement_runs_behind_what_it_calls() -> None:
+    told = own_backend(made_late)
+    assert told is not None
+    assert 'made_late = Marked("late")' in told.text
+    made = told.make()
+    assert (made.mark, made.limit) == ("late", 5)
+    bare: dict[str, Any] = {}
+    compiled_alone = compile(told.text, "alone", "exec", dont_inherit=True)  # annotations are read
+    exec(compiled_alone, bare)
+    assert bare["made_late"].limit == 5
+
+
 @pytest.mark.parametrize(
     ("backend", "why"),
     [
-        (enclosed_plainly(1.0, rebinds=True), "counted changes variables of the function around it"),
-        (functools.partial(refusing, most=LOCK.acquire), "is an object of builtin_function_or_method"),
+        (functools.partial(refusing, most=threading.Lock().acquire), "made by C code, which keeps its state to itself"),
+        (functools.partial(refusing, most=torch.ops.own_ops.twice.default), "it uses the operator own_ops.twice"),
         (eval("lambda gm, inputs: gm"), "<lambda> has no text of its own in a file"),
     ],
 )

@@ -14,7 +14,6 @@ import torch
 
 from graphprobe.diagnose.dossier.own_backend import own_backend
 from graphprobe.diagnose.dossier.program_proof import (
-    INSTANCE_TEXT,
     own_lines,
     setting_lines,
     state_lines,
@@ -29,7 +28,7 @@ from graphprobe.diagnose.prove import REPRO_FAILS, free_folder
 from graphprobe.diagnose.settings import Compilation, changed_settings, versions
 from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Finding, told_more
-from graphprobe.probe.frames.python_objects import INSTANCE
+from graphprobe.probe.frames.python_objects import INSTANCE, INSTANCE_TEXT
 
 log = logging.getLogger(__name__)
 

@@ -49,6 +49,12 @@ def aot_arguments(backend: Any) -> dict[str, Any] | None:
     return given
 
 
+def aot_autograd() -> Callable[..., Any]:
+    """torch's function that makes a backend of AOTAutograd."""
+    made: Callable[..., Any] = require(COMMON, "aot_autograd", purpose="a backend that aot_autograd made")
+    return made
+
+
 def registered(name: str) -> Callable[..., Any] | None:
     """What this program has registered as a backend under `name`; None where other programs know the name too."""
     if name in entry_points(group="torch_dynamo_backends").names:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any
 
-from graphprobe.diagnose.dossier.own_modules import folder_of, is_found
-from graphprobe.diagnose.dossier.own_text import OwnText, Untellable, global_names, shortened
+from graphprobe.diagnose.dossier.own_text import folder_of, global_names, own_text, with_imports
 from graphprobe.internals.program_backends import aot_arguments, registered, unwrapped
+from graphprobe.probe.frames.python_values import Unwritable
 
 STAND_IN = "eager"
 """What `Case.backend` says where the backend has no name."""
@@ -65,7 +66,7 @@ def own_backend(backend: str | Callable[..., Any]) -> OwnBackend | None:
     """
     try:
         return _told_backend(backend)
-    except Untellable:
+    except Unwritable:
         return None
 
 
@@ -73,7 +74,7 @@ def why_no_text(backend: str | Callable[..., Any]) -> str:
     """Why `own_backend` gives None for this one: a sentence without its dot; empty where it needs none, or has one."""
     try:
         _told_backend(backend)
-    except Untellable as error:
+    except Unwritable as error:
         return f"the backend {shown_name(backend)} cannot be saved: {error}"
     return ""
 
@@ -82,7 +83,7 @@ def own_hook(value: Any) -> OwnBackend:
     """What the program has put into a setting of torch.
 
     Raises:
-        Untellable: no text gives it.
+        Unwritable: no text gives it.
     """
     return _told(value, shown_name(value), "hook")
 
@@ -105,7 +106,7 @@ def shown_name(backend: Any) -> str:
     arguments = aot_arguments(inner)
     if arguments is not None:
         return f"aot_autograd(fw_compiler={shown_name(arguments['fw_compiler'])})"
-    return shortened(repr(inner))
+    return re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(inner).split()))[:80]
 
 
 def merged_text(owns: Iterable[OwnBackend]) -> str | None:
@@ -159,35 +160,24 @@ def _told_backend(backend: str | Callable[..., Any]) -> OwnBackend | None:
 
 
 def _told(value: Any, shown: str, name: str) -> OwnBackend:
-    """An import where the module is installed, or the text would be long; else the text."""
+    """The text; an import, where the module can be found by its name and the text would be long, or there is none."""
     imported = _imported(value, shown)
-    if imported is not None and not imported.folder:
-        return imported
     try:
-        told = _as_text(value, shown, name)
-    except Untellable:
+        found, text, folders = own_text(value, name)
+    except Unwritable:
         if imported is None:
             raise
         return imported
+    told = OwnBackend(found, text, shown, ", ".join(dict.fromkeys(folders.values())), value)
     return told if imported is None or told.text.count("\n") <= LONGEST else imported
-
-
-def _as_text(value: Any, shown: str, name: str) -> OwnBackend:
-    parts = OwnText()
-    found = parts.expression(value, shown)
-    if not found.isidentifier() and not found.replace(".", "").isidentifier():
-        found = parts.named(name, found)
-    return OwnBackend(found, parts.text(), shown, ", ".join(dict.fromkeys(parts.folders.values())), value)
 
 
 def _imported(value: Any, shown: str) -> OwnBackend | None:
     """It as an import of its module, where that can be found by its name."""
     for namespace, name in global_names(value):
         module = str(namespace.get("__name__", ""))
-        folder = "" if is_found(module) else folder_of(module)
+        folder = folder_of(module)
         if folder is not None:
-            parts = OwnText()
-            parts.imports.add(f"from {module} import {name}")
-            parts.folders |= {module: folder} if folder else {}
-            return OwnBackend(name, parts.text(), shown, folder, value)
+            text = with_imports([f"from {module} import {name}"], {module: folder}, "")
+            return OwnBackend(name, text, shown, folder, value)
     return None

@@ -1,490 +1,204 @@
-"""Objects of a program as Python text: the statements of its modules that make them, with all that these use."""
+"""An object of a program as Python text that defines it anew, from the statements of the program that make it."""
 
 from __future__ import annotations
 
 import ast
-import builtins
-import functools
 import importlib.util
-import inspect
-import math
+import linecache
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from types import CellType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import torch
-
-from graphprobe.diagnose.dossier.own_modules import (
-    DEFINITIONS,
-    IMPORTS,
-    OwnModule,
-    folder_of,
-    is_found,
-    module_of_globals,
-    names_in,
-    program_modules,
-    undecorated,
-)
-from graphprobe.diagnose.dossier.own_statements import (
-    bare,
-    changes_of,
-    dedented,
-    defines,
-    is_as_written,
-    is_plain,
-    is_stale,
-    node_of,
-)
 from graphprobe.internals.operators import operator_of
-from graphprobe.internals.program_backends import aot_arguments
+from graphprobe.internals.program_backends import aot_arguments, aot_autograd
+from graphprobe.probe.frames.program import _Module
+from graphprobe.probe.frames.program_parts import Place, TextProgram, bindings, first_line, tree_of
+from graphprobe.probe.frames.python_objects import INSTANCE, INSTANCE_TEXT
+from graphprobe.probe.frames.python_text import program_text
+from graphprobe.probe.frames.python_values import Unwritable
+from graphprobe.probe.frames.sources import NotRecordable, is_own
+from graphprobe.probe.frames.values import Encoder
 
-LAST = sys.maxsize
-"""Line of what stands behind all statements of a module."""
 STOCK_OPS = frozenset({"aten", "prims", "prim", "higher_order", "inductor", "quantized"})
 ON_PATH = "{folder!r} is where the program's {module} lies: or put it on PYTHONPATH."
+OUTSIDE = re.compile(r"\b(argv|parse_args|environ|getenv)\b")
+"""What another process has otherwise."""
 
 
-class Untellable(Exception):
-    """Something cannot be told as text; the message says what and why."""
+class OwnProgram(TextProgram):
+    """As any program; what a statement makes is told by it, where it still says what the value is.
 
+    So an object is as new, whatever it was used for since, and may be one that cannot be looked into.
+    """
 
-class OwnText:
-    """Collects what is needed: import lines, statements in the order of their files, values that have no statement."""
+    told_alone = True
 
-    def __init__(self) -> None:
-        self.imports: set[str] = set()
-        self.folders: dict[str, str] = {}
-        self._pieces: dict[tuple[int, float, int], str] = {}
-        self._ranks: dict[str, int] = {}
-        self._modules: dict[str, OwnModule] = {}
-        self._meanings: dict[str, Any] = {}
-        self._taken: set[tuple[str, int, int]] = set()
-        self._open: set[int] = set()
-        self._made: dict[int, str] = {}
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__(encoder)
+        self._globals: dict[int, list[tuple[Mapping[str, Any], str]]] = {}
+        for namespace, name, value in _globals():
+            self._globals.setdefault(id(value), []).append((namespace, name))
 
-    def text(self) -> str:
-        """All of it, to be put where a module has its statements."""
-        found = ""
-        if self.folders:
-            self.imports.add("import sys")
-        paths = [
-            f"# {ON_PATH.format(folder=folder, module=module)}\nsys.path.insert(0, {folder!r})"
-            for module, folder in self.folders.items()
-        ]
-        lines = _import_lines(self.imports)
-        first = [line for line in lines if not self.folders or line == "import sys"]
-        blocks = ["\n".join(first), "\n".join(paths), "\n".join(line for line in lines if line not in first)]
-        found = "\n\n".join(filter(None, blocks))
-        was_definition = bool(found)
-        for _, piece in sorted(self._pieces.items()):
-            definition = piece.startswith(("def ", "class ", "async ", "@"))
-            between = "\n\n\n" if definition or was_definition else "\n"
-            found += (between if found else "") + piece
-            was_definition = definition
-        return found + "\n"
-
-    def named(self, name: str, text: str) -> str:
-        """Give an expression a name, behind everything else; the name that it got."""
-        name = self._free(name)
-        self._pieces[len(self._ranks), LAST, len(self._pieces)] = f"{name} = {text}"
-        return name
-
-    # -- expressions --------------------------------------------------------------------------------------------------
-
-    def expression(self, value: Any, what: str) -> str:
-        """Text that gives `value`, once the statements have run.
-
-        Raises:
-            Untellable: there is none; `what` says in the message whose value it is.
-        """
-        if is_plain(value):
-            return self._plain(value)
-        if id(value) in self._made:
-            return self._made[id(value)]
-        if id(value) in self._open:
-            raise Untellable(f"{what} leads back to itself")
-        self._open.add(id(value))
-        try:
-            return self._expression(value, what)
-        finally:
-            self._open.discard(id(value))
-
-    def _expression(self, value: Any, what: str) -> str:
-        found = self._of_library(value, what) or self._global(value)
-        if found is not None:
-            return found
-        for kind, tell in self._forms():
-            if isinstance(value, kind):
-                return tell(value, what)
-        arguments = aot_arguments(value)
-        if arguments is not None:
-            self.imports.add("from torch._dynamo.backends.common import aot_autograd")
-            return self._call("aot_autograd", (), arguments, what)
-        return self._instance(value, what)
-
-    def _forms(self) -> tuple[tuple[Any, Callable[[Any, str], str]], ...]:
-        return (
-            ((list, tuple, set, frozenset), self._items),
-            (dict, self._dict),
-            (functools.partial, self._partial),
-            (MethodType, lambda v, what: f"{self.expression(v.__self__, what)}.{v.__name__}"),
-            (FunctionType, self._local),
-            (type, self._local_class),
-            (ModuleType, self._module),
-        )
-
-    def _plain(self, value: Any) -> str:
-        if isinstance(value, tuple):
-            parts = [self._plain(item) for item in value]
-            return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f'float("{value}")'
-        return repr(value)
-
-    def _items(self, value: Any, what: str) -> str:
-        inner = ", ".join(self.expression(item, f"an entry of {what}") for item in value)
-        if type(value) is list:
-            return f"[{inner}]"
-        if type(value) is tuple:
-            return f"({inner}{',' if len(value) == 1 else ''})"
-        if type(value) in (set, frozenset):
-            return f"{type(value).__name__}([{inner}])"
-        raise Untellable(f"{what} is a {type(value).__name__}")
-
-    def _dict(self, value: Any, what: str) -> str:
-        if type(value) is not dict:
-            raise Untellable(f"{what} is a {type(value).__name__}")
-        entry = f"an entry of {what}"
-        pairs = [f"{self.expression(k, entry)}: {self.expression(v, entry)}" for k, v in value.items()]
-        return f"{{{', '.join(pairs)}}}"
-
-    def _partial(self, value: Any, what: str) -> str:
-        self.imports.add("import functools")
-        args = (self.expression(value.func, what), *(self.expression(v, what) for v in value.args))
-        return self._call("functools.partial", args, value.keywords, what)
-
-    def _call(self, function: str, args: tuple[str, ...], keywords: Mapping[str, Any], what: str) -> str:
-        given = [f"{name}={self.expression(v, f'{name} of {what}')}" for name, v in keywords.items()]
-        return f"{function}({', '.join([*args, *given])})"
-
-    def _module(self, value: Any, what: str) -> str:
-        self.imports.add(self._import_module(value, value.__name__))
-        return str(value.__name__)
-
-    def _instance(self, value: Any, what: str) -> str:
-        """An object of the program's class that is reached under no name: without its constructor."""
-        kind = type(value)
-        plain = all(getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__new__"))
-        slots = [name for c in kind.__mro__ for name in getattr(c, "__slots__", ())]
-        if is_found(kind.__module__) or not plain or slots or isinstance(value, torch.nn.Module):
-            raise Untellable(f"{what} is an object of {kind.__qualname__} that no statement of its module makes")
-        made, name = self.expression(kind, what), self._free(kind.__name__.lower().lstrip("_") or "made")
-        state = self._call("", (), vars(value), what) if vars(value) else ""
-        home = self._of(sys.modules[kind.__module__].__dict__ if kind.__module__ in sys.modules else {})
-        self._put(home, LAST, f"{name} = object.__new__({made})" + (f"\nvars({name}).update{state}" if state else ""))
-        self._made[id(value)] = name
-        return name
-
-    def _free(self, name: str) -> str:
-        found, i = name, 1
-        while found in self._meanings:
-            i += 1
-            found = f"{name}_{i}"
-        self._meanings[found] = object()
-        return found
-
-    # -- what a library has -------------------------------------------------------------------------------------------
-
-    def _of_library(self, value: Any, what: str) -> str | None:
-        if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
-            self.imports.add("import torch")
-            return f'torch.device("{value}")' if isinstance(value, torch.device) else str(value)
+    def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
+        """As for any program; backends of AOTAutograd by what they were given."""
         operator = operator_of(value)
-        if operator is not None:
-            return self._operator(value, operator.namespace)
-        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if module == "builtins" and isinstance(name, str) and getattr(builtins, name, None) is value:
-            return name
-        if not (isinstance(module, str) and isinstance(name, str) and is_found(module) and module in sys.modules):
-            return None
-        if _reached(sys.modules[module], name) is not value:
-            return None
-        self.imports.add(f"import {module}")
-        return f"{module}.{name}"
-
-    def _operator(self, value: Any, namespace: str) -> str:
-        if namespace not in STOCK_OPS:
-            raise Untellable(f"it uses the operator {value}, which the program registers")
-        self.imports.add("import torch")
-        return f"torch.ops.{value}"
-
-    def _import_module(self, module: ModuleType, name: str) -> str:
-        """The line that binds a module to a name."""
-        full = module.__name__
-        if not is_found(full):
-            folder = folder_of(full)
-            if folder is None:
-                raise Untellable(f"it uses the module {full}, which cannot be imported elsewhere")
-            self.folders[full] = folder
-        return f"import {full}" if name == full else f"import {full} as {name}"
-
-    # -- globals of the program ---------------------------------------------------------------------------------------
-
-    def _global(self, value: Any) -> str | None:
-        """Have a global of the program in place that is this object; its name."""
-        found = next(global_names(value), None)
-        if found is None:
-            return None
-        self.take(self._of(found[0]), found[1])
-        return found[1]
-
-    def _of(self, namespace: Mapping[str, Any]) -> OwnModule:
-        name = str(namespace.get("__name__", ""))
-        if name not in self._modules or self._modules[name].namespace is not namespace:
-            self._modules[name] = module_of_globals(namespace)
-        return self._modules[name]
-
-    def take(self, home: OwnModule, name: str) -> None:
-        """Have a global in place under its name, with what it needs."""
-        value = home.namespace[name]
-        if name in self._meanings:
-            if self._meanings[name] is not value and not (is_plain(value) and self._meanings[name] == value):
-                raise Untellable(f"it uses two things called {name}")
-            return
-        self._meanings[name] = value
-        nodes = home.bindings.get(name, [])
-        node = nodes[0] if len(nodes) == 1 else next((n for n in nodes if defines(n, value)), None)
-        if isinstance(node, IMPORTS):
-            self._take_import(home, node, name, value)
-        elif isinstance(value, ModuleType):
-            self.imports.add(self._import_module(value, name))
-        elif node is None and (text := self._of_library(value, name)) is not None:
-            self._put(home, 0, f"{name} = {text}")
-        elif node is None or is_stale(node, value):
-            self._take_value(home, node, name, value)
-        else:
-            self._take_statement(home, node, value, name)
-
-    def _take_import(self, home: OwnModule, node: ast.stmt, name: str, value: Any) -> None:
-        assert isinstance(node, ast.Import | ast.ImportFrom)
-        alias = next(a for a in node.names if name in (a.asname, a.name.partition(".")[0]))
-        if isinstance(node, ast.Import):
-            same = [a for a in node.names if a is alias or (a.asname is None and a.name.partition(".")[0] == name)]
-            for one in same:
-                self._check_found(one.name)
-                self.imports.add(f"import {one.name}" + (f" as {one.asname}" if one.asname else ""))
-            return
-        module = "." * node.level + (node.module or "")
-        if node.level:
-            module = resolved(module, str(home.namespace.get("__package__") or ""))
-        if isinstance(value, ModuleType):
-            self.imports.add(self._import_module(value, name))
-        elif is_found(module):
-            self.imports.add(f"from {module} import {alias.name}" + (f" as {name}" if alias.name != name else ""))
-        else:
-            self._take_from(sys.modules[module].__dict__, alias.name, name, value, home)
-
-    def _take_from(self, namespace: Mapping[str, Any], name: str, here: str, value: Any, home: OwnModule) -> None:
-        """A global that comes from another module of the program."""
-        if name == here:
-            del self._meanings[here]
-        self.take(self._of(namespace), name)
-        if name != here:
-            self._put(home, 0, f"{here} = {name}")
-
-    def _check_found(self, module: str) -> None:
-        if not is_found(module):
-            self._import_module(sys.modules[module], module)
-
-    def _take_value(self, home: OwnModule, node: ast.stmt | None, name: str, value: Any) -> None:
-        """A global as it is now, for there is no statement that says so."""
-        if isinstance(value, FunctionType | type) and not is_plain(value):
-            text = self._local(value, name) if isinstance(value, FunctionType) else self._local_class(value, name)
-            if text != name:
-                self._put(home, LAST, f"{name} = {text}")
-            return
-        before = len(self._pieces)
-        text = self.expression_of_parts(value, name)
-        alone = len(self._pieces) == before
-        self._put(home, (node.lineno if node is not None else 0) if alone else LAST, f"{name} = {text}")
-
-    def expression_of_parts(self, value: Any, what: str) -> str:
-        """As `expression`, and never the name under which the value is known."""
-        if is_plain(value):
-            return self._plain(value)
-        for kind, tell in self._forms()[:4]:
-            if isinstance(value, kind):
-                return tell(value, what)
+        if operator is not None and operator.namespace not in STOCK_OPS:
+            raise NotRecordable(f"it uses the operator {value}, which the program registers")
         arguments = aot_arguments(value)
         if arguments is None:
-            return self._instance(value, what)
-        self.imports.add("from torch._dynamo.backends.common import aot_autograd")
-        return self._call("aot_autograd", (), arguments, what)
+            return super().describe(value, entry, path)
+        entry |= {"kind": "call", "callable": self._encoder.encode(aot_autograd(), path), "args": []}
+        entry["kwargs"] = self._encoder.encode_names(arguments, path)
+        return entry
 
-    def _take_statement(self, home: OwnModule, node: ast.stmt, value: Any, name: str) -> None:
-        key = (home.name, node.lineno, node.col_offset)
-        if key in self._taken:
-            return
-        self._taken.add(key)
-        decorated = not (isinstance(node, ast.FunctionDef) and is_as_written(node, value))
-        self._statement(home, node, decorated=decorated)
-        for other in changes_of(home, name, value):
-            place = (home.name, other.lineno, other.col_offset)
-            if place not in self._taken:
-                self._taken.add(place)
-                if isinstance(other, DEFINITIONS):
-                    self._meanings[other.name] = home.namespace[other.name]
-                self._statement(home, other, decorated=True)
+    def _place(self, value: Any) -> Place | None:
+        found = super()._place(value)
+        if found is not None or is_plain(value):
+            return found
+        for namespace, name in self._globals.get(id(value), ()):
+            module = self._module_of(namespace)
+            nodes = bindings(tree_of(module)).get(name, [])
+            if len(nodes) == 1 and says(nodes[0], value):
+                return module, name, nodes[0]
+        return None
 
-    def _statement(self, home: OwnModule, node: ast.stmt, *, decorated: bool) -> None:
-        text = home.text_of(node, decorated=decorated)
-        missing = self._needs(home, text, getattr(node, "name", None))
-        if missing and isinstance(node, DEFINITIONS):
-            text = ast.unparse(bare(node if decorated else undecorated(node)))
-            missing = self._needs(home, text, node.name)
-        if missing:
-            raise Untellable(f"it uses {sorted(missing)[0]}, which is not defined")
-        self._put(home, node.lineno, text)
+    def _need(self, module: Any, names: set[str]) -> None:
+        super()._need(module, {name for name in names if not (name.startswith("__") and name.endswith("__"))})
 
-    def _needs(self, home: OwnModule, text: str, own: str | None) -> set[str]:
-        """Have in place what a text reads; names that are not there."""
-        names = {n for n in names_in(text) if not (n.startswith("__") and n.endswith("__"))} - {own}
-        for name in sorted(names & set(home.namespace)):
-            self.take(home, name)
-        return {n for n in names if n not in home.namespace and not hasattr(builtins, n)}
+    def _function(
+        self, code: CodeType, namespace: dict[str, Any], cells: Mapping[str, Any], entry: dict[str, Any], path: str
+    ) -> dict[str, Any]:
+        if not linecache.getlines(code.co_filename):
+            raise NotRecordable(f"{code.co_name} has no text of its own in a file")
+        return super()._function(code, namespace, cells, entry, path)
 
-    def _put(self, home: OwnModule, line: float, text: str) -> None:
-        rank = self._ranks.setdefault(home.name, len(self._ranks))
-        self._pieces[rank, line, len(self._pieces)] = text
+    def _function_value(self, function: FunctionType, entry: dict[str, Any], path: str) -> dict[str, Any]:
+        made = super()._function_value(function, entry, path)
+        made.get("state", {}).pop("_tags", None)  # torch's, of a backend that has a name
+        return made
 
-    # -- functions and classes inside of functions --------------------------------------------------------------------
-
-    def _local(self, function: Any, what: str) -> str:
-        """A function that was made inside of another one becomes global, and so does what it takes from there."""
-        home, name = self._of(function.__globals__), str(function.__name__)
-        node = node_of(function, home.text)
-        if node is None:
-            raise Untellable(f"{name} has no text of its own in a file")
-        if isinstance(node, ast.Lambda):
-            text, name = ast.unparse(node), "<lambda>"
-        else:
-            text = ast.unparse(undecorated(node)) if node.decorator_list else dedented(home, node)
-            self._claim(name, function)
-        if any(isinstance(n, ast.Nonlocal) for n in ast.walk(node)):
-            raise Untellable(f"{what}: {name} changes variables of the function around it")
-        if not all(is_plain(v) for v in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())):
-            raise Untellable(f"{what}: arguments of {name} have defaults that are no plain values")
-        taken = self._closure(home, function, node.lineno)
-        self._rest(home, text, {name, *taken})
-        if isinstance(node, ast.Lambda):
-            return f"({text})"
-        self._put(home, node.lineno, text)
-        return name
-
-    def _closure(self, home: OwnModule, function: Any, line: int) -> list[str]:
-        taken = []
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if name == "__class__":
-                continue
-            value = _content(cell, name)
-            taken.append(name)
-            if value is function or self._meanings.get(name) is value:
-                continue
-            self._claim(name, value)
-            text = self._plain(value) if is_plain(value) else self._inner(value, name)
-            if text != name:
-                self._put(home, line - 0.5, f"{name} = {text}")
-        return taken
-
-    def _inner(self, value: Any, name: str) -> str:
-        if isinstance(value, FunctionType) and value.__name__ == name and "<locals>" in value.__qualname__:
-            del self._meanings[name]
-        if isinstance(value, ModuleType):
-            self.imports.add(self._import_module(value, name))
-            return name
-        return self.expression(value, name)
-
-    def _claim(self, name: str, value: Any) -> None:
-        if self._meanings.setdefault(name, value) is not value:
-            raise Untellable(f"it uses two things called {name}")
-
-    def _rest(self, home: OwnModule, text: str, own: set[str]) -> None:
-        """What a local definition reads besides its closure."""
-        names = {n for n in names_in(text) if not (n.startswith("__") and n.endswith("__"))} - own
-        for name in sorted(names & set(home.namespace)):
-            self.take(home, name)
-        missing = sorted(n for n in names if n not in home.namespace and not hasattr(builtins, n))
-        if missing:
-            raise Untellable(f"it uses {missing[0]}, which is known inside of a function only")
-
-    def _local_class(self, kind: Any, what: str) -> str:
-        home = self._of(getattr(sys.modules.get(kind.__module__), "__dict__", {}))
-        try:
-            text = textwrap.dedent(inspect.getsource(kind)).rstrip()
-            line = inspect.getsourcelines(kind)[1]
-        except (OSError, TypeError) as error:
-            raise Untellable(f"{what}: {kind.__name__} has no text of its own in a file") from error
-        self._claim(kind.__name__, kind)
-        taken = [kind.__name__]
-        for method in vars(kind).values():
-            if isinstance(method, FunctionType):
-                taken += self._closure(home, method, line)
-        self._rest(home, text, set(taken))
-        self._put(home, line, text)
-        return str(kind.__name__)
+    def _whole(self, module: ModuleType) -> str:
+        folder = folder_of(module.__name__)
+        if folder is None:
+            raise NotRecordable(f"it uses the module {module.__name__}, which cannot be imported elsewhere")
+        self.folders[module.__name__] = folder
+        return module.__name__
 
 
-def _import_lines(imports: set[str]) -> list[str]:
-    """Import statements, one for each module that names are taken from."""
+def own_text(value: Any, name: str) -> tuple[str, str, dict[str, str]]:
+    """An expression that gives `value` once a text has run, that text, and folders of modules that it imports, by name.
+
+    Args:
+        name: for a value that the program has no name for.
+
+    Raises:
+        Unwritable: there is none; the message says why.
+    """
+    try:
+        told = program_text({name: value}, reserved={}, program=OwnProgram)
+    except Unwritable as error:
+        raise Unwritable(str(error).removeprefix(f"{name}: ")) from error
+    if told.files:
+        raise Unwritable(f"modules of the program use one name for different things: {', '.join(told.modules)}")
+    if told.stored:
+        raise Unwritable(f"it holds tensors with too many values: {', '.join(told.stored)}")
+    text, found = told.text, told.roots[name]
+    if not found.replace(".", "").isidentifier():
+        while name in bindings(ast.parse(text)):
+            name += "_"
+        between = "\n\n\n" if text.rpartition("\n")[2].startswith(" ") else "\n"
+        text, found = f"{text}{between}{name} = {found}", name
+    if f"{INSTANCE}(" in text:
+        text = f"{INSTANCE_TEXT}\n\n\n{text}"
+    needless = set() if re.search(r"\btorch\b", text) else {"import torch"}
+    return found, with_imports({*told.imports} - needless, told.folders, text), told.folders
+
+
+def with_imports(imports: Iterable[str], folders: Mapping[str, str], text: str) -> str:
+    """Imports, one for each module that names are taken from, and the folders where modules lie; then the text."""
     taken: dict[str, list[str]] = {}
     for line in sorted(line for line in imports if line.startswith("from ")):
         module, _, name = line.removeprefix("from ").partition(" import ")
         taken.setdefault(module, []).append(name)
-    plain = sorted(line for line in imports if line.startswith("import "))
-    return [*plain, *(f"from {module} import {', '.join(names)}" for module, names in taken.items())]
+    lines = sorted(line for line in imports if line.startswith("import ") and not (folders and line == "import sys"))
+    lines += [f"from {module} import {', '.join(names)}" for module, names in taken.items()]
+    paths = [
+        f"# {ON_PATH.format(folder=folder, module=module)}\nsys.path.insert(0, {folder!r})"
+        for module, folder in folders.items()
+    ]
+    blocks = ["\n".join(["import sys", "", *paths, ""] if paths else []) + "\n".join(lines), text.strip()]
+    return "\n\n\n".join(filter(None, blocks)) + "\n"
+
+
+def is_plain(value: Any) -> bool:
+    """Whether its `repr` says all, and nobody can change it."""
+    if type(value) is tuple:
+        return all(map(is_plain, value))
+    return value is None or value is Ellipsis or type(value) in (bool, int, float, complex, str, bytes)
+
+
+def says(node: ast.stmt, value: Any) -> bool:
+    """Whether a statement still makes what a value is, as far as can be seen; a definition as it stands does not."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        code = getattr(value, "__code__", None) if type(value) is FunctionType else None
+        plain = code is not None and (code.co_name, code.co_firstlineno) == (node.name, first_line(node))
+        return bool(node.decorator_list) and not plain
+    if isinstance(node, ast.ClassDef):
+        return not issubclass(type(value), type)
+    if (
+        not isinstance(node, ast.Assign | ast.AnnAssign)
+        or node.value is None
+        or OUTSIDE.search(ast.unparse(node.value))
+    ):
+        return False
+    try:
+        literal = ast.literal_eval(node.value)
+    except (ValueError, TypeError, SyntaxError, RecursionError):
+        return True
+    return type(literal) is type(value) and bool(literal == value)
 
 
 def global_names(value: Any) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Modules of the program, as their globals, with the name that an object has there; where it was made first."""
-    if is_plain(value):
-        return
-    found = [
-        (vars(module), name)
-        for module in program_modules()
-        for name, held in list(vars(module).items())
-        if held is value and not name.startswith("__")
-    ]
+    found = [] if is_plain(value) else [(space, name) for space, name, held in _globals() if held is value]
     made = getattr(value, "__module__", None)
     yield from sorted(found, key=lambda item: (item[0].get("__name__") != made, _is_imported(item)))
 
 
+def _globals() -> Iterator[tuple[Mapping[str, Any], str, Any]]:
+    """Globals of what is loaded and belongs to the program, its script first."""
+    loaded: list[tuple[str, Any]] = list(sys.modules.items())
+    for name, module in sorted(loaded, key=lambda item: item[0] != "__main__"):
+        if isinstance(module, ModuleType) and is_own(name):
+            for key, value in list(vars(module).items()):
+                if not key.startswith("__"):
+                    yield vars(module), key, value
+
+
 def _is_imported(item: tuple[Mapping[str, Any], str]) -> bool:
-    nodes = module_of_globals(item[0]).bindings.get(item[1], [])
-    return any(isinstance(node, IMPORTS) for node in nodes)
+    nodes = bindings(tree_of(_Module("", item[0], True))).get(item[1], [])
+    return any(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes)
 
 
-def resolved(name: str, package: str) -> str:
-    """The absolute name of a relative module."""
-    return importlib.util.resolve_name(name, package) if package else name.lstrip(".")
+def file_of(module: ModuleType | None) -> Path | None:
+    """The file, or the folder, of a module."""
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return Path(file).resolve() if isinstance(file, str) else None
 
 
-def _reached(module: ModuleType, name: str) -> Any:
-    try:
-        return functools.reduce(getattr, name.split("."), module)
-    except AttributeError:
+def folder_of(name: str) -> str | None:
+    """The folder that must be on Python's path so that a module is found by its name; None where none does it."""
+    top = sys.modules.get(name.partition(".")[0])
+    file, own = file_of(top), file_of(sys.modules.get(name))
+    if file is None or own is None or name == "__main__":
         return None
-
-
-def _content(cell: CellType, name: str) -> Any:
     try:
-        return cell.cell_contents
-    except ValueError as error:
-        raise Untellable(f"{name} has no value yet") from error
-
-
-def shortened(text: str) -> str:
-    """A text for a message: one line, no addresses."""
-    return re.sub(r" at 0x[0-9a-f]+", "", " ".join(text.split()))[:80]
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.origin or Path(spec.origin).resolve() != own:
+        return None
+    return str(file.parent.parent if file.name == "__init__.py" else file.parent)

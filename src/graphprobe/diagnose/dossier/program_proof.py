@@ -15,24 +15,12 @@ from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own
 from graphprobe.diagnose.dossier.repro import embedded
 from graphprobe.engine import replay
 from graphprobe.engine.values import safetensors_bytes
-from graphprobe.probe.frames.python_objects import INSTANCE, STORED
+from graphprobe.probe.frames.python_objects import INSTANCE, INSTANCE_TEXT, STORED
 from graphprobe.probe.frames.python_text import FUTURE, ProgramText, program_text
 from graphprobe.probe.frames.python_values import Unwritable, joined
 from graphprobe.store.files import write_new_file
 
 TENSORS = "tensors.safetensors"
-
-INSTANCE_TEXT = f'''def {INSTANCE}(kind, **attributes):
-    """An object with these attributes, without its constructor."""
-    made = kind.__new__(kind)
-    if isinstance(made, torch.nn.Module):
-        torch.nn.Module.__init__(made)
-    for name, value in attributes.items():
-        if name in ("_parameters", "_buffers", "_modules"):
-            getattr(made, name).update(value)
-        else:
-            object.__setattr__(made, name, value)
-    return made'''
 
 _STORED = f'''def {STORED}(name, dtype, shape):
     """A tensor of {TENSORS}."""

@@ -28,6 +28,7 @@ from graphprobe.diagnose.dossier.short_check import (
     check_text,
     compares_values,
     condensed,
+    future_lines,
     import_lines,
     limit_of,
     repeated,
@@ -149,8 +150,10 @@ class _Script:
             modules += ["from pathlib import Path", "from safetensors.torch import load_file"]
             head.append(f"# The fault needs the recorded values: they are in {FILE}, beside this file.")
             fixed.insert(0, f'saved = load_file(Path(__file__).with_name("{FILE}"))')
+        own = self._own()
+        head += future_lines("".join(own))
         top = [*head, *import_lines(modules, HOOK, check), "", HOOK, *self._setting_lines(), *fixed]
-        parts = ["\n".join(top), *self._own(), *self.plain.functions, run, check]
+        parts = ["\n".join(top), *own, *self.plain.functions, run, check]
         return "\n\n".join(parts) + "\n"
 
     def _own(self) -> list[str]:

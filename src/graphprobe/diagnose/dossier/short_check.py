@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Sequence
 
+from graphprobe.probe.frames.python_text import FUTURE
+
 RAISING = ("crash_compile", "crash_runtime", "extra_exception")
 ENDING = ("segfault", "hang")
 FACTS = {
@@ -151,6 +153,11 @@ def condensed(script: str) -> str:
     """A script that is too long without its empty lines, if that makes it short enough."""
     dense = re.sub(r"\n{2,}", "\n", script)
     return dense if script.count("\n") > MOST_LINES >= dense.count("\n") else script
+
+
+def future_lines(text: str) -> list[str]:
+    """Annotations stay as they are where a program has any."""
+    return [FUTURE] if re.search(r"def .*(->|\w: )", text) else []
 
 
 def import_lines(modules: Sequence[str], *texts: str) -> list[str]:

@@ -25,10 +25,11 @@ from graphprobe.diagnose.dossier.short_check import (
     USAGE,
     check_text,
     condensed,
+    future_lines,
     import_lines,
 )
 from graphprobe.engine.values import why_not
-from graphprobe.probe.frames.python_text import FUTURE, program_text
+from graphprobe.probe.frames.python_text import program_text
 from graphprobe.probe.frames.python_values import Unwritable
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ def _script(told: ShortProgram, helper: str, marker: str, new: bool) -> Short:
     shown = told.kind == "side_effect"
     used = [helper] if marker in text.text + run else []
     imports = sorted({*text.imports} - {"import torch", "import torch.nn"})
-    head = [*(f"# {line}" for line in (*told.title.splitlines(), USAGE)), *_future(text.text)]
+    head = [*(f"# {line}" for line in (*told.title.splitlines(), USAGE)), *future_lines(text.text + told.backend)]
     for brief in (False, True):
         bounds = () if told.bound is None else (told.bound,)
         check = check_text(
@@ -136,11 +137,6 @@ def _script(told: ShortProgram, helper: str, marker: str, new: bool) -> Short:
             break
     script = condensed(script)
     return Short(script, script.replace(compiled, f'runpy.run_path(__file__)["run"]({told.control})'))
-
-
-def _future(text: str) -> list[str]:
-    """Annotations stay as they are where the program has any."""
-    return [FUTURE] if re.search(r"def .*(->|\w: )", text) else []
 
 
 def _arguments(told: ShortProgram) -> list[dict[str, tuple[str, Any]]]:

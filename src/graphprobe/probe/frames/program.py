@@ -60,6 +60,10 @@ class Program:
 
     # -- called by the encoder ----------------------------------------------------------------------------------------
 
+    def stated(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
+        """The record of a value that is told by a statement of its module; None: by what it holds."""
+        return None
+
     def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
         """The record of a function, class, module and the like; None for everything else."""
         kind = type(value)  # `isinstance` would ask the object
@@ -150,7 +154,7 @@ class Program:
         self._need(module, global_names(code))
         for name in imported_modules(code, module.namespace):
             if is_own(name):
-                self._module_of(vars(sys.modules[name])).whole = True
+                self._whole(sys.modules[name])
 
     def _cell(self, cell: types.CellType, entry: dict[str, Any], path: str) -> dict[str, Any]:
         entry["kind"] = "cell"
@@ -211,7 +215,7 @@ class Program:
             if function.__qualname__.startswith(kind.__qualname__ + "."):
                 for name in imported_modules(function.__code__, known):
                     if is_own(name):
-                        self._module_of(vars(sys.modules[name])).whole = True
+                        self._whole(sys.modules[name])
         entry["closure"] = self._encoder.encode_names(closure, path)
         entry["attributes"] = self._encoder.encode_names(_attributes(kind, node), path)
         for base in kind.__bases__:
@@ -254,15 +258,19 @@ class Program:
     def _module_value(self, module: ModuleType) -> dict[str, Any]:
         name = module.__name__
         if is_own(name):
-            collected = self._module_of(vars(module))
-            collected.whole = True
-            return {"kind": "module", "name": collected.name}
+            return {"kind": "module", "name": self._whole(module)}
         if sys.modules.get(name) is not module:
             place = import_of(module)
             if place is None:
                 raise NotRecordable("a module that is not among those imported")
             return {"kind": "import", "module": place[0], "qualname": place[1]}
         return {"kind": "module", "name": name}
+
+    def _whole(self, module: ModuleType) -> str:
+        """Have a module of the program at hand as a value; its name in the record."""
+        collected = self._module_of(vars(module))
+        collected.whole = True
+        return collected.name
 
     def _module_of(self, namespace: Mapping[str, Any]) -> _Module:
         if id(namespace) not in self._modules:

@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from graphprobe.probe.frames.lookup import code_objects, find_class
 from graphprobe.probe.frames.program import Program, _Module
-from graphprobe.probe.frames.sources import NotRecordable, SourceFile
+from graphprobe.probe.frames.sources import NotRecordable, SourceFile, is_own
 from graphprobe.probe.frames.values import Encoder
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+PATTERNS = "torch._inductor."
+"""Objects of classes from there are changed by functions that they are given to: pattern matchers."""
+
+
+Place = tuple[_Module, str, ast.stmt]
+"""Where a value comes from: a module of the program, the name there, the statement that binds it."""
 
 
 class TextProgram(Program):
-    """Finds what a record needs, what definitions need when they are executed, and values that a decorator has made."""
+    """Finds what a record needs, what definitions need when they are executed, and values that a decorator has made.
+
+    Attributes:
+        statements: by module and name, those that make a value and add to it, for records of the kind `stated`.
+        folders: where modules lie that are imported and not installed, by name.
+    """
+
+    told_alone = False
+    """Whether the text is to run by itself: without the helper `INSTANCE`, and with names that annotations read."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__(encoder)
-        self._places: dict[int, tuple[_Module, str]] = {}
+        self.statements: dict[tuple[str, str], list[ast.stmt]] = {}
+        self.folders: dict[str, str] = {}
+        self._places: dict[int, Place] = {}
 
     @property
     def modules(self) -> list[_Module]:
@@ -32,28 +49,33 @@ class TextProgram(Program):
         """One of all modules."""
         return next(module for module in self._modules.values() if module.name == name)
 
-    def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
-        """As `Program` does; what a decorated `def` has made is told by that, and by its call what torch has made."""
+    def stated(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
+        """A value by the statement that has made it, as what decorates a `def` does, and by those that add to it."""
         place = self._places.get(id(value)) or self._place(value)
-        made = _made_by_torch(value) if place is None and type(value) is FunctionType else None
-        if made is not None:
-            entry |= {"kind": "call", "callable": self._encoder.encode(made[0], path), "args": []}
-            entry["kwargs"] = self._encoder.encode_names(made[1], path)
-            return entry
         if place is None:
-            return super().describe(value, entry, path)
-        module, name = place
-        entry |= {"kind": "defined", "module": module.name, "qualname": name}
+            return None
+        module, name, node = place
         assert module.source is not None
-        statements = [top_level(module.source.tree)[name], *registrations(module.source.tree, name)]
+        entry |= {"kind": "stated", "module": module.name, "qualname": name}
+        statements = [node, *statements_about(module.source.tree, name, node, value)]
+        self.statements[module.name, name] = statements
         for code in code_objects(module.source.code):
             if any(code.co_firstlineno in range(first_line(s), (s.end_lineno or 0) + 1) for s in statements):
                 self._uses(code, module)
-        names = {used for statement in statements for used in defining_names(statement)}
+        names = {used for statement in statements for used in self._read_by(statement)}
         self._need(module, (names - {name}) & set(module.namespace))
         return entry
 
-    def _place(self, value: Any) -> tuple[_Module, str] | None:
+    def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
+        """As `Program` does; by its call what torch has made of a function."""
+        made = _made_by_torch(value) if type(value) is FunctionType else None
+        if made is None:
+            return super().describe(value, entry, path)
+        entry |= {"kind": "call", "callable": self._encoder.encode(made[0], path), "args": []}
+        entry["kwargs"] = self._encoder.encode_names(made[1], path)
+        return entry
+
+    def _place(self, value: Any) -> Place | None:
         """Where the `def` stands whose decorator has made a value."""
         if type(value) is not FunctionType and not hasattr(type(value), "cache_info"):
             return None
@@ -70,14 +92,13 @@ class TextProgram(Program):
                     return place
         return None
 
-    def _decorated(self, module: _Module, name: str, value: Any) -> tuple[_Module, str] | None:
+    def _decorated(self, module: _Module, name: str, value: Any) -> Place | None:
         if module.namespace.get(name) is not value:
             return None
-        file = module.namespace.get("__file__")
-        if module.source is None and isinstance(file, str):
-            module.source = SourceFile(file, module.namespace)
-        statement = top_level(module.source.tree).get(name) if module.source is not None else None
-        return (module, name) if isinstance(statement, ast.FunctionDef) and statement.decorator_list else None
+        statement = top_level(tree_of(module)).get(name)
+        return (
+            (module, name, statement) if isinstance(statement, ast.FunctionDef) and statement.decorator_list else None
+        )
 
     def _need(self, module: _Module, names: set[str]) -> None:
         for name in (names & set(module.namespace)) if module.own else ():
@@ -96,9 +117,15 @@ class TextProgram(Program):
         if not module.own:
             raise NotRecordable(f"it was made inside of {module.name}.{code.co_qualname}")
         made = super()._function(code, namespace, cells, entry, path)
-        names = set(defining_names(self.node_of(made), decorated=False))
-        self._need(module, names & set(namespace))
+        self._need(module, self._read_by(self.node_of(made), decorated=False) & set(namespace))
         return made
+
+    def _read_by(self, node: ast.AST, *, decorated: bool = True) -> set[str]:
+        found = set(defining_names(node, decorated=decorated))
+        if self.told_alone:
+            notes = [getattr(n, "annotation", None) or getattr(n, "returns", None) for n in ast.walk(node)]
+            found |= {n.id for note in notes if note is not None for n in ast.walk(note) if isinstance(n, ast.Name)}
+        return found
 
     def node_of(self, record: Mapping[str, Any]) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef:
         """The text of a function or class."""
@@ -149,24 +176,103 @@ def first_line(node: Any) -> int:
     return min(lines)
 
 
-def registrations(tree: ast.Module, name: str) -> list[ast.stmt]:
-    """Statements that give more to what a decorated `def` has made, as `@op.register_fake` and its like do."""
-    own = top_level(tree)[name].decorator_list
+def statements_about(tree: ast.Module, name: str, made: ast.stmt, value: Any) -> Iterator[ast.stmt]:
+    """Statements that add to what another one has `made`: `@op.register_fake`, `table[key] = f`, `passes.add(f)`."""
+    own = getattr(made, "decorator_list", [])
     texts = {n.value for d in own for n in ast.walk(d) if isinstance(n, ast.Constant) and "::" in str(n.value)}
+    given = [] if isinstance(value, FunctionType | type) else [name]  # to a decorator; a function is given to anything
+    patterns = type(value).__module__.startswith(PATTERNS)
+    parts: list[ast.expr]
+    for node in plain_statements(tree.body):
+        if node is made:
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            parts, names = [node.value], [name] if patterns else []
+        elif isinstance(node, Definition):
+            parts, names = node.decorator_list, given
+        else:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if any(isinstance(t, ast.Attribute | ast.Subscript) and root_of(t)[0] == name for t in targets):
+                yield node
+            continue
+        if any(root_of(part) == (name, True) or _takes(part, names, texts) for part in parts):
+            yield node
 
-    def about(node: ast.AST) -> bool:
-        parts = list(ast.walk(node))
-        return any(isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == name for n in parts) or any(
-            isinstance(n, ast.Constant) and n.value in texts for n in parts
-        )
 
-    found: list[ast.stmt] = []
-    for node in tree.body:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and about(node.value):
-            found.append(node)
-        elif isinstance(node, ast.FunctionDef) and node.name != name and any(map(about, node.decorator_list)):
-            found.append(node)
+def _takes(call: ast.expr, names: Collection[str], texts: Collection[Any]) -> bool:
+    """Whether one of the names is an argument of a call, or one of the texts stands in it."""
+    arguments = [*call.args, *(k.value for k in call.keywords)] if isinstance(call, ast.Call) else []
+    return any(isinstance(a, ast.Name) and a.id in names for a in arguments) or any(
+        isinstance(n, ast.Constant) and n.value in texts for n in ast.walk(call)
+    )
+
+
+def root_of(node: ast.expr) -> tuple[str | None, bool]:
+    """The name that a chain of attributes, subscripts and calls begins with, and whether it has an attribute."""
+    attribute = False
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        attribute = attribute or isinstance(node, ast.Attribute)
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return (node.id if isinstance(node, ast.Name) else None), attribute
+
+
+def plain_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run with a module, those of its blocks too."""
+    for node in body:
+        names = () if isinstance(node, Definition) else ("body", "orelse", "finalbody")
+        blocks = [getattr(node, name, []) for name in names] + [h.body for h in getattr(node, "handlers", [])]
+        if any(blocks):
+            for block in blocks:
+                yield from plain_statements(block)
+        else:
+            yield node
+
+
+def bindings(tree: ast.Module) -> dict[str, list[ast.stmt]]:
+    """Statements of a module that bind a global, by its name."""
+    found: dict[str, list[ast.stmt]] = {}
+    for node in plain_statements(tree.body):
+        names: list[str] = []
+        if isinstance(node, Definition):
+            names = [node.name]
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            parts = [n for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+            names = [part.id for part in parts if isinstance(part.ctx, ast.Store)]
+        for name in names:
+            found.setdefault(name, []).append(node)
     return found
+
+
+def imported_as(module: _Module, name: str) -> str | None:
+    """The program's own line that takes a name from a library, where it has one."""
+    for node in bindings(tree_of(module)).get(name, []):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level and not is_own(node.module):
+            leaf = next(alias.name for alias in node.names if name == (alias.asname or alias.name))
+            if getattr(sys.modules.get(node.module), leaf, None) is module.namespace.get(name):
+                return f"from {node.module} import {leaf}" + (f" as {name}" if name != leaf else "")
+    return None
+
+
+def functions_of(value: Any) -> list[FunctionType]:
+    """What runs when a value is called: a function, or the methods of a class, or of an object's class."""
+    if type(value) is FunctionType:
+        return [inner for inner in (value, inspect.unwrap(value)) if type(inner) is FunctionType]
+    kind = value if issubclass(type(value), type) else type(value)
+    return [function for owner in kind.__mro__ for function in vars(owner).values() if type(function) is FunctionType]
+
+
+def tree_of(module: _Module) -> ast.Module:
+    """The text of a module, parsed; empty for one without a text."""
+    file = module.namespace.get("__file__")
+    if module.source is None and isinstance(file, str):
+        try:
+            module.source = SourceFile(file, module.namespace)
+        except NotRecordable:
+            return ast.Module(body=[], type_ignores=[])
+    return module.source.tree if module.source is not None else ast.Module(body=[], type_ignores=[])
 
 
 def top_level(tree: ast.AST) -> dict[str, Definition]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from graphprobe.engine.values import capture
+from graphprobe.probe.frames.libraries import vars_of
 from graphprobe.probe.frames.program_parts import TextProgram
 from graphprobe.probe.frames.python_values import (
     MOST_INLINE,
@@ -27,10 +28,21 @@ STORED = "stored"
 """Function of the script that fetches a tensor from the file: name, dtype, shape."""
 INSTANCE = "instance"
 """Function of the script that makes an object without its constructor: class, attributes by name."""
+INSTANCE_TEXT = f'''def {INSTANCE}(kind, **attributes):
+    """An object with these attributes, without its constructor."""
+    made = kind.__new__(kind)
+    if isinstance(made, torch.nn.Module):
+        torch.nn.Module.__init__(made)
+    for name, value in attributes.items():
+        if name in ("_parameters", "_buffers", "_modules"):
+            getattr(made, name).update(value)
+        else:
+            object.__setattr__(made, name, value)
+    return made'''
 LONG = 12
 """Lines of an expression beyond which it gets a name."""
 MUTABLE = frozenset({"list", "set", "dict", "tensor", "meta_tensor", "array", "instance", "call", "cached", "enum"})
-NAMED = frozenset({"function", "class", "defined", "module", "import"})
+NAMED = frozenset({"function", "class", "stated", "module", "import"})
 PLAIN = ("tuple", "str", "bytes", "int", "float", "frozenset")
 PLACES = ("torch", "torch.nn", "torch.nn.functional", "torch.optim")
 CONTAINERS = ("_parameters", "_buffers", "_modules")
@@ -309,6 +321,8 @@ class ObjectTexts:
             text = f"{base}.__new__({kind}, {self.text(record['content'], hint)})"
         elif base == "BaseException":
             text = joined(f"{kind}.__new__(", [kind, *self.texts(record["items"], hint)], ")")
+        elif base == "object" and self.program.told_alone:
+            text = f"object.__new__({kind})"
         elif base == "object":
             text = joined(f"{INSTANCE}(", [kind, *self._arguments(state, hint)], ")")
             state = {}
@@ -333,8 +347,11 @@ class ObjectTexts:
             if base == "OrderedDict":
                 put = f"{self.imported('collections')}.OrderedDict.update"
             self.statement(f"{put}({text}, {content})")
+        plainly = vars_of(type(live))["__setattr__"] is vars(object)["__setattr__"]
         for name, value in state.items():
-            self.statement(f"object.__setattr__({text}, {name!r}, {self.text(value, name)})")
+            usual, attribute = plainly and name.isidentifier(), self.text(value, name)
+            put = f"{text}.{name} = {attribute}" if usual else f"object.__setattr__({text}, {name!r}, {attribute})"
+            self.statement(put)
         return text
 
     def _arguments(self, state: Mapping[str, Encoded], hint: str) -> list[str]:

@@ -25,12 +25,13 @@ from graphprobe.probe.frames.program_parts import (
     TextProgram,
     defining_names,
     definitions_of,
+    functions_of,
+    imported_as,
     literals_of,
-    registrations,
 )
 from graphprobe.probe.frames.python_objects import MUTABLE, ObjectTexts, references
 from graphprobe.probe.frames.python_values import Unwritable, joined
-from graphprobe.probe.frames.sources import NotRecordable
+from graphprobe.probe.frames.sources import NotRecordable, global_names
 from graphprobe.probe.frames.values import Encoded, Encoder
 
 BUILTINS = frozenset(dir(builtins))
@@ -49,6 +50,7 @@ class ProgramText:
         files: texts of the program's other modules, by path.
         modules: the names of those.
         stored: what `STORED` fetches, as flat bytes.
+        folders: of modules that are imported and not installed, by name; they are to be put on Python's path.
     """
 
     imports: list[str] = field(default_factory=list)
@@ -58,31 +60,32 @@ class ProgramText:
     files: dict[str, str] = field(default_factory=dict)
     modules: list[str] = field(default_factory=list)
     stored: dict[str, torch.Tensor] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)
 
 
-def program_text(roots: Mapping[str, Any], *, reserved: Mapping[str, Any]) -> ProgramText:
+def program_text(
+    roots: Mapping[str, Any],
+    *,
+    reserved: Mapping[str, Any],
+    program: Callable[[Encoder], TextProgram] = TextProgram,
+) -> ProgramText:
     """The program that values lead to.
 
     Args:
         reserved: names that the file defines for itself, with their values; a program may have the same ones.
+        program: finds what it consists of.
 
     Raises:
         Unwritable: something of it cannot be told as text.
     """
-    programs: list[TextProgram] = []
-
-    def program(encoder: Encoder) -> TextProgram:
-        programs.append(TextProgram(encoder))
-        return programs[0]
-
     try:
         with quiet():
             encoder = Encoder(program)
             encoded = {name: encoder.encode(value, name) for name, value in roots.items()}
-            programs[0].complete()
+            encoder.program.complete()
             if encoder.placeholders:
                 raise Unwritable("; ".join("{path}: {reason}".format(**entry) for entry in encoder.placeholders[:3]))
-            return _Writer(encoder, programs[0], encoded, reserved).write()
+            return _Writer(encoder, encoder.program, encoded, reserved).write()
     except NotRecordable as error:
         raise Unwritable(str(error)) from error
     except RecursionError as error:
@@ -144,7 +147,7 @@ class _Writer(ObjectTexts):
             self.result.files[name.replace(".", "/") + ".py"] = "\n\n".join(filter(None, parts)) + "\n"
             self.result.modules.append(name)
             self.result.names.append(alias)
-        self.result.stored = self.stored
+        self.result.stored, self.result.folders = self.stored, self.program.folders
         return self.result
 
     # -- modules ------------------------------------------------------------------------------------------------------
@@ -154,7 +157,7 @@ class _Writer(ObjectTexts):
         meaning: dict[str, Any] = {}
         defined: dict[str, set[str]] = {}
         for record in self.objects:
-            if record.get("kind") in ("function", "class", "defined") and "<locals>" not in record["qualname"]:
+            if record.get("kind") in ("function", "class", "stated") and "<locals>" not in record["qualname"]:
                 defined.setdefault(record["module"], set()).add(record["qualname"].partition(".")[0])
         for module in self.own:
             names = set(module.values) | defined.get(module.name, set())
@@ -193,7 +196,8 @@ class _Writer(ObjectTexts):
             self.imports[home].add(_import(record["name"], name))
         elif kind == "import" and "." not in record["qualname"]:
             if (record["module"], record["qualname"]) != ("builtins", name):
-                self.imports[home].add(_import_from(record, self.encoder.value_at(number), name))
+                line = imported_as(module, name) or _import_from(record, self.encoder.value_at(number), name)
+                self.imports[home].add(line)
         else:
             here = f"{self.prefix(module)}{name}"
             text = self.text(value, name, keeps=True)
@@ -231,14 +235,35 @@ class _Writer(ObjectTexts):
 
     # -- definitions --------------------------------------------------------------------------------------------------
 
-    def _defined(self, record: Any, number: int, hint: str) -> str:
-        module = self.program.module_named(record["module"])
-        name = self.define(module, definitions_of(module)[record["qualname"]], decorated=True)
+    def _stated(self, record: Any, number: int, hint: str) -> str:
+        module, name = self.program.module_named(record["module"]), record["qualname"]
         assert module.source is not None
-        for statement in registrations(module.source.tree, record["qualname"]):
+        self.made[number] = f"{self.prefix(module)}{name}"
+        for statement in self.program.statements[module.name, name]:
+            key = (module.name, f"{statement.lineno}:{statement.col_offset}")
+            if key in self.done:
+                continue
+            self.done.add(key)
+            self._values_called(module, set(defining_names(statement)), set())
+            if isinstance(statement, Definition) and statement.name == name:
+                self.define(module, statement, decorated=True)
+                continue
             self._values_for(module, statement, decorated=True)
-            self.texts_of[self.home(module)].add(module.source.plain_text(statement), definition=True)
-        return name
+            text = module.source.plain_text(statement)
+            self.texts_of[self.home(module)].add(text, definition=isinstance(statement, Definition))
+        return self.made[number]
+
+    def _values_called(self, module: _Module, names: set[str], seen: set[tuple[str, str]]) -> None:
+        """Have in place what functions and classes of these names read when a statement calls them."""
+        for name in sorted(names & set(module.values)):
+            if (module.name, name) in seen:
+                continue
+            seen.add((module.name, name))
+            for function in functions_of(module.namespace[name]):
+                other = next((m for m in self.own if m.namespace is function.__globals__), None)
+                if other is not None:
+                    self._values_called(other, global_names(function.__code__), seen)
+            self.global_value(module, name)
 
     def _function(self, record: Any, number: int, hint: str) -> str:
         module, name = self.program.module_named(record["module"]), record["qualname"]

@@ -6,6 +6,7 @@ import ast
 import builtins
 import copy
 import dis
+import functools
 import linecache
 import os
 import site
@@ -174,6 +175,7 @@ def is_own(name: str) -> bool:
     return not _installed(file)
 
 
+@functools.cache
 def _installed(file: str) -> bool:
     real = os.path.realpath(file)
     if any(f"{os.sep}{name}{os.sep}" in real for name in ("site-packages", "dist-packages")):
@@ -181,6 +183,7 @@ def _installed(file: str) -> bool:
     return any(real.startswith(folder + os.sep) for folder in _library_folders())
 
 
+@functools.cache
 def _library_folders() -> list[str]:
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     return [os.path.realpath(path) for path in {*paths, *site.getsitepackages(), site.getusersitepackages()} if path]

@@ -115,6 +115,8 @@ class Encoder:
         plain = _PLAIN.get(kind)
         if plain is not None:
             return plain(value)
+        if self.program.stated(value, entry, path) is not None:
+            return entry
         if issubclass(kind, torch.Tensor):
             return self._tensor(value, entry, path)
         if issubclass(kind, np.ndarray | np.generic):
