@@ -281,7 +281,11 @@ GUARD = (
 decides nothing; 1, Python's own exit code for that, would say that it had."""
 
 
-def embedded() -> str:
-    """The replay code as text for a generated script; it defines `main`, `load_constants`, `Undecided`."""
-    text = Path(__file__).read_text("utf-8")
-    return text.split("# <replay>\n", 1)[1].split("# </replay>\n", 1)[0].rstrip() + "\n"
+def embedded(*, file: str | None = __file__, mark: str = "replay") -> str:
+    """The lines of a module between `# <mark>` and `# </mark>` for a generated script, without what graphprobe gives.
+
+    Those of this module, which stand there if nothing else is said, define `main`, `load_constants`, `Undecided`.
+    """
+    text = Path(str(file)).read_text("utf-8")
+    part = text.split(f"# <{mark}>\n", 1)[1].split(f"# </{mark}>\n", 1)[0]
+    return "".join(line for line in part.splitlines(True) if not line.startswith("from graphprobe")).rstrip() + "\n"

@@ -12,7 +12,7 @@ from graphprobe.store import layout
 from graphprobe.store.files import read_file
 from graphprobe.store.schema import UNREADABLE
 
-SCHEMA = 1
+SCHEMA = 2
 FORMAT = "graphprobe frame record"
 
 RECORD, VALUES, REPLAY, SOURCE = "record.json", "values.safetensors", "replay.py", "source"

@@ -14,12 +14,13 @@ from typing import Any
 
 from graphprobe.internals.operators import operator_of
 from graphprobe.internals.program_backends import aot_arguments, aot_autograd
+from graphprobe.probe.frames.libraries import Call
 from graphprobe.probe.frames.program import _Module
-from graphprobe.probe.frames.program_parts import Place, TextProgram, bindings, first_line, tree_of
+from graphprobe.probe.frames.program_parts import Place, TextProgram, bindings, tree_of
 from graphprobe.probe.frames.python_objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.probe.frames.python_text import program_text
 from graphprobe.probe.frames.python_values import Unwritable
-from graphprobe.probe.frames.sources import NotRecordable, is_own
+from graphprobe.probe.frames.sources import NotRecordable, first_line, is_own
 from graphprobe.probe.frames.values import Encoder
 
 STOCK_OPS = frozenset({"aten", "prims", "prim", "higher_order", "inductor", "quantized"})
@@ -50,9 +51,7 @@ class OwnProgram(TextProgram):
         arguments = aot_arguments(value)
         if arguments is None:
             return super().describe(value, entry, path)
-        entry |= {"kind": "call", "callable": self._encoder.encode(aot_autograd(), path), "args": []}
-        entry["kwargs"] = self._encoder.encode_names(arguments, path)
-        return entry
+        return self._encoder.call(Call(aot_autograd(), (), arguments), entry, path)
 
     def _place(self, value: Any) -> Place | None:
         found = super()._place(value)

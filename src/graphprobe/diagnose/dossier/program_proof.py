@@ -12,7 +12,6 @@ import torch
 
 from graphprobe.diagnose.dossier import program_check
 from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own_backend, why_no_text
-from graphprobe.diagnose.dossier.repro import embedded
 from graphprobe.engine import replay
 from graphprobe.engine.values import safetensors_bytes
 from graphprobe.probe.frames.python_objects import INSTANCE, INSTANCE_TEXT, STORED
@@ -194,7 +193,7 @@ def _script(head: Sequence[str], text: ProgramText, body: Sequence[str], check: 
         *helpers,
         *filter(None, body),
         check,
-        f"{_RULE}\n{_BELOW}\n\n{embedded(str(program_check.__file__), 'check')}",
+        f"{_RULE}\n{_BELOW}\n\n{replay.embedded(file=program_check.__file__, mark='check')}",
         'if __name__ == "__main__":\n    sys.exit(main(Check(**CHECK)))',
     ]
     return "\n\n\n".join(part.strip() for part in parts) + "\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import pprint
-from pathlib import Path
 from typing import Any
 
 from torch import fx
@@ -82,11 +81,12 @@ def repro_source(case: Case, *, title: str, flaky_rate: float = 1.0) -> Script:
 
 
 def _watching() -> str:
-    return embedded(watch.__file__, "watch")
+    return replay.embedded(file=watch.__file__, mark="watch")
 
 
 def _checking() -> str:
-    parts = [replay.embedded(), embedded(comparison.__file__, "comparison"), embedded(self_check.__file__, "check")]
+    own = ((comparison.__file__, "comparison"), (self_check.__file__, "check"))
+    parts = [replay.embedded(), *(replay.embedded(file=file, mark=mark) for file, mark in own)]
     return "\n\n\n".join(part.strip() for part in [*parts, HELPERS])
 
 
@@ -107,13 +107,6 @@ _USAGE = (
     "Run it with `python repro.py`; it needs torch and the files beside it.",
     "It exits 1 while the fault is there, 0 when it is gone, 125 when it cannot tell.",
 )
-
-
-def embedded(file: str, mark: str) -> str:
-    """The lines of a module between `# <mark>` and `# </mark>`, without what it imports from graphprobe."""
-    text = Path(file).read_text("utf-8")
-    part = text.split(f"# <{mark}>\n", 1)[1].split(f"# </{mark}>\n", 1)[0]
-    return "".join(line for line in part.splitlines(keepends=True) if not line.startswith("from graphprobe")).rstrip()
 
 
 def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:

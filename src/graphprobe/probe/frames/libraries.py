@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import copyreg
+import enum
 import functools
 import importlib
 import operator as python_operator
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,11 +37,15 @@ MADE_AGAIN = ("numpy",)
 
 @dataclass(frozen=True)
 class Call:
-    """What makes a value anew: a call, then `state`, items and pairs put into its result."""
+    """What makes a value anew: a call, then attributes, `state`, items and pairs put into its result.
+
+    The function and its arguments may be such calls themselves.
+    """
 
     function: Any
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     state: Any = None
     items: tuple[Any, ...] = ()
     pairs: tuple[tuple[Any, Any], ...] = ()
@@ -49,6 +56,8 @@ def import_of(value: Any) -> tuple[str, str] | None:
     for kind, prefix in ((torch.dtype, "torch."), (torch.layout, "torch."), (torch.memory_format, "torch.")):
         if type(value) is kind:
             return "torch", str(value).removeprefix(prefix)
+    if value is ... or value is NotImplemented:
+        return "builtins", repr(value)
     operator = operator_of(value)
     if operator is not None and operator.namespace != "higher_order":
         return "torch", ".".join(filter(None, ["ops", operator.namespace, operator.name, operator.overload]))
@@ -79,21 +88,14 @@ def vars_of(kind: type) -> dict[str, Any]:
 
 
 def call_of(value: Any) -> Call | None:
-    """How a library's value is made again; None for values of the program's classes."""
+    """How a value is made again that is no object of the program's classes; None for those."""
     kind = type(value)
-    if kind is torch.device:
-        return Call(torch.device, (str(value),))
-    if kind is torch.Size:
-        return Call(torch.Size, (list(value),))
-    if kind is functools.partial:
-        state = value.__dict__ or None
-        return Call(functools.partial, (value.func, *value.args), dict(value.keywords), state=state)
-    if kind is property:
-        return Call(property, (value.fget, value.fset, value.fdel))
-    if kind in (staticmethod, classmethod):
-        return Call(kind, (value.__func__,))
-    if kind is types.MappingProxyType:
-        return Call(types.MappingProxyType, (dict(value),))
+    maker = _MAKERS.get(kind)
+    if maker is not None:
+        return maker(value)
+    if issubclass(kind, enum.Enum):
+        name = value.name
+        return Call(getattr, (kind, name)) if name in kind.__members__ else Call(kind, (value.value,))
     if kind is python_operator.itemgetter or kind is python_operator.attrgetter:
         return _reduced(value)
     top = kind.__module__.partition(".")[0]
@@ -102,6 +104,70 @@ def call_of(value: Any) -> Call | None:
     if _is_library(kind.__module__) and top not in ("builtins", "collections", "types", "_thread", "_io", "socket"):
         return _reduced(value)
     return None
+
+
+def _partial(value: Any) -> Call:
+    return Call(functools.partial, (value.func, *value.args), dict(value.keywords), state=value.__dict__ or None)
+
+
+def _method(value: Any) -> Call:
+    name = value.__func__.__name__
+    plain = vars_of(type(value.__self__)).get(name) is value.__func__
+    return Call(getattr, (value.__self__, name)) if plain else Call(types.MethodType, (value.__func__, value.__self__))
+
+
+def _cached(value: Any) -> Call:
+    settings = value.cache_parameters()
+    return Call(Call(functools.lru_cache, (settings["maxsize"], settings["typed"])), (value.__wrapped__,))
+
+
+def _attribute(value: Any) -> Call | None:
+    """A function of C that belongs to an object, or to a class."""
+    owner = value.__objclass__ if hasattr(value, "__objclass__") else value.__self__
+    return None if isinstance(owner, ModuleType | None) else Call(getattr, (owner, value.__name__))
+
+
+def named_tuple(kind: Any) -> Call:
+    """How a class of `collections.namedtuple` is made again."""
+    defaults = {"defaults": list(kind._field_defaults.values())} if kind._field_defaults else {}
+    return Call(collections.namedtuple, (kind.__name__, list(kind._fields)), defaults, _place(kind))
+
+
+def made_class(kind: type) -> Call:
+    """A class from what it holds, for one that no statement says all of."""
+    hidden = ("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__annotations__")
+    members = {n: v for n, v in vars(kind).items() if n not in hidden and type(v) is not types.MemberDescriptorType}
+    return Call(type, (kind.__name__, kind.__bases__, members), attributes=_place(kind))
+
+
+def meta_tensor(value: torch.Tensor) -> Call:
+    """A tensor on the meta device, from its form."""
+    if isinstance(value, torch.nn.Parameter):
+        return Call(torch.nn.Parameter, (meta_tensor(value.data), value.requires_grad))
+    given = {"dtype": value.dtype, "device": "meta", "requires_grad": value.requires_grad}
+    return Call(torch.empty_strided, (tuple(value.shape), value.stride()), given)
+
+
+def _place(kind: type) -> dict[str, str]:
+    return {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+
+
+_MAKERS: dict[type, Callable[[Any], Call | None]] = {
+    bytearray: lambda value: Call(bytearray, (bytes(value),)),
+    slice: lambda value: Call(slice, (value.start, value.stop, value.step)),
+    range: lambda value: Call(range, (value.start, value.stop, value.step)),
+    torch.device: lambda value: Call(torch.device, (str(value),)),
+    torch.Size: lambda value: Call(torch.Size, (list(value),)),
+    property: lambda value: Call(property, (value.fget, value.fset, value.fdel)),
+    staticmethod: lambda value: Call(staticmethod, (value.__func__,)),
+    classmethod: lambda value: Call(classmethod, (value.__func__,)),
+    types.MappingProxyType: lambda value: Call(types.MappingProxyType, (dict(value),)),
+    types.MethodType: _method,
+    functools.partial: _partial,
+    functools._lru_cache_wrapper: _cached,
+    **dict.fromkeys((types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType), _attribute),
+    **dict.fromkeys((types.WrapperDescriptorType, types.ClassMethodDescriptorType), _attribute),
+}
 
 
 def _is_library(module: str) -> bool:
@@ -126,4 +192,4 @@ def _reduced(value: Any) -> Call:
         state is not None and isinstance(state, tuple) and not hasattr(value, "__setstate__")
     ):
         raise NotRecordable("its state is more than attributes")
-    return Call(function, args, {}, state, tuple(items or ()), tuple(pairs or ()))
+    return Call(function, args, {}, {}, state, tuple(items or ()), tuple(pairs or ()))

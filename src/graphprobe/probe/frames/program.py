@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import functools
 import sys
 import types
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from graphprobe.internals.function_kinds import disabled_function
-from graphprobe.probe.frames.libraries import import_of
+from graphprobe.probe.frames.libraries import Call, import_of, made_class, named_tuple
 from graphprobe.probe.frames.sources import (
     NotRecordable,
     SourceFile,
@@ -29,9 +28,6 @@ from graphprobe.probe.frames.sources import (
 )
 from graphprobe.probe.frames.values import Encoded, Encoder
 from graphprobe.store.frame_record import SOURCE, ModuleRecord
-
-BUILTIN_FUNCTIONS = (types.BuiltinFunctionType, types.MethodWrapperType)
-DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 
 
 @dataclass
@@ -71,11 +67,6 @@ class Program:
             return self._module_value(value)
         if kind is types.CellType:
             return self._cell(value, entry, path)
-        if kind is types.MethodType:
-            entry["kind"] = "method"
-            entry["function"] = self._encoder.encode(value.__func__, path)
-            entry["self"] = self._encoder.encode(value.__self__, f"{path}.__self__")
-            return entry
         if not issubclass(kind, type | FunctionType) and not _from_a_library(value):
             return None
         place = import_of(value)
@@ -85,7 +76,7 @@ class Program:
             return self._function_value(value, entry, path)
         if issubclass(kind, type):
             return self._class(value, entry, path)
-        return self._callable(value, entry, path)
+        return None
 
     def frame_function(self, code: CodeType, namespace: dict[str, Any], closure: tuple[Any, ...]) -> Encoded:
         """The function that a frame runs, of which only the code is known."""
@@ -114,10 +105,7 @@ class Program:
         disabled = disabled_function(function)
         if disabled is not None:
             inner, settings = disabled
-            entry |= {"kind": "call", "callable": self._encoder.encode(torch.compiler.disable, path)}
-            entry["args"] = [self._encoder.encode(inner, path)]
-            entry["kwargs"] = self._encoder.encode_names(settings, path)
-            return entry
+            return self._encoder.call(Call(torch.compiler.disable, (inner,), settings), entry, path)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         self._function(function.__code__, function.__globals__, cells, entry, path)
         entry["name"], entry["reported_module"] = function.__name__, function.__module__
@@ -164,23 +152,6 @@ class Program:
             pass
         return entry
 
-    def _callable(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
-        if isinstance(value, functools._lru_cache_wrapper):
-            parameters: Any = value.cache_parameters()
-            entry |= {"kind": "cached", "maxsize": parameters["maxsize"], "typed": parameters["typed"]}
-            entry["function"] = self._encoder.encode(value.__wrapped__, path)
-            return entry
-        owner = None
-        if isinstance(value, BUILTIN_FUNCTIONS) and not isinstance(value.__self__, ModuleType | None):
-            owner = value.__self__
-        elif isinstance(value, DESCRIPTORS):
-            owner = value.__objclass__
-        if owner is None:
-            return None
-        entry |= {"kind": "attribute", "name": value.__name__}
-        entry["object"] = self._encoder.encode(owner, f"{path}.__self__")
-        return entry
-
     # -- classes ------------------------------------------------------------------------------------------------------
 
     def _class(self, kind: type, entry: dict[str, Any], path: str) -> dict[str, Any]:
@@ -188,7 +159,7 @@ class Program:
         functions = [f for f in map(_plain_function, vars(kind).values()) if f is not None]
         written = any(f.__code__.co_filename[:1] != "<" and f.__module__ == kind.__module__ for f in functions)
         if kind.__bases__ == (tuple,) and isinstance(fields, tuple) and not written:
-            return self._named_tuple(kind, entry, path)
+            return self._encoder.call(named_tuple(kind), entry, path)
         here = [f for f in functions if f.__globals__.get("__name__") == kind.__module__]
         live = sys.modules.get(kind.__module__)
         module = self._module_of(here[0].__globals__ if here else vars(live) if live is not None else {})
@@ -205,7 +176,7 @@ class Program:
         except NotRecordable:
             if type(kind) is not type:
                 raise
-            return self._made_class(kind, entry, path)
+            return self._encoder.call(made_class(kind), entry, path)
         when_defined = self._called_when_defined(set(names_when_defined(node)) & set(known), known)
         entry |= {"kind": "class", "module": module.name, "qualname": kind.__qualname__, "needs": sorted(when_defined)}
         entry |= {"closure": {}, "attributes": {}}
@@ -232,26 +203,6 @@ class Program:
                 found |= new
                 todo += new
         return found
-
-    def _made_class(self, kind: type, entry: dict[str, Any], path: str) -> dict[str, Any]:
-        """A class from what it holds: no statement says all of it."""
-        entry |= {"kind": "made_class", "name": kind.__name__, "qualname": kind.__qualname__, "module": kind.__module__}
-        entry["bases"] = self._encoder.encode_all(kind.__bases__, f"{path}.__bases__")
-        hidden = ("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__annotations__")
-        members = {n: v for n, v in vars(kind).items() if n not in hidden and type(v) is not types.MemberDescriptorType}
-        entry["members"] = self._encoder.encode_names(members, path)
-        return entry
-
-    def _named_tuple(self, kind: Any, entry: dict[str, Any], path: str) -> dict[str, Any]:
-        entry |= {
-            "kind": "named_tuple",
-            "name": kind.__name__,
-            "qualname": kind.__qualname__,
-            "module": kind.__module__,
-        }
-        entry["fields"] = list(kind._fields)
-        entry["defaults"] = self._encoder.encode_all(kind._field_defaults.values(), path)
-        return entry
 
     # -- modules ------------------------------------------------------------------------------------------------------
 

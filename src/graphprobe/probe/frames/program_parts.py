@@ -9,9 +9,17 @@ from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from graphprobe.probe.frames.lookup import code_objects, find_class
+from graphprobe.probe.frames.libraries import Call
 from graphprobe.probe.frames.program import Program, _Module
-from graphprobe.probe.frames.sources import NotRecordable, SourceFile, is_own
+from graphprobe.probe.frames.rebuild import code_objects, find_class
+from graphprobe.probe.frames.sources import (
+    NotRecordable,
+    SourceFile,
+    first_line,
+    is_own,
+    lines_of,
+    names_when_defined,
+)
 from graphprobe.probe.frames.values import Encoder
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -60,7 +68,7 @@ class TextProgram(Program):
         statements = [node, *statements_about(module.source.tree, name, node, value)]
         self.statements[module.name, name] = statements
         for code in code_objects(module.source.code):
-            if any(code.co_firstlineno in range(first_line(s), (s.end_lineno or 0) + 1) for s in statements):
+            if any(code.co_firstlineno in lines_of(s) for s in statements):
                 self._uses(code, module)
         names = {used for statement in statements for used in self._read_by(statement)}
         self._need(module, (names - {name}) & set(module.namespace))
@@ -71,9 +79,7 @@ class TextProgram(Program):
         made = _made_by_torch(value) if type(value) is FunctionType else None
         if made is None:
             return super().describe(value, entry, path)
-        entry |= {"kind": "call", "callable": self._encoder.encode(made[0], path), "args": []}
-        entry["kwargs"] = self._encoder.encode_names(made[1], path)
-        return entry
+        return self._encoder.call(made, entry, path)
 
     def _place(self, value: Any) -> Place | None:
         """Where the `def` stands whose decorator has made a value."""
@@ -149,8 +155,8 @@ class TextProgram(Program):
         return found[int(record["at"])]
 
 
-def _made_by_torch(function: FunctionType) -> tuple[Any, dict[str, Any]] | None:
-    """The function of torch that made this one, and what it was given, where all of that is kept, as by `vmap`."""
+def _made_by_torch(function: FunctionType) -> Call | None:
+    """The call of torch that made a function, where all that it was given is kept, as by `vmap`."""
     name, _, inner = function.__code__.co_qualname.partition(".<locals>.")
     maker = function.__globals__.get(name)
     if (
@@ -167,13 +173,7 @@ def _made_by_torch(function: FunctionType) -> tuple[Any, dict[str, Any]] | None:
         return None
     parameters = inspect.signature(inspect.unwrap(maker)).parameters
     needed = {n for n, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-    return (maker, given) if needed <= set(given) <= set(parameters) else None
-
-
-def first_line(node: Any) -> int:
-    """Where a definition begins, with what decorates it."""
-    lines: list[int] = [node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]
-    return min(lines)
+    return Call(maker, (), given) if needed <= set(given) <= set(parameters) else None
 
 
 def statements_about(tree: ast.Module, name: str, made: ast.stmt, value: Any) -> Iterator[ast.stmt]:
@@ -293,19 +293,7 @@ def definitions_of(module: _Module) -> dict[str, Definition]:
 
 def defining_names(node: ast.AST, *, decorated: bool = True) -> Iterator[str]:
     """Names that a definition reads when it is executed; annotations are texts, and are not read."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        outer: list[ast.AST] = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-        outer += getattr(node, "decorator_list", []) if decorated else []
-        for part in outer:
-            yield from defining_names(part)
-    elif isinstance(node, ast.AnnAssign):
-        if node.value is not None:
-            yield from defining_names(node.value)
-    else:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            yield node.id
-        for child in ast.iter_child_nodes(node):
-            yield from defining_names(child)
+    return names_when_defined(node, decorated=decorated, annotations=False)
 
 
 def literals_of(node: ast.AST) -> dict[str, Any]:

@@ -41,7 +41,7 @@ INSTANCE_TEXT = f'''def {INSTANCE}(kind, **attributes):
     return made'''
 LONG = 12
 """Lines of an expression beyond which it gets a name."""
-MUTABLE = frozenset({"list", "set", "dict", "tensor", "meta_tensor", "array", "instance", "call", "cached", "enum"})
+MUTABLE = frozenset({"list", "set", "dict", "tensor", "array", "instance", "call"})
 NAMED = frozenset({"function", "class", "stated", "module", "import"})
 PLAIN = ("tuple", "str", "bytes", "int", "float", "frozenset")
 PLACES = ("torch", "torch.nn", "torch.nn.functional", "torch.optim")
@@ -119,23 +119,8 @@ class ObjectTexts:
         """Each of them."""
         return [self.text(value, hint) for value in values]
 
-    def _number(self, record: Any, number: int, hint: str) -> str:
-        return number_text(self.encoder.value_at(number))
-
-    _int = _float = _complex = _number
-
     def _literal(self, record: Any, number: int, hint: str) -> str:
-        return repr(self.encoder.value_at(number))
-
-    _text = _bytes = _literal
-
-    def _constant(self, record: Any, number: int, hint: str) -> str:
-        return str(record["name"])
-
-    def _slice(self, record: Any, number: int, hint: str) -> str:
-        return f"{record['kind']}({', '.join(self.texts(record['items'], hint))})"
-
-    _range = _slice
+        return number_text(self.encoder.value_at(number))
 
     def _list(self, record: Any, number: int, hint: str) -> str:
         return joined("[", self.texts(record["items"], hint), "]")
@@ -225,13 +210,6 @@ class ObjectTexts:
             self.statement(f"{name} = {self._dense(flat, name)}")
         return self._memory[storage]
 
-    def _meta_tensor(self, record: Any, number: int, hint: str) -> str:
-        size = f"{tuple(record['shape'])}, {tuple(record['stride'])}"
-        text = f'torch.empty_strided({size}, dtype=torch.{record["dtype"]}, device="meta")'
-        if record["is_parameter"]:
-            return f"torch.nn.Parameter({text}, {record['requires_grad']})"
-        return text + (".requires_grad_()" if record["requires_grad"] else "")
-
     def _array(self, record: Any, number: int, hint: str) -> str:
         value = self.encoder.value_at(number)
         array, numpy = np.asarray(value), self.imported("numpy")
@@ -260,22 +238,12 @@ class ObjectTexts:
             return self.imported_from(module, name)
         return f"{self.imported(module)}.{name}"
 
-    def _attribute(self, record: Any, number: int, hint: str) -> str:
-        return f"{self.text(record['object'], hint)}.{record['name']}"
-
-    def _method(self, record: Any, number: int, hint: str) -> str:
-        method = self.encoder.value_at(number)
-        owner, name = self.text(record["self"], hint), method.__func__.__name__
-        if getattr(type(method.__self__), name, None) is method.__func__:
-            return f"{owner}.{name}"
-        return f"{self.imported('types')}.MethodType({self.text(record['function'], name)}, {owner})"
-
-    def _cached(self, record: Any, number: int, hint: str) -> str:
-        settings = f"{record['maxsize']!r}, {record['typed']!r}"
-        return f"{self.imported('functools')}.lru_cache({settings})({self.text(record['function'], hint)})"
-
     def _call(self, record: Any, number: int, hint: str) -> str:
+        called = self.encoder.value_at(record["callable"]["ref"])
         parts = self.texts(record["args"], hint)
+        name = record["args"][1] if called is getattr else ""
+        if isinstance(name, str) and name.isidentifier():
+            return f"{parts[0]}.{name}"
         parts += [f"{name}={self.text(value, name)}" for name, value in record.get("kwargs", {}).items()]
         text = joined(f"{self.text(record['callable'], hint)}(", parts, ")")
         if any(name in record for name in ("state", "items", "pairs")):
@@ -293,26 +261,9 @@ class ObjectTexts:
 
     # -- instances ----------------------------------------------------------------------------------------------------
 
-    def _enum(self, record: Any, number: int, hint: str) -> str:
-        kind = self.text(record["class"], hint)
-        members = type(self.encoder.value_at(number)).__members__
-        return (
-            f"{kind}.{record['name']}" if record["name"] in members else f"{kind}({self.text(record['value'], hint)})"
-        )
-
-    def _named_tuple(self, record: Any, number: int, hint: str) -> str:
-        defaults = f", defaults={joined('[', self.texts(record['defaults'], hint), ']')}" if record["defaults"] else ""
-        names = f"{record['name']!r}, {record['fields']!r}{defaults}"
-        return self.named(number, f"{self.imported('collections')}.namedtuple({names})", record["name"])
-
-    def _made_class(self, record: Any, number: int, hint: str) -> str:
-        bases = self.texts(record["bases"], hint)
-        members = [f"{name!r}: {self.text(value, name)}" for name, value in record["members"].items()]
-        given = f"({''.join(f'{base}, ' for base in bases)}), {joined('{', members, '}')}"
-        return self.named(number, f"type({record['name']!r}, {given})", record["name"])
-
     def _instance(self, record: Any, number: int, hint: str) -> str:
-        kind, base, live = self.text(record["class"], hint), record["base"], self.encoder.value_at(number)
+        base, live = record["base"], self.encoder.value_at(number)
+        kind = self.text(record["class"], type(live).__name__)
         state = {**record.get("state", {}), **record.get("slots", {})}
         if isinstance(live, torch.nn.Module):
             return self._module_instance(kind, state, live, hint)

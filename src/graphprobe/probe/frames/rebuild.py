@@ -6,19 +6,18 @@ from __future__ import annotations
 import __future__
 
 import ast
-import base64
 import collections
 import functools
 import importlib
+import math
 import struct
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from graphprobe.engine.replay import Undecided
-from graphprobe.probe.frames.lookup import InProgress, Placeholder, find_class, find_code, same
 
 FUTURE_FLAGS = functools.reduce(
     lambda a, b: a | b, (getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
@@ -28,7 +27,67 @@ BASES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (tuple, str, bytes, int, float, frozenset, BaseException, collections.deque)},
 }
 """What an object may be made of at bottom; each makes an empty one, or one with its content."""
+LITERALS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "complex": complex}
 MAIN = "__main__"
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+class InProgress(Exception):
+    """The object is being made; whoever wants it can have it later."""
+
+
+class Placeholder:
+    """Stands where a value could not be recorded."""
+
+    def __init__(self, type: str, reason: str) -> None:
+        self.type, self.reason = type, reason
+
+    def __repr__(self) -> str:
+        return f"<not recorded: {self.type}, {self.reason}>"
+
+
+def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a file and of everything defined in it, in the order of the text."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from code_objects(constant)
+
+
+def find_code(file: types.CodeType, qualname: str, line: int, at: int) -> types.CodeType | None:
+    """The function of that name: at its line the `at`-th, else, where the text was edited, the nearest one."""
+    alike = [code for code in code_objects(file) if code.co_qualname == qualname]
+    there = [code for code in alike if code.co_firstlineno == line]
+    if there:
+        return there[at] if at < len(there) else None
+    return min(alike, key=lambda code: abs(code.co_firstlineno - line), default=None)
+
+
+def find_class(tree: ast.AST, qualname: str) -> ast.ClassDef | None:
+    """The last class of that name."""
+    found: list[ast.AST] = [tree]
+    for part in qualname.split("."):
+        if part != "<locals>":
+            found = [n for parent in found for n in definitions(parent) if getattr(n, "name", None) == part]
+    classes = [node for node in found if isinstance(node, ast.ClassDef)]
+    return classes[-1] if classes else None
+
+
+def definitions(parent: ast.AST) -> Iterator[ast.AST]:
+    """Functions and classes that stand directly in a scope, also inside of its `if`, `try` and the like."""
+    for child in ast.iter_child_nodes(parent):
+        if isinstance(child, SCOPES):
+            yield child
+        else:
+            yield from definitions(child)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether a class attribute is as it was recorded; where that cannot be said, it is set again."""
+    if isinstance(a, float) and math.isnan(a):
+        return False
+    return a is b or (type(a) in (bool, int, str, bytes, float) and bool(a == b))
 
 
 class Rebuilder:
@@ -139,31 +198,11 @@ class Rebuilder:
 
     # -- plain values -------------------------------------------------------------------------------------------------
 
-    def make_int(self, record: Mapping[str, Any], number: int) -> int:
-        return int(record["value"])
-
-    def make_float(self, record: Mapping[str, Any], number: int) -> float:
-        text = record["value"]
-        return float(text) if "bits" not in record else float(struct.unpack("<d", bytes.fromhex(record["bits"]))[0])
-
-    def make_complex(self, record: Mapping[str, Any], number: int) -> complex:
-        return complex(*struct.unpack("<dd", bytes.fromhex(record["bits"])))
-
-    def make_bytes(self, record: Mapping[str, Any], number: int) -> Any:
-        data = base64.b64decode(record["value"])
-        return data if record["type"] == "bytes" else bytearray(data)
-
-    def make_text(self, record: Mapping[str, Any], number: int) -> str:
-        return base64.b64decode(record["value"]).decode("utf-8", "surrogatepass")
-
-    def make_slice(self, record: Mapping[str, Any], number: int) -> slice:
-        return slice(*self.values(record["items"]))
-
-    def make_range(self, record: Mapping[str, Any], number: int) -> range:
-        return range(*self.values(record["items"]))
-
-    def make_constant(self, record: Mapping[str, Any], number: int) -> Any:
-        return {"Ellipsis": ..., "NotImplemented": NotImplemented}[record["name"]]
+    def make_literal(self, record: Mapping[str, Any], number: int) -> Any:
+        if "bits" in record:  # a NaN has more of them than one can write
+            parts = struct.unpack("<dd", bytes.fromhex(record["bits"]))
+            return complex(*parts) if record["type"] == "complex" else parts[0]
+        return LITERALS.get(record["type"], ast.literal_eval)(record["text"])
 
     def make_placeholder(self, record: Mapping[str, Any], number: int) -> Placeholder:
         return Placeholder(record["type"], record["reason"])
@@ -178,16 +217,15 @@ class Rebuilder:
         return made
 
     def make_tuple(self, record: Mapping[str, Any], number: int) -> Any:
-        return tuple(self.values(record["items"]))
+        return BASES[record["kind"]](self.values(record["items"]))
+
+    make_frozenset = make_tuple
 
     def make_set(self, record: Mapping[str, Any], number: int) -> Any:
         made: set[Any] = set()
         self.built[number] = made
         made.update(self.values(record["items"]))
         return made
-
-    def make_frozenset(self, record: Mapping[str, Any], number: int) -> Any:
-        return frozenset(self.values(record["items"]))
 
     def make_dict(self, record: Mapping[str, Any], number: int) -> Any:
         made: dict[Any, Any] = {}
@@ -215,15 +253,6 @@ class Rebuilder:
             setattr(tensor, name, self.value(value))
         return tensor
 
-    def make_meta_tensor(self, record: Mapping[str, Any], number: int) -> Any:
-        import torch
-
-        made = torch.empty_strided(
-            record["shape"], record["stride"], dtype=getattr(torch, record["dtype"]), device="meta"
-        )
-        made.requires_grad_(record["requires_grad"])
-        return torch.nn.Parameter(made, record["requires_grad"]) if record["is_parameter"] else made
-
     def make_array(self, record: Mapping[str, Any], number: int) -> Any:
         numpy = importlib.import_module("numpy")
         data = self.tensors[record["tensor"]].numpy().tobytes()
@@ -245,9 +274,6 @@ class Rebuilder:
                     f"there is no {record['module']}.{record['qualname']} in this process (see --import)"
                 ) from error
         return found
-
-    def make_attribute(self, record: Mapping[str, Any], number: int) -> Any:
-        return getattr(self.value(record["object"]), record["name"])
 
     # -- functions ----------------------------------------------------------------------------------------------------
 
@@ -281,15 +307,17 @@ class Rebuilder:
             setattr(made, name, self.value(value))
         return made
 
-    def make_method(self, record: Mapping[str, Any], number: int) -> Any:
-        return types.MethodType(self.value(record["function"]), self.value(record["self"]))
-
     def make_call(self, record: Mapping[str, Any], number: int) -> Any:
-        """What a library makes anew from arguments."""
         function = self.value(record["callable"])
+        if function is type:
+            self.begin(number)
         arguments, named = self.values(record["args"]), record.get("kwargs", {})
         made = function(*arguments, **{name: self.value(value) for name, value in named.items()})
         self.built[number] = made
+        for name, value in record.get("attributes", {}).items():
+            setattr(made, name, self.value(value))
+        if function is type:
+            return self.finish(number, made)
         if "state" in record:
             state = self.value(record["state"])
             made.__setstate__(state) if hasattr(made, "__setstate__") else vars(made).update(state)
@@ -298,9 +326,6 @@ class Rebuilder:
         for key, value in record.get("pairs", ()):
             made[self.value(key)] = self.value(value)
         return made
-
-    def make_cached(self, record: Mapping[str, Any], number: int) -> Any:
-        return functools.lru_cache(record["maxsize"], record["typed"])(self.value(record["function"]))
 
     # -- classes and their instances ----------------------------------------------------------------------------------
 
@@ -343,28 +368,10 @@ class Rebuilder:
             namespace["_graphprobe_make"] = before
         return make(**closure)
 
-    def make_made_class(self, record: Mapping[str, Any], number: int) -> Any:
-        self.begin(number)
-        members = {name: self.value(value) for name, value in record["members"].items()}
-        made = type(record["name"], tuple(self.values(record["bases"])), members)
-        made.__module__, made.__qualname__ = record["module"], record["qualname"]
-        return self.finish(number, made)
-
     def begin(self, number: int) -> None:
         if number in self.building:
-            raise InProgress(f"class {self.doc['objects'][number]['qualname']}")
+            raise InProgress(self.doc["objects"][number].get("qualname", number))
         self.building.add(number)
-
-    def make_named_tuple(self, record: Mapping[str, Any], number: int) -> Any:
-        make: Any = collections.namedtuple  # the type checker wants literals
-        defaults = self.values(record["defaults"])
-        made = make(record["name"], record["fields"], defaults=defaults, module=record["module"])
-        made.__qualname__ = record["qualname"]
-        return made
-
-    def make_enum(self, record: Mapping[str, Any], number: int) -> Any:
-        kind = self.value(record["class"])
-        return kind[record["name"]] if record["name"] in kind.__members__ else kind(self.value(record["value"]))
 
     def make_instance(self, record: Mapping[str, Any], number: int) -> Any:
         kind, base = self.value(record["class"]), BASES[record["base"]]

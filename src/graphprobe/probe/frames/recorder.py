@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import platform
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,14 +15,16 @@ from graphprobe.engine import replay
 from graphprobe.engine.values import capture, safetensors_bytes
 from graphprobe.internals.frame_failures import FailedFrame
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.frames import lookup, rebuild, replaying
+from graphprobe.probe.frames import rebuild, replaying
 from graphprobe.probe.frames.program import Program
 from graphprobe.probe.frames.sources import NotRecordable
-from graphprobe.probe.frames.state import torch_state
 from graphprobe.probe.frames.values import Encoder
 from graphprobe.store import frame_record
 from graphprobe.store.frame_record import Failure, FrameRecord, UserLine
 from graphprobe.store.schema import json_from_value
+
+OWN = ((rebuild.__file__, "rebuild"), (replaying.__file__, "replaying"))
+"""Modules whose code a record holds beside that of `engine.replay`, each with its mark."""
 
 
 def record_files(frame: FailedFrame, *, most_bytes: int | None = None) -> dict[str, bytes]:
@@ -129,6 +132,39 @@ def _trim(doc: dict[str, Any], tensors: dict[str, torch.Tensor], most_bytes: int
     return [f"{left_out} storages are recorded without their values, zeros in a replay: more than {most_bytes} bytes"]
 
 
+def torch_state(dynamo: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What `replaying.configured` sets again, and a line for each setting that JSON cannot hold."""
+    kept = {name: value for name, value in dynamo.items() if is_plain(value)}
+    notes = [
+        f"torch._dynamo.config.{name} is {value!r:.80}, which is not recorded"
+        for name, value in dynamo.items()
+        if name not in kept
+    ]
+    state = {
+        "grad_enabled": torch.is_grad_enabled(),
+        "inference_mode": torch.is_inference_mode_enabled(),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "default_device": str(torch.get_default_device()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "autocast": {
+            device: str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            for device in ("cpu", "cuda")
+            if torch.is_autocast_enabled(device)
+        },
+        "dynamo": kept,
+    }
+    return state, notes
+
+
+def is_plain(value: Any) -> bool:
+    """Whether JSON gives it back as it was."""
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
 def replay_script(record: FrameRecord) -> str:
     """The text of `replay.py`."""
     line = record.user_line
@@ -152,18 +188,8 @@ gc.enable()
 if __name__ == "__main__":
     sys.exit(replay_frame(Path(__file__).resolve().parent))
 """
-    own = ((lookup, "lookup"), (rebuild, "rebuild"), (replaying, "replaying"))
-    parts = [replay.embedded(), *(_embedded(str(module.__file__), mark) for module, mark in own)]
-    return "\n\n".join([head, *parts, tail])
-
-
-def _embedded(file: str, mark: str) -> str:
-    text = Path(file).read_text("utf-8")
-    part = text.split(f"# <{mark}>\n", 1)[1].split(f"# </{mark}>\n", 1)[0]
-    return (
-        "".join(line for line in part.splitlines(keepends=True) if not line.startswith("from graphprobe")).rstrip()
-        + "\n"
-    )
+    own = [replay.embedded(file=file, mark=mark) for file, mark in OWN]
+    return "\n\n".join([head, replay.embedded(), *own, tail])
 
 
 def _one_line(text: str) -> str:

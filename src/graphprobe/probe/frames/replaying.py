@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.engine.replay import Undecided, restore_all, say
+from graphprobe.engine.replay import Undecided, parse_safetensors, restore_all, say
 from graphprobe.probe.frames.rebuild import MAIN, Rebuilder
 
 DYNAMO, SETTINGS, CONVERT_FRAME = "torch._dynamo", "torch._dynamo.config", "torch._dynamo.convert_frame"
@@ -39,24 +39,15 @@ class Suppressed(BaseException):
 def read_tensors(folder: Path, doc: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The storages, as flat bytes; those without data hold zeros."""
     path = folder / "values.safetensors"
-    found: dict[str, torch.Tensor] = {}
-    if path.is_file():
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            for name, entry in header.items():
-                begin, end = entry["data_offsets"]
-                file.seek(8 + length + begin)
-                data = bytearray(file.read(end - begin))
-                if len(data) != end - begin:
-                    raise Undecided(f"{path} is cut off")
-                found[name] = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    try:
+        found = parse_safetensors(path.read_bytes())[0] if path.is_file() else {}
+    except (struct.error, ValueError) as error:
+        raise Undecided(f"{path} is cut off") from error
     for name, storage in doc["storages"].items():
-        if name not in found:
-            if not storage.get("without_data"):
-                raise Undecided(f"{path} is missing, or lacks {name}")
+        if storage.get("without_data"):
             found[name] = torch.zeros(storage["size_bytes"], dtype=torch.uint8)
+        elif name not in found or found[name].numel() != storage["size_bytes"]:
+            raise Undecided(f"{path} is missing, or lacks {name}")
     return found
 
 

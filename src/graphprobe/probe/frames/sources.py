@@ -13,11 +13,11 @@ import site
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
-from graphprobe.probe.frames.lookup import code_objects, find_class
+from graphprobe.probe.frames.rebuild import code_objects, find_class
 
 
 class NotRecordable(Exception):
@@ -72,13 +72,13 @@ class SourceFile:
         """What is needed, each line where it was."""
         kept: set[int] = set()
         for i in self._needed:
-            kept.update(_lines_of(self.tree.body[i]))
+            kept.update(lines_of(self.tree.body[i]))
         return "\n".join(line if n in kept else "" for n, line in enumerate(self._lines, start=1))
 
     def plain_text(self, node: ast.stmt, *, decorated: bool = True) -> str:
         """One statement, without the indentation that it has in the file, and without what decorates it if so asked."""
         decorators = getattr(node, "decorator_list", [])
-        first = min([node.lineno, *(d.lineno for d in decorators)]) if decorated else node.lineno
+        first = first_line(node) if decorated else node.lineno
         text = textwrap.dedent("\n".join(self._lines[first - 1 : node.end_lineno])).rstrip()
         if not decorated and decorators:
             node = copy.copy(node)
@@ -91,13 +91,18 @@ class SourceFile:
 
     def _need(self, line: int) -> None:
         for i, statement in enumerate(self.tree.body):
-            if line in _lines_of(statement):
+            if line in lines_of(statement):
                 self._needed.add(i)
 
 
-def _lines_of(statement: ast.stmt) -> range:
-    first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
-    return range(first, (statement.end_lineno or statement.lineno) + 1)
+def lines_of(statement: ast.stmt) -> range:
+    return range(first_line(statement), (statement.end_lineno or statement.lineno) + 1)
+
+
+def first_line(node: Any) -> int:
+    """Where a definition begins, with what decorates it."""
+    lines: list[int] = [node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]
+    return min(lines)
 
 
 def all_codes(code: CodeType) -> Iterator[CodeType]:
@@ -135,23 +140,27 @@ def attribute_names(code: CodeType) -> set[str]:
     return {name for c in all_codes(code) for name in c.co_names}
 
 
-def names_when_defined(node: ast.AST) -> Iterator[str]:
-    """Names that a statement reads when it is executed: not those inside of functions."""
+def names_when_defined(node: ast.AST, *, decorated: bool = True, annotations: bool = True) -> Iterator[str]:
+    """Names that a statement reads when it is executed: not those inside of functions.
+
+    Args:
+        decorated: with those of what decorates it.
+        annotations: with those in annotations; else these are texts.
+    """
+    parts: Iterable[ast.AST | None] = ast.iter_child_nodes(node)
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        arguments = node.args
-        outer: list[ast.AST | None] = [*arguments.defaults, *arguments.kw_defaults]
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        outer += [argument.annotation for argument in every if argument is not None]
-        if not isinstance(node, ast.Lambda):
-            outer += [*node.decorator_list, node.returns]
-        for part in outer:
-            if part is not None:
-                yield from names_when_defined(part)
-        return
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        given = node.args
+        every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        notes = [*(argument.annotation for argument in every if argument is not None), getattr(node, "returns", None)]
+        parts = [*given.defaults, *given.kw_defaults, *(getattr(node, "decorator_list", []) if decorated else [])]
+        parts = [*parts, *(notes if annotations else [])]
+    elif isinstance(node, ast.AnnAssign) and not annotations:
+        parts = [node.value]
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         yield node.id
-    for child in ast.iter_child_nodes(node):
-        yield from names_when_defined(child)
+    for part in parts:
+        if part is not None:
+            yield from names_when_defined(part, annotations=annotations)
 
 
 def names_in_class(node: ast.ClassDef) -> set[str]:

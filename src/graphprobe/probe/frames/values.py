@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import collections
-import enum
 import struct
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +13,6 @@ import torch
 
 from graphprobe.engine.values import why_not
 from graphprobe.internals.function_kinds import uncompiled
-from graphprobe.internals.quiet import is_fake
 from graphprobe.probe.frames import libraries
 from graphprobe.probe.frames.sources import NotRecordable
 
@@ -24,6 +21,7 @@ MOST_ITEMS = 100_000
 """Of one container. More is a data set, not an argument."""
 PLAIN_INT = 2**53
 MADE_OF = (object, dict, list, set, collections.OrderedDict, collections.defaultdict, collections.deque)
+LITERALS = (int, float, complex, str, bytes)
 CONTENT = (tuple, str, bytes, int, float, frozenset)
 HEAP_TYPE = 1 << 9
 """Flag of classes that are made at run time, as those of Python text are."""
@@ -112,9 +110,10 @@ class Encoder:
 
     def _described(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any]:
         kind = type(value)
-        plain = _PLAIN.get(kind)
-        if plain is not None:
-            return plain(value)
+        if kind in LITERALS:
+            return _literal(value)
+        if kind is libraries.Call:
+            return self.call(value, entry, path)
         if self.program.stated(value, entry, path) is not None:
             return entry
         if issubclass(kind, torch.Tensor):
@@ -123,38 +122,21 @@ class Encoder:
             return self._array(value)
         if kind in (list, tuple, set, frozenset, dict):
             return self._container(value, entry, path)
-        if kind in (slice, range):
-            return {"kind": kind.__name__, "items": self.encode_all((value.start, value.stop, value.step), path)}
         found = self.program.describe(value, entry, path)
         if found is not None:
             return found  # type: ignore[no-any-return]
-        if issubclass(kind, enum.Enum):
-            content = {"value": self.encode(value.value, f"{path}.value")}
-            return {"kind": "enum", "class": self.encode(kind, f"{path}.class"), "name": str(value.name), **content}
         call = libraries.call_of(value)
-        if call is not None:
-            return self._call(call, entry, path)
-        return self._instance(value, entry, path)
+        return self._instance(value, entry, path) if call is None else self.call(call, entry, path)
 
     def _tensor(self, value: torch.Tensor, entry: dict[str, Any], path: str) -> dict[str, Any]:
-        described: dict[str, Any]
-        if value.is_meta and not is_fake_type(value) and type(value) in (torch.Tensor, torch.nn.Parameter):
-            described = {
-                "kind": "meta_tensor",
-                "dtype": str(value.dtype).removeprefix("torch."),
-                "shape": list(value.shape),
-                "stride": list(value.stride()),
-                "requires_grad": value.requires_grad,
-                "is_parameter": isinstance(value, torch.nn.Parameter),
-            }
-        else:
-            reason = why_not(value)
-            if reason is not None:
-                raise NotRecordable(reason)
-            self.tensors.append(value)
-            described = {"kind": "tensor", "tensor": len(self.tensors) - 1}
-        entry.update(described)
-        base = value._base if value._is_view() and not value.is_meta else None
+        if value.is_meta and type(value) in (torch.Tensor, torch.nn.Parameter):
+            return self.call(libraries.meta_tensor(value), entry, path)
+        reason = why_not(value)
+        if reason is not None:
+            raise NotRecordable(reason)
+        self.tensors.append(value)
+        entry |= {"kind": "tensor", "tensor": len(self.tensors) - 1}
+        base = value._base if value._is_view() else None
         if base is not None and base.dtype == value.dtype and type(value) is torch.Tensor and why_not(base) is None:
             entry |= {"base": self.encode(base, f"{path}._base"), "requires_grad": value.requires_grad}
             entry["offset"] = value.storage_offset() - base.storage_offset()
@@ -185,12 +167,14 @@ class Encoder:
             entry["items"] = self.encode_all(list(value), path)
         return entry
 
-    def _call(self, call: libraries.Call, entry: dict[str, Any], path: str) -> dict[str, Any]:
-        entry["kind"] = "call"
-        entry["callable"] = self.encode(call.function, f"{path}.type")
+    def call(self, call: libraries.Call, entry: dict[str, Any], path: str) -> dict[str, Any]:
+        """The record of a value that a call makes anew."""
+        entry |= {"kind": "call", "callable": self.encode(call.function, f"{path}.type"), "args": []}
         entry["args"] = self.encode_all(call.args, path)
         if call.kwargs:
             entry["kwargs"] = self.encode_names(call.kwargs, path)
+        if call.attributes:
+            entry["attributes"] = self.encode_names(call.attributes, path)
         if call.state is not None:
             entry["state"] = self.encode(call.state, f"{path}.state")
         if call.items:
@@ -248,11 +232,6 @@ class Encoder:
             entry["slots"] = self.encode_names(slots, path)
 
 
-def is_fake_type(value: torch.Tensor) -> bool:
-    """Whether it is fake, beyond being on the meta device."""
-    return is_fake(value) and not (type(value) in (torch.Tensor, torch.nn.Parameter) and value.is_meta)
-
-
 def base_of(kind: type) -> Any:
     """The builtin class that an object of this class is made of; None where C code adds something of its own."""
     solid = next(owner for owner in kind.__mro__ if not owner.__flags__ & HEAP_TYPE or owner in MADE_OF)
@@ -276,33 +255,11 @@ def _written_in_python(kind: type) -> bool:
 _ARGS = vars(BaseException)["args"].__get__
 
 
-def _float(value: float) -> dict[str, Any]:
-    bits = struct.pack("<d", value)
-    text = repr(value)
-    exact = value == value and struct.pack("<d", float(text)) == bits
-    return {"kind": "float", "value": text, **({} if exact else {"bits": bits.hex()})}
-
-
-def _bytes(value: bytes | bytearray) -> dict[str, Any]:
-    if len(value) > 10 * MOST_ITEMS:
+def _literal(value: Any) -> dict[str, Any]:
+    if type(value) is bytes and len(value) > 10 * MOST_ITEMS:
         raise NotRecordable(f"{len(value)} bytes; at most {10 * MOST_ITEMS} are recorded")
-    return {"kind": "bytes", "type": type(value).__name__, "value": base64.b64encode(value).decode("ascii")}
-
-
-def _text(value: str) -> dict[str, Any]:
-    return {"kind": "text", "value": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode("ascii")}
-
-
-_PLAIN: dict[type, Callable[[Any], dict[str, Any]]] = {
-    int: lambda value: {"kind": "int", "value": str(value)},
-    float: _float,
-    complex: lambda value: {"kind": "complex", "bits": struct.pack("<dd", value.real, value.imag).hex()},
-    bytes: _bytes,
-    bytearray: _bytes,
-    str: _text,
-    type(...): lambda _: {"kind": "constant", "name": "Ellipsis"},
-    type(NotImplemented): lambda _: {"kind": "constant", "name": "NotImplemented"},
-}
+    described = {"kind": "literal", "type": type(value).__name__, "text": repr(value)}
+    return described if value == value else {**described, "bits": np.array(value, dtype="<c16").tobytes().hex()}
 
 
 def _shown(key: Any) -> str:
