@@ -179,7 +179,7 @@ def test_an_error_of_dynamo_is_tied_to_its_break(tmp_path: Path, run_warm: Pytho
     assert done.code == 1 and "caught" in done.out
     table, _, verdict = done.out.rpartition("\nBREAKS: ")
     error = "AssertionError: Expected np.nditer base, got <class 'bytes'> (at dies.py:9 in dies)"
-    assert f"  error    {error}\n" in table and f"  error: {error}\n" in verdict
+    assert f"  error:   {error}\n" in table and f"  error: {error}\n" in verdict
     assert verdict.startswith("3 graph breaks, 0 functions not compiled, 1 compile error\n")
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     rows = {row["kind"]: row for row in found["breaks"]}

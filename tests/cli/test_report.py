@@ -15,7 +15,7 @@ import graphprobe
 from conftest import Finished
 from graphprobe.analysis.timing_records import Profile, Span, write_profile
 from graphprobe.cli.main import main
-from graphprobe.report.html.detect import kind_of
+from graphprobe.report.subject import kind_of
 from report.samples import MadeRun, fault, healthy
 
 
@@ -78,11 +78,11 @@ def test_a_profile(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("gone", None, "does not exist"),
-        ("empty", "folder", "is nothing that a report can be made of"),
+        ("empty", "folder", "is nothing that graphprobe reads"),
         ("x.json", "{", "is no JSON"),
-        ("x.json", "[1, 2]", "is nothing that a report can be made of"),
-        ("x.json", '{"other": 1}', "is nothing that a report can be made of"),
-        ("x.txt", "text", "is nothing that a report can be made of"),
+        ("x.json", "[1, 2]", "is nothing that graphprobe reads"),
+        ("x.json", '{"other": 1}', "is nothing that graphprobe reads"),
+        ("x.txt", "text", "is nothing that graphprobe reads"),
         ("x.json", '{"verdict": "fault", "findings": [{}]}', "missing required field"),
         ("x.json", '{"format": "graphprobe-profile", "version": 1}', "is no profile"),
     ],

@@ -22,7 +22,7 @@ from conftest import Finished
 from graphprobe.cli.commands.export import FORMS as OFFERED
 from graphprobe.cli.main import main
 from graphprobe.compare.run import compare_dumps
-from graphprobe.errors import SchemaError, UsageError
+from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.export import chrome_trace, model_explorer, parquet, tensorboard
 from graphprobe.export.forms import FORMS, export
 from graphprobe.export.fx_expression import operation_of, results_of
@@ -304,10 +304,10 @@ def test_what_cannot_be_exported_says_what_can(run: Path, comparison: Path, tmp_
     assert invoke(comparison, "--to", "chrome-trace", "-o", tmp_path / "c").exit_code == 2
     assert invoke(tmp_path / "none", "--to", "parquet", "-o", tmp_path / "c").exit_code == 2
     (tmp_path / "text.txt").write_text("text")
-    with pytest.raises(UsageError, match="is no dump that can be read"):
+    with pytest.raises(UsageError, match="is nothing that graphprobe reads"):
         export(tmp_path / "text.txt", tmp_path / "c", "parquet")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="nothing that can be exported"):
+    with pytest.raises(UsageError, match="is nothing that graphprobe reads"):
         export(tmp_path / "empty", tmp_path / "c", "parquet")
 
 
@@ -322,13 +322,13 @@ def test_options_that_do_not_go_together(run: Path, comparison: Path, tmp_path: 
         assert done.exit_code == 2 and said in done.output, done.output
         assert not (tmp_path / "out").exists()
     (comparison / "rows.jsonl").unlink()
-    with pytest.raises(UsageError, match="has no rows.jsonl"):
+    with pytest.raises(ArtifactNotFoundError, match="has no rows.jsonl"):
         export(comparison, tmp_path / "p", "parquet")
     (comparison / "rows.jsonl").write_text("{}\n")
     with pytest.raises(SchemaError, match="line 1 is no row"):
         export(comparison, tmp_path / "p", "parquet")
     (comparison / "comparison.json").write_text('{"schema": 99}')
-    with pytest.raises(SchemaError, match="has schema 99"):
+    with pytest.raises(SchemaError, match="is of schema 99"):
         export(comparison, tmp_path / "p", "parquet")
     assert list(tmp_path.glob("**/.tmp-*")) == [] and not (tmp_path / "p").exists()
 

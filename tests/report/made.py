@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from graphprobe.report.document import Report, Section, Verdict
 from graphprobe.report.html.page import write_page
-from graphprobe.report.html.section import Report, Section, Verdict
 
 CASES = Path(__file__).resolve().parents[2] / "bench" / "report_cases.py"
 

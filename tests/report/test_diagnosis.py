@@ -14,14 +14,11 @@ from graphprobe.report.diagnosis import (
     KINDS,
     NUMERIC,
     STAGES,
-    WIDTH,
     details,
-    print_diagnosis,
-    print_end,
     reason_of,
     values_in_words,
 )
-from graphprobe.report.diagnosis_short import lines_from
+from graphprobe.report.diagnosis_text import WIDTH, lines_from, print_diagnosis, print_end
 
 WORST = Worst(
     label="output 0", index=(5, 7), expected=0.0, actual=-1.0698287, off=1.0698287, legitimate=2e-7, wrong=512, of=512
@@ -30,7 +27,7 @@ WORST = Worst(
 
 def told(diagnosis: Diagnosis, name: str = "f (model.py:1)") -> str:
     stream = io.StringIO()
-    print_diagnosis(diagnosis.to_json(), name=name, file=stream)
+    print_diagnosis(diagnosis, name=name, file=stream)
     return stream.getvalue()
 
 
@@ -126,7 +123,7 @@ def test_several_faults_are_numbered() -> None:
 def test_paths_below_the_base_are_relative(tmp_path: Path) -> None:
     made = finding(source=f"{tmp_path / 'model.py'}:3", dossier=str(tmp_path / "proofs" / "one"), proof="piece")
     stream = io.StringIO()
-    diagnosis = Diagnosis(verdict="fault", findings=[made]).to_json()
+    diagnosis = Diagnosis(verdict="fault", findings=[made])
     print_diagnosis(diagnosis, name="f", base=tmp_path, file=stream)
     assert "your line:   model.py:3\n" in stream.getvalue()
     assert "python proofs/one/repro.py\n" in stream.getvalue()
@@ -163,7 +160,7 @@ def test_what_is_no_number_has_no_size(kind: Any) -> None:
 
 
 def test_the_end_and_the_short_form_tell_the_values() -> None:
-    diagnosis = Diagnosis(verdict="fault", findings=[finding(worst=WORST, local_z=412.0)]).to_json()
+    diagnosis = Diagnosis(verdict="fault", findings=[finding(worst=WORST, local_z=412.0)])
     stream = io.StringIO()
     print_end([diagnosis], verdict="fault", name="f", file=stream)
     told_last = "fault: Compiled, the program gives wrong numbers: expected 0, got -1.07. Stage: codegen."
@@ -176,7 +173,7 @@ def test_json_of_older_releases_is_read() -> None:
     plain = Diagnosis(verdict="fault", findings=[finding(reason="rms of z is 9, the limit 4")]).to_json()
     del plain["findings"][0]["worst"]
     stream = io.StringIO()
-    print_diagnosis(plain, name="f", file=stream)
+    print_diagnosis(read_document(plain, Diagnosis), name="f", file=stream)
     assert "details:     rms of z is 9" in stream.getvalue()
     assert read_document(plain["findings"][0], Finding).worst is None
 
@@ -194,19 +191,19 @@ def test_reasons_are_parted_into_what_all_understand_and_z() -> None:
     reason = (
         "it differs each time; rms of z is 9, the limit 4; with k replaced it is gone. The repro is incomplete: a; b."
     )
-    made = Diagnosis(verdict="fault", findings=[finding(reason=reason)]).to_json()["findings"][0]
+    made = finding(reason=reason)
     assert reason_of(made) == (
         "observed",
         "It differs each time; with k replaced it is gone. The repro is incomplete: a; b.",
     )
     assert details(made) == ["rms of z is 9, the limit 4"]
-    made["kind"] = "side_effect"
+    made.kind = "side_effect"
     assert reason_of(made) == ("observed", reason) and details(made) == []
 
 
 def test_values_of_the_program_itself() -> None:
-    made = Diagnosis(verdict="fault", findings=[finding(worst=WORST, dossier="d", proof="program")]).to_json()
-    assert values_in_words(made["findings"][0]).startswith("Expected 0, got -1.07 at (5, 7) of output 0; off by")
+    made = finding(worst=WORST, dossier="d", proof="program")
+    assert values_in_words(made).startswith("Expected 0, got -1.07 at (5, 7) of output 0; off by")
 
 
 def test_a_dossier_whose_repro_does_not_fail_alone_is_no_proof() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from graphprobe.report.document import Section
 from graphprobe.report.html.heat import (
     COLUMN_KEY,
     ERROR,
@@ -16,7 +17,6 @@ from graphprobe.report.html.heat import (
     call_titles,
     shortened,
 )
-from graphprobe.report.html.section import Section
 from graphprobe.report.html.table import Column, Table
 from report.browser import OpenReport
 from report.made import page_of

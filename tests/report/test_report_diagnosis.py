@@ -11,10 +11,11 @@ import pytest
 
 from graphprobe.errors import SchemaError, UsageError
 from graphprobe.findings import Diagnosis, Finding, FunctionDiagnosis, LargestZ, Rung, ScriptDocument
-from graphprobe.report.html.diagnosis_file import read_diagnosed
 from graphprobe.report.html.ladder import states
 from graphprobe.report.html.page import write_page
+from graphprobe.report.html.render import rendered
 from graphprobe.report.html.sections_diagnosis import report_from
+from graphprobe.store.diagnosis_file import read_diagnosed
 from report.browser import OpenReport, axe_faults, draw_everything
 from report.samples import LINE, fault, finding, healthy, rungs, source
 
@@ -96,7 +97,7 @@ def test_a_dossier_alone_and_a_folder_of_them(tmp_path: Path) -> None:
         report = report_from(path)
         assert report.verdict.word == "FAULT" and "relu gives wrong numbers" in report.verdict.sentence
         assert [section.id for section in report.sections] == ["code", "graph", "proof"]
-        assert str(dossier / "repro.py") in report.verdict.html
+        assert str(dossier / "repro.py") in rendered(report.verdict.body)
 
 
 def test_the_result_in_a_folder_is_read_with_its_dossiers(tmp_path: Path) -> None:
@@ -111,10 +112,10 @@ def test_a_proof_that_was_moved_is_found_and_one_that_is_gone_is_told(tmp_path: 
     here.mkdir()
     fault(here)
     here.rename(there)
-    assert str(there / "proofs") in report_from(there / "result.json").verdict.html
+    assert str(there / "proofs") in rendered(report_from(there / "result.json").verdict.body)
     (there / "proofs").rename(tmp_path / "elsewhere")
     report = report_from(there / "result.json")
-    assert "is not at hand" in report.verdict.html
+    assert "is not at hand" in rendered(report.verdict.body)
     assert [section.id for section in report.sections] == ["ladder", "checked"]
 
 
@@ -122,13 +123,13 @@ def test_the_line_is_shown_as_it_was_compiled(tmp_path: Path) -> None:
     path = fault(tmp_path)
     (tmp_path / "model.py").write_text("# another line\n" * 30)
     report = report_from(path)
-    assert "hidden = torch.relu(self.up(x)) * scale" in report.verdict.html
+    assert "hidden = torch.relu(self.up(x)) * scale" in rendered(report.verdict.body)
     assert report.sources is not None
     snippets = report.sources.section()
-    assert snippets is not None and "written to since" in snippets.html
+    assert snippets is not None and "written to since" in rendered(snippets.body)
     (tmp_path / "model.py").unlink()
     report = report_from(path)
-    assert "hidden = torch.relu(self.up(x)) * scale" in report.verdict.html
+    assert "hidden = torch.relu(self.up(x)) * scale" in rendered(report.verdict.body)
     assert report.sources is not None and report.sources.section() is None
 
 
@@ -165,10 +166,12 @@ def test_many_functions_are_listed_and_the_first_are_told(tmp_path: Path) -> Non
     path = tmp_path / "script.json"
     path.write_text(json.dumps(ScriptDocument(target="train.py", diagnoses=made).to_json()))
     report = report_from(path)
-    assert report.sections[0].html.count("<tr>") == 24 and "3 more are in the JSON" in report.sections[0].html
+    assert rendered(report.sections[0].body).count("<tr>") == 24 and "3 more are in the JSON" in rendered(
+        report.sections[0].body
+    )
     assert sum(section.id.endswith("-ladder") for section in report.sections) == 20
     ids = {section.id for section in report.sections}
-    assert set(re.findall(r'href="#([a-z-]+)"', report.verdict.html)) <= ids
+    assert set(re.findall(r'href="#([a-z-]+)"', rendered(report.verdict.body))) <= ids
 
 
 def test_several_findings_are_all_told(tmp_path: Path) -> None:
@@ -181,7 +184,7 @@ def test_several_findings_are_all_told(tmp_path: Path) -> None:
     path.write_text(json.dumps(diagnosis.to_json()))
     report = report_from(path)
     assert "relu" in report.verdict.sentence  # the one with a proof
-    cards = next(section for section in report.sections if section.id == "findings").html
+    cards = rendered(next(section for section in report.sections if section.id == "findings").body)
     for text in ("the program does not come to an end", "25% of the repeats", "No program that shows it", "fuse"):
         assert text in cards, text
     assert len({section.id for section in report.sections}) == len(report.sections)
@@ -193,8 +196,8 @@ def test_undecided_says_why(tmp_path: Path) -> None:
     path.write_text(json.dumps(diagnosis.to_json()))
     report = report_from(path)
     assert (report.verdict.tone, report.verdict.word) == ("warn", "UNDECIDED")
-    assert "could not be run in float64" in report.verdict.html
-    assert report.sections[0].html.count("not run") == 3
+    assert "could not be run in float64" in rendered(report.verdict.body)
+    assert rendered(report.sections[0].body).count("not run") == 3
 
 
 @pytest.mark.parametrize(
@@ -217,12 +220,12 @@ def test_ladder(right: str, wrong: str, stages: list[str], expected: str) -> Non
     findings = [Finding(kind="wrong_value", stage=stage) for stage in stages]  # type: ignore[arg-type]
     ladder = rungs(*right.split(), wrong=wrong.split())
     diagnosis = Diagnosis(verdict="fault" if stages else "healthy", findings=findings, rungs=ladder)
-    assert " ".join(word.replace(" ", "-") for _, _, word, _ in states(diagnosis.to_json())) == expected
+    assert " ".join(word.replace(" ", "-") for _, _, word, _ in states(diagnosis)) == expected
 
 
 def test_a_rung_that_could_not_be_judged_says_how_it_differs() -> None:
     ladder = [Rung(name="dynamo", state="right"), Rung(name="kernels", state="unsure", difference="off by 3e-4")]
-    told = states(Diagnosis(verdict="undecided", rungs=ladder).to_json())
+    told = states(Diagnosis(verdict="undecided", rungs=ladder))
     assert told == [("dynamo", "good", "right", ""), ("kernels", "warn", "not told", "off by 3e-4")]
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import jinja2
 import pytest
 
+from graphprobe.report.document import Prose, Report, Section, Verdict
 from graphprobe.report.html.page import asset, pieces, write_page
-from graphprobe.report.html.section import Html, Report, Section, Verdict, html, prose
+from graphprobe.report.html.render import Html, html, rendered
 from graphprobe.report.html.sources import AROUND, MOST_LINES, Sources
 from report.browser import OpenReport, axe_faults
 
@@ -33,17 +34,17 @@ def code(tmp_path: Path) -> Path:
 
 
 def page_with_source(folder: Path, sources: Sources) -> Report:
-    rows = html("{% for n in range(80) %}<p>row {{ n }}</p>{% endfor %}")
-    here = html("<p>at {{ place }}</p>", place=sources.html("model.py:50"))
+    rows = [f"row {n}" for n in range(80)]
+    here = [("at ", sources.place("model.py:50"))]
     return Report(
-        "title", "model.py", VERDICT, [Section("long", "Long", html=rows), Section("at", "At", html=here)], sources
+        "title", "model.py", VERDICT, [Section("long", "Long", body=rows), Section("at", "At", body=here)], sources
     )
 
 
 def test_text_is_escaped_and_html_is_not() -> None:
     assert html("{{ a }} {{ b }}", a="<b>", b=Html("<i>")) == "&lt;b&gt; <i>"
-    assert prose("use `x < 1` in `it's`") == "use <code>x &lt; 1</code> in <code>it&#39;s</code>"
-    assert prose("it's a ` alone") == "it&#39;s a ` alone"
+    assert rendered(Prose("use `x < 1` in `it's`")) == "use <code>x &lt; 1</code> in <code>it&#39;s</code>"
+    assert rendered(Prose("it's a ` alone")) == "it&#39;s a ` alone"
     with pytest.raises(jinja2.UndefinedError, match="missing"):
         html("{{ missing }}")
 
@@ -100,7 +101,7 @@ def test_sources_links_what_is_there(code: Path, tmp_path: Path) -> None:
     assert sources.line("model.py:50") == "x50 = 50"
     for gone in ("model.py:101", "model.py:0", "other.py:3", "model.py", "", None, "a:b"):
         assert sources.link(gone) == ""
-    assert sources.html("other.py:3") == "<code>other.py:3</code>"
+    assert rendered(sources.place("other.py:3")) == "<code>other.py:3</code>"
 
 
 def test_snippets_that_touch_are_one(code: Path, tmp_path: Path) -> None:
@@ -109,8 +110,8 @@ def test_snippets_that_touch_are_one(code: Path, tmp_path: Path) -> None:
         sources.link(f"model.py:{line}")
     section = sources.section()
     assert section is not None
-    assert section.html.count("<pre>") == 2
-    shown = re.findall(r'class="no">(\d+)<', section.html)
+    assert rendered(section.body).count("<pre>") == 2
+    shown = re.findall(r'class="no">(\d+)<', rendered(section.body))
     assert shown == [str(n) for n in [*range(20 - AROUND, 22 + AROUND + 1), *range(80 - AROUND, 80 + AROUND + 1)]]
     assert Sources(tmp_path).section() is None
 
@@ -121,7 +122,7 @@ def test_snippets_are_limited_and_say_so(tmp_path: Path) -> None:
     linked = [line for line in range(1, MOST_LINES + 31) if sources.link(f"long.py:{line}")]
     assert len(linked) == MOST_LINES
     section = sources.section()
-    assert section is not None and "30 more lines" in section.html
+    assert section is not None and "30 more lines" in rendered(section.body)
 
 
 def test_a_file_that_was_written_to_since_is_marked(code: Path, tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_file_that_was_written_to_since_is_marked(code: Path, tmp_path: Path) 
         sources = Sources(tmp_path, since_ns=since_ns)
         sources.link("model.py:3")
         section = sources.section()
-        assert section is not None and ("written to since" in section.html) is marked
+        assert section is not None and ("written to since" in rendered(section.body)) is marked
 
 
 def test_nothing_of_the_data_is_run(tmp_path: Path, open_report: OpenReport) -> None:
@@ -213,5 +214,5 @@ def test_lines_of_any_length_and_names_that_no_system_takes(tmp_path: Path) -> N
     sources = Sources(tmp_path)
     assert sources.link("model.py:2")
     section = sources.section()
-    assert section is not None and len(section.html) < 5_000
+    assert section is not None and len(rendered(section.body)) < 5_000
     assert sources.link("a" * 5_000 + ":3") == sources.link("a\0b:3") == ""

@@ -12,10 +12,11 @@ import torch
 import graphprobe
 from graphprobe.analysis.timing_records import Compile, Profile, Span
 from graphprobe.records import Where
+from graphprobe.report.document import Report
 from graphprobe.report.html import flame, passes
 from graphprobe.report.html.flame import Box, largest, tree_from_profile, tree_from_steps
 from graphprobe.report.html.page import write_page
-from graphprobe.report.html.section import Report
+from graphprobe.report.html.render import rendered
 from graphprobe.report.html.sections_run import report_from
 from graphprobe.report.html.sources import Sources
 from graphprobe.store import layout
@@ -98,7 +99,7 @@ def test_breaks_and_recompilations(run: MadeRun, open_report: OpenReport) -> Non
     opened = opened_report(open_report, run.close())
     assert "COULD BE FASTER" in opened.text("h1") and "1 graph break and 1 recompilation" in opened.text("h1")
     assert f"model.py:{BREAK_LINE}" in opened.text("#breaks")
-    assert "Write instead" in opened.text("#breaks")
+    assert "instead\n" in opened.text("#breaks") and "capture_scalar_outputs = True" in opened.text("#breaks")
     assert "the size of dim 0 of x changed" in opened.text("#recompiles")
     assert "mark_dynamic" in opened.text("#recompiles")
     assert opened.page.locator("#recompiles a.src", has_text=f"model.py:{LINE}").count() == 1
@@ -154,7 +155,7 @@ def test_verdict_of_a_run_that_was_killed(run: MadeRun, monkeypatch: pytest.Monk
     verdict = report_from(run.writer.run_dir).verdict
     assert (verdict.tone, verdict.word) == ("bad", "KILLED")
     assert "It was in this step: Inductor: compile C++ x.so (model__0)." in verdict.sentence
-    assert "graphprobe logs" in verdict.html
+    assert "graphprobe logs" in rendered(verdict.body)
 
 
 def test_tracing_that_was_started_over_is_no_failure(run: MadeRun) -> None:
@@ -172,7 +173,7 @@ def test_verdict_of_what_is_missing(run: MadeRun) -> None:
     run.writer.missing("no room for 3 files")
     report = report_from(run.close())
     assert (report.verdict.tone, report.verdict.word) == ("warn", "INCOMPLETE")
-    assert "no room for 3 files" in section(report, "missing").html
+    assert "no room for 3 files" in rendered(section(report, "missing").body)
 
 
 def test_diffs_end_where_they_would_be_too_much(run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +184,7 @@ def test_diffs_end_where_they_would_be_too_much(run: MadeRun, monkeypatch: pytes
     rows = [row for row in found.data["graphs"][0]["passes"] if row["changed"]]
     left = sum(row["diff"] is None for row in rows)
     assert 0 < left < len(rows)
-    assert f"{left} passes that changed a graph are without their diff" in found.html
+    assert f"{left} passes that changed a graph are without their diff" in rendered(found.body)
 
 
 def test_a_large_diff_is_cut_and_says_so(run: MadeRun) -> None:
@@ -286,7 +287,7 @@ def test_the_calls_of_a_run_are_in_its_report(run: MadeRun, open_report: OpenRep
         torch.log(torch.zeros(3) - 1) + 1
     report = report_from(folder)
     assert [s.id for s in report.sections if section(without, s.id) is None][:1] == ["calls"]
-    assert report.verdict.word == "NOT FINITE" and "graphs compiled" in report.verdict.html
+    assert report.verdict.word == "NOT FINITE" and "graphs compiled" in rendered(report.verdict.body)
     opened = opened_report(open_report, folder)
     opened.see("calls")
     assert axe_faults(opened.page) == []
@@ -296,7 +297,9 @@ def test_calls_that_cannot_be_read_are_told(run: MadeRun) -> None:
     folder = run.close()
     (folder / "api_dump").mkdir()
     report = report_from(folder)
-    assert report.verdict.word == "INCOMPLETE" and "api_dump cannot be read" in section(report, "missing").html
+    assert report.verdict.word == "INCOMPLETE" and "api_dump cannot be read" in rendered(
+        section(report, "missing").body
+    )
 
 
 def test_the_table_of_launches(run: MadeRun, open_report: OpenReport) -> None:

@@ -13,7 +13,8 @@ from compare.recording import MemoryDump
 from graphprobe.cli.main import main
 from graphprobe.compare.run import compare_dumps
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
-from graphprobe.report.html.section import Section
+from graphprobe.report.document import Section
+from graphprobe.report.html.render import rendered
 from graphprobe.report.html.sections_comparison import report_from, report_of
 from report.browser import Opened, OpenReport, axe_faults, draw_everything
 from report.made import page, report_cases
@@ -144,7 +145,7 @@ def test_a_summary_without_its_rows_says_so(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").unlink()
     report = report_from(tmp_path / "comparison.json")
     assert "calls" not in [one.id for one in report.sections]
-    assert "rows.jsonl is not there" in section(report.sections, "compared").html
+    assert "rows.jsonl is not there" in rendered(section(report.sections, "compared").body)
 
 
 def test_a_row_that_is_none_names_its_line(tmp_path: Path) -> None:

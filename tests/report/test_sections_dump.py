@@ -17,8 +17,9 @@ import graphprobe
 from compare.made import call, scalar, tensor
 from graphprobe.errors import RunNotFoundError
 from graphprobe.records import TensorStats
+from graphprobe.report.document import Section
 from graphprobe.report.html.dump_health import Judge, infinite_of, told
-from graphprobe.report.html.section import Section
+from graphprobe.report.html.render import rendered
 from graphprobe.report.html.sections_dump import report_from
 from graphprobe.store.calls import Call
 from probe.dump.conftest import Dumping, dumping  # noqa: F401
@@ -136,7 +137,9 @@ def test_where_infinity_begins_in_an_eager_program(tmp_path: Path, monkeypatch: 
         net(torch.ones(4, 8, dtype=torch.bfloat16))
     monkeypatch.chdir(tmp_path)
     report = report_from(tmp_path / "dump", source_roots=[Path(__file__).parent])
-    assert "report/test_sections_dump.py:" in report.verdict.html and "* self.gain" in report.verdict.html
+    assert "report/test_sections_dump.py:" in rendered(report.verdict.body) and "* self.gain" in rendered(
+        report.verdict.body
+    )
     assert report.verdict.word == "NOT FINITE"
     assert "Infinity begins at Tensor.mul" in report.verdict.sentence and " in 2:" in report.verdict.sentence
     body: dict[str, Any] = body_of(section(report.sections, "calls").data)  # type: ignore[arg-type]
@@ -218,6 +221,6 @@ def test_findings_that_cannot_be_read_are_told_and_nothing_outside_is_opened(ove
     away = '{"kind": "exception", "op": "sin", "document": "../../../exception.json"}'
     file.write_text("\n".join([lines[0], '{"kind": "overflow", "problems": 3}', away, lines[1][:50]]))
     report = report_from(overflowing)
-    assert report.verdict.word == "OVERFLOW" and "secret" not in section(report.sections, "findings").html
-    missing = section(report.sections, "dump").html
+    assert report.verdict.word == "OVERFLOW" and "secret" not in rendered(section(report.sections, "findings").body)
+    missing = rendered(section(report.sections, "dump").body)
     assert "line 2 is no finding" in missing and "line 4 is no finding, or is cut off" in missing

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from graphprobe.report.html.section import Section
+from graphprobe.report.document import Section
 from graphprobe.report.html.table import PACKED_FROM_BYTES, Column, Table
 from report.browser import Opened, OpenReport, axe_faults
 from report.made import page_of

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from graphprobe.compare.open import open_dump
+from graphprobe.compare.result import CallResult
+from graphprobe.compare.result_file import SUMMARY, read_rows, read_summary, rows_file
 from graphprobe.errors import SchemaError, UsageError
 from graphprobe.export.parquet import MARK as PARQUET_MARK
 from graphprobe.export.statistics import WithStatistics
-from graphprobe.export.subject import KINDS, Kind, kind_of, rows_of
+from graphprobe.report.subject import KINDS, Kind, kind_of
 from graphprobe.store.api_reader import is_api_dump
 from graphprobe.store.calls import CallDump
 from graphprobe.store.files import check_replaced
@@ -116,9 +118,10 @@ def forms_of(kind: Kind) -> list[str]:
 def _cannot(path: str, kind: Kind, form: str) -> UsageError:
     words = [KINDS[one] for one in FORMS[form].kinds]
     possible = " or ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])
+    forms = ", ".join(forms_of(kind)) or "no form; graphprobe report makes a page of it"
     return UsageError(
         f"{path} is {KINDS[kind]}; {form} is made from {possible}",
-        hint=f"{KINDS[kind]} can be exported to {', '.join(forms_of(kind))}{_dump_in(path) if kind == 'run' else ''}",
+        hint=f"{KINDS[kind]} can be exported to {forms}{_dump_in(path) if kind == 'run' else ''}",
     )
 
 
@@ -170,6 +173,12 @@ def _into_folder(request: Request, make: Callable[[Request], Exported]) -> Expor
         raise
 
 
+def _rows(path: Path) -> Iterator[CallResult]:
+    if (rows_file(path).parent / SUMMARY).is_file():
+        read_summary(rows_file(path).parent)  # that of a newer graphprobe is refused
+    return read_rows(path)
+
+
 def _dump(request: Request) -> CallDump:
     return WithStatistics(open_dump(request.path))
 
@@ -214,7 +223,7 @@ def _model_explorer(request: Request) -> Exported:
         written, count = model_explorer.export_run(run, request.out, left_out, only=request.graph)
         left_out += run.problems
     elif request.kind == "comparison":
-        written, count = model_explorer.export_comparison(rows_of(request.path), request.path.name, request.out)
+        written, count = model_explorer.export_comparison(_rows(request.path), request.path.name, request.out)
     elif request.graphs is not None:
         from graphprobe.export.dump_on_graphs import export_dump_on_graphs
         from graphprobe.store.dump_reader import open_dump as open_graph_dump
@@ -240,7 +249,7 @@ def _parquet(request: Request) -> Exported:
     from graphprobe.export import parquet
 
     if request.kind == "comparison":
-        return Exported([request.out], parquet.export_comparison(rows_of(request.path), request.out), "rows")
+        return Exported([request.out], parquet.export_comparison(_rows(request.path), request.out), "rows")
     dump = _dump(request)
     count = parquet.export_dump(dump, request.out)
     return Exported([request.out], count, "rows", list(dump.problems()))

@@ -1,22 +1,32 @@
-"""A comparison told in words on the terminal, and as a JSON document. Reads results; knows nothing of torch."""
+"""A comparison told in words: what every face says of it, its form on the terminal, and its JSON document."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 import msgspec
 
 from graphprobe.compare.result import UNDECIDED_KINDS, CallName, CallResult, Finding, Summary
 from graphprobe.report.closing import print_closing
-from graphprobe.report.terminal import Console, Text, console_for
+from graphprobe.report.document import Badge, Card, Code, Content, Excerpt, Facts, Folded, Listing, Place, Tone, counted
+from graphprobe.report.terminal import STYLES, Console, Paper, Text, console_for
 
-OUTCOMES = {
-    "same": ("SAME", "green", "no difference beyond the noise of the dtypes"),
-    "different": ("DIFFERENT", "red", ""),
-    "undecided": ("UNDECIDED", "yellow", "it could not be told whether the two differ"),
+OUTCOMES: dict[str, tuple[str, Tone, str]] = {
+    "same": ("SAME", "good", "no difference beyond the noise of the dtypes"),
+    "different": ("DIFFERENT", "bad", ""),
+    "undecided": ("UNDECIDED", "warn", "it could not be told whether the two differ"),
+}
+
+BASIS = {
+    "values": "by values",
+    "statistics": "by statistics only",
+    "digest": "equal bit for bit",
+    "mixed": "by values where both have them, else by statistics",
+    "sample": "by samples of the values",
+    "none": "nothing could be compared",
 }
 
 KINDS = {
@@ -51,6 +61,9 @@ BARS = "▁▂▃▄▅▆▇█"
 SHOWN = 4
 """Calls of the same cause that the terminal names."""
 
+LABEL = 11
+"""Columns of a label with its colon."""
+
 LISTED = 20
 """Findings and unpaired calls that the terminal shows."""
 
@@ -79,28 +92,28 @@ def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, f
         file: standard output by default.
     """
     console = console_for(file)
-    word, colour, meaning = OUTCOMES[summary.outcome]
-    basis = {"values": "by values", "statistics": "by statistics only", "digest": "equal bit for bit"}
-    console.print(Text(word, f"bold {colour}"), Text(meaning or causes(accusing(summary))))
+    word, tone, meaning = OUTCOMES[summary.outcome]
+    console.print(Text(word, f"bold {STYLES[tone]}"), Text(meaning or causes(accusing(summary))))
     console.print(Text(f"  candidate  {summary.candidate.title} ({summary.candidate.format})"))
     console.print(Text(f"  reference  {summary.reference.title} ({summary.reference.format})"))
     console.print(
-        Text(f"  compared   {summary.counts.pairs} pairs of calls, {basis.get(summary.basis, summary.basis)}")
+        Text(f"  compared   {summary.counts.pairs} pairs of calls, {BASIS.get(summary.basis, summary.basis)}")
     )
     if any(a != b for a, b in (pair.split(" -> ") for pair in summary.precision)):
         told = ", ".join(f"{pair} ({n})" for pair, n in list(summary.precision.items())[:4])
         console.print(Text(f"  precision  {told}"))
     if any(summary.growth):
         console.print(Text(f"  growth     {bars_from(summary.growth)}  up to {max(summary.growth):.3g} units of noise"))
+    paper = Paper(console, width=console.width, label=LABEL, indent=2)
     for title, finding in titled(summary.findings[:LISTED]):
-        _print_finding(console, finding, title)
+        paper.show(card_of(title, finding, Place, also=SHOWN))
     if len(summary.findings) > LISTED:
         console.print()
         console.print(Text(f"{len(summary.findings) - LISTED} more findings; --json has them", "dim"))
     _print_unpaired(console, summary, unpaired)
-    if summary.notes or summary.candidate.problems or summary.reference.problems:
+    if notes := notes_of(summary):
         console.print()
-    for note in (*summary.notes, *summary.candidate.problems, *summary.reference.problems):
+    for note in notes:
         console.print(Text(f"note: {note}", "dim"))
 
 
@@ -110,17 +123,16 @@ def print_end(summary: Summary, candidate: str, *, file: IO[str] | None = None) 
     Args:
         candidate: the dump as it was named, for the command that shows the call.
     """
-    word, colour, meaning = OUTCOMES[summary.outcome]
+    word, tone, meaning = OUTCOMES[summary.outcome]
     facts: list[tuple[str, str]] = []
     for finding in sorted(summary.findings, key=_undecided)[:1]:
-        call = finding.candidate or finding.reference
-        assert call is not None
+        call = call_of(finding)
         told = "call" if _undecided(finding) else "first"
         facts.append((told, f"{call.label} {what_is_wrong(finding)}"))
         facts.append(("where", " in ".join(part for part in (call.source, call.module) if part)))
         if finding.candidate is not None:
             facts.append(("next", f"graphprobe parse {shlex.quote(candidate)} {finding.candidate.label}"))
-    print_closing(f"{word}: {meaning or causes(accusing(summary))}", facts, style=f"bold {colour}", file=file)
+    print_closing(f"{word}: {meaning or causes(accusing(summary))}", facts, style=f"bold {STYLES[tone]}", file=file)
 
 
 def _undecided(finding: Finding) -> bool:
@@ -153,29 +165,66 @@ def what_is_wrong(finding: Finding) -> str:
 
 def causes(count: int) -> str:
     """How many causes, in words."""
-    return "1 cause found" if count == 1 else f"{count} causes found"
+    return f"{counted(count, 'cause')} found"
 
 
-def _print_finding(console: Console, finding: Finding, title: str) -> None:
+def call_of(finding: Finding | CallResult) -> CallName:
+    """The call in the candidate, or in the reference where the candidate has none."""
     call = finding.candidate or finding.reference
     assert call is not None
-    console.print()
-    console.print(Text(f"{title}:", "bold"), Text(f"{call.label} ({finding.direction})", "bold red"))
-    console.print(Text(f"  {call.api} {what_is_wrong(finding)}"))
-    place = [f"module {call.module}" if call.module else "", f"line {call.source}" if call.source else ""]
-    place += [f"step {finding.step}" if finding.step else "", f"rank {finding.rank}" if finding.rank else ""]
-    if any(place):
-        console.print(Text("  " + ", ".join(p for p in place if p)))
-    if finding.slot:
-        at = f" at {list(finding.worst)}" if finding.worst is not None else ""
-        console.print(Text(f"  {finding.slot}{at}; {WORSE[finding.verdict]}"))
-    other = finding.reference
-    if finding.candidate is not None and other is not None and other.label != call.label:
-        console.print(Text(f"  in the reference: {other.label}"))
-    if finding.also:
-        console.print(Text(f"  also: {', '.join(finding.also[:SHOWN])}{_more(finding.also_count - SHOWN)}"))
-    for line in finding.evidence:
-        console.print(Text(f"  - {line}", "dim"))
+    return call
+
+
+def notes_of(summary: Summary) -> list[str]:
+    """What a reader should know: of the comparison, and of both sides."""
+    return [*summary.notes, *summary.candidate.problems, *summary.reference.problems]
+
+
+def card_of(title: str, finding: Finding, place: Callable[[str], Place], *, also: int) -> Card:
+    """All that is known of a finding.
+
+    Args:
+        title: as `titled` gives it.
+        place: of a `file:line` of the program, the form in which the face shows it.
+        also: how many other calls of the same cause are named.
+    """
+    call, other = call_of(finding), finding.reference
+    at = place(call.source)
+    elsewhere = finding.candidate is not None and other is not None and other.label != call.label
+    noise = f"{finding.level:.3g} units of rounding noise in what it gave, {finding.inherited:.3g} in what it got"
+    facts: dict[str, Content] = {
+        "module": Code(call.module) if call.module else "",
+        "line": [at, Excerpt(at.line)] if call.source else "",
+        "value": _value(finding),
+        "reference": Code(other.label) if elsewhere and other is not None else "",
+        "also": f"{', '.join(finding.also[:also])}{_more(finding.also_count - also)}",
+        "error": noise if finding.level or finding.inherited else "",
+        "evidence": list(finding.evidence),
+    }
+    where = {"step": finding.step, "rank": finding.rank}
+    head = ", ".join([finding.direction, *(f"{name} {number}" for name, number in where.items() if number)])
+    said: Content = (Code(call.api), f" {what_is_wrong(finding)}")
+    stack = Listing("\n".join(call.stack), "Stack of the call")
+    return Card(
+        (f"{title}: ", Code(call.label), f" ({head})"),
+        [
+            said,
+            Facts([row for row in facts.items() if row[1]]),
+            *([Folded("The calls that led there", stack)] if call.stack else []),
+        ],
+    )
+
+
+def _value(finding: Finding) -> Content:
+    """Which value of the call is meant, and which side is the worse one."""
+    tone: Tone = "warn" if finding.verdict == "inconclusive" else "bad"
+    if finding.verdict == "candidate_better":
+        tone = "info"
+    side = Badge(tone, WORSE[finding.verdict] or finding.kind.replace("_", " "))
+    if not finding.slot:
+        return side
+    at = f" at {list(finding.worst)}" if finding.worst is not None else ""
+    return Code(finding.slot), f"{at}; ", side
 
 
 def _more(count: int) -> str:
@@ -198,8 +247,7 @@ def _print_unpaired(console: Console, summary: Summary, rows: Iterable[CallResul
     for row in rows:
         if shown == LISTED:
             break
-        call = row.candidate or row.reference
-        assert call is not None
+        call = call_of(row)
         side = "candidate" if row.candidate is not None else "reference"
         where = f" {call.source}" if call.source else ""
         console.print(Text(f"  {side} {call.label}{where}: {row.reason}", "dim"))

@@ -1,27 +1,20 @@
-"""A diagnosis told in words, for people who have never looked inside a compiler. Reads the dict of `to_json`."""
+"""A diagnosis told in words, for people who have never looked inside a compiler: what every face says of it."""
 
 from __future__ import annotations
 
-import linecache
 import math
 import re
 import shlex
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
 
-from graphprobe.findings import Worst, expected_in_words, in_words, read_document
-from graphprobe.report.closing import print_closing
-from graphprobe.report.terminal import Console, Text, console_for
+from graphprobe.findings import Diagnosis, Finding, expected_in_words, in_words
+from graphprobe.report.document import Bullets, Code, Command, Content, Excerpt, Facts, Folded, Note, Place, Tone
 
-WIDTH = 80
-"""Prose is broken here. Paths and commands stand on lines of their own, whole, so that they can be copied."""
-
-VERDICTS = {
-    "healthy": ("HEALTHY", "green", "compiled, it computes the same as uncompiled, as far as rounding allows"),
-    "fault": ("FAULT", "red", ""),
-    "undecided": ("UNDECIDED", "yellow", "it could not be told whether compiling changes the results"),
+VERDICTS: dict[str, tuple[str, Tone, str]] = {
+    "healthy": ("HEALTHY", "good", "compiled, it computes the same as uncompiled, as far as rounding allows"),
+    "fault": ("FAULT", "bad", ""),
+    "undecided": ("UNDECIDED", "warn", "it could not be told whether compiling changes the results"),
 }
 
 KINDS = {
@@ -55,6 +48,8 @@ NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
 SENTENCES, Z = re.compile(r"(?<=[.!?]) (?=[A-Z])"), re.compile(r"\bz\b")
 """What a reason consists of, and what a sentence of it has that gives an error in units of noise."""
 
+SEE_IT = "exits 1 while the fault is there, 0 once it is gone; needs torch only"
+
 CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "unsupported")
 """Kinds whose reason is what torch, the compiler or the operating system says."""
 
@@ -72,226 +67,121 @@ STAGES = {
 }
 
 
-def print_diagnosis(
-    diagnosis: Mapping[str, Any], *, name: str, base: Path | None = None, file: IO[str] | None = None
-) -> None:
-    """Print a diagnosis.
+def told(finding: Finding, place: Callable[[str], Place], folder: str | None) -> list[Content]:
+    """What is known of a finding, below its `sentence`: values, stage, where it is, how sure that is, how to see it.
 
     Args:
-        diagnosis: as `Diagnosis.to_json` gives it.
-        name: of what was diagnosed.
-        base: absolute; paths below it are shown relative to it.
-        file: standard output by default.
+        place: of a `file:line` of the program, the form in which the face shows it.
+        folder: the dossier, as it is to be named; None where there is none, or it is not at hand.
     """
-    story = _Story(console_for(file), base)
-    story.verdict(diagnosis, name)
-    for number, finding in enumerate(diagnosis["findings"], 1):
-        story.finding(number, finding)
-    story.rest(diagnosis)
+    where = f"It goes wrong in {STAGES.get(finding.stage, finding.stage)}."
+    if finding.stage == "unknown":
+        where = "Which stage of the compiler is to blame could not be told."
+    texts: list[Content] = [text for text in (values_in_words(finding), where) if text]
+    if not is_proven(finding):
+        texts.append("No program that shows it by itself could be made.")
+    elif folder is None:
+        texts.append(f"The proof, {finding.dossier}, is not at hand.")
+    return [*texts, facts_of(finding, place, folder)]
 
 
-def print_end(
-    diagnoses: Sequence[Mapping[str, Any]],
-    *,
-    verdict: str,
-    name: str,
-    base: Path | None = None,
-    file: IO[str] | None = None,
-) -> None:
-    """Print the last lines of everything: the verdict, and of the first fault where it is and how to see it.
-
-    Args:
-        diagnoses: as for `print_diagnosis`, each told already.
-        verdict: of all of them together, "healthy", "fault" or "undecided".
-        name: of what was diagnosed, with how many of what where they are several.
-        base, file: as for `print_diagnosis`.
-    """
-    story = _Story(console_for(file), base)
-    findings = [finding for diagnosis in diagnoses for finding in diagnosis["findings"]]
-    word, style, _ = VERDICTS[verdict]
-    facts: list[tuple[str, str]] = []
-    if findings:
-        # The one that comes with a proof says most.
-        first = next((finding for finding in findings if is_proven(finding)), findings[0])
-        source = story.path(first["source"]) if first["source"] else ""
-        place = [source, f"in {first['module']}" if first["module"] else ""]
-        facts.append(("fault", in_short(first)))
-        facts.append(("where", " ".join(part for part in place if part)))
-        if is_proven(first):
-            dossier = story.path(first["dossier"])
-            facts.append(("proof", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}"))
-            facts.append(("next", f"graphprobe reduce {shlex.quote(dossier)}"))
-    elif verdict == "undecided":
-        facts.append(("why", next((note for d in diagnoses for note in d["notes"]), "")[:WIDTH]))
-    print_closing(f"{word}: {name}", facts, style=f"bold {style}", file=file)
+def facts_of(finding: Finding, place: Callable[[str], Place], folder: str | None) -> Facts:
+    """The labelled part of what `told` gives."""
+    rows: list[tuple[str, Content]] = []
+    if finding.source:
+        at = place(finding.source)
+        rows.append(("your line", [at, Excerpt(at.line)]))
+    if finding.module:
+        rows.append(("module", Code(finding.module)))
+    for one in finding.places[1:PLACES]:
+        source, word, module = one.partition(" in ")
+        rows.append(("and at", (place(source), word, module)))
+    if len(finding.places) > PLACES:
+        rows.append(("", f"and {len(finding.places) - PLACES} more places"))
+    if finding.op:
+        node: tuple[Content, ...] = (", node ", Code(finding.node)) if finding.node else ()
+        rows.append(("operation", (Code(finding.op), *node)))
+    named = {"may also be": ", ".join(finding.also), "pass": finding.pass_, "kernel": finding.kernel}
+    rows += [(label, Code(text)) for label, text in named.items() if text]
+    if finding.flaky_rate < 1:
+        rows.append(("flaky", f"it failed in {finding.flaky_rate:.0%} of the repeats, not in all"))
+    rows += [fact for fact in (reason_of(finding),) if fact[1]]
+    if folder is not None and is_proven(finding):
+        command = Command(f"python {shlex.quote(str(Path(folder) / 'repro.py'))}")
+        rows.append(("proof", Code(folder)))
+        rows.append(("see it", [command, Note(SEE_IT)]))
+        rows.append(("report it", Code(str(Path(folder) / "REPORT.md"))))
+    elif folder is not None:
+        rows.append(("kept in", Code(folder)))
+    if measured := details(finding):
+        rows.append(("details", Folded("what was measured", list(measured))))
+    return Facts(rows)
 
 
-class _Story:
-    """Prints paragraphs and labelled facts."""
-
-    def __init__(self, console: Console, base: Path | None) -> None:
-        self.console, self.base = console, base
-
-    def path(self, path: str) -> str:
-        """As short as it can be and still lead there."""
-        below = self.base is not None and Path(path).is_relative_to(self.base)
-        return str(Path(path).relative_to(self.base)) if self.base is not None and below else path
-
-    def verdict(self, diagnosis: Mapping[str, Any], name: str) -> None:
-        word, style, meaning = VERDICTS[diagnosis["verdict"]]
-        found = len(diagnosis["findings"])
-        if diagnosis["verdict"] == "fault":
-            meaning = "one fault appears" if found == 1 else f"{found} faults appear"
-            meaning += " only when it is compiled"
-        count = diagnosis["compiles"]  # to look into; the program as its user compiles it is not counted
-        graphs = f", {count} graph{'s' if count > 1 else ''} compiled to look inside" if count else ""
-        text = f"{word}: {name}: {meaning} ({diagnosis['seconds']:.0f} s{graphs})."
-        self.prose(text, style=f"bold {style}")
-
-    def finding(self, number: int, finding: Mapping[str, Any]) -> None:
-        self.console.print()
-        self.prose(f"{number}. {sentence(finding)}", indent=0, hang=3, style="bold")
-        if values_in_words(finding):
-            self.prose(values_in_words(finding), indent=3)
-        stage = STAGES.get(finding["stage"], finding["stage"])
-        if finding["stage"] == "unknown":
-            self.prose("Which stage of the compiler is to blame could not be told.", indent=3)
-        else:
-            self.prose(f"It goes wrong in {stage}.", indent=3)
-        if finding["pass"]:
-            self.fact("pass", finding["pass"])
-        if finding["op"]:
-            self.fact("operation", finding["op"] + (f", node {finding['node']}" if finding["node"] else ""))
-        if finding["also"]:
-            self.fact("may also be", ", ".join(finding["also"]))
-        if finding["kernel"]:
-            self.fact("kernel", finding["kernel"], whole=True)
-        if finding["source"]:
-            self.fact("your line", self.path(finding["source"]), whole=True)
-            line = _line_at(finding["source"])
-            if line:
-                self.fact("", line, whole=True, style="cyan")
-        if finding["module"]:
-            self.fact("module", finding["module"], whole=True)
-        for place in finding.get("places", [])[1:PLACES]:
-            self.fact("and at", self.path(place), whole=True)
-        if len(finding.get("places", [])) > PLACES:
-            self.fact("", f"and {len(finding['places']) - PLACES} more places")
-        if finding["flaky_rate"] < 1:
-            self.fact("flaky", f"it failed in {finding['flaky_rate']:.0%} of the repeats, not in all")
-        label, reason = reason_of(finding)
-        if reason:
-            self.fact(label, reason)
-        self.proof(finding)
-        for i, detail in enumerate(details(finding)):
-            self.fact("" if i else "details", detail)
-
-    def proof(self, finding: Mapping[str, Any]) -> None:
-        dossier = self.path(finding["dossier"]) if finding["dossier"] is not None else None
-        if not is_proven(finding) or dossier is None:
-            self.prose("No program that shows it by itself could be made.", indent=3)
-            if dossier is not None:
-                self.fact("kept in", dossier, whole=True)
-            return
-        self.fact("proof", dossier, whole=True)
-        self.fact("see it", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}", whole=True, style="cyan")
-        self.fact("", "(exits 1 while the fault is there, 0 once it is gone)")
-        self.fact("report it", str(Path(dossier) / "REPORT.md"), whole=True)
-
-    def rest(self, diagnosis: Mapping[str, Any]) -> None:
-        largest = diagnosis["largest_z"]
-        latent = diagnosis.get("latent", [])
-        if diagnosis["ruled_out"] or largest["node"] is not None or diagnosis["notes"] or latent:
-            self.console.print()
-        if latent:
-            told = "Latent: what disagrees inside, and shows in nothing that the program gives or leaves behind:"
-            self.prose(told if diagnosis["verdict"] == "healthy" else "Suspected inside, and not proven to matter:")
-            for one in latent[:LATENT]:
-                place = one["source"] or one["node"] or "source unknown"
-                self.prose(f"- {one['stage']}: {one['op']} at {place}: {one['reason']}", indent=2, hang=2)
-            if len(latent) > LATENT:
-                self.prose(f"- and {len(latent) - LATENT} more, in the JSON", indent=2, hang=2)
-        if diagnosis["ruled_out"]:
-            self.prose("What was checked and is right:")
-            for text in diagnosis["ruled_out"]:
-                self.prose(f"- {text}", indent=2, hang=2)
-        if largest["node"] is not None:
-            share = f"{_number(largest['z'])} times what rounding explains, at {largest['node']}"
-            self.prose(f"Largest error among the operations that passed: {share}.")
-        if diagnosis["notes"]:
-            self.prose("What could not be checked, and other notes:")
-            for text in diagnosis["notes"]:
-                self.prose(f"- {text}", indent=2, hang=2)
-
-    def prose(self, text: str, *, indent: int = 0, hang: int = 0, style: str = "") -> None:
-        """Paragraphs, wrapped between words. Words that are longer than a line, as paths are, stay whole."""
-        for paragraph in text.splitlines() or [""]:
-            lines = textwrap.wrap(
-                paragraph,
-                WIDTH,
-                initial_indent=" " * indent,
-                subsequent_indent=" " * (indent + hang),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            for line in lines:
-                self.console.print(Text(line, style))
-
-    def fact(self, label: str, text: str, *, whole: bool = False, style: str = "") -> None:
-        """`label: text`, wrapped below itself; with `whole` in one line, however long."""
-        head = f"   {label + ':' if label else '':<{LABEL}}"
-        room = WIDTH - len(head)
-        lines = [text] if whole else textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
-        for i, line in enumerate(lines or [""]):
-            self.console.print(Text.assemble((head if i == 0 else " " * len(head), "dim"), (line, style)))
+def foremost(findings: Sequence[Finding]) -> Finding:
+    """The one that comes with a proof says most."""
+    return next((finding for finding in findings if is_proven(finding)), findings[0])
 
 
-LABEL = 13
-"""Columns of a label with its colon."""
+def beside(diagnosis: Diagnosis) -> list[Content]:
+    """What else is to be said: what disagrees inside, what is right, the largest error, what could not be checked."""
+    blocks: list[Content] = []
+    if diagnosis.latent:
+        title = "Suspected inside, and not proven to matter"
+        if diagnosis.verdict == "healthy":
+            title = "Latent: what disagrees inside, and shows in nothing that the program gives or leaves behind"
+        shown = [
+            f"{one.stage}: {one.op} at {one.source or one.node or 'source unknown'}: {one.reason}"
+            for one in diagnosis.latent[:LATENT]
+        ]
+        more = len(diagnosis.latent) - LATENT
+        blocks.append(Bullets([*shown, *([f"and {more} more, in the JSON"] if more > 0 else [])], title))
+    if diagnosis.ruled_out:
+        blocks.append(Bullets(diagnosis.ruled_out, "What was checked and is right", "good"))
+    if diagnosis.largest_z.node is not None:
+        error, node = _number(diagnosis.largest_z.z), Code(diagnosis.largest_z.node)
+        text = f"Largest error among the operations that passed: {error} times what rounding explains, at "
+        blocks.append(Note((text, node, ".")))
+    if diagnosis.notes:
+        blocks.append(Bullets(diagnosis.notes, "What could not be checked, and other notes", "warn"))
+    return blocks
 
 
-def sentence(finding: Mapping[str, Any]) -> str:
+def sentence(finding: Finding) -> str:
     """What goes wrong, in one sentence."""
-    what = KINDS.get(finding["kind"], finding["kind"])
-    subject = f"{short_op(finding['op'])}" if finding["op"] else "the program"
-    backward = ", in the backward pass" if finding["direction"] == "backward" and "backward" not in what else ""
+    what = KINDS.get(finding.kind, finding.kind)
+    subject = short_op(finding.op) if finding.op else "the program"
+    backward = ", in the backward pass" if finding.direction == "backward" and "backward" not in what else ""
     return f"Compiled, {subject} {what}{backward}."
 
 
-def values_in_words(finding: Mapping[str, Any]) -> str:
+def values_in_words(finding: Finding) -> str:
     """What was expected and what came, as a sentence; empty where no values were compared, and of older JSON."""
-    worst = _worst(finding)
-    if worst is None:
+    if finding.worst is None:
         return ""
-    words = f"{in_words(worst)}."
-    if finding["dossier"] is not None and finding.get("proof") != "program":  # a piece: its output is not the program's
+    words = f"{in_words(finding.worst)}."
+    if finding.dossier is not None and finding.proof != "program":  # a piece: its output is not the program's
         return f"In the proof: {words}"
     return words[:1].upper() + words[1:]
 
 
-def in_short(finding: Mapping[str, Any]) -> str:
+def in_short(finding: Finding) -> str:
     """What goes wrong, with the values, and in which stage."""
-    worst = _worst(finding)
-    values = ": expected {}, got {}".format(*expected_in_words(worst)) if worst is not None else ""
-    return f"{sentence(finding).rstrip('.')}{values}. Stage: {finding['stage']}."
+    values = ": expected {}, got {}".format(*expected_in_words(finding.worst)) if finding.worst is not None else ""
+    return f"{sentence(finding).rstrip('.')}{values}. Stage: {finding.stage}."
 
 
-def _worst(finding: Mapping[str, Any]) -> Worst | None:
-    worst = finding.get("worst")
-    return read_document(worst, Worst) if worst is not None else None
+def is_proven(finding: Finding) -> bool:
+    """Whether its dossier holds a repro that fails alone."""
+    return finding.dossier is not None and finding.proof is not None
 
 
-def is_proven(finding: Mapping[str, Any]) -> bool:
-    """Whether its dossier holds a repro that fails alone; files of 0.1 do not say so, and had no others."""
-    return finding["dossier"] is not None and finding.get("proof", "piece") is not None
-
-
-def reason_of(finding: Mapping[str, Any]) -> tuple[str, str]:
+def reason_of(finding: Finding) -> tuple[str, str]:
     """The reason with its label, without what `details` tells; empty if that is all."""
-    if finding["kind"] not in NUMERIC:
-        return "error" if finding["kind"] in CRASHES else "observed", finding["reason"]
+    if finding.kind not in NUMERIC:
+        return "error" if finding.kind in CRASHES else "observed", finding.reason
     told = []
-    for text in SENTENCES.split(finding["reason"]):
+    for text in SENTENCES.split(finding.reason):
         clauses = [clause for clause in text.split("; ") if not Z.search(clause)]
         told.append(text if clauses == text.split("; ") else as_sentence("; ".join(clauses)))
     return "observed", " ".join(filter(None, told))
@@ -302,19 +192,19 @@ def as_sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
 
 
-def details(finding: Mapping[str, Any]) -> list[str]:
+def details(finding: Finding) -> list[str]:
     """Errors in units of noise and what was measured, for those who know what z is; of numbers only."""
-    if finding["kind"] not in NUMERIC:
+    if finding.kind not in NUMERIC:
         return []
     errors = [
-        times(finding[key]) + where
-        for key, where in (
-            ("local_z", " in this operation alone"),
-            ("accumulated_z", " in the result of the whole graph"),
+        times(z) + where
+        for z, where in (
+            (finding.local_z, " in this operation alone"),
+            (finding.accumulated_z, " in the result of the whole graph"),
         )
-        if _is_error(finding[key])
+        if not z <= 0
     ]
-    clauses = [clause for text in SENTENCES.split(finding["reason"]) for clause in text.split("; ")]
+    clauses = [clause for text in SENTENCES.split(finding.reason) for clause in text.split("; ")]
     measured = [clause.rstrip(".") for clause in clauses if Z.search(clause)]
     return [text for text in ("; ".join(errors), "; ".join(measured)) if text]
 
@@ -325,24 +215,12 @@ def short_op(op: str) -> str:
     return parts[1] if len(parts) > 1 and parts[0] in ("aten", "prims") else op
 
 
-def _is_error(z: float | str) -> bool:
-    """Infinity and NaN are texts in JSON."""
-    return not float(z) <= 0
-
-
-def times(z: float | str) -> str:
+def times(z: float) -> str:
     """An error in units of noise, in words."""
-    z = float(z)
     if not math.isfinite(z):
         return "more than any rounding explains"
     return f"{'over a million' if z > 1e6 else _number(z)} times what rounding explains"
 
 
-def _number(z: float | str) -> str:
-    return f"{float(z):.3g}"
-
-
-def _line_at(source: str) -> str:
-    """The text of `file:line`; empty when it cannot be read."""
-    file, _, number = source.rpartition(":")
-    return linecache.getline(file, int(number)).strip() if file and number.isdecimal() else ""
+def _number(z: float) -> str:
+    return f"{z:.3g}"

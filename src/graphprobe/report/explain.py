@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 from graphprobe.analysis.breaks import ERRORS, BreakReport, GraphBreak
 from graphprobe.report.closing import print_closing
-from graphprobe.report.terminal import Console, Text, console_for
+from graphprobe.report.document import Code, Content, Facts, Grid, Prose, counted
+from graphprobe.report.terminal import Console, Paper, Text, console_for, grid_lines
 
-WIDTH = 100
-"""Prose is broken here."""
+WIDTH, LABEL = 100, 9
+"""Columns at which prose is broken, and of a label with its colon."""
 
 RESUMED = re.compile(r"(?:torch_dynamo_resume_in_)+([\w.]+?)_at_(\d+)(?:_at_\d+)*")
 """Dynamo's name of the function that goes on behind a break."""
@@ -67,42 +68,41 @@ def print_end(
     facts = [("first", f"{own[0].kind} at {_near(own[0].where, near)}")] if own else []
     facts += [("error", _near(row.error, near)) for row in report.died]
     facts.append(("next", "write what stands behind `instead`, and explain it again"))
-    counts = f"{_counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
+    counts = f"{counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
     if report.died:
-        counts += f", {_counted(len(report.died), 'compile error')}"
+        counts += f", {counted(len(report.died), 'compile error')}"
     print_closing(f"BREAKS: {counts}", facts, style="bold red", file=file)
 
 
 def _not_compiled(report: BreakReport) -> str:
-    return f"{_counted(len(report.own_uncompiled), 'function')} not compiled"
+    return f"{counted(len(report.own_uncompiled), 'function')} not compiled"
 
 
 def _print_counts(console: Console, report: BreakReport) -> None:
     ops = sum(graph.ops or 0 for graph in report.graphs)
     counts = [
-        _counted(len(report.graphs), "graph"),
-        _counted(ops, "op"),
-        _counted(report.break_count, "graph break"),
+        counted(len(report.graphs), "graph"),
+        counted(ops, "op"),
+        counted(report.break_count, "graph break"),
         _not_compiled(report),
     ]
     console.print(Text(", ".join(counts), "bold red" if report.found else "bold green"))
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _print_graphs(console: Console, report: BreakReport, base: Path) -> None:
     console.print()
-    console.print(Text(f"{'graph':>5}  {'compile':<9}  {'ops':>4}  {'guards':>6}  begins at", "bold"))
+    rows: list[tuple[str, ...]] = []
     for number, graph in enumerate(report.graphs):
-        numbers = f"{_number(graph.ops):>4}  {_number(graph.guards):>6}"
-        ended = ", ended by a break" if graph.broken else ""
         where = _near(graph.where, base) if graph.where else "?"
         name = _near(graph.function or "", base).partition(",")[0]
         if name and not re.search(rf" in {re.escape(name)}(?:,|$)", where):
             where += f", of {name}"
-        console.print(Text(f"{number:>5}  {graph.compile_id or '?':<9}  {numbers}  {where}{ended}"))
+        where += ", ended by a break" if graph.broken else ""
+        rows.append((str(number), graph.compile_id or "?", _number(graph.ops), _number(graph.guards), where))
+    head, *lines = grid_lines(Grid(("graph", "compile", "ops", "guards", "begins at"), rows, (0, 2, 3)))
+    console.print(Text(head, "bold"))
+    for line in lines:
+        console.print(Text(line))
 
 
 def _number(value: int | None) -> str:
@@ -117,23 +117,28 @@ def _print_break(console: Console, number: int, row: GraphBreak, base: Path) -> 
     console.print(title)
     if row.source:
         console.print(Text(f"    {textwrap.shorten(row.source, WIDTH, placeholder=' …')}", "cyan"))
+    _paper(console).show(facts_of(row, lambda text: _near(text, base)), indent=2)
+
+
+def facts_of(row: GraphBreak, near: Callable[[str], str]) -> Facts:
+    """Why it breaks, what to write instead, and what comes of it; `near` shortens the places in a text."""
     led_to = f", because {row.consequence}" if row.consequence else ""
-    _paragraph(console, "cause", row.cause)
-    _paragraph(console, "instead", row.remedy)
-    _paragraph(console, "effect", f"{OUTCOMES[row.outcome]}{led_to}")
+    rows: list[tuple[str, Content]] = [
+        ("cause", Prose(row.cause)),
+        ("instead", Prose(row.remedy)),
+        ("effect", Prose(f"{OUTCOMES[row.outcome]}{led_to}")),
+    ]
     if row.error:
-        _paragraph(console, "error", _near(row.error, base))
+        rows.append(("error", near(row.error)))
     if row.kind == "unsupported":
-        for words in (row.explanation, *row.hints):
-            _paragraph(console, "torch", words)
+        rows += [("torch", Prose(words)) for words in (row.explanation, *row.hints)]
     if row.url:
-        console.print(Text(f"  {'torch':<8} {row.gb_id} {row.url}", "dim"))
+        rows.append(("torch", Code(f"{row.gb_id} {row.url}")))
+    return Facts(rows)
 
 
-def _paragraph(console: Console, label: str, words: str) -> None:
-    lines = textwrap.wrap(words, WIDTH - 11, break_long_words=False, break_on_hyphens=False) or [""]
-    for index, line in enumerate(lines):
-        console.print(Text(f"  {label if index == 0 else '':<8} {line}"))
+def _paper(console: Console) -> Paper:
+    return Paper(console, width=WIDTH, label=LABEL)
 
 
 def _print_uncompiled(console: Console, report: BreakReport, base: Path) -> None:
@@ -146,10 +151,10 @@ def _print_uncompiled(console: Console, report: BreakReport, base: Path) -> None
         times = f" ×{row.count}" if row.count > 1 else ""
         console.print(Text(f"  {row.function} ({at}){times}: {_near(row.cause, base)}"))
         if row.kind != "break":
-            _paragraph(console, "instead", row.remedy)
+            _paper(console).show(Facts([("instead", Prose(row.remedy))]), indent=2)
     others = len(report.uncompiled) - len(own)
     if others:
-        console.print(Text(f"not compiled, of torch and Python's library: {_counted(others, 'function')}", "dim"))
+        console.print(Text(f"not compiled, of torch and Python's library: {counted(others, 'function')}", "dim"))
 
 
 def _of(inside: str) -> str:

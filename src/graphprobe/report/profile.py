@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import msgspec
 
 from graphprobe.analysis.recompiles import function_name
-from graphprobe.analysis.timing import CacheRow, FunctionRow, Row, Summary, summary_of
+from graphprobe.analysis.timing import CacheRow, FunctionRow, Summary, summary_of
 from graphprobe.analysis.timing_diff import Change, TimingDiff
 from graphprobe.analysis.timing_records import Profile
-from graphprobe.report.terminal import print_lines
+from graphprobe.report.document import Code, Content, Grid, Muted, Place
+from graphprobe.report.terminal import grid_lines, print_lines
 
 LONG_IMPORTS = 0.02
 """Share of the time of compiling from which imports before it are told."""
@@ -46,19 +47,33 @@ def print_diff(diff: TimingDiff, before: str, after: str, *, top: int = 10, file
 def profile_lines(profile: Profile, *, top: int) -> list[str]:
     """The summary as lines of plain text."""
     summary = summary_of(profile)
-    lines = list(_head(profile, summary))
-    if summary.phases:
-        lines += ["", "phases, by time of their own"]
-        lines += _table(("s", "%", "CPU s", "count", "phase"), _phase_rows(summary, top))
-    if summary.passes:
-        lines += ["", f"passes, slowest {min(top, len(summary.passes))} of {len(summary.passes)}"]
-        passes = [(_s(r.total_ns), str(r.count), _s(r.longest_ns), r.name) for r in summary.passes[:top]]
-        lines += _table(("s", "count", "longest", "pass"), passes)
-    if summary.functions:
-        lines += ["", f"functions, slowest {min(top, len(summary.functions))} of {len(summary.functions)}"]
-        functions = [_function_row(row) for row in summary.functions[:top]]
-        lines += _table(("forward s", "backward s", "id", "function"), functions)
+    lines = head_lines(profile, summary)
+    counts = {"passes": len(summary.passes), "functions": len(summary.functions)}
+    for name, grid in grids_of(summary, top=top).items():
+        count = counts.get(name, 0)
+        told = f"{name}, slowest {min(top, count)} of {count}" if count else f"{name}, by time of their own"
+        lines += ["", told, *grid_lines(grid, indent=2)]
     return lines
+
+
+def grids_of(summary: Summary, *, top: int, place: Callable[[str], Content] = Place) -> dict[str, Grid]:
+    """The tables `phases`, `passes` and `functions`, as far as there is anything in them, with the `top` slowest rows.
+
+    Args:
+        place: shows a `file:line` of the program.
+    """
+    passes: list[tuple[Content, ...]] = [
+        (_s(row.total_ns), str(row.count), _s(row.longest_ns), Code(row.name)) for row in summary.passes
+    ]
+    functions = [_function_row(row, place) for row in summary.functions]
+    grids = {
+        "phases": Grid(("s", "%", "CPU s", "count", "phase"), _phase_rows(summary, top), (0, 1, 2, 3)),
+        "passes": Grid(("s", "count", "longest", "pass"), passes[:top], (0, 1, 2), _left(len(passes), top)),
+        "functions": Grid(
+            ("forward s", "backward s", "id", "function"), functions[:top], (0, 1, 2), _left(len(functions), top)
+        ),
+    }
+    return {name: grid for name, grid in grids.items() if grid.rows}
 
 
 def diff_lines(diff: TimingDiff, before: str, after: str, *, top: int) -> list[str]:
@@ -73,8 +88,14 @@ def diff_lines(diff: TimingDiff, before: str, after: str, *, top: int) -> list[s
     for title, changes in (("phases, by time of their own", diff.phases), ("passes", diff.passes)):
         if changes:
             lines += ["", f"{title}: largest {min(top, len(changes))} changes of {len(changes)}"]
-            lines += _table(("change s", "before", "after", "count", ""), [_change_row(c) for c in changes[:top]])
+            rows = [_change_row(change) for change in changes[:top]]
+            lines += grid_lines(Grid(("change s", "before", "after", "count", ""), rows, (0, 1, 2, 3)), indent=2)
     return lines
+
+
+def head_lines(profile: Profile, summary: Summary) -> list[str]:
+    """What was run, and what took how long, before the tables."""
+    return list(_head(profile, summary))
 
 
 def _head(profile: Profile, summary: Summary) -> Iterator[str]:
@@ -113,10 +134,10 @@ def _cache_line(row: CacheRow) -> str:
     return f"{name} cache: {told}{reasons}"
 
 
-def _phase_rows(summary: Summary, top: int) -> list[tuple[str, ...]]:
+def _phase_rows(summary: Summary, top: int) -> list[tuple[Content, ...]]:
     whole = summary.compile_ns or 1
-    rows: list[tuple[str, ...]] = [
-        (_s(row.self_ns), f"{row.self_ns / whole:.1%}", _s(row.cpu_ns), str(row.count), _with_gloss(row))
+    rows: list[tuple[Content, ...]] = [
+        (_s(row.self_ns), f"{row.self_ns / whole:.1%}", _s(row.cpu_ns), str(row.count), _with_gloss(row.name, row.what))
         for row in summary.phases[:top]
     ]
     rest = summary.phases[top:]
@@ -127,34 +148,29 @@ def _phase_rows(summary: Summary, top: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def _with_gloss(row: Row) -> str:
-    return f"{row.name}  — {row.what}" if row.what else row.name
+def _with_gloss(name: str, what: str) -> Content:
+    return (Code(name), Muted(f"  — {what}")) if what else Code(name)
 
 
-def _function_row(row: FunctionRow) -> tuple[str, ...]:
-    name = function_name(row.function or "?")
-    where = f"  {row.where}" if row.where else ""
-    failure = f"  failed: {row.failure}" if row.failure else ""
-    again = "  (recompiled)" if row.recompile_reason else ""
-    return _s(row.forward_ns), _s(row.backward_ns), row.compile_id, f"{name}{where}{again}{failure}"
+def _function_row(row: FunctionRow, place: Callable[[str], Content]) -> tuple[Content, ...]:
+    cell: list[Content] = [function_name(row.function or "?")]
+    cell += ["  ", place(row.where)] if row.where else []
+    cell += [f"  failed: {row.failure}"] if row.failure else []
+    cell += ["  (recompiled)"] if row.recompile_reason else []
+    return _s(row.forward_ns), _s(row.backward_ns), row.compile_id, tuple(cell)
 
 
-def _change_row(change: Change) -> tuple[str, ...]:
+def _left(count: int, top: int) -> str:
+    return f"and {count - top} more: graphprobe profile --top {count} PROFILE.json" if count > top else ""
+
+
+def _change_row(change: Change) -> tuple[Content, ...]:
     counts = str(change.count_before)
     if change.count_after != change.count_before:
         counts += f" -> {change.count_after}"
-    name = f"{change.name}  — {change.what}" if change.what else change.name
+    name = _with_gloss(change.name, change.what)
     return f"{change.delta_ns / 1e9:+.3f}", _s(change.before_ns), _s(change.after_ns), counts, name
 
 
 def _s(ns: int) -> str:
     return f"{ns / 1e9:.3f}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of numbers to the right, the last one to the left."""
-    widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header) - 1)]
-    return [
-        "  " + "  ".join([*(cell.rjust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]).rstrip()
-        for line in (header, *rows)
-    ]

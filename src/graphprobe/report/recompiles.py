@@ -7,6 +7,7 @@ from pathlib import Path
 
 from graphprobe.analysis.recompile_facts import Place
 from graphprobe.analysis.recompiles import Function, Group, RecompileReport, function_name
+from graphprobe.report.document import counted
 
 
 def recompile_lines(report: RecompileReport, *, base: Path | None = None) -> list[str]:
@@ -16,8 +17,8 @@ def recompile_lines(report: RecompileReport, *, base: Path | None = None) -> lis
         lines = ["no recompilations"]
     else:
         lines = [
-            f"{_counted(report.recompilations, 'recompilation')} of {_counted(len(report.functions), 'function')}, "
-            f"{_counted(len(report.groups), 'cause')}"
+            f"{counted(report.recompilations, 'recompilation')} of {counted(len(report.functions), 'function')}, "
+            f"{counted(len(report.groups), 'cause')}"
         ]
         if report.allowed:
             lines.append(f"allowed: {report.allowed} of each function; {'exceeded' if report.unwanted else 'kept'}")
@@ -35,10 +36,10 @@ def recompile_lines(report: RecompileReport, *, base: Path | None = None) -> lis
 
 
 def _function_line(function: Function, base: Path) -> str:
-    versions = "" if function.versions is None else f", {_counted(function.versions, 'version')}"
+    versions = "" if function.versions is None else f", {counted(function.versions, 'version')}"
     limit = "" if function.limit is None or function.versions is None else f" of at most {function.limit}"
     place = _place(Place(function.file, function.line), base)
-    text = _counted(function.recompilations, "recompilation")
+    text = counted(function.recompilations, "recompilation")
     shared = f", shared by {', '.join(function.owners)}" if function.owners else ""
     return f"{function_name(function.function)} ({place}): {text}{versions}{limit}{shared}"
 
@@ -61,7 +62,3 @@ def _place(place: Place, base: Path) -> str:
     if os.path.isabs(file) and Path(file).is_relative_to(base):
         file = str(Path(file).relative_to(base))
     return f"{file}:{place.line}" + (f" in {place.function}" if place.function else "")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -6,13 +6,29 @@ import random
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 import msgspec
 
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.records import Event
+from graphprobe.report.document import (
+    Bullets,
+    Card,
+    Code,
+    Command,
+    Content,
+    Excerpt,
+    Facts,
+    Folded,
+    Grid,
+    Note,
+    Place,
+    Tone,
+    plain,
+)
 from graphprobe.report.graph_diff import GraphDiff, NodeDiff
 from graphprobe.report.graph_text import Node
 from graphprobe.report.visible import one_line
@@ -31,6 +47,7 @@ finally:
     random.setstate(_generator)
 
 _PIPED_WIDTH = 10_000
+STYLES: dict[Tone, str] = {"bad": "red", "warn": "yellow", "good": "green", "info": "cyan"}
 _STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
 
 
@@ -99,6 +116,89 @@ def print_lines(lines: Iterable[str], *, file: IO[str] | None = None) -> None:
     console = console_for(file)
     for line in lines:
         console.print(Text(line))
+
+
+class Paper:
+    """Shows content on a console: prose broken at a width, labels in a column of their own.
+
+    Paths, names and commands stand on one line, whole, so that they can be copied.
+    """
+
+    def __init__(self, console: Console, *, width: int, label: int, indent: int = 3) -> None:
+        """`label`: columns of a label with its colon; `indent`: of what stands below a heading."""
+        self._console, self._width, self._label, self._indent = console, width, label, indent
+
+    def gap(self) -> None:
+        """An empty line."""
+        self._console.print()
+
+    def show(self, content: Content, *, indent: int = 0) -> None:
+        """Show a block, or one block or paragraph below the other; what is folded away outside of facts is left out."""
+        if isinstance(content, list):
+            for one in content:
+                self.show(one, indent=indent)
+        elif isinstance(content, Card):
+            self.gap()
+            self.prose(plain(content.title), indent=indent, hang=3, style="bold")
+            self.show(content.body, indent=indent + self._indent)
+        elif isinstance(content, Bullets):
+            self.prose(f"{content.title}:", indent=indent)
+            for entry in content.entries:
+                self.prose(f"- {plain(entry)}", indent=indent + 2, hang=2)
+        elif isinstance(content, Facts):
+            for label, value in content.rows:
+                self._fact(f"{label}:" if label else "", value, indent)
+        elif not isinstance(content, Folded):
+            self.prose(plain(content.content if isinstance(content, Note) else content), indent=indent)
+
+    def prose(self, text: str, *, indent: int = 0, hang: int = 0, style: str = "") -> None:
+        """Paragraphs, wrapped between words. Words that are longer than a line, as paths are, stay whole."""
+        for paragraph in text.splitlines() or [""]:
+            for line in _wrapped(paragraph, self._width, " " * indent, " " * (indent + hang)):
+                self._console.print(Text(line, style))
+
+    def _fact(self, label: str, value: Content, indent: int) -> None:
+        head = f"{' ' * indent}{label:<{self._label}}"
+        for text, whole, style in lines_of(value):
+            for line in [text] if whole else _wrapped(text, self._width - len(head)):
+                self._console.print(Text.assemble((head, "dim"), (line, style)))
+                head = " " * len(head)
+
+
+def lines_of(content: Content) -> Iterator[tuple[str, bool, str]]:
+    """The lines of a fact: text, whether it is to stay whole, and style."""
+    if isinstance(content, Folded):
+        content = content.body
+    if isinstance(content, list):
+        for one in content:
+            yield from lines_of(one)
+    elif isinstance(content, Note):
+        yield f"({plain(content.content)})", False, ""
+    elif isinstance(content, Excerpt | Command):
+        if content.text:
+            yield content.text, True, "cyan"
+    else:
+        yield plain(content), isinstance(content, Code | Place), ""
+
+
+def grid_lines(grid: Grid, *, indent: int = 0) -> list[str]:
+    """A table as lines: columns of numbers to the right, the others to the left; of rows that are left out, nothing."""
+    lines = [tuple(grid.head), *(tuple(map(plain, row)) for row in grid.rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [str.rjust if index in grid.numbers else str.ljust for index in range(len(widths))]
+    cells = [[side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)] for line in lines]
+    return [f"{' ' * indent}{'  '.join(line)}".rstrip() for line in cells]
+
+
+def _wrapped(text: str, width: int, first: str = "", further: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def print_run(run: Run, *, show_all: bool = False, file: IO[str] | None = None) -> None:

@@ -74,7 +74,7 @@ def assert_compiles_like_eager(
 
 
 def _message(name: str, backend: str | Callable[..., Any], diagnosis: Diagnosis) -> str:
-    from graphprobe.report.diagnosis_short import lines_from
+    from graphprobe.report.diagnosis_text import lines_from
 
     shown = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
     if diagnosis.verdict == "fault":
@@ -83,4 +83,4 @@ def _message(name: str, backend: str | Callable[..., Any], diagnosis: Diagnosis)
         head = (
             f"UNDECIDED: whether {name} computes the same compiled with {shown} could not be told, so this did not pass"
         )
-    return "\n".join([head, *(f"  {line}" for line in lines_from(diagnosis.to_json()))])
+    return "\n".join([head, *(f"  {line}" for line in lines_from(diagnosis))])

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from _pytest.runner import runtestprotocol
 
-from graphprobe.report.diagnosis_short import first_line_from, repros_from
+from graphprobe.report.diagnosis_text import first_line_from, repros_from
 from graphprobe.store.files import replace_file
 from graphprobe.testing.assertion import CompiledDiffers
 from graphprobe.testing.watch import CompileWatch, Diagnoses, RandomStates
@@ -130,26 +130,30 @@ class FailingTests:
         self._tell(item.nodeid, diagnoses, folder, again=any(report.failed for report in reports))
 
     def _tell(self, test: str, diagnoses: Diagnoses, folder: Path | None, *, again: bool = True) -> None:
-        documents = [{"function": name} | diagnosis.to_json() for name, diagnosis in diagnoses]
-        verdicts = [document["verdict"] for document in documents]
-        if not documents:
+        verdicts = [diagnosis.verdict for _, diagnosis in diagnoses]
+        if not diagnoses:
             told = Told(test, "undecided", "it called something compiled, but not when it was run once more")
         elif "fault" in verdicts or "undecided" in verdicts:
             verdict = "fault" if "fault" in verdicts else "undecided"
-            first = next(document for document in documents if document["verdict"] == verdict)
-            text = f"{first['function']}: {first_line_from(first)}"
-            repros = [self._short(repro) for document in documents for repro in repros_from(document)]
+            name, first = next(one for one in diagnoses if one[1].verdict == verdict)
+            text = f"{name}: {first_line_from(first)}"
+            repros = [self._short(repro) for _, diagnosis in diagnoses for repro in repros_from(diagnosis)]
             told = Told(test, verdict, self._short(text), repros)
         else:
-            names = ", ".join(dict.fromkeys(document["function"] for document in documents))
+            names = ", ".join(dict.fromkeys(name for name, _ in diagnoses))
             told = Told(test, "healthy", f"its compiled calls are healthy ({names}): it fails for another reason")
         if not again and told.verdict == "healthy":
             # After a crash the test has gone on uncompiled: of a fault this would say nothing.
             told.text += ", such as chance or what an earlier test left compiled: the second time it passed"
-        if folder is not None and documents:
+        if folder is not None and diagnoses:
             told.folder = self._short(str(folder))
             folder.mkdir(parents=True, exist_ok=True)
-            document = {"schema": 1, "target": test, "ended": None, "diagnoses": documents}
+            document = {
+                "schema": 1,
+                "target": test,
+                "ended": None,
+                "diagnoses": [{"function": name} | diagnosis.to_json() for name, diagnosis in diagnoses],
+            }
             text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
             replace_file(folder / DOCUMENT, text.encode())
         self.told.append(told)

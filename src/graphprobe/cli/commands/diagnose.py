@@ -44,7 +44,7 @@ class _Told:
     code: int
     name: str
     verdict: str
-    diagnoses: list[dict[str, Any]]
+    diagnoses: list[Diagnosis]
 
 
 @click.command(cls=TargetCommand, reads=lambda word: callable_of(word) is not None)
@@ -188,7 +188,7 @@ def _script(target: str, arguments: tuple[str, ...], options: Options, result: P
     if ended.problem is None and all(diagnosis.compiled_nothing for _, diagnosis in ended.diagnoses):
         code = EXIT_USAGE
     code = EXIT_FOUND if "fault" in verdicts else code
-    diagnoses = [diagnosis.to_json() for _, diagnosis in ended.diagnoses]
+    diagnoses = [diagnosis for _, diagnosis in ended.diagnoses]
     return _Told(code, f"{target}: {', '.join(counts)}", _WORDS[code], diagnoses)
 
 
@@ -197,7 +197,7 @@ _WORDS = {EXIT_OK: "healthy", EXIT_FOUND: "fault", EXIT_USAGE: "undecided", EXIT
 
 def _end(told: _Told, base: Path, *, left_out: bool) -> None:
     """The last lines; `left_out`: `--only-function` left nothing to look at."""
-    from graphprobe.report.diagnosis import print_end
+    from graphprobe.report.diagnosis_text import print_end
 
     name = f"{told.name}; --only-function left nothing to look at" if left_out else told.name
     print_end(told.diagnoses, verdict="undecided" if left_out else told.verdict, name=name, base=base)
@@ -227,7 +227,7 @@ def _function(target: str, name: str, options: Options, result: Path | None, bas
         )
     _show(target, diagnosis, base)
     _write(result, diagnosis.to_json())
-    return _Told(diagnosis.exit_code, target, diagnosis.verdict, [diagnosis.to_json()])
+    return _Told(diagnosis.exit_code, target, diagnosis.verdict, [diagnosis])
 
 
 def _announce(name: str) -> None:
@@ -235,9 +235,9 @@ def _announce(name: str) -> None:
 
 
 def _show(name: str, diagnosis: Diagnosis, base: Path) -> None:
-    from graphprobe.report.diagnosis import print_diagnosis
+    from graphprobe.report.diagnosis_text import print_diagnosis
 
-    print_diagnosis(diagnosis.to_json(), name=name, base=base)
+    print_diagnosis(diagnosis, name=name, base=base)
     echo()
     sys.stdout.flush()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from graphprobe.diagnose.dossier.post import FIRST, scrubbed, scrubbed_code, trimmed
 from graphprobe.findings import Finding, Kind, Rung, expected_in_words, place_in_words, size_in_words
 from graphprobe.report.diagnosis import CRASHES, SENTENCES, as_sentence, details, reason_of
@@ -186,7 +184,7 @@ def _what(finding: Finding) -> str:
 
 def _expected(finding: Finding) -> tuple[str, str, str]:
     """What was expected, what came, and what else the reason says."""
-    _, reason = reason_of(msgspec.to_builtins(finding))
+    _, reason = reason_of(finding)
     first, *others = SENTENCES.split(reason) if finding.kind not in CRASHES else [""]
     rest = " ".join(others)
     if finding.worst is not None:
@@ -226,7 +224,7 @@ def _facts(finding: Finding) -> str:
         "kernel": finding.kernel,
         "source": finding.source,
         "module": finding.module,
-        "measured": "; ".join(details(msgspec.to_builtins(finding))),
+        "measured": "; ".join(details(finding)),
     }
     rows = [f"| {key} | {_cell(value)} |" for key, value in where.items() if value]
     return "\n".join(["| | |", "|---|---|", *rows])

@@ -6,16 +6,10 @@ import math
 from collections.abc import Iterable
 
 from graphprobe.compare.result import CallResult, SlotResult, SlotSide
-from graphprobe.report.html.heat import COLUMN_KEY, ERROR, NONFINITE, ROW_KEY, Heat, call_titles, rows_summary
-from graphprobe.report.html.section import Section, Tone, html
+from graphprobe.report.document import Section, Tone
+from graphprobe.report.html.heat import COLUMN_KEY, ERROR, MOST_CALLS, NONFINITE, ROW_KEY, Heat, calls_sections
 from graphprobe.report.html.sources import Sources
 from graphprobe.report.html.table import Cell, Column, Table
-
-CALLS, HEALTH = "calls", "health"
-"""Ids of the sections."""
-
-MOST_ROWS = 1_000_000
-"""Calls that the table takes; a browser holds more, but the file is then of hundreds of megabytes."""
 
 WITH_SLOTS = 1_000
 """Calls that are not fine whose slots are shown with their details."""
@@ -69,51 +63,24 @@ SLOT_HEAD = (
 )
 
 
-def calls_sections(rows: Iterable[CallResult], sources: Sources) -> list[Section]:
+def comparison_sections(rows: Iterable[CallResult], sources: Sources) -> list[Section]:
     """The heat map, where there is more than one cell, and the table; nothing without rows."""
     table, heat = Table("Calls", COLUMNS), Heat((ERROR, NONFINITE))
-    left = accused = 0
+    left = 0
     for row in rows:
-        if table.rows >= MOST_ROWS:
+        if table.rows >= MOST_CALLS:
             left += 1
             continue
         _add(row, table, heat)
         if row.verdict != "ok" and table.with_more < WITH_SLOTS:
-            accused += 1
             call = row.candidate or row.reference
             sources.link(sources.short(call.source if call is not None else ""))
             table.more(SLOT_HEAD, [_slot(slot) for slot in row.slots])
-    if not table.rows:
-        return []
-    layers, across = heat.place()
-    table.renumber(ROW_KEY, layers)
-    table.renumber(COLUMN_KEY, across)
-    table.hide_empty()
-    table.hide_constant("step", "rank", "direction", "rule", "reference")
-    table.map_texts("line", sources.short)
-    for source in table.texts("line"):
-        sources.link(source)
-    sections = []
-    if heat.is_worth_it:
-        data = heat.data("Health of each module in each step", table=CALLS, titles=call_titles(heat.columns))
-        sections.append(Section(HEALTH, "Health by step and module", "heat", data, summary=rows_summary(data)))
-    note = (
-        html('<p class="note">{{ n }} more rows are in rows.jsonl and comparison.csv.</p>', n=f"{left:,}")
-        if left
-        else html("")
+    constant = ("step", "rank", "direction", "rule", "reference")
+    note = f"{left:,} more rows are in rows.jsonl and comparison.csv." if left else ""
+    return calls_sections(
+        table, heat, sources, constant=constant, notes=[note], without="; comparison.csv has its rows"
     )
-    without = html('<noscript><p class="note">The table needs JavaScript; comparison.csv has its rows.</p></noscript>')
-    sections.append(
-        Section(
-            CALLS,
-            "Calls",
-            "table",
-            table.data(),
-            html=html("{{ a }}{{ b }}", a=note, b=without),
-            summary=f"{table.rows:,}",
-        )
-    )
-    return sections
 
 
 def _add(row: CallResult, table: Table, heat: Heat) -> None:

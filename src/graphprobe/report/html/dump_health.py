@@ -8,7 +8,7 @@ import msgspec
 
 from graphprobe.compare.randomness import is_undefined
 from graphprobe.records import TensorStats
-from graphprobe.report.html.section import Tone
+from graphprobe.report.document import Tone
 from graphprobe.store.calls import Call, CallSlot
 
 WORDS: dict[str, Tone] = {

@@ -9,26 +9,22 @@ from graphprobe.errors import GraphprobeError
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.numerics.stats import stats_from_memory
 from graphprobe.records import TensorStats
+from graphprobe.report.document import Section
 from graphprobe.report.html.dump_health import HARMLESS, RESULTS, WORDS, Health, Judge, infinite_of, told
 from graphprobe.report.html.heat import (
     COLUMN_KEY,
     MAGNITUDE,
+    MOST_CALLS,
     NONFINITE,
     RANGE,
     ROW_KEY,
     Heat,
-    call_titles,
-    rows_summary,
+    calls_sections,
 )
-from graphprobe.report.html.section import Section, html
 from graphprobe.report.html.sources import Sources
 from graphprobe.report.html.table import Cell, Column, Table
 from graphprobe.store.calls import Call, CallDump, CallSlot
 
-CALLS, HEALTH = "calls", "health"
-"""Ids of the sections."""
-
-MOST_ROWS = 1_000_000
 WITH_SLOTS = 2_000
 """Calls whose slots are shown with their details: the first ones, and as many of those that are not finite."""
 
@@ -71,7 +67,7 @@ def dump_sections(dump: CallDump, sources: Sources, said: dict[str, str]) -> tup
     reader = _Reader(dump)
     left = 0
     for call in calls_of(dump):
-        if table.rows >= MOST_ROWS:
+        if table.rows >= MOST_CALLS:
             left += 1
             continue
         stats = {slot.name: found for slot in call.slots if (found := reader.stats(call, slot)) is not None}
@@ -83,29 +79,9 @@ def dump_sections(dump: CallDump, sources: Sources, said: dict[str, str]) -> tup
             sources.link(sources.short(call.source))
         if table.rows <= WITH_SLOTS or (word not in HARMLESS and table.with_more < 2 * WITH_SLOTS):
             table.more(SLOT_HEAD, [_slot(slot, stats.get(slot.name)) for slot in call.slots])
-    if not table.rows:
-        return [], judge.health
-    layers, across = heat.place()
-    table.renumber(ROW_KEY, layers)
-    table.renumber(COLUMN_KEY, across)
-    table.hide_empty()
-    table.hide_constant("step", "rank", "direction", "kind", "notes", "module")
-    table.map_texts("line", sources.short)
-    for place in table.texts("line"):
-        sources.link(place)
-    sections = []
-    if heat.is_worth_it:
-        data = heat.data("Health of each module in each step", table=CALLS, titles=call_titles(heat.columns))
-        sections.append(Section(HEALTH, "Health by step and module", "heat", data, summary=rows_summary(data)))
-    notes = [f"{left:,} more calls are in the dump."] if left else []
-    notes += [reader.note] if reader.note else []
-    text = html(
-        "{% for note in notes %}<p class='note'>{{ note }}</p>{% endfor %}"
-        "<noscript><p class='note'>The table needs JavaScript.</p></noscript>",
-        notes=notes,
-    )
-    sections.append(Section(CALLS, "Calls", "table", table.data(), html=text, summary=f"{table.rows:,}"))
-    return sections, judge.health
+    constant = ("step", "rank", "direction", "kind", "notes", "module")
+    notes = [f"{left:,} more calls are in the dump." if left else "", reader.note]
+    return calls_sections(table, heat, sources, constant=constant, notes=notes), judge.health
 
 
 def calls_of(dump: CallDump) -> Iterator[Call]:

@@ -9,7 +9,7 @@ import msgspec
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.steps import COMPONENTS
 from graphprobe.analysis.timing_records import Profile
-from graphprobe.report.html.section import Section, html
+from graphprobe.report.document import Note, Section
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.steps import StepRecord
 
@@ -114,8 +114,7 @@ def flame_section(root: Box, note: str = "") -> Section | None:
     """The section of a tree; None where no time was spent."""
     if not root.ns:
         return None
-    text = html('{% if note %}<p class="note">{{ note }}</p>{% endif %}', note=note)
-    return Section("flame", "Compile time", "flame", root, text, f"{root.ns / 1e9:.1f} s")
+    return Section("flame", "Compile time", "flame", root, Note(note), f"{root.ns / 1e9:.1f} s")
 
 
 def tree_from_steps(steps: Sequence[StepRecord], sources: Sources) -> tuple[Box, str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from graphprobe.report.document import Section
 from graphprobe.report.graph_text import parse_graphs
 from graphprobe.report.html.graph_layout import layout
-from graphprobe.report.html.section import Section
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.files import read_file
 from graphprobe.store.schema import UNREADABLE

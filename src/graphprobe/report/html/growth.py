@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from graphprobe.report.html.section import Html, html
+from graphprobe.report.html.render import Html, html
 
 WIDTH, HEIGHT, LEFT, BELOW, ABOVE = 900, 190, 62, 26, 10
 TOP = 7.0

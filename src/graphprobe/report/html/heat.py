@@ -8,6 +8,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from graphprobe.report.document import Content, Note, Section, counted
+from graphprobe.report.html.render import html
+from graphprobe.report.html.sources import Sources
+from graphprobe.report.html.table import Table
+
 MOST_ROWS, MOST_COLUMNS = 64, 24
 """What a person can take in, and an assistive technology read out. Beyond it, neighbours share a cell."""
 
@@ -79,6 +84,12 @@ MAGNITUDE = Metric(
 
 ROW_KEY, COLUMN_KEY = "heat row", "heat column"
 """Names of the hidden columns of the table by which a cell narrows it."""
+
+CALLS, HEALTH = "calls", "health"
+"""Ids of the sections."""
+
+MOST_CALLS = 1_000_000
+"""Calls that the table takes; a browser holds more, but the file is then of hundreds of megabytes."""
 
 
 class Heat:
@@ -212,10 +223,35 @@ def _matrix(
     return [[None if v is None else "inf" if math.isinf(v) else float(f"{v:.4g}") for v in line] for line in found]
 
 
-def rows_summary(data: dict[str, Any]) -> str:
-    """For the contents: how many rows the map has."""
-    count = len(data["rows"])
-    return f"{count} row{'' if count == 1 else 's'}"
+def calls_sections(
+    table: Table, heat: Heat, sources: Sources, *, constant: Sequence[str], notes: Sequence[str], without: str = ""
+) -> list[Section]:
+    """The sections of calls: the map, where there is more than one cell, and the table; nothing without rows.
+
+    Args:
+        table: has the columns `line`, `ROW_KEY` and `COLUMN_KEY`, the last two with the numbers that `heat.add` gave.
+        constant: columns that say nothing where all rows have the same.
+        notes: stand above the table; empty ones are left out.
+        without: what holds the rows where there is no JavaScript.
+    """
+    if not table.rows:
+        return []
+    layers, across = heat.place()
+    table.renumber(ROW_KEY, layers)
+    table.renumber(COLUMN_KEY, across)
+    table.hide_empty()
+    table.hide_constant(*constant)
+    table.map_texts("line", sources.short)
+    for source in table.texts("line"):
+        sources.link(source)
+    sections = []
+    if heat.is_worth_it:
+        data = heat.data("Health of each module in each step", table=CALLS, titles=call_titles(heat.columns))
+        summary = counted(len(data["rows"]), "row")
+        sections.append(Section(HEALTH, "Health by step and module", "heat", data, summary=summary))
+    body: list[Content] = [Note(note) for note in notes]
+    body.append(html('<noscript><p class="note">The table needs JavaScript{{ more }}.</p></noscript>', more=without))
+    return [*sections, Section(CALLS, "Calls", "table", table.data(), body, f"{table.rows:,}")]
 
 
 def call_titles(columns: Sequence[tuple[int, ...]]) -> Callable[[tuple[int, ...]], str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from graphprobe.findings import Diagnosis
 from graphprobe.report.diagnosis import STAGES
-from graphprobe.report.html.section import Html, Section, Tone, badge, html
+from graphprobe.report.document import Badge, Section, Tone
+from graphprobe.report.html.render import html
 
 RUNGS = (
     ("dynamo", "Dynamo", "the graphs that were recorded from the Python code, run as they are"),
@@ -30,30 +29,30 @@ RUNG_OF_STAGE = {
 """The first rung on which a fault of the stage shows."""
 
 _LADDER = """<ol class="ladder">
-<li class="info"><span class="rung">Eager</span><span class="state">{{ reference }}</span>
+<li class="info"><span class="rung">Eager</span><span class="state">{{ reference | show }}</span>
 <span class="what">the program as it is written, not compiled: what the others are held against</span></li>
 {% for name, what, tone, state, why in rungs %}
-<li class="{{ tone }}"><span class="rung">{{ name }}</span><span class="state">{{ state }}</span>
+<li class="{{ tone }}"><span class="rung">{{ name }}</span><span class="state">{{ state | show }}</span>
 <span class="what">{{ what }}{% if why %}<br><strong>{{ why }}</strong>{% endif %}</span></li>
 {% endfor %}
 </ol>
 """
 
 
-def states(diagnosis: Mapping[str, Any]) -> list[tuple[str, Tone, str, str]]:
+def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:
     """Of each rung that there is: its name, the tone, a word, and why.
 
     A rung that a finding accuses is wrong. One that is wrong without being accused goes on with what is wrong already.
     """
-    measured = {rung["name"]: (rung["state"], rung["difference"]) for rung in diagnosis["rungs"]}
+    measured = {str(rung.name): (str(rung.state), rung.difference) for rung in diagnosis.rungs}
     # The last rung is the compiled program itself, run once more without being watched.
     if measured.get("kernels", ("right",))[0] in ("right", "not_run") and "plain" in measured:
         state, why = measured["plain"]
         if state != "not_run":
             measured["kernels"] = (state, why)
     accused: dict[str, list[str]] = {}
-    for finding in diagnosis["findings"]:
-        accused.setdefault(RUNG_OF_STAGE.get(finding["stage"], "kernels"), []).append(finding["stage"])
+    for finding in diagnosis.findings:
+        accused.setdefault(RUNG_OF_STAGE.get(finding.stage, "kernels"), []).append(finding.stage)
     found: list[tuple[str, Tone, str, str]] = []
     broken = False
     for name, _, _ in RUNGS:
@@ -76,15 +75,15 @@ def states(diagnosis: Mapping[str, Any]) -> list[tuple[str, Tone, str, str]]:
     return found
 
 
-def ladder_section(diagnosis: Mapping[str, Any]) -> Section:
+def ladder_section(diagnosis: Diagnosis) -> Section:
     """The ladder of one diagnosis, as a list."""
     told = {name: (title, what) for name, title, what in RUNGS}
     rungs = []
     passed = 0
     for name, tone, word, why in states(diagnosis):
-        rungs.append((*told[name], tone, badge(tone, word), why))
+        rungs.append((*told[name], tone, Badge(tone, word), why))
         passed += tone == "good"
     first = next((title for title, _, tone, _, _ in rungs if tone == "bad"), None)
     summary = f"first wrong: {first}" if first else f"{passed} of {len(rungs)} rungs right"
-    text: Html = html(_LADDER, rungs=rungs, reference=badge("info", "reference"))
-    return Section("ladder", "Where it begins", html=text, summary=summary)
+    text = html(_LADDER, rungs=rungs, reference=Badge("info", "reference"))
+    return Section("ladder", "Where it begins", body=text, summary=summary)

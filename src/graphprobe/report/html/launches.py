@@ -10,9 +10,10 @@ import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.records import Event
-from graphprobe.report.html.section import Section, html
+from graphprobe.report.document import Grid, Note, Section
 from graphprobe.report.html.sources import Sources
 from graphprobe.report.html.table import Column, Table
+from graphprobe.report.terminal import grid_lines
 from graphprobe.store.reader import Model, Run
 from graphprobe.store.schema import UNREADABLE
 
@@ -76,14 +77,12 @@ def launches_of(run: Run, ops: Event | None) -> list[Launch]:
 def launch_lines(launches: Sequence[Launch]) -> list[str]:
     """The launches as lines of a table for the terminal."""
     here = os.getcwd() + os.sep
-    rows = [("#", "µs", "launch", "computes", "line")]
+    rows: list[tuple[str, ...]] = []
     for number, launch in enumerate(launches):
         targets = ", ".join(dict.fromkeys(node.target for node in launch.args.fx_nodes if node.target))
         place = next(iter(places_of(launch, lambda place: place.removeprefix(here))), "")
         rows.append((str(number), f"{launch.dur:.0f}", launch.name, targets, place))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    aligned = (str.rjust, str.rjust, str.ljust, str.ljust, str.ljust)
-    return ["  ".join(map(lambda to, *cell: to(*cell), aligned, row, widths)).rstrip() for row in rows]
+    return grid_lines(Grid(("#", "µs", "launch", "computes", "line"), rows, (0, 1)))
 
 
 def places_of(launch: Launch, short: Callable[[str], str]) -> list[str]:
@@ -111,5 +110,5 @@ def launches_section(run: Run, models: Sequence[Model], sources: Sources) -> Sec
                     table.add((graph, number, launch.name, place, launch.cat, launch.dur, targets, arguments))
     if not table.rows:
         return None
-    text = html('{% if left %}<p class="note">{{ left }} more are in the run.</p>{% endif %}', left=left)
-    return Section("launches", "Launches", "table", table.data(), text, f"{table.rows} in order")
+    note = Note(f"{left} more are in the run." if left else "")
+    return Section("launches", "Launches", "table", table.data(), note, f"{table.rows} in order")

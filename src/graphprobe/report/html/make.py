@@ -12,7 +12,7 @@ from graphprobe.store import layout
 from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
-    from graphprobe.report.html.section import Report
+    from graphprobe.report.document import Report
 
 MARKS = (b"<title>graphprobe",)
 """What every page has."""
@@ -48,7 +48,7 @@ def page_of(source: Path, *, source_roots: Sequence[Path] = ()) -> Report:
         UsageError: something is there, and no page can be made of it.
         SchemaError: it was written by a newer graphprobe.
     """
-    from graphprobe.report.html.detect import kind_of
+    from graphprobe.report.subject import kind_of
 
     kind = kind_of(source)
     if kind == "run":

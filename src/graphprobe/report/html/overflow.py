@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import shlex
 
-from graphprobe.report.html.findings_file import FINDINGS, Elements, Found, Line, Op, Problem
-from graphprobe.report.html.section import Html, Section, Tone, badge, html
+from graphprobe.report.document import (
+    Badge,
+    Card,
+    Cards,
+    Code,
+    Command,
+    Content,
+    Facts,
+    Folded,
+    Grid,
+    Listing,
+    Muted,
+    Note,
+    Section,
+    Tone,
+)
+from graphprobe.report.html.render import html
 from graphprobe.report.html.sources import Sources
+from graphprobe.store.dump_findings import FINDINGS, Elements, Found, Line, Op, Problem
 
 MOST = 100
 """Findings that the page has; a dump has up to a thousand of each kind."""
@@ -16,55 +32,27 @@ MOST_LINES = 6
 MOST_TEXT = 20_000
 """Characters of a traceback."""
 
-Row = tuple[str, str | Html]
-"""A label, and what is known."""
-
 KINDS: dict[str, tuple[Tone, str]] = {
     "overflow": ("bad", "overflow"),
     "overwritten": ("bad", "overwritten memory"),
     "exception": ("bad", "exception"),
 }
 
-_ARTICLE = """<article class="card" aria-labelledby="{{ id }}"><h3 id="{{ id }}">{{ title }}</h3>
-<p>{{ badge }} {{ said }}</p>
-<dl class="known">{% for label, value in rows %}<dt>{{ label }}</dt><dd>{{ value }}</dd>
-{% endfor %}</dl>{{ more }}</article>
-"""
-_OP = """<code>{{ name }}</code>{% if target and target != name %} <span class="muted">{{ target }}</span>{% endif %}"""
-_LINES = """{% for link, line in lines %}<div>{{ link }}
-{%- if line %} <code class="muted">{{ line }}</code>{% endif %}</div>
-{% endfor %}"""
-_PROBLEMS = """<table><thead><tr><th scope="col">output</th><th scope="col">holds</th><th scope="col">elements</th>
-<th scope="col">dtype, shape</th><th scope="col">first at</th></tr></thead><tbody>
-{% for p in problems %}<tr><td><code>{{ p.output }}</code></td><td>{{ p.what }}</td>
-<td>{{ p.elements }} of {{ p.of }}</td>
-<td><code>{{ p.dtype }}{{ p.shape }}</code></td><td><code>{{ p.first }}</code></td></tr>
-{% endfor %}</tbody></table>"""
-_RANGE = """{{ text }}{% if width %}<svg viewBox="0 0 400 14" width="400" height="14" role="img"
+_RANGE = """{{ text }}<svg viewBox="0 0 400 14" width="400" height="14" role="img"
 aria-label="{{ text }}" style="display:block;max-width:100%;margin-top:.35rem"><rect width="400" height="14" rx="3"
-fill="var(--panel)" stroke="var(--line)"/><rect x="{{ left }}" width="{{ width }}" height="14" fill="var(--bad)"/></svg>
-{% endif %}"""
-_COMMAND = '<div class="command" data-copy><code>python {{ file }}</code></div>'
-_TRACEBACK = """<details><summary>{{ title }}</summary>
-<div class="scroll fixed" tabindex="0" role="region" aria-label="{{ title }}"><pre>{{ text }}</pre></div></details>"""
-_LIST = "{% for line in lines %}<div>{{ line }}</div>{% endfor %}"
+fill="var(--panel)" stroke="var(--line)"/>
+<rect x="{{ left }}" width="{{ width }}" height="14" fill="var(--bad)"/></svg>"""
 
 
 def findings_section(found: list[Found], sources: Sources) -> Section | None:
     """An article for each finding; None where there are none."""
     if not found:
         return None
-    articles = [_article(number, one, sources) for number, one in enumerate(found[:MOST], 1)]
+    cards = [Card(f"{n}. {sentence_of(one)}", _told(one, sources)) for n, one in enumerate(found[:MOST], 1)]
     left = len(found) - MOST
-    text = html(
-        '<div class="cards">{% for one in articles %}{{ one }}{% endfor %}</div>'
-        "{% if left > 0 %}<p class='note'>{{ left }} more are in {{ file }}.</p>{% endif %}",
-        articles=articles,
-        left=left,
-        file=FINDINGS,
-    )
+    body: list[Content] = [Cards(cards), Note(f"{left} more are in {FINDINGS}." if left > 0 else "")]
     counts = [f"{n} {_many(KINDS[kind][1], n)}" for kind in KINDS if (n := sum(one.line.kind == kind for one in found))]
-    return Section("findings", "Findings", html=text, summary=", ".join(counts) or f"{len(found)}")
+    return Section("findings", "Findings", body=body, summary=", ".join(counts) or f"{len(found)}")
 
 
 def sentence_of(found: Found) -> str:
@@ -83,33 +71,24 @@ def sentence_of(found: Found) -> str:
     return line.text
 
 
-def lines_html(op: Op, sources: Sources) -> Html:
+def lines_of(op: Op, sources: Sources) -> list[Content]:
     """The program's lines that an operation carries out, its own first; empty where none is known."""
     places = dict.fromkeys(sources.short(place) for place in (op.source, *op.sources) if place)
-    lines = [(sources.html(place), sources.line(place)) for place in list(places)[:MOST_LINES]]
-    return html(_LINES, lines=lines) if lines else Html("")
+    return [(at := sources.place(place), " ", Code(at.line, muted=True)) for place in list(places)[:MOST_LINES]]
 
 
-def _article(number: int, found: Found, sources: Sources) -> Html:
+def _told(found: Found, sources: Sources) -> list[Content]:
     line = found.line
-    tone, word = KINDS.get(line.kind, ("warn", line.kind))
-    rows: list[Row] = _op_rows("operation", found.culprit, sources) if found.culprit is not None else []
+    rows = _op_rows("operation", found.culprit, sources) if found.culprit is not None else []
     if line.kind == "overflow":
         rows += _overflow_rows(found, sources)
     elif line.kind == "overwritten":
         rows += _overwritten_rows(line, sources)
     rows.append(("step", _place(found)))
     if line.file:
-        rows.append(("values", html("<code>{{ f }}</code>", f=line.file)))
-    return html(
-        _ARTICLE,
-        id=f"finding-{number}",
-        title=f"{number}. {sentence_of(found)}",
-        badge=badge(tone, word),
-        said=_plain(line),
-        rows=rows,
-        more=_exception(found) if line.kind == "exception" else "",
-    )
+        rows.append(("values", Code(line.file)))
+    tone, word = KINDS.get(line.kind, ("warn", line.kind))
+    return [(Badge(tone, word), " ", _plain(line)), Facts(rows), *_exception(found)]
 
 
 def _plain(line: Line) -> str:
@@ -122,77 +101,73 @@ def _plain(line: Line) -> str:
     return line.text
 
 
-def _op_rows(label: str, op: Op, sources: Sources) -> list[Row]:
-    rows: list[Row] = [(label, html(_OP, name=op.op or "", target=op.target or op.op_type))]
-    if lines := lines_html(op, sources):
-        rows.append(("line" if len({op.source, *op.sources}) == 1 else "lines", lines))
+def _op_rows(label: str, op: Op, sources: Sources) -> list[tuple[str, Content]]:
+    name, target = op.op or "", op.target or op.op_type
+    rows: list[tuple[str, Content]] = [(label, (Code(name), " ", Muted(target if target != name else "")))]
+    if lines := lines_of(op, sources):
+        rows.append(("line" if len(lines) == 1 else "lines", lines))
     modules = op.modules or ([op.module] if op.module else [])
     if modules:
-        rows.append(("module", html("<code>{{ m }}</code>", m=", ".join(modules[:MOST_LINES]))))
+        rows.append(("module", Code(", ".join(modules[:MOST_LINES]))))
     if op.fx_nodes:
-        text = ", ".join(op.fx_nodes[:MOST_CARRIERS]) + (", …" if len(op.fx_nodes) > MOST_CARRIERS else "")
-        rows.append(("FX nodes", html("<code>{{ n }}</code>", n=text)))
+        more = ", …" if len(op.fx_nodes) > MOST_CARRIERS else ""
+        rows.append(("FX nodes", Code(", ".join(op.fx_nodes[:MOST_CARRIERS]) + more)))
     return rows
 
 
-def _overflow_rows(found: Found, sources: Sources) -> list[Row]:
-    problems = [
-        {
-            "output": problem.output,
-            "what": _what(problem),
-            "elements": f"{problem.elements:,}",
-            "of": f"{problem.of:,}",
-            "dtype": problem.dtype,
-            "shape": problem.shape,
-            "first": ", ".join(map(str, problem.first[:4])),
-        }
-        for problem in found.line.problems
-    ]
-    rows: list[Row] = [("wrote", html(_PROBLEMS, problems=problems))] if problems else []
-    carriers = found.carriers()
-    if carriers:
-        lines = [
-            html("<code>{{ op }}</code> {{ link }}", op=one.op or "", link=sources.html(sources.short(one.source)))
-            for one in carriers[:MOST_CARRIERS]
+def _overflow_rows(found: Found, sources: Sources) -> list[tuple[str, Content]]:
+    problems: list[list[Content]] = [
+        [
+            Code(one.output),
+            _what(one),
+            f"{one.elements:,} of {one.of:,}",
+            Code(f"{one.dtype}{one.shape}"),
+            Code(", ".join(map(str, one.first[:4]))),
         ]
-        if len(carriers) > MOST_CARRIERS:
-            lines.append(html("and {{ n }} more", n=len(carriers) - MOST_CARRIERS))
-        rows.append(("passed on by", html(_LIST, lines=lines)))
+        for one in found.line.problems
+    ]
+    rows: list[tuple[str, Content]] = []
+    if problems:
+        rows.append(("wrote", Grid(("output", "holds", "elements", "dtype, shape", "first at"), problems)))
+    if carriers := found.carriers():
+        lines: list[Content] = [
+            (Code(one.op or ""), " ", sources.place(one.source)) for one in carriers[:MOST_CARRIERS]
+        ]
+        left = len(carriers) - MOST_CARRIERS
+        rows.append(("passed on by", [*lines, *([f"and {left} more"] if left > 0 else [])]))
     if found.line.repro:
-        rows.append(("see it", html(_COMMAND, file=shlex.quote(str(found.folder / found.line.repro)))))
+        rows.append(("see it", Command(f"python {shlex.quote(str(found.folder / found.line.repro))}")))
     return rows
 
 
-def _overwritten_rows(line: Line, sources: Sources) -> list[Row]:
-    rows: list[Row] = []
+def _overwritten_rows(line: Line, sources: Sources) -> list[tuple[str, Content]]:
+    rows: list[tuple[str, Content]] = []
     if line.victim is not None:
         named = _op_rows("victim", line.victim, sources)
         rows = [(label if label == "victim" else f"its {label}", value) for label, value in named]
         if line.victim.slot:
-            value = html("<code>{{ v }}</code>, {{ s }}", v=line.victim.value, s=line.victim.slot)
-            rows.insert(1, ("its value", value))
+            rows.insert(1, ("its value", (Code(line.victim.value), f", {line.victim.slot}")))
     rows.append(("overwritten", _range(line.elements or Elements())))
     if line.intact_after:
-        rows.append(("last intact", html("after <code>{{ op }}</code>", op=line.intact_after)))
+        rows.append(("last intact", ("after ", Code(line.intact_after))))
     return rows
 
 
-def _range(elements: Elements) -> Html:
+def _range(elements: Elements) -> Content:
     first, last, of = elements.first, elements.last, elements.of
     if elements.changed is None or first is None or last is None or not of:
-        return html("some of {{ of }} elements; only a digest was kept", of=of)
+        return f"some of {of} elements; only a digest was kept"
     text = f"elements {first:,} to {last:,} of {of:,}, {elements.changed:,} of them changed"
     left = round(400 * first / of, 1)
     return html(_RANGE, text=text, left=left, width=max(2.0, round(400 * (last + 1) / of - left, 1)))
 
 
-def _exception(found: Found) -> Html:
-    raised = found.raised()
+def _exception(found: Found) -> list[Content]:
+    raised = found.raised() if found.line.kind == "exception" else None
     if raised is None:
-        return Html("")
+        return []
     texts = {"Traceback up to the operation": raised.traceback, "The calls that led to it": raised.callers}
-    parts = (html(_TRACEBACK, title=title, text=text[-MOST_TEXT:]) for title, text in texts.items() if text)
-    return Html("".join(parts))
+    return [Folded(title, Listing(text[-MOST_TEXT:], title)) for title, text in texts.items() if text]
 
 
 def _what(problem: Problem) -> str:

@@ -10,7 +10,8 @@ from typing import IO
 import msgspec
 from jinja2 import Environment, Template
 
-from graphprobe.report.html.section import SIGNS, Html, Report
+from graphprobe.report.document import SIGNS, Report
+from graphprobe.report.html.render import Html, rendered
 
 _ASSETS = "assets"
 
@@ -73,5 +74,6 @@ def _js(views: list[str]) -> str:
 def _document() -> tuple[Template, Template, Template]:
     """Head, section and foot: the three parts of `page.html`, which marks where one ends."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["show"] = rendered
     head, body, foot = (environment.from_string(part) for part in asset("page.html").split("<!-- part -->\n"))
     return head, body, foot

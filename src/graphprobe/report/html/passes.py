@@ -8,9 +8,9 @@ from typing import Any
 
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.records import Event
+from graphprobe.report.document import Note, Section
 from graphprobe.report.graph_diff import GraphDiff, diff_texts
 from graphprobe.report.graph_text import Node
-from graphprobe.report.html.section import Section, html
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.address import addresses_from_events
 from graphprobe.store.reader import Model, Run
@@ -48,9 +48,8 @@ def passes_section(run: Run, models: Sequence[Model], sources: Sources) -> Secti
     if differ.left:
         left = f"{differ.left} passes that changed a graph are without their diff: it would be too much for one file. "
         left += "graphprobe diff RUN --pass NAME shows it."
-    text = html('{% if left %}<p class="note">{{ left }}</p>{% endif %}', left=left)
     data = {"graphs": graphs, "first": first}
-    return Section("passes", "Passes", "passes", data, text, f"{changed} of {ran} changed a graph")
+    return Section("passes", "Passes", "passes", data, Note(left), f"{changed} of {ran} changed a graph")
 
 
 def _is_pass(event: Event) -> bool:

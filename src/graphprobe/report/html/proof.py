@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from graphprobe.findings import Finding
+from graphprobe.report.document import Code, Content, Facts, Folded, Listing, Section
 from graphprobe.report.html.panes import COMMENT, CodeView, Link, Pane, graph_pane, source_pane, text_pane
-from graphprobe.report.html.section import Html, Section, html
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.files import read_file
 
@@ -27,13 +27,6 @@ FILES = {
     "kernel.cpp": "the accused kernel, as it was generated for the program",
     "kernel.py": "the accused kernel, as it was generated for the program",
 }
-
-_PROOF = """<p>The folder <code>{{ folder }}</code> holds everything that shows the fault.</p>
-<dl class="known">{% for name, what in files %}<dt><code>{{ name }}</code></dt><dd>{{ what }}</dd>
-{% endfor %}</dl>
-{% if report %}<details><summary>REPORT.md, ready to be posted</summary>
-<div class="scroll fixed" tabindex="0" role="region" aria-label="REPORT.md"><pre>{{ report }}</pre></div>
-</details>{% endif %}"""
 
 
 def code_section(finding: Finding, folder: Path | None, sources: Sources, suffix: str) -> Section | None:
@@ -74,13 +67,14 @@ def proof_section(finding: Finding, folder: Path | None, suffix: str) -> Section
         return None
     names = sorted(path.name for path in folder.iterdir() if path.is_file() or path.name in FILES)
     known = [name for name in FILES if name in names]
-    files = [(name, FILES[name]) for name in known]
-    others = [name for name in names if name not in FILES]
-    if others:
+    files: list[tuple[str, Content]] = [(name, FILES[name]) for name in known]
+    if others := [name for name in names if name not in FILES]:
         files.append((", ".join(others), "the values that the repro reads"))
-    text: Html = html(_PROOF, folder=str(folder), files=files, report=read(folder, "REPORT.md"))
+    body: list[Content] = [("The folder ", Code(str(folder)), " holds everything that shows the fault."), Facts(files)]
+    if report := read(folder, "REPORT.md"):
+        body.append(Folded("REPORT.md, ready to be posted", Listing(report, "REPORT.md")))
     title = "The proof" + (f" of fault {suffix[1:]}" if suffix else "")
-    return Section(f"proof{suffix}", title, html=text, summary=f"{len(names)} files")
+    return Section(f"proof{suffix}", title, body=body, summary=f"{len(names)} files")
 
 
 def read(folder: Path | None, name: str) -> str:

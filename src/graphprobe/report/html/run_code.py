@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.records import Event
+from graphprobe.report.document import Note, Section, counted
 from graphprobe.report.html.launches import launches_of, places_of
 from graphprobe.report.html.panes import CodeView, Link, Pane, graph_pane, links_from, source_pane, text_pane
-from graphprobe.report.html.section import Section, html
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.reader import Model, Run
 
@@ -46,9 +46,7 @@ def code_section(run: Run, models: Sequence[Model], sources: Sources) -> Section
         note = "Choose a launch, or click a line, to see what belongs together. "
     if left:
         note += f"{left} more graphs are in the run: graphprobe ls RUN."
-    text = html('{% if note %}<p class="note">{{ note }}</p>{% endif %}', note=note)
-    summary = f"{len(views)} graph{'' if len(views) == 1 else 's'}"
-    return Section("code", "Source, graph and generated code", "code", views, text, summary)
+    return Section("code", "Source, graph and generated code", "code", views, Note(note), counted(len(views), "graph"))
 
 
 def _last(events: Sequence[Event], *kinds: str) -> Event | None:

@@ -5,40 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphprobe.analysis.breaks import BreakReport, GraphBreak
-from graphprobe.analysis.recompile_facts import Place
 from graphprobe.analysis.recompiles import Group, RecompileReport, function_name
-from graphprobe.report.explain import OUTCOMES
-from graphprobe.report.html.section import Html, Section, html, joined, prose
+from graphprobe.report.document import (
+    Bullets,
+    Card,
+    Cards,
+    Code,
+    Content,
+    Excerpt,
+    Facts,
+    Grid,
+    Muted,
+    Note,
+    Prose,
+    Section,
+    counted,
+)
+from graphprobe.report.explain import facts_of
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.reader import Model
 
 MOST = 60
 """Cards and rows that are shown; the section says how many more there are."""
-
-_BREAK = """<article class="card"><h3>{{ b.kind.replace('-', ' ') }}
-{% if b.count > 1 %}<span class="muted">×{{ b.count }}</span>{% endif %}</h3>
-<p>{{ where }} in <code>{{ b.function }}</code></p>
-{% if b.source %}<pre class="culprit"><code>{{ b.source }}</code></pre>{% endif %}
-<dl class="known"><dt>Why</dt><dd>{{ cause }}</dd><dt>Write instead</dt><dd>{{ remedy }}</dd>
-<dt>Effect</dt><dd>{{ effect }}{% if b.consequence %}, because {{ consequence }}{% endif %}</dd></dl></article>"""
-_UNCOMPILED = """<h3>Not compiled</h3><ul>{% for row, where, cause, remedy in rows %}
-<li><code>{{ row.function }}</code> ({{ where }}): {{ cause }}
-{% if row.kind != "break" %}<br>{{ remedy }}{% endif %}</li>{% endfor %}</ul>"""
-_GROUP = """<article class="card"><h3>{{ cause }} <span class="muted">×{{ g.count }}</span></h3>
-<p><code>{{ name }}</code> at {{ defined }}{% if versions %}<span class="muted">, {{ versions }}</span>{% endif %}</p>
-<dl class="known">
-{% if guard %}<dt>{{ "First used" if g.where_from == "first use" else "Guard" }}</dt><dd>{{ guard }}</dd>{% endif %}
-{% if g["values"] %}<dt>Values</dt><dd><code>{{ g["values"][:12] | join(", ") }}</code></dd>{% endif %}
-{% if callers %}<dt>Called from</dt><dd>{{ callers }}</dd>{% endif %}
-<dt>What to do</dt><dd>{% for text in remedies %}<p>{{ text }}</p>{% endfor %}</dd>
-</dl></article>"""
-_GRAPHS = """<div class="wrap"><table><thead><tr><th>Graph</th><th>Function</th><th class="n">Ops</th>
-<th class="n">Guards</th><th class="n">Time</th><th>Why it was compiled</th></tr></thead><tbody>
-{% for row in rows %}<tr><td class="whole"><code>{{ row.name }}</code><br><span class="muted">{{ row.id }}</span></td>
-<td>{{ row.function }}<br>{{ row.where }}</td><td class="n">{{ row.ops }}</td><td class="n">{{ row.guards }}</td>
-<td class="n">{{ row.took }}</td><td>{{ row.why }}</td></tr>
-{% endfor %}</tbody></table></div>
-{% if left %}<p class="note">{{ left }} more are in the run: graphprobe ls RUN.</p>{% endif %}"""
 
 
 def breaks_section(report: BreakReport, sources: Sources) -> Section | None:
@@ -46,24 +34,17 @@ def breaks_section(report: BreakReport, sources: Sources) -> Section | None:
     if not report.found:
         return None
     own = [row for row in report.breaks if row.inside is None] or report.breaks
-    cards = [_break(row, sources) for row in own[:MOST]]
-    parts = [html('<div class="cards">{{ cards }}</div>', cards=joined(cards))] if cards else []
-    if len(report.breaks) > len(cards):
-        parts.append(
-            html(
-                '<p class="note">{{ n }} more, in libraries or beyond {{ most }}: graphprobe explain RUN.</p>',
-                n=len(report.breaks) - len(cards),
-                most=MOST,
-            )
-        )
-    if report.own_uncompiled:
-        rows = [
-            (row, _link(row.file, row.line, sources), prose(row.cause), prose(row.remedy))
-            for row in report.own_uncompiled[:MOST]
-        ]
-        parts.append(html(_UNCOMPILED, rows=rows))
-    summary = f"{report.break_count} in {len(own)} place{'' if len(own) == 1 else 's'}"
-    return Section("breaks", "Graph breaks", html=joined(parts), summary=summary)
+    body: list[Content] = [Cards([_break(row, sources) for row in own[:MOST]])]
+    if (left := len(report.breaks) - len(own[:MOST])) > 0:
+        body.append(Note(f"{left} more, in libraries or beyond {MOST}: graphprobe explain RUN."))
+    entries: list[Content] = []
+    for row in report.own_uncompiled[:MOST]:
+        remedy = (" ", Prose(row.remedy)) if row.kind != "break" else ()
+        place = _place(row.file, row.line, sources)
+        entries.append((Code(row.function), " (", place, "): ", Prose(row.cause), *remedy))
+    body.append(Bullets(entries, "Not compiled"))
+    summary = f"{report.break_count} in {counted(len(own), 'place')}"
+    return Section("breaks", "Graph breaks", body=body, summary=summary)
 
 
 def recompiles_section(report: RecompileReport, sources: Sources) -> Section | None:
@@ -78,18 +59,17 @@ def recompiles_section(report: RecompileReport, sources: Sources) -> Section | N
         if function is not None and function.versions is not None:
             versions = f"{function.versions} versions" + (f" of at most {function.limit}" if function.limit else "")
         cards.append(_group(group, versions, sources))
-    parts = [html('<div class="cards">{{ cards }}</div>', cards=joined(cards))]
-    if len(report.groups) > MOST:
-        parts.append(html('<p class="note">{{ n }} more: graphprobe recompiles RUN.</p>', n=len(report.groups) - MOST))
-    summary = f"{report.recompilations}, {len(report.groups)} cause{'' if len(report.groups) == 1 else 's'}"
-    return Section("recompiles", "Recompilations", html=joined(parts), summary=summary)
+    left = len(report.groups) - MOST
+    body: list[Content] = [Cards(cards), Note(f"{left} more: graphprobe recompiles RUN." if left > 0 else "")]
+    summary = f"{report.recompilations}, {counted(len(report.groups), 'cause')}"
+    return Section("recompiles", "Recompilations", body=body, summary=summary)
 
 
 def graphs_section(models: Sequence[Model], sources: Sources) -> Section | None:
     """A row for each compile."""
     if not models:
         return None
-    rows = []
+    rows: list[list[Content]] = []
     for model in models[:MOST]:
         facts = model.compile
         took = (facts.get("timings_ms") or {}).get("entire_frame")
@@ -97,54 +77,44 @@ def graphs_section(models: Sequence[Model], sources: Sources) -> Section | None:
         reason = str(facts.get("recompile_reason") or facts.get("reason") or "").partition("\n")[0]
         if facts.get("restart_of") is not None:
             reason = f"model__{facts['restart_of']} was started over"
+        function = function_name(str(facts.get("function") or ""))
         rows.append(
-            {
-                "name": f"model__{model.number}",
-                "id": model.compile_id or "",
-                "function": function_name(str(facts.get("function") or "")),
-                "where": _link(facts.get("file"), facts.get("line"), sources),
-                "ops": facts.get("ops", ""),
-                "guards": "" if guards is None else len(guards),
-                "took": "" if took is None else f"{took / 1e3:.2f} s",
-                "why": reason,
-            }
+            [
+                [Code(f"model__{model.number}"), Muted(model.compile_id or "")],
+                [function, _place(facts.get("file"), facts.get("line"), sources)],
+                str(facts.get("ops", "")),
+                "" if guards is None else str(len(guards)),
+                "" if took is None else f"{took / 1e3:.2f} s",
+                reason,
+            ]
         )
-    text = html(_GRAPHS, rows=rows, left=max(0, len(models) - MOST))
-    return Section("graphs", "Graphs", html=text, summary=f"{len(models)} compiled")
+    left = f"{len(models) - MOST} more are in the run: graphprobe ls RUN." if len(models) > MOST else ""
+    grid = Grid(("Graph", "Function", "Ops", "Guards", "Time", "Why it was compiled"), rows, (2, 3, 4), left)
+    return Section("graphs", "Graphs", body=grid, summary=f"{len(models)} compiled")
 
 
-def _break(row: GraphBreak, sources: Sources) -> Html:
-    return html(
-        _BREAK,
-        b=row,
-        where=_link(row.file, row.line, sources),
-        cause=prose(row.cause),
-        remedy=prose(row.remedy),
-        consequence=prose(row.consequence),
-        effect=OUTCOMES[row.outcome],
-    )
+def _break(row: GraphBreak, sources: Sources) -> Card:
+    times: Content = Muted(f" ×{row.count}") if row.count > 1 else ""
+    where = (_place(row.file, row.line, sources), " in ", Code(row.function))
+    return Card((row.kind.replace("-", " "), times), [where, Excerpt(row.source), facts_of(row, str)])
 
 
-def _group(group: Group, versions: str, sources: Sources) -> Html:
-    guard = _place(group.where, sources) if group.where is not None and group.kind != "limit-reached" else ""
-    return html(
-        _GROUP,
-        g=group,
-        cause=prose(group.cause),
-        remedies=[prose(text) for text in group.remedies],
-        name=function_name(group.function),
-        defined=_link(group.file, group.line, sources),
-        versions=versions,
-        guard=guard,
-        callers=joined([_place(place, sources) for place in group.callers], "<br>"),
-    )
+def _group(group: Group, versions: str, sources: Sources) -> Card:
+    rows: list[tuple[str, Content]] = []
+    if group.where is not None and group.kind != "limit-reached":
+        label = "first used" if group.where_from == "first use" else "guard"
+        rows.append((label, _place(group.where.file, group.where.line, sources)))
+    if group.values:
+        rows.append(("values", Code(", ".join(group.values[:12]))))
+    if group.callers:
+        rows.append(("called from", [_place(caller.file, caller.line, sources) for caller in group.callers]))
+    rows.append(("what to do", [Prose(text) for text in group.remedies]))
+    name, place = Code(function_name(group.function)), _place(group.file, group.line, sources)
+    where = (name, " at ", place, Muted(f", {versions}" if versions else ""))
+    return Card((Prose(group.cause), Muted(f" ×{group.count}")), [where, Facts(rows)])
 
 
-def _place(place: Place, sources: Sources) -> Html:
-    return _link(place.file, place.line, sources)
-
-
-def _link(file: str | None, line: int | None, sources: Sources) -> Html:
+def _place(file: str | None, line: int | None, sources: Sources) -> Content:
     if not file:
-        return Html("")
-    return sources.html(sources.short(f"{file}:{line}")) if line else html("<code>{{ file }}</code>", file=file)
+        return ""
+    return sources.place(f"{file}:{line}") if line else Code(file)

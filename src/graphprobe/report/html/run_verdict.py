@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from graphprobe.analysis.breaks import BreakReport
 from graphprobe.analysis.recompiles import RecompileReport, function_name
 from graphprobe.analysis.steps import described
 from graphprobe.analysis.steps import report_from_run as steps_of
-from graphprobe.report.html.section import Html, Verdict, html, prose
+from graphprobe.report.document import Content, Facts, Prose, Verdict
 from graphprobe.store.reader import Model, Run
-
-_BODY = """<dl class="tiles">{% for label, value in tiles %}
-<div><dt>{{ label }}</dt><dd>{{ value }}</dd></div>{% endfor %}</dl>
-{% for line in lines %}<p>{{ line }}</p>{% endfor %}"""
 
 _NUMBERS = "Whether the compiled program computes the right thing, a run does not say: `graphprobe diagnose` does."
 _LOGS = "What the compiler did last, and its log: `graphprobe logs RUN`."
@@ -24,17 +21,17 @@ def verdict_of(
 ) -> Verdict:
     """The verdict with its figures; `compile_ns` is 0 where it is not known."""
     verdict = _ended_badly(run, models) or _compiled(run, models, breaks, recompiled)
-    tiles = [
+    figures: list[tuple[str, Content]] = [
         ("graphs compiled", str(len(models))),
         ("graph breaks", str(breaks.break_count)),
         ("recompilations", str(recompiled.recompilations)),
         ("time compiling", f"{compile_ns / 1e9:.1f} s" if compile_ns else "not known"),
     ]
-    lines: list[Html] = [prose(_LOGS if verdict.tone == "bad" else _NUMBERS)]
+    body: list[Content] = [Facts(figures, large=True), Prose(_LOGS if verdict.tone == "bad" else _NUMBERS)]
     if run.manifest.world_size > 1:
-        rank = f"This is rank {run.manifest.rank} of {run.manifest.world_size}; each has a run folder of its own."
-        lines.append(html("{{ rank }}", rank=rank))
-    return Verdict(verdict.tone, verdict.word, verdict.sentence, html(_BODY, tiles=tiles, lines=lines))
+        rank = f"This is rank {run.manifest.rank} of {run.manifest.world_size}"
+        body.append(f"{rank}; each has a run folder of its own.")
+    return replace(verdict, body=body)
 
 
 def _ended_badly(run: Run, models: Sequence[Model]) -> Verdict | None:

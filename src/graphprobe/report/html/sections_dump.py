@@ -7,14 +7,27 @@ from pathlib import Path
 
 from graphprobe.compare.open import open_dump
 from graphprobe.records import Manifest
+from graphprobe.report.document import (
+    Bullets,
+    Code,
+    Content,
+    Excerpt,
+    Facts,
+    Jump,
+    Report,
+    Section,
+    Tone,
+    Verdict,
+    counted,
+)
 from graphprobe.report.html.dump_health import Health
-from graphprobe.report.html.dump_table import CALLS, dump_sections
-from graphprobe.report.html.findings_file import Found, findings_at
-from graphprobe.report.html.overflow import findings_section, lines_html, sentence_of
-from graphprobe.report.html.section import Html, Report, Section, Verdict, html
+from graphprobe.report.html.dump_table import dump_sections
+from graphprobe.report.html.heat import CALLS
+from graphprobe.report.html.overflow import findings_section, lines_of, sentence_of
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.api_reader import ApiDump
 from graphprobe.store.calls import CallDump
+from graphprobe.store.dump_findings import Found, findings_at
 from graphprobe.store.dump_reader import open_dump as open_graphs
 from graphprobe.store.graph_calls import GraphCalls
 
@@ -22,11 +35,6 @@ WORDS = {"overflow": "overflows", "overwritten": "overwritten", "exception": "ra
 """Of a call that a finding is about, in the table."""
 
 HEADS = {"overflow": "OVERFLOW", "overwritten": "OVERWRITTEN", "exception": "EXCEPTION"}
-
-_FACTS = """<dl class="known">{% for label, value in rows %}<dt>{{ label }}</dt><dd>{{ value }}</dd>
-{% endfor %}</dl>
-{% if problems %}<h3>What is missing</h3><ul>{% for text in problems %}<li>{{ text }}</li>{% endfor %}</ul>{% endif %}
-"""
 
 
 def report_from(path: Path, sources: Sources | None = None, *, source_roots: Sequence[Path] = ()) -> Report:
@@ -50,7 +58,7 @@ def report_from(path: Path, sources: Sources | None = None, *, source_roots: Seq
     verdict = _verdict(found, health, sources)
     made = [section] if section is not None else []
     made += sections
-    made.append(Section("dump", "The dump", html=_facts(dump, health, unread), summary=dump.format))
+    made.append(Section("dump", "The dump", body=_facts(dump, health, unread), summary=dump.format))
     return Report(
         title=f"graphprobe dump: {verdict.word}: {dump.title}",
         subject=dump.title,
@@ -73,72 +81,56 @@ def _sources(path: Path, dump: CallDump, given: Sequence[Path]) -> Sources:
 
 
 def _verdict(found: list[Found], health: Health, sources: Sources) -> Verdict:
+    rows: list[tuple[str, Content]] = []
     if found:
         first = found[0]
-        lines = lines_html(first.culprit, sources) if first.culprit is not None else Html("")
-        rows: list[tuple[str, str | Html]] = [("lines", lines)] if lines else []
+        tone: Tone = "bad"
+        word, text = HEADS.get(first.line.kind, "FOUND"), sentence_of(first)
+        if first.culprit is not None and (lines := lines_of(first.culprit, sources)):
+            rows.append(("lines", lines))
         if len(found) > 1:
-            rows.append(("more", html('<a href="#findings">{{ n }} findings in all</a>', n=f"{len(found):,}")))
-        rows.append(_looked_at(health))
-        return Verdict("bad", HEADS.get(first.line.kind, "FOUND"), sentence_of(first), _list(rows))
+            rows.append(("more", Jump("findings", f"{len(found):,} findings in all")))
+    else:
+        tone, word, text, rows = _seen(health, sources)
+    if not health.calls:
+        rows.append(("looked at", "no call"))
+    else:
+        rest = health.words.get("not_measured", 0)
+        more = f", {rest:,} of them without numbers" if rest else ""
+        rows.append(("looked at", (Jump(CALLS, counted(health.calls, "call")), more)))
+    return Verdict(tone, word, text, Facts(rows))
+
+
+def _seen(health: Health, sources: Sources) -> tuple[Tone, str, str, list[tuple[str, Content]]]:
+    """What the numbers of the calls come to, where no observer has found anything."""
     counts = health.words
     if health.begins is not None:
         word, call = health.begins
-        rows = [("call", html("<code>{{ label }}</code>", label=call.label)), *_line(call.source, sources)]
-        rows += (
-            [("then", f"{counts['passes_on']:,} calls pass on what is not finite")] if counts.get("passes_on") else []
-        )
-        others = counts.get("makes_NaN", 0) + counts.get("makes_infinity", 0) - 1
-        rows += (
-            [("more", f"{others:,} other call{'s' if others > 1 else ''} make NaN or infinity, too")] if others else []
-        )
-        rows.append(_looked_at(health))
+        rows: list[tuple[str, Content]] = [("call", Code(call.label)), *_line(call.source, sources)]
+        if counts.get("passes_on"):
+            rows.append(("then", f"{counts['passes_on']:,} calls pass on what is not finite"))
+        if others := counts.get("makes_NaN", 0) + counts.get("makes_infinity", 0) - 1:
+            rows.append(("more", f"{counted(others, 'other call')} make NaN or infinity, too"))
         what = "NaN" if word == "makes_NaN" else "Infinity"
         where = f" in {call.module}" if call.module else ""
-        text = f"{what} begins at {call.label}{where}: all that it got was finite."
-        return Verdict("bad", "NOT FINITE", text, _list(rows))
+        return "bad", "NOT FINITE", f"{what} begins at {call.label}{where}: all that it got was finite.", rows
     if counts.get("passes_on"):
         call = health.first["passes_on"]
         text = f"{call.label} gets NaN or infinity that no recorded call has made, and passes it on."
-        return Verdict("warn", "NOT FINITE", text, _list([*_line(call.source, sources), _looked_at(health)]))
+        return "warn", "NOT FINITE", text, _line(call.source, sources)
     if not health.calls:
-        return Verdict("warn", "EMPTY", "The dump holds no call.")
+        return "warn", "EMPTY", "The dump holds no call.", []
     if counts.get("not_measured", 0) == health.calls:
-        return Verdict(
-            "info", "DUMP", f"{_calls(health.calls)}, with no numbers to judge by.", _list([_looked_at(health)])
-        )
-    text = "No call gave NaN or infinity, as far as the dump tells."
-    return Verdict("good", "FINITE", text, _list([_looked_at(health)]))
+        return "info", "DUMP", f"{counted(health.calls, 'call')}, with no numbers to judge by.", []
+    return "good", "FINITE", "No call gave NaN or infinity, as far as the dump tells.", []
 
 
-def _line(source: str | None, sources: Sources) -> list[tuple[str, str | Html]]:
-    if not source:
-        return []
-    short = sources.short(source)
-    text = html(
-        '{{ link }}{% if line %}<pre class="culprit"><code>{{ line }}</code></pre>{% endif %}',
-        link=sources.html(short),
-        line=sources.line(short),
-    )
-    return [("line", text)]
+def _line(source: str | None, sources: Sources) -> list[tuple[str, Content]]:
+    at = sources.place(source)
+    return [("line", [at, Excerpt(at.line)])] if source else []
 
 
-def _looked_at(health: Health) -> tuple[str, str | Html]:
-    if not health.calls:
-        return "looked at", "no call"
-    rest = health.words.get("not_measured", 0)
-    more = f", {rest:,} of them without numbers" if rest else ""
-    return "looked at", html('<a href="#{{ id }}">{{ n }}</a>{{ more }}', id=CALLS, n=_calls(health.calls), more=more)
-
-
-def _list(rows: list[tuple[str, str | Html]]) -> Html:
-    return html(
-        '<dl class="known">{% for label, value in rows %}<dt>{{ label }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>',
-        rows=rows,
-    )
-
-
-def _facts(dump: CallDump, health: Health, unread: list[str]) -> Html:
+def _facts(dump: CallDump, health: Health, unread: list[str]) -> list[Content]:
     ranks = dump.ranks()
     steps = sorted({step for rank in ranks for step in dump.steps(rank)})
     shown = ", ".join(map(str, steps[:12])) + (f", … {steps[-1]}" if len(steps) > 12 else "")
@@ -146,8 +138,4 @@ def _facts(dump: CallDump, health: Health, unread: list[str]) -> Html:
     rows += [("ranks", ", ".join(map(str, ranks)))] if len(ranks) > 1 else []
     rows += [(name.replace("_", " "), value) for name, value in dump.facts.items() if name != "ranks"]
     rows += [(word.replace("_", " "), f"{count:,}") for word, count in sorted(health.words.items())]
-    return html(_FACTS, rows=rows, problems=[*dump.problems(), *unread])
-
-
-def _calls(count: int) -> str:
-    return f"{count:,} call{'' if count == 1 else 's'}"
+    return [Facts(rows), Bullets([*dump.problems(), *unread], "What is missing", "warn")]

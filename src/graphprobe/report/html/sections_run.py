@@ -11,13 +11,13 @@ from graphprobe.analysis.breaks_run import report_from_run as breaks_of
 from graphprobe.analysis.recompile_run import report_from_run as recompiles_of
 from graphprobe.analysis.recompiles import RecompileReport
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError
+from graphprobe.report.document import Bullets, Content, Grid, Muted, Report, Section, counted
 from graphprobe.report.html.flame import Box, flame_section, largest, tree_from_steps
 from graphprobe.report.html.launches import launches_section
 from graphprobe.report.html.passes import passes_section
 from graphprobe.report.html.run_code import code_section
 from graphprobe.report.html.run_parts import breaks_section, graphs_section, recompiles_section
 from graphprobe.report.html.run_verdict import verdict_of
-from graphprobe.report.html.section import Report, Section, html, joined
 from graphprobe.report.html.sections_dump import report_from as dump_report
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.reader import Run
@@ -25,13 +25,6 @@ from graphprobe.store.steps import read_steps
 
 CALLS = "api_dump"
 """The folder in a run that holds its calls."""
-
-_LIST = """<ul class="checks">{% for text in texts %}<li>{{ text }}</li>{% endfor %}</ul>"""
-_LARGEST = """<div class="wrap"><table><caption class="unseen">Steps by time of their own</caption>
-<thead><tr><th class="n">own time</th><th class="n">share</th><th class="n">count</th><th>step</th></tr></thead><tbody>
-{% for name, kind, took, share, count in rows %}<tr><td class="n">{{ took }}</td><td class="n">{{ share }}</td>
-<td class="n">{{ count }}</td><td>{{ name }} <span class="muted">{{ kind }}</span></td></tr>
-{% endfor %}</tbody></table></div>"""
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
@@ -58,7 +51,7 @@ def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     verdict = verdict_of(run, models, breaks, recompiled, flame.ns)
     if calls is not None and calls.verdict.tone == "bad" and verdict.tone != "bad":
         first = calls.sections
-        verdict = replace(calls.verdict, html=joined([calls.verdict.html, verdict.html]))
+        verdict = replace(calls.verdict, body=[calls.verdict.body, verdict.body])
     made = [
         breaks_section(breaks, sources),
         recompiles_section(recompiled, sources),
@@ -105,18 +98,20 @@ def _time_table(flame: Box) -> Section | None:
     """The flame as a list: for a screen reader, and for those who want the figures."""
     if not flame.ns:
         return None
-    rows = [
-        (name, kind, f"{ns / 1e9:.2f} s" if ns >= 1e9 else f"{ns / 1e6:.1f} ms", f"{ns / flame.ns:.1%}", count)
-        for name, kind, ns, count in largest(flame)
-    ]
-    return Section("slowest", "Slowest steps", html=html(_LARGEST, rows=rows), summary=f"{rows[0][0]}, {rows[0][3]}")
+    rows: list[tuple[Content, ...]] = []
+    for name, kind, ns, count in largest(flame):
+        took = f"{ns / 1e9:.2f} s" if ns >= 1e9 else f"{ns / 1e6:.1f} ms"
+        rows.append((took, f"{ns / flame.ns:.1%}", str(count), (f"{name} ", Muted(kind))))
+    grid = Grid(("own time", "share", "count", "step"), rows, (0, 1, 2))
+    name, _, ns, _ = largest(flame, 1)[0]
+    return Section("slowest", "Slowest steps", body=grid, summary=f"{name}, {ns / flame.ns:.1%}")
 
 
 def _missing(run: Run, notes: Sequence[str], recompiled: RecompileReport) -> Section | None:
     texts = list(dict.fromkeys([*run.manifest.missing, *run.problems, *notes, *recompiled.notes, *run.manifest.notes]))
     if not texts:
         return None
-    return Section("missing", "What is missing", html=html(_LIST, texts=texts), summary=_counted(len(texts), "note"))
+    return Section("missing", "What is missing", body=Bullets(texts), summary=counted(len(texts), "note"))
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -133,7 +128,3 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("graphprobe", manifest.graphprobe),
     ]
     return [row for row in rows if row[1]]
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from graphprobe.report.html.section import NOTHING, Html, Section, badge, html, joined
+from graphprobe.report.document import Badge, Code, Content, Note, Place, Section, counted
+from graphprobe.report.html.render import Html, html
 from graphprobe.store.files import read_file
 
 MOST_LETTERS = 400
@@ -35,20 +36,13 @@ PROGRAM_TEXT = frozenset(
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d{1,9})(?: in .*)?")
 
 _FILE = """<figure class="source" aria-labelledby="{{ id }}-name">
-<figcaption id="{{ id }}-name"><code>{{ name }}</code> {{ changed }}</figcaption>
+<figcaption id="{{ id }}-name"><code>{{ name }}</code> {{ changed | show }}</figcaption>
 <div class="scroll" tabindex="0" role="region" aria-label="Source of {{ name }}">{% for block in blocks %}
 <pre>{% for number, text, anchor in block %}
 {% if anchor %}<span class="line hit" id="{{ anchor }}" tabindex="-1"><span class="no">{{ number }}</span>{{ text }}
 </span>{% else %}<span class="line"><span class="no">{{ number }}</span>{{ text }}
 </span>{% endif %}
 {% endfor %}</pre>{% endfor %}</div></figure>
-"""
-
-
-_ELSEWHERE = """<p class="note">{{ count }} more {{ "file is" if count == 1 else "files are" }} named in this report and
-not shown: {% for path in paths %}<code>{{ path }}</code>{{ "" if loop.last else ", " }}{% endfor %}
-{%- if count > paths | length %} and others{% endif %}. A report shows program text below the folder that it is made in
-and of the Python installation; <code>graphprobe report --source-root FOLDER</code> adds a folder.</p>
 """
 
 
@@ -112,17 +106,10 @@ class Sources:
             self._anchors[source] = self._anchor(source)
         return self._anchors[source]
 
-    def html(self, source: str | None, text: str = "") -> Html:
-        """The place as a link to its snippet, or as plain code where there is none; empty for no place."""
-        if not source:
-            return Html("")
-        anchor = self.link(source)
-        return html(
-            '{% if anchor %}<a class="src" href="#{{ anchor }}"><code>{{ text }}</code></a>'
-            "{% else %}<code>{{ text }}</code>{% endif %}",
-            anchor=anchor,
-            text=text or source,
-        )
+    def place(self, source: str | None) -> Place:
+        """The place in short, with the anchor of its snippet and its line as far as they are at hand."""
+        short = self.short(source)
+        return Place(short, self.link(short), self.line(short))
 
     def line(self, source: str | None) -> str:
         """The text of the line, stripped; empty where it is not at hand."""
@@ -152,15 +139,18 @@ class Sources:
         """The snippets, a figure for each file; None where there are none."""
         if not self._lines and not self._elsewhere:
             return None
-        figures = [self._figure(index, path) for index, path in enumerate(self._lines)]
+        body: list[Content] = [self._figure(index, path) for index, path in enumerate(self._lines)]
         if self._left:
-            figures.append(
-                html("<p>{{ left }} more lines are named in this report and not shown.</p>", left=self._left)
-            )
-        if self._elsewhere:
-            paths = self.elsewhere[:MOST_ELSEWHERE]
-            figures.append(html(_ELSEWHERE, count=len(self._elsewhere), paths=paths))
-        return Section("sources", "Source lines", html=joined(figures), summary=_count(len(self._lines), "file"))
+            body.append(f"{self._left} more lines are named in this report and not shown.")
+        if count := len(self._elsewhere):
+            named = self.elsewhere[:MOST_ELSEWHERE]
+            paths = [part for path in named for part in (", ", Code(str(path)))][1:]
+            more = " and others" if count > len(named) else ""
+            head = f"{count} more {'file is' if count == 1 else 'files are'} named in this report and not shown: "
+            tail = ". A report shows program text below the folder that it is made in and of the Python installation; "
+            option = Code("graphprobe report --source-root FOLDER")
+            body.append(Note((head, *paths, more, tail, option, " adds a folder.")))
+        return Section("sources", "Source lines", body=body, summary=counted(len(self._lines), "file"))
 
     def _anchor(self, source: str) -> str:
         found = _PLACE.fullmatch(self._long.get(source, source))
@@ -211,10 +201,10 @@ class Sources:
                 last = number
         return html(_FILE, id=f"srcfile-{index}", name=self._short(path), blocks=blocks, changed=self._changed(path))
 
-    def _changed(self, path: Path) -> Html:
+    def _changed(self, path: Path) -> Content:
         if self._since_ns is None or path.stat().st_mtime_ns <= self._since_ns:
-            return NOTHING
-        return badge("warn", "written to since: lines may have moved")
+            return ""
+        return Badge("warn", "written to since: lines may have moved")
 
     def _short(self, path: Path) -> str:
         for root in self._roots:
@@ -243,7 +233,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # a name that is too long, a folder that may not be read
         return False
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from graphprobe.report.html.section import Tone
+from graphprobe.report.document import Tone
 
 Kind = Literal["text", "number", "verdict", "source"]
 Cell = str | int | float | None
