@@ -68,7 +68,7 @@ def test_a_noisy_weight_ends_with_1_and_is_named(dumps: dict[str, str], tmp_path
     out = tmp_path / "out"
     result = run("compare", dumps["noisy"], dumps["good"], "--out", str(out), "--jobs", "2")
     assert result.exit_code == 1, result.output
-    assert "module layers.2" in result.output and "gets a weight" in result.output
+    assert "module:    layers.2" in result.output and "gets a weight" in result.output
     document = json.loads((out / "comparison.json").read_text())
     assert document["first"]["kind"] == "state" and document["first"]["candidate"]["module"] == "layers.2"
     rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]

@@ -24,6 +24,20 @@ def read_summary(path: Path) -> Summary:
         ArtifactNotFoundError: there is no `comparison.json`, or it cannot be read.
         SchemaError: it is none, or of a newer graphprobe.
     """
+    file, document = _document(path)
+    try:
+        return msgspec.convert(document, Summary)
+    except UNREADABLE as error:
+        raise SchemaError(f"{file} is no comparison: {error}", hint=_AGAIN) from error
+
+
+def check_schema(path: Path) -> None:
+    """Raises as `read_summary` where the summary is of a newer graphprobe, or no JSON; there may be none."""
+    if rows_file(path).with_name(SUMMARY).is_file():
+        _document(path)
+
+
+def _document(path: Path) -> tuple[Path, object]:
     file = path if path.is_file() and path.name != ROWS else rows_file(path).with_name(SUMMARY)
     try:
         document = msgspec.json.decode(read_file(file))
@@ -37,10 +51,7 @@ def read_summary(path: Path) -> Summary:
             f"{file} is of schema {version!r}; this graphprobe reads up to {SCHEMA}",
             hint="compare again, or use the graphprobe that wrote it",
         )
-    try:
-        return msgspec.convert(document, Summary)
-    except UNREADABLE as error:
-        raise SchemaError(f"{file} is no comparison: {error}", hint=_AGAIN) from error
+    return file, document
 
 
 def rows_file(path: Path) -> Path:

@@ -11,7 +11,7 @@ import msgspec
 
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.result import CallResult
-from graphprobe.compare.result_file import SUMMARY, read_rows, read_summary, rows_file
+from graphprobe.compare.result_file import check_schema, read_rows
 from graphprobe.errors import SchemaError, UsageError
 from graphprobe.export.parquet import MARK as PARQUET_MARK
 from graphprobe.export.statistics import WithStatistics
@@ -174,8 +174,7 @@ def _into_folder(request: Request, make: Callable[[Request], Exported]) -> Expor
 
 
 def _rows(path: Path) -> Iterator[CallResult]:
-    if (rows_file(path).parent / SUMMARY).is_file():
-        read_summary(rows_file(path).parent)  # that of a newer graphprobe is refused
+    check_schema(path)
     return read_rows(path)
 
 
