@@ -54,6 +54,9 @@ VALUES = {
     "a comprehension": ("k = sum([round(i) for i in n])", ["round", "sum"]),
     "a parameter": ("k = n", []),
     "arithmetic": ("k = n // 2", ["operator.floordiv"]),
+    "the form of a tensor": ("k = n.exp().stride(0)", ["Tensor.stride", "n.exp"]),
+    "a form that was changed": ("t = n.exp(); t.t_(); k = t.stride()", ["Tensor.stride", "Tensor.t_", "n.exp"]),
+    "a form changed later": ("t = n.exp(); k = t.stride(); t.t_()", ["Tensor.stride", "n.exp"]),
 }
 
 

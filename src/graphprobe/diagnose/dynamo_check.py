@@ -469,7 +469,11 @@ def _other_path(mine: list[Plain], other: list[Plain]) -> str | None:
     """
     if len(mine) != len(other) or sorted(v for _, v in mine) == sorted(v for _, v in other):
         return None
-    return next((path for (path, a), (_, b) in zip(mine, other, strict=True) if a != b), None)
+    return _first_other(mine, other)
+
+
+def _first_other(mine: list[Plain], other: list[Plain]) -> str | None:
+    return next((path for (path, a), (_, b) in zip(mine, other, strict=False) if a != b), None)
 
 
 def _sources(node: Node) -> Iterator[Node]:
@@ -493,7 +497,7 @@ def _numpy(ran: list[_Ran]) -> Accused | None:
 
 def _other_return(program: Program, expected: Uncompiled, found: _Compiled) -> Accused | None:
     """What computed a number or text that is returned, and is not the same."""
-    path = _other_path(expected.returned, found.returned) if found.returned is not None else None
+    path = _first_other(expected.returned, found.returned) if found.returned is not None else None
     if path is None:
         return None
     fn: Any = program.fn

@@ -146,6 +146,17 @@ class Source:
         return kind or ""
 
 
+FORM = frozenset(
+    "data_ptr dim element_size get_device is_conj is_contiguous is_inference is_neg is_pinned is_set_to is_shared "
+    "nelement ndimension numel size storage_offset stride".split()
+)
+"""Methods of a tensor that tell how it lies in memory or what kind it is, and give no tensor."""
+IN_PLACE = frozenset(
+    "as_strided_ detach_ requires_grad_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ "
+    "unsqueeze_".split()
+)
+"""Methods that change what those tell."""
+
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 LITERALS: dict[type[ast.AST], str] = {
     ast.Dict: "dict",
@@ -271,8 +282,13 @@ class Names(ast.NodeVisitor):
             self._depth -= 1
 
     def visit_Call(self, node: ast.Call) -> None:
-        """The function is named after what its arguments are made of."""
+        """The function is named after what its arguments are made of; what tells of a tensor's form, before these."""
         func = node.func
+        if isinstance(func, ast.Attribute) and func.attr in FORM and not self._is_module(func.value):
+            self.add(f"Tensor.{func.attr}", node)
+            self._reshaped(func.value, node)
+            self.visit(func.value)
+            return
         made_by = self._maker(func.value) if isinstance(func, ast.Attribute) else None
         if isinstance(func, ast.Attribute) and made_by is None and not self._is_module(func.value):
             self.visit(func.value)
@@ -287,6 +303,14 @@ class Names(ast.NodeVisitor):
         self.add(name, node)
         if made_by is not None:
             self.add(made_by, node)
+
+    def _reshaped(self, tensor: ast.expr, use: ast.Call) -> None:
+        """Methods that changed the form of a variable in place before it is looked at."""
+        if isinstance(tensor, ast.Name):
+            for node in own_nodes(self.source.function_of(use)):
+                func = node.func if isinstance(node, ast.Call) and starts(node) < starts(use) else None
+                if isinstance(func, ast.Attribute) and func.attr in IN_PLACE and ast.unparse(func.value) == tensor.id:
+                    self.add(f"Tensor.{func.attr}", node)
 
     def visit_Name(self, node: ast.Name) -> None:
         """A name is what it was last given."""

@@ -1,0 +1,22 @@
+"""Strides that are read after a transposition in place: Dynamo gives those from before."""
+
+
+def program(x):
+    y = x.clone()
+    y.t_()
+    return y, y.stride()
+
+
+def make():
+    import torch
+
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 4),), {}
+
+
+EXPECT = {
+    "kind": "wrong_value",
+    "stage": "dynamo",
+    "culprit_ops": ["Tensor.stride", "Tensor.t_"],
+    "direction": "forward",
+}
