@@ -6,11 +6,12 @@ import ast
 import linecache
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from graphprobe.diagnose.python_culprit import Side, applied_in, argument_names, branch_names
+from graphprobe.diagnose.python_culprit import Side, applied_in, argument_names, branch_names, returned_names
 from graphprobe.diagnose.python_source import Place, is_users, places_of, source_at
 
 
@@ -58,6 +59,24 @@ VALUES = {
     "a form that was changed": ("t = n.exp(); t.t_(); k = t.stride()", ["Tensor.stride", "Tensor.t_", "n.exp"]),
     "a form changed later": ("t = n.exp(); k = t.stride(); t.t_()", ["Tensor.stride", "n.exp"]),
 }
+
+
+RETURNED = {
+    "what is appended": ("log = []; log.append(abs(n)); log.append(repr(n)); return n, log", "1.1", "repr"),
+    "what is set": ("box = {}; box['a'] = str(n); return box", "a", "str"),
+    "what is written out": ("return [abs(n), (n, repr(n))]", "1.1", "repr"),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_what_computed_an_entry_of_the_result(name: str, tmp_path: Path) -> None:
+    body, path, wanted = RETURNED[name]
+    file = tmp_path / "program.py"
+    file.write_text(f"def program(n):\n    {body}\n")
+    scope: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    first = returned_names(scope["program"], path)[0]
+    assert (first.name, first.source) == (wanted, f"{file}:2")
 
 
 @pytest.mark.parametrize("name", VALUES)

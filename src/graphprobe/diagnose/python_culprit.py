@@ -63,7 +63,7 @@ def _arguments(node: ast.AST, call: str, path: str) -> list[ast.AST]:
     # Of a method the first argument stands before the name.
     for position in (int(first) - 1, int(first)) if _may_be_method(node.func) else (int(first),):
         if 0 <= position < len(node.args) and not any(isinstance(a, ast.Starred) for a in node.args):
-            return [_entry(node.args[position], rest)]
+            return [_entry(node.args[position], rest)[0]]
     return everything
 
 
@@ -75,12 +75,30 @@ def _may_be_method(func: ast.AST) -> bool:
     return isinstance(func, ast.Attribute) and not (isinstance(head, ast.Name) and head.id in modules)
 
 
-def _entry(node: ast.expr, path: str) -> ast.expr:
-    """The entry of a list or tuple, where it is spelled out."""
+def _entry(node: ast.expr, path: str) -> tuple[ast.expr, str]:
+    """The entry of a list or tuple, where it is spelled out, and the path of what is meant in that."""
     first, _, rest = path.partition(".")
     if isinstance(node, (ast.List, ast.Tuple)) and first.isdigit() and int(first) < len(node.elts):
         return _entry(node.elts[int(first)], rest)
-    return node
+    return node, path
+
+
+def _filled(scope: ast.AST, name: str, path: str) -> list[ast.expr]:
+    """What is put into a list, dict or set of a function after it is made; first what became the entry at `path`."""
+    put: list[ast.expr] = []
+    for node in own_nodes(scope):
+        func = node.func if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and isinstance(func, ast.Attribute) and func.attr in FILLING:
+            put += node.args[-1:] if ast.unparse(func.value) == name else []
+        elif isinstance(node, ast.Assign):
+            into = [t.value for t in node.targets if isinstance(t, ast.Subscript)]
+            put += [node.value] if any(ast.unparse(t) == name for t in into) else []
+    first = path.partition(".")[0]
+    at = int(first) if first.isdigit() and int(first) < len(put) else 0
+    return [*put[at : at + 1], *put[:at], *put[at + 1 :]]
+
+
+FILLING = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
 
 
 class Side(NamedTuple):
@@ -180,7 +198,10 @@ def returned_names(fn: Callable[..., Any], path: str) -> list[Named]:
     values = [scope.body] if isinstance(scope, ast.Lambda) else values
     names = Names(source, [Place(source.file, code.co_firstlineno, function=code.co_qualname)])
     for value in filter(None, values):
-        names.visit(_entry(value, path))
+        entry, rest = _entry(value, path)
+        names.visit(entry)
+        for put in _filled(scope, entry.id, rest) if scope is not None and isinstance(entry, ast.Name) else ():
+            names.visit(put)
     return ranked(n for n in names.found if not n.name.startswith("torch."))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import keyword
 import logging
 import re
@@ -53,6 +54,7 @@ class ShortProgram:
         kind: of the fault.
         title: first line, as a comment.
         control: arguments of `torch.compile` with which the fault must not show, as text.
+        single: whether what differs is one value, which may be a number or a text and no tensor.
         bound: how far a value may be off beside what is relative; None: as `torch.testing.assert_close` has it.
         limit_s: after which a program that hangs is ended.
     """
@@ -68,6 +70,7 @@ class ShortProgram:
     kind: str
     title: str
     control: str = "disable=True"
+    single: bool = False
     bound: float | None = None
     limit_s: int = 60
 
@@ -79,9 +82,13 @@ def short_program(told: ShortProgram, helper: str, marker: str) -> Iterator[Shor
         helper: text of the function that makes objects without their constructor.
         marker: the call of it by which one sees that it is needed.
     """
-    for new in (True, False) if _can_be_made(told.fn) else (False,):
+    plain = (
+        (False, True) if told.single and told.kind == "wrong_value" and told.where.startswith("outputs") else (False,)
+    )
+    made = (True, False) if _can_be_made(told.fn) else (False,)
+    for new, of_plain in itertools.product(made, plain):
         try:
-            short = _script(told, helper, marker, new)
+            short = _script(told, helper, marker, new, of_plain)
         except Exception as reason:  # a program without a text, say: the long form may have one
             log.info("no short repro of the program: %r", reason)
             continue
@@ -98,8 +105,13 @@ def _can_be_made(fn: Any) -> bool:
     return False
 
 
-def _script(told: ShortProgram, helper: str, marker: str, new: bool) -> Short:
-    """The script; `new`: the module is made by its class, with other parameters."""
+def _script(told: ShortProgram, helper: str, marker: str, new: bool, plain: bool) -> Short:
+    """The script.
+
+    Args:
+        new: the module is made by its class, with other parameters.
+        plain: what is compared is what the program returns beside tensors, as text.
+    """
     calls = _arguments(told)
     if len(calls) != len(told.calls):
         raise Unwritable("an argument whose name is none of Python's")
@@ -114,12 +126,12 @@ def _script(told: ShortProgram, helper: str, marker: str, new: bool) -> Short:
     given = dict(text.roots)
     if new:
         given["fn"] = f"{given['fn']}(){'' if told.fn.training else '.eval()'}"
-    run = _run(told, given, calls, draws=new)
+    run = _run(told, given, calls, draws=new, plain=plain)
     eager = 'runpy.run_path(__file__)["run"]()'
     compiled = (
         f'runpy.run_path(__file__)["run"]({", ".join(f"{name}={value}" for name, value in told.options.items())})'
     )
-    shown = told.kind == "side_effect"
+    shown = told.kind == "side_effect" or plain
     used = [helper] if marker in text.text + run else []
     imports = sorted({*text.imports} - {"import torch", "import torch.nn"})
     head = [*(f"# {line}" for line in (*told.title.splitlines(), USAGE)), *future_lines(text.text + told.backend)]
@@ -163,7 +175,12 @@ def _arguments(told: ShortProgram) -> list[dict[str, tuple[str, Any]]]:
 
 
 def _run(
-    told: ShortProgram, roots: Mapping[str, str], calls: Sequence[Mapping[str, tuple[str, Any]]], *, draws: bool
+    told: ShortProgram,
+    roots: Mapping[str, str],
+    calls: Sequence[Mapping[str, tuple[str, Any]]],
+    *,
+    draws: bool,
+    plain: bool,
 ) -> str:
     """The function that calls the program and returns what differs."""
     tensors = {key: value for call in calls for key, (_, value) in call.items() if _is_tensor(value)}
@@ -173,9 +190,9 @@ def _run(
         inputs.tensor(key, value)
     made = {key: key for key in tensors}
     lines = ["torch.manual_seed(0)"] if draws or inputs.drawn else []
-    plain = roots["fn"].isidentifier() and told.grad is None
-    fn = roots["fn"] if plain else "fn"
-    lines += [] if plain else [f"fn = {roots['fn']}"]
+    named = roots["fn"].isidentifier() and told.grad is None
+    fn = roots["fn"] if named else "fn"
+    lines += [] if named else [f"fn = {roots['fn']}"]
     lines += inputs.lines
     for call in calls:
         for key, (_, value) in call.items():
@@ -196,7 +213,10 @@ def _run(
     if told.grad:
         which = "torch.is_tensor(t) and t.requires_grad"
         lines.append(f"{RAMP.format(tensors=leaves.format('result'), which=which)}.backward()")
-    lines += _seen(told, fn, [made[key] for call in calls for key in call], leaves)
+    if plain:
+        lines.append(f"return repr([value for value in {leaves.format('result')} if not torch.is_tensor(value)])")
+    else:
+        lines += _seen(told, fn, [made[key] for call in calls for key in call], leaves)
     if told.grad is False:
         lines = ["with torch.no_grad():", *(f"    {line}" for line in lines)]
     body = "\n".join(f"    {line}" for statement in lines for line in statement.splitlines())
