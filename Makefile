@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.graphprobe-setup
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup browser msprobe demo test test-all replay-record replay-compare check format bench clean
+.PHONY: FORCE help setup browser msprobe demo test test-all replay-record replay-compare sizes check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ replay-record: $(STAMP) ## record in .replay what graphprobe makes of a fixed se
 
 replay-compare: $(STAMP) ## record again, and print what is not the same; for changes that are to change nothing
 	$(BIN)/python scripts/replay.py compare $(REPLAY)
+
+sizes: $(STAMP) ## how large the sources are, and what in them exceeds the budgets
+	$(BIN)/python scripts/sizes.py
 
 check: $(STAMP) ## lint, formatting, types
 	$(BIN)/ruff check .

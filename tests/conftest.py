@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -40,6 +42,18 @@ class Finished:
     out: str
     err: str
     cpu_s: float
+
+
+def module_at(*parts: str) -> Any:
+    """The module in a file that is no part of the package, such as `module_at("scripts", "sizes.py")`; loaded once."""
+    path = ROOT.joinpath(*parts)
+    name = f"{path.parent.name}_{path.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,13 +1,9 @@
 """The benchmark of `diagnose` against torch's tools: its cases exist, and it reads the minifier's programs."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import cases
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from conftest import module_at
 
 REPRO = """
 class Repro(torch.nn.Module):
@@ -21,11 +17,7 @@ class Repro(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("bench_diagnose", ROOT / "bench" / "diagnose.py")
-    module = sys.modules["bench_diagnose"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["bench_diagnose"]
+    return module_at("bench", "diagnose.py")
 
 
 def test_cases_are_there(bench):

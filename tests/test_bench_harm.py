@@ -1,22 +1,15 @@
 """The benchmark of harm: it sees what differs, takes no fault of a reader for an answer, and finds everything equal."""
 
 import dataclasses
-import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from conftest import module_at
 
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("bench_harm", ROOT / "bench" / "harm.py")
-    module = sys.modules["bench_harm"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["bench_harm"]
+    return module_at("bench", "harm.py")
 
 
 def test_what_differs_is_named(bench):

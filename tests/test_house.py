@@ -7,18 +7,22 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, module_at
 
-PACKAGE = ROOT / "src" / "graphprobe"
+sizes = module_at("scripts", "sizes.py")
+PACKAGE: Path = sizes.PACKAGE
 MACHINE_PATH = re.compile(r"(?<![\w.<])/(?:" + "|".join(("wo" + "rk", "fa" + "rm")) + r")(?![\w-])")
 MARKDOWN_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
-def sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+@pytest.fixture(scope="module")
+def modules() -> list[Any]:
+    found: list[Any] = sizes.modules_of()
+    return found
 
 
 def tracked_files() -> list[Path]:
@@ -49,10 +53,6 @@ def slugs_in(tree: ast.AST) -> set[str]:
             values.extend(keyword.value for keyword in node.keywords if keyword.arg == "slug")
         found |= {v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
     return found
-
-
-def all_slugs() -> set[str]:
-    return set().union(*(slugs_in(ast.parse(path.read_text(encoding="utf-8"))) for path in sources()))
 
 
 def version_of_package() -> str:
@@ -97,8 +97,8 @@ def test_every_release_has_a_date() -> None:
     assert sorted(found, reverse=True) == found
 
 
-def test_every_error_slug_has_a_page_and_every_page_a_slug() -> None:
-    slugs = all_slugs()
+def test_every_error_slug_has_a_page_and_every_page_a_slug(modules: list[Any]) -> None:
+    slugs = set().union(*(slugs_in(module.tree) for module in modules))
     assert {"usage", "internal", "run-not-found"} <= slugs
     pages = {path.stem for path in (ROOT / "docs" / "messages").glob("*.md")} - {"README"}
     assert sorted(slugs - pages) == [], "slugs without docs/messages/<slug>.md"
@@ -113,13 +113,8 @@ def test_message_page_is_complete(path: Path) -> None:
         assert heading in text
 
 
-def test_every_module_has_a_docstring() -> None:
-    without = [
-        str(path.relative_to(ROOT))
-        for path in sources()
-        if not (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").strip()
-    ]
-    assert without == []
+def test_every_module_has_a_docstring(modules: list[Any]) -> None:
+    assert [module.name for module in modules if not (ast.get_docstring(module.tree) or "").strip()] == []
 
 
 def test_constraints_pin_what_pyproject_asks_for() -> None:

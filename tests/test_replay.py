@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from conftest import ROOT
+from conftest import module_at
 from warm.pool import Warm
 
 
 @pytest.fixture(scope="module")
 def replay() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("replay", ROOT / "scripts" / "replay.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["replay"] = module
-    spec.loader.exec_module(module)
+    module: ModuleType = module_at("scripts", "replay.py")
     return module
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from conftest import ROOT, Finished
+from conftest import ROOT, Finished, module_at
 from graphprobe.findings import Diagnosis, ScriptDocument
 
 Python = Callable[..., Finished]
@@ -267,10 +265,7 @@ def test_wrong_use(case: str, diagnose: Python, tmp_path: Path) -> None:
 
 
 def test_published_schema_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("diagnosis_schema", ROOT / "scripts" / "diagnosis_schema.py")
-    assert spec is not None and spec.loader is not None
-    script: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = module_at("scripts", "diagnosis_schema.py")
     assert script.FILE.read_text(encoding="utf-8") == script.schema_text(), "run scripts/diagnosis_schema.py"
     page = (ROOT / "docs" / "formats" / "diagnosis.md").read_text(encoding="utf-8")
     for name, component in script.diagnosis_schema()["$defs"].items():

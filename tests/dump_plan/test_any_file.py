@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import ROOT
+from conftest import module_at
 from dump_plan.test_conflicts import FORBIDDEN
 from dump_plan.test_document import ACCEPTED, REFUSED
 from graphprobe.dump_plan import plan_from
@@ -189,8 +188,5 @@ def test_what_the_schema_refuses_is_refused(document: Any) -> None:
 
 
 def test_published_schema_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("dump_config_schema", ROOT / "scripts" / "dump_config_schema.py")
-    assert spec is not None and spec.loader is not None
-    script: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = module_at("scripts", "dump_config_schema.py")
     assert script.FILE.read_text(encoding="utf-8") == script.schema_text(), "run scripts/dump_config_schema.py"

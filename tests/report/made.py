@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
+from conftest import module_at
 from graphprobe.report.document import Report, Section, Verdict
 from graphprobe.report.html.page import write_page
-
-CASES = Path(__file__).resolve().parents[2] / "bench" / "report_cases.py"
 
 
 def report_cases() -> Any:
     """The module that the benchmark makes comparisons with."""
-    if "report_cases" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("report_cases", CASES)
-        assert spec is not None and spec.loader is not None
-        module = sys.modules["report_cases"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules["report_cases"]
+    return module_at("bench", "report_cases.py")
 
 
 def page_of(file: Path, *sections: Section, **more: Any) -> Path:

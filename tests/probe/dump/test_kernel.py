@@ -19,11 +19,7 @@ import graphprobe.probe.dump.kernel as engine
 from graphprobe.internals.dump_taps import Lowered
 from graphprobe.store.dump_reader import DumpedOp
 from graphprobe.store.reader import Run
-
-_spec = importlib.util.spec_from_file_location("dump_models", Path(__file__).parent / "models.py")
-assert _spec is not None and _spec.loader is not None
-models = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(models)
+from probe.dump import models
 
 SLOW = pytest.mark.heavy
 TENSOR = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -1,0 +1,120 @@
+"""`scripts/sizes.py`: no measure is above its ceiling, and each of them sees what it is to count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import module_at
+
+sizes = module_at("scripts", "sizes.py")
+ROWS = (("low",), ("middle",), ("high",))
+
+
+def package(folder: Path, **files: str) -> list[Any]:
+    """The modules of a package `graphprobe` below `folder`; `a__b="…"` is the file a/b.py."""
+    for name, text in files.items():
+        path = folder / "graphprobe" / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    found: list[Any] = sizes.modules_of(folder / "graphprobe")
+    return found
+
+
+def test_no_measure_is_above_its_ceiling() -> None:
+    found = sizes.measures(sizes.modules_of())
+    assert {measure.name for measure in found} == set(sizes.ceilings())
+    assert sizes.above(found, sizes.ceilings()) == []
+
+
+def test_what_is_above_its_ceiling_is_told() -> None:
+    measure = sizes.counted("imports upwards", ["a imports b", "c imports d"])
+    assert sizes.above([measure], {"imports upwards": 2}) == []
+    [told] = sizes.above([measure], {"imports upwards": 1})
+    assert "imports upwards: 2, and 1 is the ceiling" in told
+
+
+def test_ceilings_are_lowered_and_never_raised() -> None:
+    lines = sizes.Measure("source lines", 71_001, 60_000, [], step=1000)
+    assert [lines.lowered(ceiling) for ceiling in (None, 80_000, 71_500, 65_000)] == [72_000, 72_000, 71_500, 65_000]
+    assert sizes.Measure("source lines", 100, 60_000, [], step=1000).lowered(72_000) == 60_000
+
+
+def test_classes_and_files_of_one_name(tmp_path: Path) -> None:
+    found = package(
+        tmp_path,
+        low__steps="class Line: ...\nclass Only: ...",
+        middle__steps="class Line: ...",
+        high__steps="def f():\n class Only: ...",
+        high__other="",
+    )
+    assert sizes.doubled_classes(found) == ["Line: low.steps, middle.steps"]
+    assert sizes.common_file_names(found) == ["steps.py: high, low, middle"]
+    assert sizes.common_file_names([module for module in found if module.folder != "low"]) == []
+
+
+def test_full_folders(tmp_path: Path) -> None:
+    found = package(tmp_path, **{f"low__m{number}": "" for number in range(26)}, high__one="")
+    assert sizes.full_folders(found) == ["low: 26 files"]
+    assert sizes.full_folders(found[:-1]) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from graphprobe.low import a",
+        "from ..low.a import Name",
+        "def f():\n import graphprobe.low.a",
+        "if TYPE_CHECKING:\n from graphprobe.low.a import Name",
+        "import importlib\nNAME = 'graphprobe.low.a'\nimportlib.import_module(NAME)",
+    ],
+)
+def test_circles(tmp_path: Path, back: str) -> None:
+    found = package(tmp_path, low__a="from graphprobe.low import b", low__b="import graphprobe.low.c", low__c=back)
+    assert sizes.import_circles(found) == ["low.a ↔ low.b ↔ low.c"]
+
+
+def test_what_is_no_circle(tmp_path: Path) -> None:
+    found = package(tmp_path, low__a="from . import b, c", low__b="from . import c", low__c="from graphprobe import x")
+    assert sizes.import_circles(found) == []
+    assert sizes.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+    assert sizes.circles({"a": {"b"}, "b": set()}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "upwards"),
+    [
+        ("from graphprobe.high import x", 1),
+        ("def f():\n from ..high.x import y", 1),
+        ("from graphprobe.low import x\nfrom . import y", 0),
+        ("NAME = 'graphprobe.high.x'\ndef f():\n importlib.import_module(NAME)", 1),
+        ("NAME: str = 'graphprobe.high.x'\nimport_module(NAME)", 1),
+        ("NAME = 'graphprobe.high.x'\nNAME = other()\nimport_module(NAME)", 0),
+    ],
+)
+def test_imports_upwards(tmp_path: Path, text: str, upwards: int) -> None:
+    found = sizes.imports_upwards(package(tmp_path, middle__a=text), ROWS)
+    assert len(found) == upwards
+    assert all("graphprobe.middle.a:" in place and "imports graphprobe.high.x" in place for place in found)
+
+
+def test_long_and_complex_functions(tmp_path: Path) -> None:
+    def branches(number: int) -> str:
+        return "".join(f"    if x == {k}:\n        return {k}\n" for k in range(number))
+
+    found = package(
+        tmp_path,
+        low__lines="def long(x):\n" + "    x += 1\n" * 60 + "def short(x):\n" + "    x += 1\n" * 59,
+        low__paths=f"def many(x):\n{branches(15)}def few(x):\n{branches(14)}",
+    )
+    assert sizes.long_functions(found) == ["graphprobe.low.lines:1 long: 61 lines"]
+    assert sizes.complex_functions(tmp_path / "graphprobe") == [
+        "graphprobe.low.paths:1 `many` is too complex (16 > 15)"
+    ]
+
+
+def test_rooms_of_the_table() -> None:
+    text = "| row | rooms |\n|---|---|\n| 1 | `a`, `b` | numpy; `x` | words |\n| 2 | `c` | - | more |\n| `d` | e |\n"
+    assert sizes.layers_in(text) == (("a", "b"), ("c",))
