@@ -171,6 +171,7 @@ def test_documents_use_public_names_only(path: Path) -> None:
 
 def test_docstrings_name_public_modules_only() -> None:
     texts = {name: inspect.getdoc(getattr(graphprobe, name)) or "" for name in FUNCTIONS + TYPES + ERRORS + MODULES}
+    texts["graphprobe"] = inspect.getdoc(graphprobe) or ""
     assert isinstance(main, LazyGroup)
     for name in COMMANDS:
         command = main.get_command(click.Context(main), name)

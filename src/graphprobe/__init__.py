@@ -2,7 +2,7 @@
 
 `__all__` is the public API, see docs/stability.md; the modules behind it are private. Importing this package imports
 neither torch nor any other part of graphprobe: every name is loaded on first use. With `TORCH_COMPILE_DEBUG=1` in the
-environment, importing it begins to collect, see `graphprobe.probe.active`.
+environment, importing it begins to collect, as soon as the program loads torch's compiler.
 """
 
 from __future__ import annotations
