@@ -12,8 +12,8 @@ import pytest
 from graphprobe.analysis.timing import self_times, summary_of
 from graphprobe.analysis.timing_diff import compare_profiles
 from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, read_profile, write_profile
-from graphprobe.analysis.timing_trace import trace_from, write_trace
 from graphprobe.errors import UsageError
+from graphprobe.export.chrome_trace import export_profile
 from graphprobe.report.profile import diff_lines, profile_lines
 
 MS = 1_000_000
@@ -181,7 +181,7 @@ def check_trace(document: dict[str, Any]) -> None:
 
 
 def test_trace(tmp_path: Path) -> None:
-    write_trace(profile_of(compiled()), tmp_path / "t.json")
+    assert export_profile(profile_of(compiled()), tmp_path / "t.json") == len(compiled())
     document = json.loads((tmp_path / "t.json").read_text())
     check_trace(document)
     events = [event for event in document["traceEvents"] if event["ph"] == "X"]
@@ -189,8 +189,9 @@ def test_trace(tmp_path: Path) -> None:
     assert events[0]["name"] == "import torch._inductor"
     assert (events[3]["ts"], events[3]["dur"], events[3]["args"]["compile_id"]) == (110_000.0, 190_000.0, "0/0")
     crossing = profile_of([span("a", 0, 10), span("b", 5, 20)])
+    export_profile(crossing, tmp_path / "t.json")
     with pytest.raises(AssertionError):
-        check_trace(trace_from(crossing))
+        check_trace(json.loads((tmp_path / "t.json").read_text()))
 
 
 def test_a_profile_comes_back_from_disk(tmp_path: Path) -> None:

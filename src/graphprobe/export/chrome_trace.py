@@ -1,7 +1,7 @@
-"""The timeline of a run as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
+"""Timelines as Chrome traces: of a run, of the ops of a dump, of a profile; for ui.perfetto.dev and chrome://tracing.
 
-Each model is a process of the trace, so that a viewer gives it a track of its own. Below it each thread that worked on
-it has a row, with the steps of the compiler inside each other, and the launches of each direction have one.
+In that of a run each model is a process, so that a viewer gives it a track of its own. Below it each thread that worked
+on it has a row, with the steps of the compiler inside each other, and the launches of each direction have one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import msgspec
 
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.steps import COMPONENTS
+from graphprobe.analysis.timing_records import Profile, Span
 from graphprobe.errors import ArtifactNotFoundError
+from graphprobe.export.trace_events import document, instant, known, lasting, named
 from graphprobe.records import Event
 from graphprobe.store import layout
 from graphprobe.store.dump_reader import Dump
@@ -27,10 +29,15 @@ from graphprobe.store.steps import StepRecord, read_steps
 LAUNCH_ROW = 1
 """Rows of launches come before those of threads, which have the native ids as numbers."""
 
+PROFILED = 1
+"""Number of the only process in the trace of a profile."""
+
+FORMAT = "graphprobe export"
+
 
 def export_run(run: Run, file: Path, left_out: list[str]) -> int:
     """Write the trace of a run; returns the number of its events."""
-    return _write(file, list(_RunTrace(run, left_out).events()), {"run": run.run_dir.name})
+    return _write(file, list(_RunTrace(run, left_out).events()), {"format": FORMAT, "run": run.run_dir.name})
 
 
 def export_dump(dump: Dump, file: Path) -> int:
@@ -38,37 +45,43 @@ def export_dump(dump: Dump, file: Path) -> int:
     ops = [(folder, op.record) for folder in dump.folders for op in folder.ops()]
     origin_us = min((record.time_us for _, record in ops), default=0)
     events: list[dict[str, Any]] = []
-    named: dict[tuple[int, str], int] = {}
+    named_rows: dict[tuple[int, str], int] = {}
     for folder, record in ops:
         rank = 0 if folder.manifest is None else folder.manifest.rank
         row = f"{record.place.model_name} {record.place.model_id} {record.op.direction or ''}".rstrip()
-        if (rank, row) not in named:
-            if not any(known == rank for known, _ in named):
-                events.append(_meta("process_name", rank, 0, f"rank {rank}"))
-            named[rank, row] = len(named) + 1
-            events.append(_meta("thread_name", rank, named[rank, row], row))
-        args = {
-            "seq": record.seq,
-            "target": record.op.target,
-            "module": record.op.module,
-            "source": record.op.source,
-            "fx_nodes": list(record.op.fx_nodes),
-            "slots": [f"{slot.name} {slot.meta.dtype}{list(slot.meta.shape)}" for slot in record.slots],
-            "step": record.place.step,
-        }
-        events.append(
-            {
-                "name": record.op.op_name,
-                "cat": record.op.engine,
-                "ph": "i",
-                "s": "t",
-                "ts": record.time_us - origin_us,
-                "pid": rank,
-                "tid": named[rank, row],
-                "args": {name: value for name, value in args.items() if value not in (None, "", [])},
-            }
+        if (rank, row) not in named_rows:
+            if not any(known_rank == rank for known_rank, _ in named_rows):
+                events.append(named("process_name", rank, 0, f"rank {rank}"))
+            named_rows[rank, row] = len(named_rows) + 1
+            events.append(named("thread_name", rank, named_rows[rank, row], row))
+        args = known(
+            seq=record.seq,
+            target=record.op.target,
+            module=record.op.module,
+            source=record.op.source,
+            fx_nodes=list(record.op.fx_nodes),
+            slots=[f"{slot.name} {slot.meta.dtype}{list(slot.meta.shape)}" for slot in record.slots],
+            step=record.place.step,
         )
-    return _write(file, events, {"time": "when the op was handed to the dump"})
+        at_us, tid = record.time_us - origin_us, named_rows[rank, row]
+        events.append(instant(record.op.op_name, record.op.engine, at_us, pid=rank, tid=tid, args=args))
+    return _write(file, events, {"format": FORMAT, "time": "when the op was handed to the dump"})
+
+
+def export_profile(profile: Profile, file: Path) -> int:
+    """Write the spans of a profile, a row for each thread; returns how many."""
+    names = [named("process_name", PROFILED, 0, profile.program or "graphprobe profile")]
+    names += [named("thread_name", PROFILED, tid, name) for tid, name in enumerate(profile.threads)]
+    other = {"graphprobe": profile.graphprobe, "torch": profile.torch, "program": profile.program}
+    return _write(file, [*names, *map(_span, profile.spans)], other) - len(names)
+
+
+def _span(span: Span) -> dict[str, Any]:
+    name = f"import {span.name}" if span.kind == "import" else span.name
+    unfinished = True if span.unfinished else None
+    args = known(cpu_ms=span.cpu_ns / 1e6, compile_id=span.compile_id, detail=span.detail, unfinished=unfinished)
+    took_us = (span.end_ns - span.begin_ns) / 1e3
+    return lasting(name, span.kind, span.begin_ns / 1e3, took_us, pid=PROFILED, tid=span.thread, args=args)
 
 
 class _Launch(msgspec.Struct):
@@ -103,7 +116,7 @@ class _RunTrace:
 
     def events(self) -> Iterator[dict[str, Any]]:
         rank = f" rank {self.run.manifest.rank}" if self.run.manifest.world_size > 1 else ""
-        yield _meta("process_name", 0, 0, f"{' '.join(self.run.manifest.argv)}{rank}")
+        yield named("process_name", 0, 0, f"{' '.join(self.run.manifest.argv)}{rank}")
         yield from self._names()
         for step in self.steps:
             yield self._step(step)
@@ -121,62 +134,39 @@ class _RunTrace:
     def _names(self) -> Iterator[dict[str, Any]]:
         for model in self.models:
             pid = _pid(model.number)
-            yield _meta("process_name", pid, 0, _title(model))
+            yield named("process_name", pid, 0, _title(model))
             yield {"name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
         rows = {(self._model_of(step), step.thread or 0) for step in self.steps}
         for model_number, thread in sorted(rows, key=lambda row: (_pid(row[0]), row[1])):
-            yield _meta("thread_name", _pid(model_number), thread, f"compiler, thread {thread}")
+            yield named("thread_name", _pid(model_number), thread, f"compiler, thread {thread}")
 
     def _step(self, step: StepRecord) -> dict[str, Any]:
-        args: dict[str, Any] = {
-            "component": COMPONENTS.get(step.component, step.component),
-            "detail": step.detail,
-            "direction": step.direction,
-            "compile_id": step.compile_id,
-            "error": step.error,
-        }
-        if step.end_ns is None:
-            args["unfinished"] = True
+        args = known(
+            component=COMPONENTS.get(step.component, step.component),
+            detail=step.detail,
+            direction=step.direction,
+            compile_id=step.compile_id,
+            error=step.error,
+            unfinished=True if step.end_ns is None else None,
+        )
         event = self.passes.get(step.step)
         if event is not None:
             args |= _pass_args(event)
-        return {
-            "name": step.name,
-            "cat": step.component,
-            "ph": "X",
-            "ts": self._us(step.begin_ns),
-            "dur": max(0, (step.end_ns or self.end_ns) - step.begin_ns) / 1e3,
-            "pid": _pid(self._model_of(step)),
-            "tid": step.thread or 0,
-            "args": {name: value for name, value in args.items() if value not in (None, "")},
-        }
+        took_us = max(0, (step.end_ns or self.end_ns) - step.begin_ns) / 1e3
+        pid, tid = _pid(self._model_of(step)), step.thread or 0
+        return lasting(step.name, step.component, self._us(step.begin_ns), took_us, pid=pid, tid=tid, args=args)
 
     def _lone_pass(self, event: Event) -> dict[str, Any]:
         """A pass that no step of the compiler stands for, such as one given to `observe_pass`."""
-        duration_ns = event.elapsed_ns or 0
-        return {
-            "name": event.where.pass_name or event.name,
-            "cat": event.kind,
-            "ph": "X",
-            "ts": self._us(event.time_ns - duration_ns),
-            "dur": duration_ns / 1e3,
-            "pid": _pid(event.where.model),
-            "tid": 0,
-            "args": _pass_args(event) | ({"message": event.message} if event.message else {}),
-        }
+        name, took_ns = event.where.pass_name or event.name, event.elapsed_ns or 0
+        args = _pass_args(event) | known(message=event.message)
+        begin_us, pid = self._us(event.time_ns - took_ns), _pid(event.where.model)
+        return lasting(name, event.kind, begin_us, took_ns / 1e3, pid=pid, tid=0, args=args)
 
     def _instant(self, event: Event) -> dict[str, Any]:
-        args = {"path": event.path, "bytes": event.size_bytes, "nodes": event.nodes_after}
-        return {
-            "name": event.name,
-            "cat": event.kind,
-            "ph": "i",
-            "s": "p",
-            "ts": self._us(event.time_ns),
-            "pid": _pid(event.where.model),
-            "tid": 0,
-            "args": {name: value for name, value in args.items() if value is not None},
-        }
+        args = known(path=event.path, bytes=event.size_bytes, nodes=event.nodes_after)
+        pid = _pid(event.where.model)
+        return instant(event.name, event.kind, self._us(event.time_ns), pid=pid, tid=0, args=args, scope="p")
 
     def _count(self, event: Event) -> dict[str, Any]:
         return {
@@ -197,7 +187,7 @@ class _RunTrace:
             return
         length_us = max((launch.ts + launch.dur for _, launch in complete), default=0.0)
         pid, row = _pid(event.where.model), LAUNCH_ROW + (event.where.direction == "backward")
-        yield _meta("thread_name", pid, row, f"launches of {event.where.direction}, call {event.where.step or 0}")
+        yield named("thread_name", pid, row, f"launches of {event.where.direction}, call {event.where.step or 0}")
         begin_us = self._us(event.time_ns) - length_us
         for one, launch in complete:
             yield one | {"ts": begin_us + launch.ts, "pid": pid, "tid": row}
@@ -230,16 +220,15 @@ class _RunTrace:
 
 
 def _pass_args(event: Event) -> dict[str, Any]:
-    args: dict[str, Any] = {
-        "changed": event.changed,
-        "nodes_before": event.nodes_before,
-        "nodes_after": event.nodes_after,
-        "added": len(event.added),
-        "removed": len(event.removed),
-        "path": event.path,
-        "subsystem": event.subsystem,
-    }
-    return {name: value for name, value in args.items() if value not in (None, "")}
+    return known(
+        changed=event.changed,
+        nodes_before=event.nodes_before,
+        nodes_after=event.nodes_after,
+        added=len(event.added),
+        removed=len(event.removed),
+        path=event.path,
+        subsystem=event.subsystem,
+    )
 
 
 def _pid(model: int | None) -> int:
@@ -254,12 +243,7 @@ def _title(model: Model) -> str:
     return "  ".join(part for part in (layout.model_folder(model.number), function, place, compiled) if part)
 
 
-def _meta(name: str, pid: int, tid: int, value: str) -> dict[str, Any]:
-    return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": {"name": value}}
-
-
 def _write(file: Path, events: Iterable[dict[str, Any]], other: dict[str, Any]) -> int:
-    listed = list(events)
-    document = {"traceEvents": listed, "displayTimeUnit": "ms", "otherData": {"format": "graphprobe export", **other}}
-    replace_file(file, msgspec.json.encode(document) + b"\n")
-    return len(listed)
+    trace = document(events, other)
+    replace_file(file, msgspec.json.encode(trace) + b"\n")
+    return len(trace["traceEvents"])

@@ -188,11 +188,9 @@ def _chrome_trace(request: Request) -> Exported:
     left_out: list[str] = []
     if request.kind == "profile":
         from graphprobe.analysis.timing_records import read_profile
-        from graphprobe.analysis.timing_trace import write_trace
 
-        profile = read_profile(request.path)
-        write_trace(profile, request.out)
-        return Exported([request.out], len(profile.spans), "spans")
+        count = chrome_trace.export_profile(read_profile(request.path), request.out)
+        return Exported([request.out], count, "spans")
     if request.kind == "graph-dump":
         from graphprobe.store.dump_reader import open_dump as open_graph_dump
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from graphprobe.export.trace_events import document, lasting, named
 from graphprobe.internals.ir_records import IRNode
 from graphprobe.internals.launches import Launch, LaunchTap
 from graphprobe.internals.unseen import unseen
@@ -119,36 +120,26 @@ def chrome_trace(
     Each launch names the buffers of `output_code.py` it touches, the scheduler nodes it carries out, the FX nodes these
     were lowered from, and the source lines those stem from.
     """
-    origin = launches[0].start_ns if launches else 0
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": os.getpid(), "tid": 0, "args": {"name": "compiled graph"}}
-    ]
+    begin_ns = launches[0].start_ns if launches else 0
+    pid = os.getpid()
+    events = [named("process_name", pid, 0, "compiled graph")]
     for index, (launch, names, ran) in enumerate(zip(launches, buffers, nodes, strict=True)):
         origins = {origin.name: origin for node in ran for origin in node.origins}.values()
-        events.append(
-            {
-                "ph": "X",
-                "name": launch.name,
-                "cat": launch.kind,
-                "ts": (launch.start_ns - origin) / 1000,
-                "dur": launch.elapsed_ns / 1000,
-                "pid": os.getpid(),
-                "tid": launch.thread,
-                "args": {
-                    "index": index,
-                    "output_code_line": launch.line,
-                    "arguments": list(launch.arguments),
-                    "buffers": list(names),
-                    "scheduler_nodes": [node.name for node in ran],
-                    "fx_nodes": [{"name": origin.name, "target": origin.target} for origin in origins],
-                    "sources": sorted({origin.source for origin in origins if origin.source}),
-                    "capturing": launch.capturing,
-                },
-            }
-        )
+        args = {
+            "index": index,
+            "output_code_line": launch.line,
+            "arguments": list(launch.arguments),
+            "buffers": list(names),
+            "scheduler_nodes": [node.name for node in ran],
+            "fx_nodes": [{"name": origin.name, "target": origin.target} for origin in origins],
+            "sources": sorted({origin.source for origin in origins if origin.source}),
+            "capturing": launch.capturing,
+        }
+        begin_us, for_us = (launch.start_ns - begin_ns) / 1000, launch.elapsed_ns / 1000
+        events.append(lasting(launch.name, launch.kind, begin_us, for_us, pid=pid, tid=launch.thread, args=args))
     other = {
         "source": source,
         "durations": "time to enqueue on the host" if cuda else "time the launch took on the host",
         "launches": len(launches),
     }
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}, indent=1)
+    return json.dumps(document(events, other, unit="ns"), indent=1)

@@ -15,8 +15,8 @@ import torch
 import graphprobe
 from graphprobe.analysis.timing import Summary, summary_of
 from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, write_profile
-from graphprobe.analysis.timing_trace import write_trace
 from graphprobe.errors import UsageError
+from graphprobe.export.chrome_trace import export_profile
 from graphprobe.internals.compile_timing import CompileTiming
 from graphprobe.internals.span_recorder import OpenSpan
 from graphprobe.report.profile import print_profile
@@ -126,7 +126,7 @@ class profile:  # noqa: N801  # used like a function, as contextlib's are
 
     def save_trace(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write a Chrome trace, for chrome://tracing and ui.perfetto.dev; errors as `save`."""
-        write_trace(self.result, target := _target(path, force))
+        export_profile(self.result, target := _target(path, force))
         return target
 
     def _started(self) -> CompileTiming:

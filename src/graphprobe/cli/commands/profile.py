@@ -119,7 +119,7 @@ def _finish(running: profile, ended: list[Ended], file: Path, trace: Path | None
 def _read(words: tuple[str, ...], trace: Path | None, top: int, as_json: bool) -> None:
     from graphprobe.analysis.timing_diff import compare_profiles
     from graphprobe.analysis.timing_records import read_profile
-    from graphprobe.analysis.timing_trace import write_trace
+    from graphprobe.export.chrome_trace import export_profile
     from graphprobe.report import profile as view
 
     if len(words) > 2:
@@ -128,7 +128,7 @@ def _read(words: tuple[str, ...], trace: Path | None, top: int, as_json: bool) -
     if trace is not None:
         if len(profiles) != 1:
             raise UsageError("--trace goes with one profile, not with two")
-        write_trace(profiles[0], trace)
+        export_profile(profiles[0], trace)
     if len(profiles) == 1:
         if as_json:
             echo(json.dumps(view.document_from(profiles[0]), indent=2))
