@@ -10,7 +10,7 @@ from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.numerics.stats import stats_from_memory
 from graphprobe.records import TensorStats
 from graphprobe.report.document import Section
-from graphprobe.report.html.dump_health import HARMLESS, RESULTS, WORDS, Health, Judge, infinite_of, told
+from graphprobe.report.dump_health import HARMLESS, RESULTS, WORDS, Health, Judge, infinite_of, told
 from graphprobe.report.html.heat import (
     COLUMN_KEY,
     MAGNITUDE,

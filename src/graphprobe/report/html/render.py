@@ -82,6 +82,6 @@ def html(template: str, /, **values: object) -> Html:
 def _template(text: str) -> Template:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     environment.filters["show"] = rendered
-    environment.tests["block"] = lambda one: isinstance(one, d.Block | Html)
+    environment.tests["block"] = lambda one: isinstance(one, d.Block | Html | list)
     environment.globals |= {"signs": d.SIGNS, "badge": d.Badge}
     return environment.from_string(text)

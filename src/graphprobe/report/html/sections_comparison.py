@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -33,9 +34,26 @@ from graphprobe.report.document import (
     counted,
 )
 from graphprobe.report.html.comparison_table import comparison_sections
-from graphprobe.report.html.growth import growth_svg
 from graphprobe.report.html.heat import CALLS
+from graphprobe.report.html.render import Html, html
 from graphprobe.report.html.sources import Sources
+
+WIDTH, HEIGHT, LEFT, BELOW, ABOVE = 900, 190, 62, 26, 10
+TOP = 7.0
+"""Of the drawing of the error: pixels, and decades from 1 unit of noise up."""
+
+_SVG = """<figure class="growth"><svg viewBox="0 0 {{ width }} {{ height }}" role="img" aria-labelledby="growth-said">
+{% for y, label in lines %}<line x1="{{ left }}" x2="{{ width }}" y1="{{ y }}" y2="{{ y }}" stroke="var(--line)"/>
+<text x="{{ left - 8 }}" y="{{ y + 4 }}" text-anchor="end" font-size="12" fill="var(--muted)">{{ label }}</text>
+{% endfor %}<polyline fill="none" stroke="var(--bad)" stroke-width="2" stroke-linejoin="round" points="{{ points }}"/>
+<circle cx="{{ peak[0] }}" cy="{{ peak[1] }}" r="4" fill="var(--bad)"/>
+<text x="{{ left }}" y="{{ height - 6 }}" font-size="12" fill="var(--muted)">first call</text>
+<text x="{{ width }}" y="{{ height - 6 }}" text-anchor="end" font-size="12" fill="var(--muted)">last call</text></svg>
+<figcaption id="growth-said" class="note">Largest error of what the calls gave in each of {{ parts }} equal parts of
+the program, in units of rounding noise: {{ first }} in the first, {{ most }} at most, in part {{ at }}, {{ last }} in
+the last.
+</figcaption></figure>
+"""
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
@@ -76,7 +94,7 @@ def report_of(summary: Summary, rows: Iterable[CallResult], *, sources: Sources 
         sections.append(Section("findings", "Findings", body=Cards(cards), summary=order))
     if any(summary.growth):
         most = f"up to {max(summary.growth):.3g} units of noise"
-        sections.append(Section("growth", "Error along the program", body=growth_svg(summary.growth), summary=most))
+        sections.append(Section("growth", "Error along the program", body=_drawn(summary.growth), summary=most))
     sections += comparison_sections(rows, found)
     basis = BASIS.get(summary.basis, summary.basis)
     sections.append(Section("compared", "What was compared", body=_compared(summary), summary=basis))
@@ -139,3 +157,30 @@ def _alone(candidate: int, reference: int) -> str:
 
 def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in sorted(counts.items(), key=lambda pair: -pair[1]))
+
+
+def _drawn(levels: list[float]) -> Html:
+    """A line over the parts of the program; 1 unit of noise and less is the ground."""
+    down = HEIGHT - BELOW - ABOVE
+    step = (WIDTH - LEFT) / max(1, len(levels) - 1)
+
+    def height(value: float) -> float:
+        decades = min(TOP, max(0.0, math.log10(max(value, 1e-9))))
+        return round(ABOVE + down * (1 - decades / TOP), 1)
+
+    places = [(round(LEFT + i * step, 1), height(value)) for i, value in enumerate(levels)]
+    at = max(range(len(levels)), key=levels.__getitem__)
+    return html(
+        _SVG,
+        width=WIDTH,
+        height=HEIGHT,
+        left=LEFT,
+        lines=[(height(10.0**n), label) for n, label in ((0, "≤ 1"), (2, "100"), (4, "10⁴"), (6, "10⁶"))],
+        points=" ".join(f"{x},{y}" for x, y in places),
+        peak=places[at],
+        parts=len(levels),
+        first=f"{levels[0]:.3g}",
+        most="without measure" if levels[at] >= 1e30 else f"{levels[at]:.3g}",
+        at=at + 1,
+        last=f"{levels[-1]:.3g}",
+    )

@@ -20,7 +20,7 @@ from graphprobe.report.document import (
     Verdict,
     counted,
 )
-from graphprobe.report.html.dump_health import Health
+from graphprobe.report.dump_health import Health
 from graphprobe.report.html.dump_table import dump_sections
 from graphprobe.report.html.heat import CALLS
 from graphprobe.report.html.overflow import findings_section, lines_of, sentence_of
