@@ -274,7 +274,7 @@ def test_what_differs_says_where(operands: tuple[torch.Tensor, torch.Tensor], tm
     assert re.search(rf"line: \S+test_pytest_plugin\.py:{line}$", text, re.MULTILINE)
     (finding,) = caught.value.diagnosis.findings
     assert finding.dossier is not None and Path(finding.dossier).is_relative_to(tmp_path / "out")
-    assert f"dossier: {finding.dossier}" in text and (Path(finding.dossier) / "repro.py").is_file()
+    assert f"proof: {finding.dossier}" in text and (Path(finding.dossier) / "repro.py").is_file()
 
 
 def test_what_cannot_be_told_does_not_pass(operands: tuple[torch.Tensor, torch.Tensor]) -> None:
