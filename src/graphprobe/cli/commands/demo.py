@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from graphprobe.cli.ending import command_name
+from graphprobe.cli.output import new_folder
 from graphprobe.cli.progress import Progress
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
 from graphprobe.report.visible import echo
@@ -50,7 +51,11 @@ def command(ctx: click.Context, out_dir: str, no_open: bool, no_control: bool) -
 
     Exit codes: 0 the fault was found as it was planted, 1 it was not, 2 wrong usage.
     """
-    folder = _new_folder(out_dir)
+    folder = new_folder(out_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out_dir}: it cannot be made: {error.strerror}") from error
     began = time.monotonic()
     (folder / PROGRAM).write_bytes(_program())
     shown = Path(os.path.relpath(folder))
@@ -74,19 +79,6 @@ def command(ctx: click.Context, out_dir: str, no_open: bool, no_control: bool) -
     if report is not None and not no_open and _on_terminal() and _has_display():
         webbrowser.open(report.absolute().as_uri())
     ctx.exit(EXIT_FOUND if problems else EXIT_OK)
-
-
-def _new_folder(path: str) -> Path:
-    folder = Path(path).absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(
-            f"--out {path}: it exists and is not an empty folder", hint="name a folder that is new or empty"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {path}: it cannot be made: {error.strerror}") from error
-    return folder
 
 
 def _program() -> bytes:

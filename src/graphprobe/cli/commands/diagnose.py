@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
-from graphprobe.cli.output import new_file
+from graphprobe.cli.output import new_file, new_folder, write_json
 from graphprobe.cli.progress import Progress
 from graphprobe.cli.target import TargetCommand, call_from_file, callable_of, check_backend
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, UsageError
@@ -102,8 +101,8 @@ def command(
     """
     if not target:
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
-    result = new_file(_of_rank(json_path))
-    out = _new_folder(_of_rank(out_dir))
+    result = new_file("--json", None if json_path is None else _of_rank(json_path))
+    out = None if out_dir is None else new_folder(_of_rank(out_dir))
     for option, seconds in (("--budget", budget_s), ("--timeout", timeout_s)):
         if seconds is not None and not seconds > 0:
             raise UsageError(f"{option} {seconds:g}: it takes a number of seconds above 0")
@@ -126,25 +125,14 @@ def command(
     ctx.exit(code)
 
 
-def _of_rank(path: str | None) -> str | None:
+def _of_rank(path: str) -> str:
     """`result-rank_1.json` for `result.json` in a rank of several that a launcher has started."""
     from graphprobe.probe import environment
 
-    if path is None or environment.world_size() == 1 or environment.rank() is None:
+    if environment.world_size() == 1 or environment.rank() is None:
         return path
     named = Path(path)
     return str(named.with_name(f"{named.stem}-rank_{environment.rank()}{named.suffix}"))
-
-
-def _new_folder(path: str | None) -> Path | None:
-    if path is None:
-        return None
-    folder = Path(path).absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(
-            f"--out {path}: it exists and is not an empty folder", hint="name a folder that is new or empty"
-        )
-    return folder
 
 
 def _script(target: str, arguments: tuple[str, ...], options: Options, result: Path | None, base: Path) -> _Told:
@@ -166,7 +154,7 @@ def _script(target: str, arguments: tuple[str, ...], options: Options, result: P
         progress.stop()
         _show(name, diagnosis, base)
         document.diagnoses.append(FunctionDiagnosis(function=name, **_fields(diagnosis)))
-        _write(result, document.to_json())
+        write_json(result, document.to_json())
 
     with progress:
         ended = run_diagnosed(
@@ -178,7 +166,7 @@ def _script(target: str, arguments: tuple[str, ...], options: Options, result: P
             on_diagnosis=made,
         )
     document.ended = ended.problem
-    _write(result, document.to_json())
+    write_json(result, document.to_json())
     verdicts = [diagnosis.verdict for _, diagnosis in ended.diagnoses]
     healthy = verdicts.count("healthy")
     counts = [f"{n} {verdict}" for verdict in ("healthy", "fault", "undecided") if (n := verdicts.count(verdict))]
@@ -226,7 +214,7 @@ def _function(target: str, name: str, options: Options, result: Path | None, bas
             on_step=lambda step: progress.tell(f"{target}: {STEPS.get(step, step)}"),
         )
     _show(target, diagnosis, base)
-    _write(result, diagnosis.to_json())
+    write_json(result, diagnosis.to_json())
     return _Told(diagnosis.exit_code, target, diagnosis.verdict, [diagnosis])
 
 
@@ -240,11 +228,3 @@ def _show(name: str, diagnosis: Diagnosis, base: Path) -> None:
     print_diagnosis(diagnosis, name=name, base=base)
     echo()
     sys.stdout.flush()
-
-
-def _write(file: Path | None, document: dict[str, Any]) -> None:
-    from graphprobe.store.files import replace_file
-
-    if file is not None:
-        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        replace_file(file, text.encode())

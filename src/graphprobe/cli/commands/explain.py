@@ -59,7 +59,7 @@ def command(
         target = layout.ROOT
     if not target:
         raise UsageError("nothing to explain", hint="graphprobe explain SCRIPT [ARGS], or RUN, or FILE.py:CALLABLE")
-    out = None if json_path == STDOUT else new_file(json_path, *((b'"not_observed"',) if force else ()))
+    out = None if json_path == STDOUT else new_file("--json", json_path, b'"not_observed"', force=force)
     if is_run(target):
         if backend is not None or dynamic is not None:
             raise UsageError("--backend and --dynamic: a run has been compiled already")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from graphprobe.cli.output import new_file
 from graphprobe.cli.target import TargetCommand, program_of, program_options
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
-from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
     from graphprobe.probe.profile import profile
@@ -60,7 +60,7 @@ def command(
       graphprobe profile before.json
       graphprobe profile before.json after.json
     """
-    trace = _file("--trace", trace_path, force, TRACE_MARK)
+    trace = new_file("--trace", trace_path, TRACE_MARK, force=force)
     if module is None and code is None and words and _is_profile(words[0]):
         if out is not None:
             raise UsageError(f"--out {out}: {words[0]} is a profile that is read, nothing is run")
@@ -72,8 +72,7 @@ def command(
         raise UsageError("nothing to profile", hint="graphprobe profile SCRIPT, -m MODULE, -c CODE, or PROFILE.json")
     target = program_of(module, code, words)
     name = "code" if code is not None else Path(target.target).stem
-    file = _file("--out", out or f"profile-{name}.json", force, PROFILE_MARK)
-    assert file is not None
+    file = new_file("--out", out or f"profile-{name}.json", PROFILE_MARK, force=force)
     from graphprobe.probe import script
     from graphprobe.probe.profile import profile
 
@@ -85,18 +84,6 @@ def command(
     atexit.register(_finish, running, ended, file, trace, top, quiet)
     ended.append(script.run(target))
     sys.exit(ended[0].code)
-
-
-def _file(option: str, path: str | None, force: bool, mark: bytes) -> Path | None:
-    if path is None:
-        return None
-    file = Path(path).absolute()
-    if not file.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {file.parent}")
-    if file.is_dir() or (file.exists() and not force):
-        raise UsageError(f"{option} {path}: it exists already", hint="name another file, or overwrite it with --force")
-    check_replaced(file, f"{option} {path}", mark)
-    return file
 
 
 def _finish(running: profile, ended: list[Ended], file: Path, trace: Path | None, top: int, quiet: bool) -> None:

@@ -59,7 +59,7 @@ def command(
     Exit codes: 0 no recompilation (beyond --allow), 1 there are some, 2 wrong usage, 125 could not decide: the program
     failed, or the run does not hold them.
     """
-    file = None if json_path in (None, STDOUT) else new_file(json_path)
+    file = None if json_path in (None, STDOUT) else new_file("--json", json_path)
     if module is None and code is None and (not target or is_run(target[0])):
         if len(target) > 1:
             raise UsageError(f"{target[0]} is a run, which takes no arguments; got {' '.join(target[1:])!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
-from graphprobe.cli.output import new_file
+from graphprobe.cli.output import new_file, write_json
 from graphprobe.cli.progress import Progress as ProgressLine
 from graphprobe.cli.target import TargetCommand, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
@@ -113,7 +112,7 @@ def command(
             raise UsageError(f"{name} {value:g}: it takes a number above 0")
     if fail_regex is not None:
         _check_regex(fail_regex)
-    result = new_file(json_path)
+    result = new_file("--json", json_path)
     if not os.path.exists(case):
         raise UsageError(
             f"no script and no case at {case!r} (looked in {os.getcwd()})",
@@ -149,7 +148,7 @@ def _case(case: str, out_dir: str | None, options: Mapping[str, Any], result: Pa
         line.tell("is it failing, and how?")
         reduction = reduce(case, out=out_dir, **options, on_progress=lambda p: line.tell(_line(p)))
     show(reduction)
-    _write(result, _document(reduction))
+    write_json(result, _document(reduction))
     return _exit_code(reduction)
 
 
@@ -204,7 +203,7 @@ def _script(
     def done(reduction: CaseReduction) -> None:
         # At once, for what the script does when it is left may fail; the whole comes behind what it prints.
         note(f"reduced from {reduction.before} calls to {reduction.after}: {reduction.folder / 'repro'}")
-        _write(result, _document(reduction))
+        write_json(result, _document(reduction))
 
     options = {**options, "on_progress": lambda p: line.tell(_line(p))}
     watch = ScriptWatch(asked, out=out, on_note=note, on_reduction=done, options=options, exit=True)
@@ -237,13 +236,6 @@ def _script(
 def say(text: str) -> None:
     """Tell what happens, on stderr, so that the program's own output stays as it is."""
     echo(f"graphprobe: {text}", err=True)
-
-
-def _write(file: Path | None, document: Mapping[str, Any]) -> None:
-    from graphprobe.store.files import replace_file
-
-    if file is not None:
-        replace_file(file, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
 def _check_regex(pattern: str) -> None:
