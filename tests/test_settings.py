@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import ROOT
 from graphprobe.errors import SettingError
 from graphprobe.records import SettingValue
 from graphprobe.settings import (
@@ -209,3 +210,10 @@ def test_names_are_one_text_or_a_list() -> None:
     for wrong in ([], [""], [1], "", 3, ["a\0"]):
         with pytest.raises(SettingError, match="it takes names with commas between, or a list of names"):
             resolve(arguments={"only_function": wrong}, environ={})
+
+
+def test_the_page_has_each_row() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    for row in TABLE:
+        option = row.spelled.replace("/", "`, `")
+        assert f"| `{row.name}` | `{option}` | `{row.env}` | {row.help} | {row.accepted()} |\n" in page

@@ -104,15 +104,6 @@ def _plan(given: Mapping[str, Given], file: str) -> DumpPlan:
 
     watch = watch_entries(value("dump_list")) if value("dump_scene") == "watcher" else ()
     overflow, exceptions = value("dump_debug") == "on", value("dump_scene") == "exception"
-    models: tuple[ModelEntry, ...] = ()
-    if "dump_layer" in given:
-        wanted = value("dump_layer")
-        layers = layers_from_text(wanted) if isinstance(wanted, str) else layers_from_list(wanted)
-        models = (ModelEntry(layers=layers, where=given["dump_layer"].called),)
-    elif "dump_list" in given and not watch:
-        models = model_entries(value("dump_list"))
-    elif not (watch or overflow or exceptions):
-        models = (ModelEntry(),)
     sources = {key: given[key].source if key in given else "default" for key in (*BY_NAME, *FILE_ONLY)}
     if watch and "dump_mode" not in given:
         sources["dump_mode"] = sources["dump_scene"]
@@ -125,7 +116,7 @@ def _plan(given: Mapping[str, Given], file: str) -> DumpPlan:
         stats=STATS if stats is None else tuple(name for name in STATS if name in stats),
         path=_path(given.get("dump_path"), file, touch=value("enable_dump")),
         steps=None if value("dump_step") is None else steps_from_text(value("dump_step")),
-        models=models,
+        models=_models(given, watches=bool(watch), others=overflow or exceptions),
         watch=watch,
         overflow=overflow,
         exceptions=exceptions,
@@ -137,6 +128,17 @@ def _plan(given: Mapping[str, Given], file: str) -> DumpPlan:
         sources=sources,
         warnings=(),
     )
+
+
+def _models(given: Mapping[str, Given], *, watches: bool, others: bool) -> tuple[ModelEntry, ...]:
+    """What is dumped of models; without a word on them everything, unless another kind of dump is asked for."""
+    if "dump_layer" in given:
+        wanted = given["dump_layer"].value
+        layers = layers_from_text(wanted) if isinstance(wanted, str) else layers_from_list(wanted)
+        return (ModelEntry(layers=layers, where=given["dump_layer"].called),)
+    if "dump_list" in given and not watches:
+        return model_entries(given["dump_list"].value)
+    return () if watches or others else (ModelEntry(),)
 
 
 def _path(given: Given | None, file: str, *, touch: bool) -> str:
@@ -162,16 +164,21 @@ def _without_effect(plan: DumpPlan, given: Mapping[str, Given]) -> list[str]:
     if not plan.enabled:
         idle = [setting.called for key, setting in given.items() if key != "enable_dump"]
         return [f"nothing is dumped: enable_dump is not True, though {', '.join(idle)} is set"] if idle else []
-    warnings = []
-    if (plan.overflow or plan.exceptions) and not (plan.models or plan.single_ops):
-        why = "dump_debug" if plan.overflow else "dump_scene"
-        for key, usual in (("dump_mode", "all"), ("dump_data", "tensor"), ("dump_stats", None)):
-            if key in given and given[key].value != usual:
-                warnings.append(f"{given[key].called} has no effect: {given[why].called} keeps an op's values whole")
+    warnings = _kept_whole(plan, given) if plan.overflow or plan.exceptions else []
     if not (plan.models or plan.watch or plan.overflow or plan.exceptions or plan.single_ops):
         warnings.append(f"nothing is dumped: {given['dump_list'].called} is empty; left out, it is every model")
-    for entry in plan.models:
-        for item in entry.blacklist:
-            if not item.positions:
-                warnings.append(f"{entry.where}: {item.pattern!r} is blacklisted without pos, so it is left out whole")
-    return warnings
+    return warnings + [
+        f"{entry.where}: {item.pattern!r} is blacklisted without pos, so it is left out whole"
+        for entry in plan.models
+        for item in entry.blacklist
+        if not item.positions
+    ]
+
+
+def _kept_whole(plan: DumpPlan, given: Mapping[str, Given]) -> list[str]:
+    if plan.models or plan.single_ops:
+        return []
+    why = given["dump_debug" if plan.overflow else "dump_scene"].called
+    usual = {"dump_mode": "all", "dump_data": "tensor", "dump_stats": None}
+    idle = [given[key].called for key in usual if key in given and given[key].value != usual[key]]
+    return [f"{called} has no effect: {why} keeps an op's values whole" for called in idle]

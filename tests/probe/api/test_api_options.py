@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import graphprobe
-from graphprobe.dump_plan.api_options import API_OPTIONS
+from conftest import ROOT
+from graphprobe.dump_plan.api_options import API_CONFIG, API_OPTIONS
 from graphprobe.errors import GraphprobeError, SettingError, UsageError
 from graphprobe.internals.api_calls import global_hooks
 from graphprobe.probe.api.plan import ApiPlan, plan_from_arguments
@@ -421,6 +422,9 @@ def test_every_argument_is_in_the_plan() -> None:
     arguments = set(inspect.signature(graphprobe.dump).parameters)
     assert arguments == {*ApiPlan.__struct_fields__, "model", "config"}
     assert set(ApiPlan.__struct_fields__) == {row.name for row in API_OPTIONS}
+    page = (ROOT / "docs" / "api_dump.md").read_text(encoding="utf-8")
+    for row in (*API_OPTIONS, API_CONFIG):
+        assert f"| `{row.name}` | `{row.spelled}` |" in page if row.spelled else f"`{row.name}`" in page
     plan = plan_from_arguments({"path": "x"})
     defaults = {row.name: row.default for row in API_OPTIONS}
     assert {name: getattr(plan, name) or None for name in defaults} == {
