@@ -38,6 +38,15 @@ def transposed(size: int) -> torch.Tensor:
     return torch.randn(side, side).t()
 
 
+def keys(size: int) -> torch.Tensor:
+    return torch.randn(4, max(1, size // 4096), 4, 64).to(torch.bfloat16).permute(0, 2, 3, 1)
+
+
+def channels_last(size: int) -> torch.Tensor:
+    side = max(1, int((size // 4 // 64 // 2) ** 0.5))
+    return torch.randn(2, 64, side, side).to(memory_format=torch.channels_last)
+
+
 def every_other(size: int) -> torch.Tensor:
     return torch.randn(size // 4 // 64, 128)[:, ::2]
 
@@ -62,6 +71,8 @@ CASES: dict[str, Callable[[int], torch.Tensor]] = {
     "float16": contiguous(torch.float16),
     "float64": contiguous(torch.float64),
     "float32 transposed": transposed,
+    "bfloat16 keys of attention, transposed": keys,
+    "float32 channels last": channels_last,
     "float32 every other column": every_other,
     "float32 relu, half zeros": rectified,
     "float32 with -inf": masked,
@@ -128,7 +139,7 @@ def main() -> None:
                 continue
             print(f"\n{name}, {threads} thread{'s'[: threads > 1]}")
             columns = "".join(f"{f'{chosen} µs':>13}{'ratio':>8}{'GB/s':>8}" for chosen in options.sets)
-            print(f"{'KiB':>8}{'sum µs':>11}{columns}{'fallback':>10}")
+            print(f"{'KiB':>8}{'sum µs':>11}{columns}{'fallback':>10}{'copied':>10}")
             rows = []
             for size in sizes:
                 x = make(size)
@@ -136,8 +147,12 @@ def main() -> None:
                 calls = [(chosen, lambda x=x: stats_of(x)) for chosen in options.sets]
                 base, *took = interleaved([(options.sets[0], x.sum), *calls], rounds)
                 _, slow = interleaved([(options.sets[0], x.sum), (options.sets[0], lambda x=x: with_fallback(x))], 3)
+                copied = f"{'':>10}"
+                if not x.is_contiguous():
+                    (copying,) = interleaved([(options.sets[0], lambda x=x: stats_of(x.contiguous()))], rounds)
+                    copied = f"{copying / base:10.1f}"
                 found = "".join(f"{t * 1e6:13.2f}{t / base:8.2f}{size_bytes / t / 1e9:8.1f}" for t in took)
-                print(f"{size_bytes / 1024:8.0f}{base * 1e6:11.2f}{found}{slow / base:10.1f}", flush=True)
+                print(f"{size_bytes / 1024:8.0f}{base * 1e6:11.2f}{found}{slow / base:10.1f}{copied}", flush=True)
                 rows.append(took)
                 if took[0] / base > TARGET:
                     above.append(f"{name}, {threads} thr., {size_bytes / 1024:.0f} KiB: {took[0] / base:.2f}")
