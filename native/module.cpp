@@ -7,7 +7,6 @@
 
 #include "pair.h"
 #include "stats.h"
-#include "text.h"
 
 namespace {
 
@@ -218,9 +217,6 @@ PyMethodDef methods[] = {
      "stats(result_type, address, kind, shape, strides, threads, table_address)"},
     {"pair", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_pair)), METH_FASTCALL,
      "pair(address, kind, table, address, kind, table, count, threads, smallest_normal, unit_roundoff, floor, limit, scale, scale)"},
-    {"numbers_text", py_numbers_text, METH_O, "numbers_text(numbers): the repr of each, with commas between them; None is empty."},
-    {"stats_rows", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_stats_rows)), METH_FASTCALL,
-     "stats_rows(execution, forms, stats, columns): the rows of one execution in stats.csv."},
     {"instruction_set", py_instruction_set, METH_NOARGS, "Name of the loops in use."},
     {"instruction_sets", py_instruction_sets, METH_NOARGS, "Names of all loops, whatever this processor has."},
     {"set_instruction_set", py_set_instruction_set, METH_O, "Choose other loops; False if this processor lacks them."},

@@ -6,7 +6,6 @@ import csv
 import errno
 import io
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import msgspec
 import pytest
 
 from dump_helpers import OP, PLACE, new_writer
-from graphprobe.numerics import native
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import dump_layout, dump_queue
 from graphprobe.store.dump_append import AppendFile
@@ -22,7 +20,7 @@ from graphprobe.store.dump_form import OpForm, encode_place
 from graphprobe.store.dump_queue import BATCH
 from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, DumpValue, OpInfo, Place, Slot
-from graphprobe.store.dump_stats import RowForm, columns_of, encode_rows, format_from_meta, rows_in_python
+from graphprobe.store.dump_stats import RowForm, columns_of, encode_rows, format_from_meta
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.schema import json_from_value
 
@@ -76,12 +74,11 @@ def row_of(record: DumpRecord, slot: Slot, stats: TensorStats, wanted: list[str]
     return out.getvalue().encode("utf-8", "backslashreplace")
 
 
-@pytest.mark.parametrize("encode", [rows_in_python, *([] if native.core is None else [native.core.stats_rows])])
-def test_rows_and_what_is_none(encode: Callable[..., bytes]) -> None:
+def test_rows_and_what_is_none() -> None:
     form = RowForm(b"t,n", b"input,input.0", b"s,e")
-    found = encode(b"1,2,3", (form, form), STATS, ("max", None, "l2"))
+    found = encode_rows(b"1,2,3", (form, form), STATS, ("max", None, "l2"))
     assert found == (b"t,n,1,2,3,input,input.0,1e+300,,inf,s,e,00ff\r\nt,n,1,2,3,input,input.0,,,,s,e,\r\n")
-    assert encode(b"", (), (), ()) == b""
+    assert encode_rows(b"", (), (), ()) == b""
     for wrong in (
         ((form,), STATS, ()),
         ((form,), (None,), ("max",)),
@@ -89,11 +86,7 @@ def test_rows_and_what_is_none(encode: Callable[..., bytes]) -> None:
         ((form,), STATS[:1], ("x",)),
     ):
         with pytest.raises((ValueError, TypeError, AttributeError)):
-            encode(b"1,2,3", *wrong)
-
-
-def test_the_core_writes_rows_where_it_is_there() -> None:
-    assert (encode_rows is rows_in_python) == (native.core is None)
+            encode_rows(b"1,2,3", *wrong)
 
 
 def test_forms_and_single_values_give_the_same_files(tmp_path: Path) -> None:

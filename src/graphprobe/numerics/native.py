@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-VERSION = 6
+VERSION = 7
 """What this Python side expects; `native/CMakeLists.txt` has the same number."""
 
 missing: str | None = None

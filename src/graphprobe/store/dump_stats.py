@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import csv
 import io
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
-from graphprobe.numerics import native
-from graphprobe.numerics.number_text import numbers_text_in_python
+from graphprobe.numerics.number_text import numbers_text
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.dump_records import STAT_FIELDS, OpInfo, Slot, StatName
 from graphprobe.store.files import read_file
@@ -89,7 +88,7 @@ class RowForm(NamedTuple):
         )
 
 
-def rows_in_python(
+def encode_rows(
     execution: bytes, forms: tuple[RowForm, ...], stats: tuple[TensorStats, ...], columns: Columns
 ) -> bytes:
     """Rows with their line ends, one for each of the statistics; a float in as many digits as it takes to get it back.
@@ -100,18 +99,12 @@ def rows_in_python(
     """
     rows = []
     for form, one in zip(forms, stats, strict=True):
-        numbers = numbers_text_in_python(tuple(None if name is None else getattr(one, name) for name in columns))
+        numbers = numbers_text([None if name is None else getattr(one, name) for name in columns])
         before, middle, after = form
         rows.append(
             b"%b,%b,%b,%b,%b,%b\r\n" % (before, execution, middle, numbers.encode(), after, one.digest.encode())
         )
     return b"".join(rows)
-
-
-encode_rows: Callable[[bytes, tuple[RowForm, ...], tuple[TensorStats, ...], Columns], bytes] = (
-    rows_in_python if native.core is None else native.core.stats_rows
-)
-"""The same, by the C++ core where it is installed."""
 
 
 def format_from_meta(meta: TensorMeta) -> str:
