@@ -427,6 +427,54 @@ def test_a_module_of_the_program(lines: int, tmp_path: Path, monkeypatch: pytest
     assert run_repro_of(relu_case(own_backend=told), tmp_path / "it").returncode == 1
 
 
+TWO_MODULES = (
+    """
+import dataclasses
+
+LIMIT = 3
+
+@dataclasses.dataclass
+class Settings:
+    limit: int = LIMIT
+
+class Base:
+    def __init__(self, settings):
+        self.settings = settings
+
+    def __call__(self, gm, example_inputs):
+        if self.settings.limit == LIMIT:
+            raise RuntimeError("no relu: 3")
+        return gm.forward
+""",
+    """
+import own_first
+from own_first import LIMIT, Base, Settings
+
+class Derived(Base):
+    def limit(self):
+        return LIMIT
+
+backend = Derived(Settings(3))
+fine = Derived(Settings(2))
+""",
+)
+
+
+def test_a_class_whose_base_lies_in_another_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in zip(("own_first", "own_second"), TWO_MODULES, strict=True):
+        (tmp_path / f"{name}.py").write_text(text)
+    module = importlib.import_module("own_second")
+    for backend in (module.backend, module.Derived(module.Settings(3))):
+        told = own_backend(backend)
+        assert told is not None and "class Base" in told.text
+        assert "import own_first" not in told.text
+        assert run_repro_of(relu_case(own_backend=told), tmp_path / told.name / str(id(backend))).returncode == 1
+    told = own_backend(module.fine)
+    assert told is not None
+    assert told.make()(symbolic_trace(torch.nn.ReLU()), []) is not None
+
+
 def test_a_module_that_is_installed_is_imported() -> None:
     told = own_backend(functools.partial(np.dot))  # no backend, but an installed function
     assert told is not None

@@ -11,9 +11,9 @@ from typing import Any
 
 from graphprobe.diagnose.dossier.environment import environment
 from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_hook, shown_name
+from graphprobe.diagnose.program_text.values import Unwritable
 from graphprobe.internals.program_backends import registered
 from graphprobe.internals.require import require
-from graphprobe.probe.frames.python_values import Unwritable
 
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})
 """Changed by this package in its child processes, or without influence on results."""

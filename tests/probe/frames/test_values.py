@@ -14,6 +14,7 @@ import operator
 import re
 import struct
 import threading
+import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,6 +216,30 @@ def test_functions_with_what_they_need(tmp_path: Path) -> None:
     assert "\nclass Touchy:" not in text.read_text("utf-8")
 
 
+def test_methods_caches_and_parts_of_libraries(tmp_path: Path) -> None:
+    words = Pair([1], 2)
+    values = [functools.lru_cache(maxsize=3)(helper), Pair(3).both, words.count, str.join, "a".upper, Pair._make]
+    values += [
+        types.MappingProxyType({"a": 1}),
+        types.MethodType(helper, 4),
+        Colour.RED.__str__,
+        collections.namedtuple("Made", "a b", defaults=(2,)),
+    ]
+    held = Round([*values, words], tmp_path)
+    cached, both, count, join, upper, make, proxy, four, shown, made, other = held.value()
+    assert held.placeholders == []
+    assert (cached(1), cached.cache_parameters()["maxsize"], both(), upper(), four()) == (
+        helper(1),
+        3,
+        5,
+        "A",
+        helper(4),
+    )
+    assert count.__self__ is other and count([1]) == 1 and join(",", "ab") == "a,b" and shown() == "Colour.RED"
+    assert type(proxy) is types.MappingProxyType and proxy["a"] == 1
+    assert make((5, 6)).both() == 11 and (made(1).b, made.__module__, made.__qualname__) == (2, __name__, "Made")
+
+
 REGISTRY: dict[str, Any] = {}
 
 
@@ -301,7 +326,9 @@ def test_what_cannot_be_recorded_is_named_with_its_place(tmp_path: Path) -> None
 
 def test_a_class_whose_text_is_gone_takes_its_objects_with_it(tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "elsewhere"}
-    exec("class Made:\n    def f(self): return 1\nmade = Made()", names)
-    held = Round([names["made"], 1], tmp_path)
+    exec("import enum\nclass Made:\n    def f(self): return 1\nmade = Made()\nclass Kind(enum.Enum): A = 1", names)
+    held = Round([names["made"], 1, names["Kind"].A, functools.partial(names["made"].f)], tmp_path)
     assert "there is no text of <string>" in held.placeholders[0]["reason"]
+    told = {entry["path"]: entry["reason"] for entry in held.placeholders}
+    assert "its class is not recorded" in told["value[0]"] and "is not recorded: " in told["value[2]"]
     assert held.value()[1] == 1

@@ -12,8 +12,8 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from graphprobe.diagnose.dossier.own_text import folder_of, global_names, own_text, with_imports
+from graphprobe.diagnose.program_text.values import Unwritable
 from graphprobe.internals.program_backends import aot_arguments, registered, unwrapped
-from graphprobe.probe.frames.python_values import Unwritable
 
 STAND_IN = "eager"
 """What `Case.backend` says where the backend has no name."""
@@ -42,7 +42,7 @@ class OwnBackend:
 
     def make(self, *, file: str = __file__) -> Any:
         """It, anew from its text; `file`: what the text takes for its own file."""
-        defined: dict[str, Any] = {"__name__": "own", "__file__": file}
+        defined: dict[str, Any] = {"__name__": "__main__", "__file__": file}
         exec(compile(self.text, f"<{self.shown or self.name}>", "exec"), defined)
         made = eval(self.name, defined)
         if not isinstance(made, FunctionType | type):  # so that torch's messages call it so

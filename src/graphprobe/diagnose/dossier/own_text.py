@@ -12,14 +12,14 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
+from graphprobe.diagnose.program_text.parts import Place, TextProgram, bindings, tree_of
+from graphprobe.diagnose.program_text.text import program_text
+from graphprobe.diagnose.program_text.values import Unwritable
 from graphprobe.internals.operators import operator_of
 from graphprobe.internals.program_backends import aot_arguments, aot_autograd
 from graphprobe.probe.frames.libraries import Call
 from graphprobe.probe.frames.program import _Module
-from graphprobe.probe.frames.program_parts import Place, TextProgram, bindings, tree_of
-from graphprobe.probe.frames.python_objects import INSTANCE, INSTANCE_TEXT
-from graphprobe.probe.frames.python_text import program_text
-from graphprobe.probe.frames.python_values import Unwritable
 from graphprobe.probe.frames.sources import NotRecordable, first_line, is_own
 from graphprobe.probe.frames.values import Encoder
 
@@ -128,8 +128,8 @@ def with_imports(imports: Iterable[str], folders: Mapping[str, str], text: str) 
         f"# {ON_PATH.format(folder=folder, module=module)}\nsys.path.insert(0, {folder!r})"
         for module, folder in folders.items()
     ]
-    blocks = ["\n".join(["import sys", "", *paths, ""] if paths else []) + "\n".join(lines), text.strip()]
-    return "\n\n\n".join(filter(None, blocks)) + "\n"
+    head = "\n\n".join(filter(None, ["import sys" if paths else "", "\n".join(paths), "\n".join(lines)]))
+    return "\n\n\n".join(filter(None, [head, text.strip()])) + "\n"
 
 
 def is_plain(value: Any) -> bool:

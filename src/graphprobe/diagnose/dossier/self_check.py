@@ -67,7 +67,7 @@ def with_own(settings: Mapping[str, Any], file: str) -> dict[str, Any]:
     for key, own in settings.get("own", {}).items():
         shown = f"<{own['shown'] or own['name']}>"
         linecache.cache[shown] = (len(own["text"]), None, own["text"].splitlines(keepends=True), shown)
-        defined: dict[str, Any] = {"__name__": "own", "__file__": file}
+        defined: dict[str, Any] = {"__name__": "__main__", "__file__": file}
         exec(compile(own["text"], shown, "exec"), defined)
         value = eval(own["name"], defined)
         if key == "backend":

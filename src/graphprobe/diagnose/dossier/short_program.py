@@ -29,9 +29,9 @@ from graphprobe.diagnose.dossier.short_check import (
     future_lines,
     import_lines,
 )
+from graphprobe.diagnose.program_text.text import program_text
+from graphprobe.diagnose.program_text.values import Unwritable
 from graphprobe.engine.values import why_not
-from graphprobe.probe.frames.python_text import program_text
-from graphprobe.probe.frames.python_values import Unwritable
 
 log = logging.getLogger(__name__)
 

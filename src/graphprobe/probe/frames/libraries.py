@@ -68,7 +68,9 @@ def import_of(value: Any) -> tuple[str, str] | None:
     if isinstance(module, str) and not is_own(module) and _found(module, name) is value:
         return module, name
     short = name.rpartition(".")[2]
-    return next(((place, short) for place in SEARCHED if _found(place, short) is value), None)
+    places = [(place, short) for place in SEARCHED if _found(place, short) is value]
+    named = [("types", key) for key, held in vars(types).items() if held is value and not key.startswith("_")]
+    return next(iter([*places, *named]), None)
 
 
 def _found(module: str, name: str) -> Any:

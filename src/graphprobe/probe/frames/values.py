@@ -171,6 +171,9 @@ class Encoder:
         """The record of a value that a call makes anew."""
         entry |= {"kind": "call", "callable": self.encode(call.function, f"{path}.type"), "args": []}
         entry["args"] = self.encode_all(call.args, path)
+        self._check(entry["callable"], "what makes it")
+        if entry["args"]:
+            self._check(entry["args"][0], "what it is of")
         if call.kwargs:
             entry["kwargs"] = self.encode_names(call.kwargs, path)
         if call.attributes:
@@ -192,8 +195,7 @@ class Encoder:
             raise NotRecordable("made by C code, which keeps its state to itself")
         entry |= {"kind": "instance", "base": base.__name__}
         entry["class"] = self.encode(kind, f"{path}.class")
-        if self.objects[entry["class"]["ref"]].get("kind") == "placeholder":
-            raise NotRecordable(f"its class is not recorded: {self.objects[entry['class']['ref']]['reason']}")
+        self._check(entry["class"], "its class")
         if base in CONTENT:
             entry["content"] = self.encode(
                 base(value) if base is not tuple else tuple.__getitem__(value, slice(None)), path
@@ -210,6 +212,11 @@ class Encoder:
             entry["pairs"] = self.encode_pairs(list(base.items(value)), path)
         self._state(value, entry, path)
         return entry
+
+    def _check(self, part: Encoded, what: str) -> None:
+        record = self.objects[part["ref"]] if isinstance(part, dict) else {}
+        if record.get("kind") == "placeholder":
+            raise NotRecordable(f"{what} is not recorded: {record['reason']}")
 
     def _state(self, value: Any, entry: dict[str, Any], path: str) -> None:
         try:

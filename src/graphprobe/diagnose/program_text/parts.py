@@ -40,7 +40,7 @@ class TextProgram(Program):
     """
 
     told_alone = False
-    """Whether the text is to run by itself: without the helper `INSTANCE`, and with names that annotations read."""
+    """Whether the text runs by itself, and once: without the helper `INSTANCE`, with names that annotations read."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__(encoder)

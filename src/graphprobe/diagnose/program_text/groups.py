@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from graphprobe.probe.frames.python_values import Unwritable
+from graphprobe.diagnose.program_text.values import Unwritable
 from graphprobe.probe.frames.values import Encoded
 
 LOCALS = "<locals>."

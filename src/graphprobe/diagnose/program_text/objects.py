@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphprobe.engine.values import capture
-from graphprobe.probe.frames.libraries import vars_of
-from graphprobe.probe.frames.program_parts import TextProgram
-from graphprobe.probe.frames.python_values import (
+from graphprobe.diagnose.program_text.parts import TextProgram
+from graphprobe.diagnose.program_text.values import (
     MOST_INLINE,
     Unwritable,
     dense_text,
@@ -22,6 +20,8 @@ from graphprobe.probe.frames.python_values import (
     number_text,
     strides_of,
 )
+from graphprobe.engine.values import capture
+from graphprobe.probe.frames.libraries import vars_of
 from graphprobe.probe.frames.values import Encoded, Encoder
 
 STORED = "stored"

@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.quiet import quiet
-from graphprobe.probe.frames.groups import Group, closure_groups, is_local
-from graphprobe.probe.frames.program import _Module
-from graphprobe.probe.frames.program_parts import (
+from graphprobe.diagnose.program_text.groups import Group, closure_groups, is_local
+from graphprobe.diagnose.program_text.objects import MUTABLE, ObjectTexts, references
+from graphprobe.diagnose.program_text.parts import (
     Definition,
     TextProgram,
     defining_names,
@@ -29,8 +28,9 @@ from graphprobe.probe.frames.program_parts import (
     imported_as,
     literals_of,
 )
-from graphprobe.probe.frames.python_objects import MUTABLE, ObjectTexts, references
-from graphprobe.probe.frames.python_values import Unwritable, joined
+from graphprobe.diagnose.program_text.values import Unwritable, joined
+from graphprobe.internals.quiet import quiet
+from graphprobe.probe.frames.program import _Module
 from graphprobe.probe.frames.sources import NotRecordable, global_names
 from graphprobe.probe.frames.values import Encoded, Encoder
 
@@ -155,20 +155,24 @@ class _Writer(ObjectTexts):
     def _merge(self) -> None:
         """Decide which modules go into the one file: those whose names mean there what they mean to themselves."""
         meaning: dict[str, Any] = {}
-        defined: dict[str, set[str]] = {}
-        for record in self.objects:
+        defined: dict[str, dict[str, Any]] = {}
+        for number, record in enumerate(self.objects):
             if record.get("kind") in ("function", "class", "stated") and "<locals>" not in record["qualname"]:
-                defined.setdefault(record["module"], set()).add(record["qualname"].partition(".")[0])
+                name, _, inner = record["qualname"].partition(".")
+                here = defined.setdefault(record["module"], {})
+                here[name] = here.get(name) if inner else {"ref": number}
         for module in self.own:
-            names = set(module.values) | defined.get(module.name, set())
-            clash = any(n in meaning and (meaning[n] != v or not isinstance(v, dict)) for n, v in module.values.items())
-            own = {n for n in names & set(self.reserved) if module.namespace.get(n) is not self.reserved[n]}
-            if module.whole or clash or own or (names - set(module.values)) & set(meaning):
+            means = defined.get(module.name, {}) | module.values
+            lasting = self.program.told_alone  # nobody gives a number another value
+            both = {n: v for n, v in means.items() if n in meaning}
+            clash = any(meaning[n] != v or not (lasting or isinstance(v, dict)) for n, v in both.items())
+            own = {n for n in means if n in self.reserved and module.namespace.get(n) is not self.reserved[n]}
+            if module.whole or clash or own:
                 self.texts_of[module.name], self.imports[module.name] = _Text(), set()
                 self.alias[module.name] = module.name.rpartition(".")[2]
             else:
-                meaning |= module.values
-                self.taken |= names
+                meaning |= means
+                self.taken |= set(means)
         for name, short in self.alias.items():
             known = meaning.get(short)  # the program may call it so itself
             same = isinstance(known, dict) and self.encoder.value_at(known["ref"]) is sys.modules.get(name)

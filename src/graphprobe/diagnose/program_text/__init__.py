@@ -1,0 +1,1 @@
+"""A program as Python that a person can read."""
