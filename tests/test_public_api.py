@@ -452,7 +452,7 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "open_run: nothing there": (lambda: graphprobe.open_run("gone"), ["gone does not exist", "graphprobe run"]),
     "open_run: no path": (lambda: graphprobe.open_run(b"x"), ["open_run(path=b'x')", "path"]),  # type: ignore[arg-type]
     "report: nothing there": (lambda: graphprobe.report("gone"), ["gone does not exist", "expected"]),
-    "report: nothing to report": (lambda: graphprobe.report("file.txt"), ["nothing that a report can be made of"]),
+    "report: nothing to report": (lambda: graphprobe.report("file.txt"), ["nothing that graphprobe reads"]),
     "report: no path": (lambda: graphprobe.report(graphprobe), ["report(path=", "path"]),  # type: ignore[arg-type]
     "report: folder": (lambda: graphprobe.report("file.txt", out="."), ["report(out='.')", "folder"]),
     "report: nowhere": (
