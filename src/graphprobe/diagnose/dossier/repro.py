@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pprint
 from typing import Any
@@ -18,6 +17,7 @@ from graphprobe.internals.operators import operator_of
 from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_py import HELPERS, GraphSource
 from graphprobe.probe.formats.modules import BUILD_MODULE
+from graphprobe.store.schema import is_json
 
 CONSTANTS = "constants.safetensors"
 MOST_REPEATS = 100
@@ -126,22 +126,15 @@ def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
         "allowed": bool(case.allowed),
         "unsaved": list(case.unsaved_settings),
         "own": {},
-        "configs": {name: changes if _is_json(changes) else {} for name, changes in configs.items()},
+        "configs": {name: changes if is_json(changes) else {} for name, changes in configs.items()},
     }
-
-
-def _is_json(value: object) -> bool:
-    try:
-        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
-    except (TypeError, ValueError):
-        return False
 
 
 def _problems(case: Case) -> list[str]:
     found = list(case.unsaved)
     found += [f"call {i}: {line}" for i, call in enumerate(case.calls) for line in call.opaque]
     for name in ("inductor_config", "functorch_config", "dynamo_config"):
-        bad = [key for key, value in getattr(case, name).items() if not _is_json({key: value})]
+        bad = [key for key, value in getattr(case, name).items() if not is_json({key: value})]
         found += [f"{name}: {key} has no JSON value" for key in bad]
     if case.allowed and len(case.allowed) != len(case.calls):
         found.append(f"{len(case.calls)} calls, allowed differences for {len(case.allowed)}")

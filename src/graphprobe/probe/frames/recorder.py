@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +20,7 @@ from graphprobe.probe.frames.sources import NotRecordable
 from graphprobe.probe.frames.values import Encoder
 from graphprobe.store import frame_record
 from graphprobe.store.frame_record import Failure, FrameRecord, UserLine
-from graphprobe.store.schema import json_from_value
+from graphprobe.store.schema import is_json, json_from_value
 
 OWN = ((rebuild.__file__, "rebuild"), (replaying.__file__, "replaying"))
 """Modules whose code a record holds beside that of `engine.replay`, each with its mark."""
@@ -134,7 +133,7 @@ def _trim(doc: dict[str, Any], tensors: dict[str, torch.Tensor], most_bytes: int
 
 def torch_state(dynamo: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """What `replaying.configured` sets again, and a line for each setting that JSON cannot hold."""
-    kept = {name: value for name, value in dynamo.items() if is_plain(value)}
+    kept = {name: value for name, value in dynamo.items() if is_json(value)}
     notes = [
         f"torch._dynamo.config.{name} is {value!r:.80}, which is not recorded"
         for name, value in dynamo.items()
@@ -155,14 +154,6 @@ def torch_state(dynamo: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "dynamo": kept,
     }
     return state, notes
-
-
-def is_plain(value: Any) -> bool:
-    """Whether JSON gives it back as it was."""
-    try:
-        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
-    except (TypeError, ValueError, RecursionError):
-        return False
 
 
 def replay_script(record: FrameRecord) -> str:
