@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
+
+if TYPE_CHECKING:
+    from graphprobe.analysis.log_lines import LogRecord
+    from graphprobe.analysis.steps import StepReport
 
 TAIL = 10
 
@@ -40,32 +45,15 @@ def command(
     Exit codes: 0 nothing is open, or the process is still running; 1 a step was not ended, or left by the exception
     that ended the program; 2 wrong usage; 125 a text without any step.
     """
-    from graphprobe.analysis import log_lines, steps, torch_steps
+    from graphprobe.analysis import log_lines
     from graphprobe.report import logs
     from graphprobe.report.terminal import print_lines
-    from graphprobe.store.reader import Run
 
     if level is not None and level not in log_lines.LEVELS:
         raise UsageError(f"--level {level}: there is no such level", hint=f"levels: {', '.join(log_lines.LEVELS)}")
-    if run == "-" or Path(run).is_file():
-        own = run == "-"
-        records = log_lines.records_from_text(sys.stdin.read()) if own else log_lines.records_from_file(Path(run))
-        report = torch_steps.report_from_records(records)
-        shown = _component_of(report) if component is None else component
-        if shown is not None:
-            records = log_lines.text_records(records, shown)
-        source = run
-    else:
-        opened = Run.open(run)
-        report = steps.report_from_run(opened)
-        shown = _component_of(report) if component is None else component
-        records = log_lines.component_records(opened, shown)
-        source = str(opened.run_dir)
-    failed = report.failed if component is None and not report.open else None
-    if failed is not None:  # what came after it is the end of the program
-        records = [one for one in records if one.time_ns is None or one.time_ns <= (failed.end_ns or 0)]
-    elif component is None and report.culprit is None and tail is None and level is None and report.steps:
-        records = []
+    report, records, shown, source = _read(run, component)
+    if component is None:
+        records = _around_the_step(report, records, unasked=tail is None and level is None)
     if level is not None:
         records = list(log_lines.at_least(records, level))
     if tail is not None or component is None:
@@ -80,16 +68,45 @@ def command(
             if records:
                 echo(f"\nlast lines of {shown or 'the log'}:")
         print_lines(logs.log_lines(records))
-    if component is not None:
-        ctx.exit(EXIT_OK)
+    ctx.exit(EXIT_OK if component is not None else _exit_code(report))
+
+
+def _read(run: str, component: str | None) -> tuple[StepReport, list[LogRecord], str | None, str]:
+    """What the steps say, lines of the log, whose they are (None: all), and where they are from."""
+    from graphprobe.analysis import log_lines, steps, torch_steps
+    from graphprobe.store.reader import Run
+
+    if run != "-" and not Path(run).is_file():
+        opened = Run.open(run)
+        report = steps.report_from_run(opened)
+        shown = _component_of(report) if component is None else component
+        return report, log_lines.component_records(opened, shown), shown, str(opened.run_dir)
+    records = log_lines.records_from_text(sys.stdin.read()) if run == "-" else log_lines.records_from_file(Path(run))
+    report = torch_steps.report_from_records(records)
+    shown = _component_of(report) if component is None else component
+    return report, records if shown is None else log_lines.text_records(records, shown), shown, run
+
+
+def _around_the_step(report: StepReport, records: list[LogRecord], *, unasked: bool) -> list[LogRecord]:
+    """The lines up to the failure that ended the program, after which comes its end; none where nothing is to be told.
+
+    `unasked`: neither `--level` nor `--tail` asks for lines.
+    """
+    failed = report.failed if not report.open else None
+    if failed is not None:
+        return [one for one in records if one.time_ns is None or one.time_ns <= (failed.end_ns or 0)]
+    return [] if unasked and report.culprit is None and report.steps else records
+
+
+def _exit_code(report: StepReport) -> int:
     if report.state is None and not report.steps:
-        ctx.exit(EXIT_UNDECIDED)
-    ctx.exit(EXIT_FOUND if report.found else EXIT_OK)
+        return EXIT_UNDECIDED
+    return EXIT_FOUND if report.found else EXIT_OK
 
 
-def _component_of(report: object) -> str | None:
+def _component_of(report: StepReport) -> str | None:
     """Whose log belongs to the step that is told."""
     from graphprobe.analysis.log_lines import LOGGERS
 
-    step = getattr(report, "culprit", None)
+    step = report.culprit
     return step.component if step is not None and step.component in LOGGERS else None

@@ -15,6 +15,7 @@ from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
     from graphprobe.compare.ranks import Shared
+    from graphprobe.store.calls import CallDump
 
 
 @click.command()
@@ -44,14 +45,7 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
     from graphprobe.compare.ranks import MergedDump, shared_values
 
     opened = {folder: open_dump(folder) for folder in folders}
-    claimed = [rank for dump in opened.values() for rank in dump.ranks()]
-    by_rank: dict[int, Path] = {}
-    if len(set(claimed)) == len(claimed):
-        by_rank = {rank: folder for folder, dump in opened.items() for rank in dump.ranks()}
-    elif all(len(dump.ranks()) == 1 for dump in opened.values()) and set(claimed) == {0}:
-        by_rank = dict(enumerate(folders))
-    else:
-        raise UsageError(f"several folders hold the same rank: {sorted(claimed)}", hint="pass each rank once")
+    by_rank = _by_rank(folders, opened)
     base = out if out is not None else Path(os.path.commonpath([f.absolute() for f in folders]))
     base = base if out is not None or len(folders) > 1 else folders[0].absolute().parent
     base.mkdir(parents=True, exist_ok=True)
@@ -72,6 +66,16 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
         echo(f"Wrote {index}")
     relations = {value.relation for value in shared}
     ctx.exit(EXIT_FOUND if "differs" in relations else EXIT_UNDECIDED if not shared else EXIT_OK)
+
+
+def _by_rank(folders: tuple[Path, ...], opened: dict[Path, CallDump]) -> dict[int, Path]:
+    """The folder of each rank, as the dumps say; those that all say 0 are numbered in the order given."""
+    claimed = [rank for dump in opened.values() for rank in dump.ranks()]
+    if len(set(claimed)) == len(claimed):
+        return {rank: folder for folder, dump in opened.items() for rank in dump.ranks()}
+    if all(len(dump.ranks()) == 1 for dump in opened.values()) and set(claimed) == {0}:
+        return dict(enumerate(folders))
+    raise UsageError(f"several folders hold the same rank: {sorted(claimed)}", hint="pass each rank once")
 
 
 def _tell(shared: list[Shared], places: dict[str, str]) -> None:
