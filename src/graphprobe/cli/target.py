@@ -8,16 +8,15 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphprobe.cli.options import Command
 from graphprobe.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from graphprobe.probe.script import Program
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 STDOUT = "-"
 
