@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,26 +65,21 @@ def _by_prefix(graph: StageGraph, run: GraphRun, prover: Prover) -> list[Suspect
     """The last node of the shortest beginning of the graph that fails: for ops that fail in one kernel together."""
     calls = [n for n in graph.graph.graph.nodes if n.op == "call_function" and n.name in run.values]
 
-    def outcome_of(count: int) -> Outcome:
-        made, inputs = extract(graph.graph, set(calls[:count]), run.values)
+    outcomes: dict[int, Outcome] = {}
+
+    def fails_until(last: int) -> bool:
+        made, inputs = extract(graph.graph, set(calls[: last + 1]), run.values)
         prover.compiles += 1
         case = prover.case(made, [capture(inputs)], "crash_runtime")
-        return run_compiled(case, prover.compilation.timeout_s, repeats=1)
+        outcomes[last] = run_compiled(case, prover.compilation.timeout_s, repeats=1)
+        return fails(outcomes[last])
 
-    low, high = 0, len(calls)
-    worst = outcome_of(high) if calls else None
-    if worst is None or not fails(worst):
+    if not calls or not fails_until(len(calls) - 1):
         return []
-    while high - low > 1:
-        middle = (low + high) // 2
-        outcome = outcome_of(middle)
-        if fails(outcome):
-            high, worst = middle, outcome
-        else:
-            low = middle
-    suspect = _suspect(graph, run, calls[high - 1], worst)
+    last = bisect_left(range(len(calls) - 1), True, key=fails_until)
+    suspect = _suspect(graph, run, calls[last], outcomes[last])
     suspect.whole = True
-    suspect.also = [op_of(n) for n in calls[high - 1].all_input_nodes if n.op == "call_function"]
+    suspect.also = [op_of(n) for n in calls[last].all_input_nodes if n.op == "call_function"]
     return [suspect]
 
 

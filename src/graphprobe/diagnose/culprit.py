@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,26 +46,14 @@ def ranked(case: Case, result: CaseResult, kind: Kind, *, timeout_s: float, back
         return likeliest
     asked = _Asked(case, kind, timeout_s, backend or (lambda: lookup(case.backend)))
     try:
-        last = _first(range(1, len(calls)), lambda n: asked.fails_until(calls[n - 1]), default=len(calls)) - 1
-        first = _first(range(1, len(calls)), lambda n: not asked.fails_from(calls[n]), default=len(calls)) - 1
+        last = bisect_left(calls[:-1], True, key=asked.fails_until)
+        first = bisect_left(calls[1:], True, key=lambda call: not asked.fails_from(call))
     except Exception as error:  # a graph that Dynamo does not trace again in parts
         log.info("the culprit of %s: %s", [op_of(n) for n in calls], error)
         return likeliest
     order = [calls[last], calls[first], *reversed(calls[first:last]), *reversed(calls)]
     found = [n for n in dict.fromkeys(order) if n in likeliest]
     return sorted(found, key=lambda n: op_of(n) in VIEWS_AND_SUCH)
-
-
-def _first(numbers: range, holds: Callable[[int], bool], *, default: int) -> int:
-    """The first number for which `holds`, by halves; the default if it holds for none."""
-    low, high = numbers.start, numbers.stop
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low if low < numbers.stop else default
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ found stays replaced, the search goes on past the first fault. No graph is compi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -147,12 +148,8 @@ class _Search:
         right = len(self._usable)
         while right > 0 and len(self.found) < most:
             before = self._mixed.runs
-            wrong = 0
-            while right - wrong > 1:
-                middle = (wrong + right) // 2
-                wrong, right = (middle, right) if self._wrong(middle) else (wrong, middle)
-            self.found.append((self._usable[right - 1], self._mixed.runs - before))
-            right -= 1
+            right = bisect_left(range(1, right), True, key=lambda prefix: not self._wrong(prefix))
+            self.found.append((self._usable[right], self._mixed.runs - before))
             if not self._wrong(0):
                 return ""
         return "the outputs are wrong with these replaced, too; there are more, or they only fail together"
