@@ -256,8 +256,6 @@ class Reader(ast.NodeVisitor):
             return node.value if isinstance(node.value, str) else None
         if isinstance(node, ast.Name):
             return self.scope.value(node.id)
-        if isinstance(node, ast.Attribute):
-            return self.known.get(f"graphprobe.internals.{ast.unparse(node.value)}", {}).get(node.attr)
         if isinstance(node, ast.JoinedStr):
             parts = [
                 self.constant(p.value) if isinstance(p, ast.FormattedValue) else self.constant(p) for p in node.values

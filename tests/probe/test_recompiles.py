@@ -12,6 +12,7 @@ import torch
 import graphprobe
 from graphprobe.analysis.recompile_remedies import REMEDIES
 from graphprobe.errors import UsageError
+from graphprobe.internals.patches import Patch
 from probe import recompile_cases
 from probe.recompile_cases import CASES, compiled, ones
 
@@ -338,7 +339,13 @@ def test_a_fault_of_ours_is_told_and_gets_out_of_the_way(monkeypatch: pytest.Mon
 def test_a_torch_that_lacks_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from graphprobe.internals import recompiles as taps
 
-    monkeypatch.setattr(taps, "NAMES", ("compute_cache_size", "gone", "exceeds_recompile_limit"))
+    real = taps.patches
+
+    def without(observer: taps.RecompileObserver) -> list[Patch]:
+        first, second, third = real(observer)
+        return [first, Patch(second.tap, second.module, "gone", second.make), third]
+
+    monkeypatch.setattr(taps, "patches", without)
     fast = compiled(lambda x: x + 1)
     with graphprobe.recompiles() as found:
         fast(ones(4))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from graphprobe.internals.bus import Subscriber
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.context import UNOBSERVED, Frame, current, entered, unobserved
 from graphprobe.internals.dynamo import current_compile_id
-from graphprobe.internals.observer import CompileObserver, FrameFacts, quietly
+from graphprobe.internals.observer import CompileObserver, FrameFacts
 from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 from graphprobe.records import Direction
@@ -17,28 +18,28 @@ Compiler = Callable[..., Any]
 
 
 def _observed_compiler(
-    observer: CompileObserver, token: object, direction: Direction, compiler: Compiler, called: list[str]
+    to: Subscriber[CompileObserver], token: object, direction: Direction, compiler: Compiler, called: list[str]
 ) -> Compiler:
     """`compiler`, told of and bound to `token`: a backward that is compiled much later still knows its model."""
 
     def compile_graph(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
         called.append(direction)
-        if not quietly(observer, "watching", observer.watching, False):
+        if not to.tell("watching", to.observer.watching, False):
             # Collecting has ended since the forward was compiled: the compiler is on its own, caches included.
             with unseen, entered(UNOBSERVED):
                 return compiler(gm, example_inputs, *args, **kwargs)
         frame = Frame(token, direction, "aot")
-        quietly(observer, "aot graph", lambda: observer.aot_compiles(frame, gm), None)
+        to.tell("aot graph", lambda: to.observer.aot_compiles(frame, gm), None)
         try:
             # Again here: a backward may be compiled long after Dynamo's part is over.
             with unseen, entered(frame), bypassed() as caches:
-                quietly(observer, "caches", lambda: observer.caches_bypassed(token, caches), None)
+                to.tell("caches", lambda: to.observer.caches_bypassed(token, caches), None)
                 compiled = compiler(gm, example_inputs, *args, **kwargs)
         except BaseException as error:
             failure = error
-            quietly(observer, "aot failure", lambda: observer.aot_compiled(frame, gm, None, failure), None)
+            to.tell("aot failure", lambda: to.observer.aot_compiled(frame, gm, None, failure), None)
             raise
-        return quietly(observer, "aot result", lambda: observer.aot_compiled(frame, gm, compiled, None), compiled)
+        return to.tell("aot result", lambda: to.observer.aot_compiled(frame, gm, compiled, None), compiled)
 
     # Attributes such as `_is_wrapped_bw_compiler` say how torch is to treat the compiler.
     compile_graph.__dict__.update(getattr(compiler, "__dict__", {}))
@@ -58,7 +59,7 @@ def _copied_from(joint: Any, copy: Any) -> str:
 
 
 def _observed_partition(
-    observer: CompileObserver, token: object, partition: Compiler, joint: Any, made: dict[str, Any]
+    to: Subscriber[CompileObserver], token: object, partition: Compiler, joint: Any, made: dict[str, Any]
 ) -> Compiler:
     def partition_fn(gm: Any, *args: Any, **kwargs: Any) -> Any:
         # Nested graphs (invoke_subgraph) are partitioned through the same function, as copies.
@@ -73,7 +74,7 @@ def _observed_partition(
     return partition_fn
 
 
-def _tap_stage2(observer: CompileObserver) -> Callable[[Any], Any]:
+def _tap_stage2(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def aot_stage2_compile(
             aot_state: Any,
@@ -94,10 +95,10 @@ def _tap_stage2(observer: CompileObserver) -> Callable[[Any], Any]:
             frame = current()
             if frame is None:
                 # Outside Dynamo (aot_function, torch._inductor.compile): the model is known only from here on.
-                if unobserved() or not quietly(observer, "wants", lambda: observer.wants(None), False):
+                if unobserved() or not to.tell("wants", lambda: to.observer.wants(None), False):
                     return plain()
                 facts = FrameFacts(compile_id=current_compile_id(), backend="aot_autograd")
-                token = quietly(observer, "aot model", lambda: observer.model_begins(facts, None, ()), None)
+                token = to.tell("aot model", lambda: to.observer.model_begins(facts, None, ()), None)
                 if token is None:
                     return plain()
             else:
@@ -108,24 +109,24 @@ def _tap_stage2(observer: CompileObserver) -> Callable[[Any], Any]:
             autograd = bool(aot_state.needs_autograd) and not aot_state.aot_config.pre_dispatch
             if autograd:
                 where = Frame(token, "joint", "aot")
-                quietly(observer, "joint graph", lambda: observer.aot_graph(where, joint), None)
+                to.tell("joint graph", lambda: to.observer.aot_graph(where, joint), None)
             backward = bw_compiler if bw_compiler is not None else fw_compiler
             inference = inference_compiler if inference_compiler is not None else fw_compiler
             with unseen:
                 result = original(
                     aot_state,
                     capture,
-                    _observed_partition(observer, token, partition_fn, joint, made),
-                    _observed_compiler(observer, token, "forward", fw_compiler, called),
-                    _observed_compiler(observer, token, "backward", backward, called),
-                    _observed_compiler(observer, token, "forward", inference, called),
+                    _observed_partition(to, token, partition_fn, joint, made),
+                    _observed_compiler(to, token, "forward", fw_compiler, called),
+                    _observed_compiler(to, token, "backward", backward, called),
+                    _observed_compiler(to, token, "forward", inference, called),
                     *args,
                     **kwargs,
                 )
             if "backward" in made and "backward" not in called:
                 # It may never be compiled; it is there all the same.
                 late = Frame(token, "backward", "aot")
-                quietly(observer, "backward graph", lambda: observer.aot_graph(late, made["backward"]), None)
+                to.tell("backward graph", lambda: to.observer.aot_graph(late, made["backward"]), None)
             return result
 
         return aot_stage2_compile
@@ -135,6 +136,7 @@ def _tap_stage2(observer: CompileObserver) -> Callable[[Any], Any]:
 
 def patches(observer: CompileObserver) -> list[Patch]:
     """The taps of this module."""
+    to = Subscriber(observer)
     return [
-        Patch("aot_graphs", "torch._functorch.aot_autograd", "aot_stage2_compile", _tap_stage2(observer)),
+        Patch("aot_graphs", "torch._functorch.aot_autograd", "aot_stage2_compile", _tap_stage2(to)),
     ]

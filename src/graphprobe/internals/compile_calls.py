@@ -8,11 +8,10 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
-from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.bus import Subscription
+from graphprobe.internals.patches import Patch
 
 
 @dataclass(eq=False)
@@ -81,20 +80,15 @@ class CompileCalls:
         self._before, self._overrides = before, dict(overrides or {})
         self._inside = contextvars.ContextVar("graphprobe_inside_before", default=False)
         self._turn = threading.RLock()
-        self._patches = PatchSet()
-        self._hook = ImportHook({"torch": self._on_import})
+        self._subscription = Subscription([Patch("compile_calls", "torch", "compile", self._make)])
 
     def install(self) -> None:
         """Put it in place, now or as soon as the program imports torch."""
-        self._hook.install()
+        self._subscription.install()
 
     def remove(self) -> None:
         """Give torch its function back. What was compiled meanwhile goes on being watched."""
-        self._hook.remove()
-        self._patches.undo()
-
-    def _on_import(self, module: ModuleType) -> None:
-        self._patches.apply(module, Patch("compile_calls", "torch", "compile", self._make))
+        self._subscription.remove()
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

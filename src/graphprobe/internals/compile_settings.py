@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.bus import Subscription
+from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 
 Backend = str | Callable[..., Any]
@@ -27,23 +26,19 @@ class CompileSettings:
     """
 
     def __init__(self, change: Callable[[Settings], Settings], *, imported: Callable[[], None] | None = None) -> None:
-        self._change, self._imported = change, imported
-        self._patches = PatchSet()
-        self._hook = ImportHook({"torch": self._on_import})
+        self._change = change
+        self._subscription = Subscription(
+            [Patch("compile_settings", "torch", "compile", self._make)],
+            imported=None if imported is None else lambda _: imported(),
+        )
 
     def install(self) -> None:
         """Put it in place, now or as soon as the program imports torch."""
-        self._hook.install()
+        self._subscription.install()
 
     def remove(self) -> None:
         """Give torch its function back. What was compiled meanwhile stays with its backend."""
-        self._hook.remove()
-        self._patches.undo()
-
-    def _on_import(self, module: ModuleType) -> None:
-        self._patches.apply(module, Patch("compile_settings", "torch", "compile", self._make))
-        if self._imported is not None:
-            self._imported()
+        self._subscription.remove()
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

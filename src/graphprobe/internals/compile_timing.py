@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import msgspec
 
+from graphprobe.internals.bus import Subscription
 from graphprobe.internals.frame_names import compiled_now
 from graphprobe.internals.import_timing import ImportTimer
-from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.patches import Patch
 from graphprobe.internals.span_recorder import OpenSpan, SpanRecorder
 from graphprobe.internals.unseen import unseen
 
@@ -91,35 +90,22 @@ class CompileTiming:
         self.compiles: list[dict[str, Any]] = []
         self.caches: list[dict[str, Any]] = []
         self.missing: list[str] = []
-        self._patches = PatchSet()
         self._imports = ImportTimer(self.recorder)
-        self._wanted: dict[str, list[Patch]] = {}
-        for patch in self._all():
-            self._wanted.setdefault(patch.module, []).append(patch)
-        self._hook = ImportHook(dict.fromkeys(self._wanted, self._on_import))
+        self._subscription = Subscription(self._all())
 
     def install(self) -> None:
-        self._hook.install()
+        self._subscription.install()
         self._imports.install()
 
     def remove(self) -> None:
         """Undo everything and close the spans."""
         self.recorder.close()
         self._imports.remove()
-        self._hook.remove()
-        self.missing += [f"{address} was replaced by somebody else meanwhile" for address in self._patches.undo()]
+        self.missing += [f"this torch has no {address}" for address in self._subscription.missing]
+        foreign = self._subscription.remove()
+        self.missing += [f"{address} was replaced by somebody else meanwhile" for address in foreign]
         if self.recorder.failure is not None:
             self.missing.append(f"recording failed and was stopped: {self.recorder.failure}")
-
-    def _on_import(self, module: ModuleType) -> None:
-        for patch in self._wanted[module.__name__]:
-            try:
-                applied = self._patches.apply(module, patch)
-            except Exception as error:  # inside the program's own import of torch, which must not fail
-                self.missing.append(f"{patch.address} ({type(error).__name__}: {error})")
-                continue
-            if not applied:
-                self.missing.append(f"this torch has no {patch.address}")
 
     def _all(self) -> list[Patch]:
         return [

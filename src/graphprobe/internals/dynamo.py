@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from graphprobe.internals.bus import Subscriber
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.context import UNOBSERVED, Frame, entered
 from graphprobe.internals.frame_names import frame_name
-from graphprobe.internals.observer import CompileObserver, FrameFacts, quietly
+from graphprobe.internals.observer import CompileObserver, FrameFacts
 from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 
@@ -117,41 +118,41 @@ def _restarts(error: BaseException) -> bool:
     return isinstance(error, RestartAnalysis)
 
 
-def _tap_call_user_compiler(observer: CompileObserver) -> Callable[[Any], Any]:
+def _tap_call_user_compiler(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
             token = None
-            if quietly(observer, "wants", lambda: observer.wants(self.compiler_fn), False):
-                token = quietly(
-                    observer, "dynamo graph", lambda: observer.model_begins(_facts(self), gm, example_inputs), None
+            if to.tell("wants", lambda: to.observer.wants(self.compiler_fn), False):
+                token = to.tell(
+                    "dynamo graph", lambda: to.observer.model_begins(_facts(self), gm, example_inputs), None
                 )
             if token is None:
                 with unseen, entered(UNOBSERVED):
                     return original(self, gm, example_inputs)
             try:
                 with unseen, entered(Frame(token, phase="dynamo")), bypassed() as caches:
-                    quietly(observer, "caches", lambda: observer.caches_bypassed(token, caches), None)
+                    to.tell("caches", lambda: to.observer.caches_bypassed(token, caches), None)
                     compiled = original(self, gm, example_inputs)
             except BaseException as error:
                 failure = error
                 if not _restarts(failure):
-                    quietly(observer, "backend failure", lambda: observer.model_ends(token, None, failure), None)
+                    to.tell("backend failure", lambda: to.observer.model_ends(token, None, failure), None)
                 raise
-            return quietly(observer, "backend result", lambda: observer.model_ends(token, compiled, None), compiled)
+            return to.tell("backend result", lambda: to.observer.model_ends(token, compiled, None), compiled)
 
         return call_user_compiler
 
     return make
 
 
-def _tap_metrics(observer: CompileObserver) -> Callable[[Any], Any]:
+def _tap_metrics(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def create(cls: Any, metrics: dict[str, Any]) -> Any:
             def tell() -> None:
                 compile_id = metrics.get("compile_id")
-                observer.metrics(None if compile_id is None else str(compile_id), dict(metrics))
+                to.observer.metrics(None if compile_id is None else str(compile_id), dict(metrics))
 
-            quietly(observer, "metrics", tell, None)
+            to.tell("metrics", tell, None)
             return original(cls, metrics)
 
         return create
@@ -166,7 +167,7 @@ def _describe_guard(guard: Any) -> dict[str, Any]:
     return {"source": guard.name, "kind": kind, "code": list(guard.code_list or ()), "where": where}
 
 
-def _tap_guards(observer: CompileObserver) -> Callable[[Any], Any]:
+def _tap_guards(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(self: Any, f_code: Any, output_graph: Any, *args: Any, **kwargs: Any) -> None:
             with unseen:
@@ -174,9 +175,9 @@ def _tap_guards(observer: CompileObserver) -> Callable[[Any], Any]:
 
             def tell() -> None:
                 guards = [_describe_guard(g) for g in sorted(output_graph.guards)]
-                observer.guards(current_compile_id(), guards)
+                to.observer.guards(current_compile_id(), guards)
 
-            quietly(observer, "guards", tell, None)
+            to.tell("guards", tell, None)
 
         return __init__
 
@@ -185,13 +186,14 @@ def _tap_guards(observer: CompileObserver) -> Callable[[Any], Any]:
 
 def patches(observer: CompileObserver) -> list[Patch]:
     """The taps of this module."""
+    to = Subscriber(observer)
     return [
         Patch(
             "dynamo_graph",
             "torch._dynamo.output_graph",
             "OutputGraph.call_user_compiler",
-            _tap_call_user_compiler(observer),
+            _tap_call_user_compiler(to),
         ),
-        Patch("metrics", "torch._dynamo.utils", "CompilationMetrics.create", _tap_metrics(observer)),
-        Patch("guards", "torch._dynamo.guards", "CheckFunctionManager.__init__", _tap_guards(observer)),
+        Patch("metrics", "torch._dynamo.utils", "CompilationMetrics.create", _tap_metrics(to)),
+        Patch("guards", "torch._dynamo.guards", "CheckFunctionManager.__init__", _tap_guards(to)),
     ]

@@ -13,11 +13,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any
 
-from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.bus import Subscription
+from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
@@ -74,26 +74,27 @@ class FrameFailures:
 
     def __init__(self, on_failure: Callable[[FailedFrame], None], on_error: Callable[[Exception], None]) -> None:
         self._on_failure, self._on_error = on_failure, on_error
-        self._patches = PatchSet()
-        self._hook = ImportHook({CONVERT_FRAME: self._on_import})
+        self._subscription = Subscription(
+            [
+                Patch("frame_failures", CONVERT_FRAME, "_compile", self._make_compile),
+                Patch("frame_failures", CONVERT_FRAME, "unimplemented", self._make_unimplemented),
+            ]
+        )
         self._told: tuple[int, str] | None = None
         self._broken = False
-        self.missing: list[str] = []
 
     def install(self) -> None:
         """Put it in place, now or as soon as the program imports Dynamo."""
-        self._hook.install()
+        self._subscription.install()
 
     def remove(self) -> list[str]:
         """Give torch its own back; returns what somebody else has replaced since."""
-        self._hook.remove()
-        return self._patches.undo()
+        return self._subscription.remove()
 
-    def _on_import(self, module: ModuleType) -> None:
-        for name, make in (("_compile", self._make_compile), ("unimplemented", self._make_unimplemented)):
-            patch = Patch("frame_failures", CONVERT_FRAME, name, make)
-            if not self._patches.apply(module, patch):
-                self.missing.append(patch.address)
+    @property
+    def missing(self) -> list[str]:
+        """Addresses that this torch lacks."""
+        return self._subscription.missing
 
     def _make_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

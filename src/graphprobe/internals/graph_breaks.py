@@ -6,22 +6,20 @@ own stack, and its log shows it.
 
 from __future__ import annotations
 
-import functools
 import linecache
 import os
 import sys
 import sysconfig
-import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame
+from graphprobe.internals.bus import Subscriber, Subscription
 from graphprobe.internals.compile_facts import guard_reader
 from graphprobe.internals.dynamo import current_compile_id
 from graphprobe.internals.frame_names import FrameName, frame_name
-from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.patches import Patch
 from graphprobe.internals.statements import code_at
 from graphprobe.internals.unseen import unseen
 
@@ -60,43 +58,33 @@ class GraphObserver(Protocol):
 
 def patches(observer: BreakObserver) -> list[Patch]:
     """The taps for breaks and for functions left uncompiled."""
+    return _patches(Subscriber(observer))
+
+
+def _patches(to: Subscriber[BreakObserver]) -> list[Patch]:
     return [
         Patch(
             "graph_breaks",
             "torch._dynamo.symbolic_convert",
             "InstructionTranslatorBase.log_graph_break",
-            lambda original: _log_graph_break(observer, original),
+            lambda original: _log_graph_break(to, original),
         ),
         Patch(
             "graph_breaks",
             "torch._dynamo.convert_frame",
             "exception_handler",
-            lambda original: _exception_handler(observer, original),
+            lambda original: _exception_handler(to, original),
         ),
         Patch(
             "uncompiled",
             "torch._dynamo.convert_frame",
             "format_error_msg",
-            lambda original: _format_error_msg(observer, original),
+            lambda original: _format_error_msg(to, original),
         ),
     ]
 
 
-def graph_patches(observer: GraphObserver) -> list[Patch]:
-    """The tap for graphs."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
-            _quietly(observer, "graph", lambda: observer.graph(gm, self, guard_reader()))
-            with unseen:
-                return original(self, gm, example_inputs)
-
-        return call_user_compiler
-
-    return [Patch("dynamo_graph", "torch._dynamo.output_graph", "OutputGraph.call_user_compiler", make)]
-
-
-def _log_graph_break(observer: BreakObserver, original: Callable[..., Any]) -> Callable[..., Any]:
+def _log_graph_break(to: Subscriber[BreakObserver], original: Callable[..., Any]) -> Callable[..., Any]:
     def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
         def tell() -> None:
             given = [*args, *kwargs.values()]
@@ -109,16 +97,16 @@ def _log_graph_break(observer: BreakObserver, original: Callable[..., Any]) -> C
             handling = str(reason).partition("\n")[0]
             named = frame_name(root.f_code, root.f_locals)
             fact = _break(exc, named, handling="" if handling == _text(exc).partition("\n")[0] else handling)
-            observer.graph_break(fact, output.compiler_fn)
+            to.observer.graph_break(fact, output.compiler_fn)
 
-        _quietly(observer, "graph break", tell)
+        to.tell("graph break", tell, None)
         with unseen:
             return original(self, *args, **kwargs)
 
     return log_graph_break
 
 
-def _exception_handler(observer: BreakObserver, original: Callable[..., Any]) -> Callable[..., Any]:
+def _exception_handler(to: Subscriber[BreakObserver], original: Callable[..., Any]) -> Callable[..., Any]:
     """torch calls it with whatever ends the compile of a function; what the program will get is a break of its own."""
 
     def exception_handler(e: Any, code: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,18 +117,18 @@ def _exception_handler(observer: BreakObserver, original: Callable[..., Any]) ->
             named = frame_name(code, compile_locals.get("locals") or {})
             if type(e).__name__ not in (*BREAKS, *ALWAYS_RAISED):
                 if not sys.modules["torch._dynamo.config"].suppress_errors:
-                    observer.graph_break(_break(e, named, died=True), compile_locals.get("compiler_fn"))
+                    to.observer.graph_break(_break(e, named, died=True), compile_locals.get("compiler_fn"))
             elif _is_raised(e, compile_locals):
-                observer.graph_break(_break(e, named, raised=True), compile_locals.get("compiler_fn"))
+                to.observer.graph_break(_break(e, named, raised=True), compile_locals.get("compiler_fn"))
 
-        _quietly(observer, "graph break", tell)
+        to.tell("graph break", tell, None)
         with unseen:
             return original(e, code, *args, **kwargs)
 
     return exception_handler
 
 
-def _format_error_msg(observer: BreakObserver, original: Callable[..., Any]) -> Callable[..., Any]:
+def _format_error_msg(to: Subscriber[BreakObserver], original: Callable[..., Any]) -> Callable[..., Any]:
     """torch calls it where it swallows an error, and runs the function uncompiled."""
 
     def format_error_msg(exc: Any, code: Any, *args: Any, **kwargs: Any) -> Any:
@@ -157,9 +145,9 @@ def _format_error_msg(observer: BreakObserver, original: Callable[..., Any]) -> 
                 first_line=named.line,
                 inside=whose(code.co_filename),
             )
-            observer.uncompiled(fact, _locals_of(exc, "_compile").get("compiler_fn"))
+            to.observer.uncompiled(fact, _locals_of(exc, "_compile").get("compiler_fn"))
 
-        _quietly(observer, "uncompiled function", tell)
+        to.tell("uncompiled function", tell, None)
         with unseen:
             return original(exc, code, *args, **kwargs)
 
@@ -254,104 +242,44 @@ def whose(file: str) -> str | None:
     return "python" if file.startswith("<frozen ") else None
 
 
-def _quietly(observer: Any, what: str, call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception as error:  # the observed program must not see our faults
-        import traceback
-
-        observer.failed(what, "".join(traceback.format_exception(error)))
-
-
-class _Layer:
-    """The taps for breaks, in place once for all who listen; hands on to those who listen at the moment."""
-
-    def __init__(self) -> None:
-        self.listeners: tuple[BreakObserver, ...] = ()
-        self._patches = PatchSet()
-        self._wanted: dict[str, list[Patch]] = {}
-        for patch in patches(self):
-            self._wanted.setdefault(patch.module, []).append(patch)
-        self._hook = ImportHook(dict.fromkeys(self._wanted, self._on_import))
-
-    def install(self) -> None:
-        self._hook.install()
-
-    def remove(self) -> None:
-        """Give torch its functions back. Where somebody has patched over ours since, they stay, and tell nobody."""
-        self.listeners = ()
-        self._hook.remove()
-        self._patches.undo()
-
-    def graph_break(self, fact: BreakFact, backend: object) -> None:
-        self._tell("graph break", lambda listener: listener.graph_break(fact, backend))
-
-    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
-        self._tell("uncompiled function", lambda listener: listener.uncompiled(fact, backend))
-
-    def failed(self, what: str, details: str) -> None:
-        for listener in self.listeners:
-            listener.failed(what, details)
-
-    def _tell(self, what: str, call: Callable[[BreakObserver], None]) -> None:
-        for listener in self.listeners:
-            _quietly(listener, what, functools.partial(call, listener))
-
-    def _on_import(self, module: ModuleType) -> None:
-        for patch in self._wanted[module.__name__]:
-            if not self._patches.apply(module, patch):
-                self.failed("graph breaks", f"this torch lacks {patch.address}")
-
-
-class _Switchboard:
-    """Who listens in this process. The taps are in while anybody does."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.layer: _Layer | None = None
-
-
-_switchboard = _Switchboard()
-
-
 def listen(observer: BreakObserver) -> Callable[[], None]:
     """Tell `observer` of every break in this process from now on, until what is returned is called.
 
     torch is not imported for it. Observers may come and go in any order.
     """
-    board = _switchboard
-    with board.lock:
-        fresh = board.layer is None
-        layer = board.layer = board.layer or _Layer()
-        layer.listeners = (*layer.listeners, observer)
-        if fresh:
-            layer.install()
-
-    def stop() -> None:
-        with board.lock:
-            layer.listeners = tuple(listener for listener in layer.listeners if listener is not observer)
-            if not layer.listeners and board.layer is layer:
-                board.layer = None
-                layer.remove()
-
-    return stop
+    to = Subscriber(observer)
+    return _until_stopped(to, _patches(to), "graph breaks")
 
 
 def tap_graphs(observer: GraphObserver) -> Callable[[], None]:
     """Tell `observer` of every graph from now on, until what is returned is called; torch is not imported for it."""
-    applied = PatchSet()
-    wanted = graph_patches(observer)
+    to = Subscriber(observer)
 
-    def on_import(module: ModuleType) -> None:
-        for patch in wanted:
-            if patch.module == module.__name__ and not applied.apply(module, patch):
-                observer.failed("graphs", f"this torch lacks {patch.address}")
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
+            to.tell("graph", lambda: observer.graph(gm, self, guard_reader()), None)
+            with unseen:
+                return original(self, gm, example_inputs)
 
-    hook = ImportHook({patch.module: on_import for patch in wanted})
-    hook.install()
+        return call_user_compiler
+
+    patch = Patch("dynamo_graph", "torch._dynamo.output_graph", "OutputGraph.call_user_compiler", make)
+    return _until_stopped(to, [patch], "graphs")
+
+
+def _until_stopped(to: Subscriber[Any], wanted: list[Patch], what: str) -> Callable[[], None]:
+    told: list[str] = []
+
+    def imported(_: ModuleType) -> None:
+        for address in subscription.missing:
+            if address not in told:
+                told.append(address)
+                to.observer.failed(what, f"this torch lacks {address}")
 
     def stop() -> None:
-        hook.remove()
-        applied.undo()
+        to.close()
+        subscription.remove()
 
+    subscription = Subscription(wanted, imported=imported)
+    subscription.install()
     return stop

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from graphprobe.internals.bus import Subscriber
 from graphprobe.internals.context import Frame, current, entered
-from graphprobe.internals.observer import CompileObserver, quietly
+from graphprobe.internals.observer import CompileObserver
 from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 from graphprobe.records import Direction
@@ -19,7 +20,7 @@ RECURSIONS = {"pre_grad": "pre_grad_passes", "joint_graph": "joint_passes", "pos
 """By what torch calls them, the stages that go to nested graphs as well."""
 
 
-def _tap_phase(observer: CompileObserver, phase: str, direction: Direction | None) -> Callable[[Any], Any]:
+def _tap_phase(to: Subscriber[CompileObserver], phase: str, direction: Direction | None) -> Callable[[Any], Any]:
     """`direction` None keeps the frame's own: joint passes run on an inference graph as well."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,17 +29,17 @@ def _tap_phase(observer: CompileObserver, phase: str, direction: Direction | Non
             if outer is None or not hasattr(gm, "graph"):
                 return original(gm, *args, **kwargs)
             frame = Frame(outer.token, direction or outer.direction, phase, outer.subgraph, outer.root)
-            nested = quietly(observer, phase, lambda: observer.phase_begins(frame, gm), None)
+            nested = to.tell(phase, lambda: to.observer.phase_begins(frame, gm), None)
             frame = msgspec.structs.replace(frame, subgraph=nested, root=None)
             try:
                 with unseen, entered(frame):
                     result = original(gm, *args, **kwargs)
             except BaseException as error:
                 failure = error
-                quietly(observer, phase, lambda: observer.phase_ends(frame, gm, failure), None)
+                to.tell(phase, lambda: to.observer.phase_ends(frame, gm, failure), None)
                 raise
             after = result if hasattr(result, "graph") else gm
-            quietly(observer, phase, lambda: observer.phase_ends(frame, after, None), None)
+            to.tell(phase, lambda: to.observer.phase_ends(frame, after, None), None)
             return result
 
         return run_passes
@@ -46,7 +47,7 @@ def _tap_phase(observer: CompileObserver, phase: str, direction: Direction | Non
     return make
 
 
-def _tap_recursion(observer: CompileObserver, phase: str) -> Callable[[Any], Any]:
+def _tap_recursion(to: Subscriber[CompileObserver], phase: str) -> Callable[[Any], Any]:
     """A stage goes to nested graphs before it works on the graph around them; here it is known which that is."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,16 +64,15 @@ def _tap_recursion(observer: CompileObserver, phase: str) -> Callable[[Any], Any
     return make
 
 
-def _tap_pass_enter(observer: CompileObserver) -> Callable[[Any], Any]:
+def _tap_pass_enter(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __enter__(self: Any) -> Any:
             result = original(self)
             frame = current()
             if frame is not None:
-                started = quietly(
-                    observer,
+                started = to.tell(
                     f"pass {self.passname}",
-                    lambda: observer.pass_begins(frame, self.gm, self.passname, self.subsystem),
+                    lambda: to.observer.pass_begins(frame, self.gm, self.passname, self.subsystem),
                     None,
                 )
                 self.__dict__["_graphprobe_started"] = (frame, started)
@@ -83,16 +83,15 @@ def _tap_pass_enter(observer: CompileObserver) -> Callable[[Any], Any]:
     return make
 
 
-def _tap_pass_exit(observer: CompileObserver) -> Callable[[Any], Any]:
+def _tap_pass_exit(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __exit__(self: Any, kind: Any, error: Any, trace: Any) -> Any:
             result = original(self, kind, error, trace)
             frame, started = self.__dict__.pop("_graphprobe_started", (None, None))
             if frame is not None and started is not None:
-                quietly(
-                    observer,
+                to.tell(
                     f"pass {self.passname}",
-                    lambda: observer.pass_ends(frame, self.gm, self.passname, started, error),
+                    lambda: to.observer.pass_ends(frame, self.gm, self.passname, started, error),
                     None,
                 )
             return result
@@ -102,7 +101,7 @@ def _tap_pass_exit(observer: CompileObserver) -> Callable[[Any], Any]:
     return make
 
 
-def _tap_silent_pass(observer: CompileObserver, name: str) -> Callable[[Any], Any]:
+def _tap_silent_pass(to: Subscriber[CompileObserver], name: str) -> Callable[[Any], Any]:
     """A pass that torch announces to no observer: a function that changes its first argument in place."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,7 +109,7 @@ def _tap_silent_pass(observer: CompileObserver, name: str) -> Callable[[Any], An
             frame = current()
             if frame is None or not hasattr(gm, "graph"):
                 return original(gm, *args, **kwargs)
-            started = quietly(observer, f"pass {name}", lambda: observer.pass_begins(frame, gm, name, None), None)
+            started = to.tell(f"pass {name}", lambda: to.observer.pass_begins(frame, gm, name, None), None)
             failure: BaseException | None = None
             try:
                 with unseen:
@@ -120,16 +119,14 @@ def _tap_silent_pass(observer: CompileObserver, name: str) -> Callable[[Any], An
                 raise
             finally:
                 if started is not None:
-                    quietly(
-                        observer, f"pass {name}", lambda: observer.pass_ends(frame, gm, name, started, failure), None
-                    )
+                    to.tell(f"pass {name}", lambda: to.observer.pass_ends(frame, gm, name, started, failure), None)
 
         return run_pass
 
     return make
 
 
-def _tap_debug_context(observer: CompileObserver) -> Callable[[Any], Any]:
+def _tap_debug_context(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     """Inductor reports its stages to `V.debug`; an attribute on the instance comes before its `__getattr__`."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,7 +134,7 @@ def _tap_debug_context(observer: CompileObserver) -> Callable[[Any], Any]:
             frame = current()
             if frame is not None:
                 for event in LOWERING_EVENTS:
-                    self.__dict__[event] = _teller(observer, self, event, frame)
+                    self.__dict__[event] = _teller(to, self, event, frame)
             return original(self)
 
         return __enter__
@@ -145,26 +142,24 @@ def _tap_debug_context(observer: CompileObserver) -> Callable[[Any], Any]:
     return make
 
 
-def _teller(observer: CompileObserver, context: Any, event: str, frame: Frame) -> Callable[..., Any]:
+def _teller(to: Subscriber[CompileObserver], context: Any, event: str, frame: Frame) -> Callable[..., Any]:
     def tell(*args: Any, **kwargs: Any) -> Any:
-        quietly(observer, event, lambda: observer.lowering(frame, event, *args), None)
+        to.tell(event, lambda: to.observer.lowering(frame, event, *args), None)
         return type(context).__getattr__(context, event)(*args, **kwargs)
 
     return tell
 
 
-def _tap_inner_compile(observer: CompileObserver) -> Callable[[Any], Any]:
+def _tap_inner_compile(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def _compile_fx_inner(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
             frame = current()
             if frame is None:
                 return original(gm, example_inputs, *args, **kwargs)
-            quietly(
-                observer, "inductor", lambda: observer.inductor_begins(frame, gm, example_inputs, dict(kwargs)), None
-            )
+            to.tell("inductor", lambda: to.observer.inductor_begins(frame, gm, example_inputs, dict(kwargs)), None)
             with unseen:
                 output = original(gm, example_inputs, *args, **kwargs)
-            quietly(observer, "inductor result", lambda: observer.inductor_compiled(frame, output), None)
+            to.tell("inductor result", lambda: to.observer.inductor_compiled(frame, output), None)
             return output
 
         # `wrap_compiler_debug` copies the name; torch's logs show it.
@@ -197,21 +192,22 @@ def generated_module(path: str) -> Any:
 
 def patches(observer: CompileObserver) -> list[Patch]:
     """The taps of this module."""
+    to = Subscriber(observer)
     compile_fx = "torch._inductor.compile_fx"
     observed = "torch.fx.passes.graph_transform_observer"
     return [
-        Patch("pre_grad_passes", compile_fx, "pre_grad_passes", _tap_phase(observer, "pre_grad_passes", "pre_grad")),
-        Patch("joint_passes", compile_fx, "joint_graph_passes", _tap_phase(observer, "joint_passes", None)),
-        Patch("post_grad_passes", compile_fx, "post_grad_passes", _tap_phase(observer, "post_grad_passes", None)),
+        Patch("pre_grad_passes", compile_fx, "pre_grad_passes", _tap_phase(to, "pre_grad_passes", "pre_grad")),
+        Patch("joint_passes", compile_fx, "joint_graph_passes", _tap_phase(to, "joint_passes", None)),
+        Patch("post_grad_passes", compile_fx, "post_grad_passes", _tap_phase(to, "post_grad_passes", None)),
         *(
-            Patch("nested_graphs", compile_fx, f"_recursive_{name}_passes", _tap_recursion(observer, phase))
+            Patch("nested_graphs", compile_fx, f"_recursive_{name}_passes", _tap_recursion(to, phase))
             for name, phase in RECURSIONS.items()
         ),
-        Patch("passes", observed, "GraphTransformObserver.__enter__", _tap_pass_enter(observer)),
-        Patch("passes", observed, "GraphTransformObserver.__exit__", _tap_pass_exit(observer)),
-        Patch("silent_passes", compile_fx, "view_to_reshape", _tap_silent_pass(observer, "view_to_reshape")),
-        Patch("lowering", "torch._inductor.debug", "DebugContext.__enter__", _tap_debug_context(observer)),
-        Patch("inductor_result", compile_fx, "_compile_fx_inner", _tap_inner_compile(observer)),
+        Patch("passes", observed, "GraphTransformObserver.__enter__", _tap_pass_enter(to)),
+        Patch("passes", observed, "GraphTransformObserver.__exit__", _tap_pass_exit(to)),
+        Patch("silent_passes", compile_fx, "view_to_reshape", _tap_silent_pass(to, "view_to_reshape")),
+        Patch("lowering", "torch._inductor.debug", "DebugContext.__enter__", _tap_debug_context(to)),
+        Patch("inductor_result", compile_fx, "_compile_fx_inner", _tap_inner_compile(to)),
     ]
 
 

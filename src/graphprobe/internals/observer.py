@@ -1,18 +1,15 @@
-"""What a tap tells an observer, and the guard that keeps a failing observer from harming the program."""
+"""What the taps of a session tell its observer."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.internals.context import Frame
-
-T = TypeVar("T")
 
 
 class FrameFacts(msgspec.Struct, kw_only=True):
@@ -107,13 +104,4 @@ class CompileObserver(Protocol):
         """A call fitted none of the compiled versions of its function, which `backend` compiles."""
 
     def failed(self, what: str, details: str) -> None:
-        """One of the calls above raised."""
-
-
-def quietly(observer: CompileObserver, what: str, call: Callable[[], T], default: T) -> T:
-    """`call()`, or `default` when it raises: then the observer is told and the program goes on."""
-    try:
-        return call()
-    except Exception as error:  # the observed program must not see our faults
-        observer.failed(what, "".join(traceback.format_exception(error)))
-        return default
+        """One of the calls above raised, and is not made again for what it was about."""

@@ -12,13 +12,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any
 
 from graphprobe.errors import UsageError
+from graphprobe.internals.bus import Subscription
 from graphprobe.internals.frame_names import FrameName, frame_name
-from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.patches import Patch
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 FILTER = "ConvertFrameAssert.__call__"
@@ -63,17 +63,16 @@ class OnlyFunction:
         self._told_by_children: int | None = None
         self._read_bytes = 0
         self._lock = threading.Lock()
-        self._patches = PatchSet()
-        self._hook = ImportHook({CONVERT_FRAME: self._on_import} if self.patterns else {})
+        patches = [Patch("only_function", CONVERT_FRAME, FILTER, self._make)] if self.patterns else []
+        self._subscription = Subscription(patches)
 
     def install(self) -> None:
         """Filter from now on, or as soon as the program loads Dynamo."""
-        self._hook.install()
+        self._subscription.install()
 
     def remove(self) -> list[str]:
         """Compile everything again; returns addresses that somebody else patched over, which were left alone."""
-        self._hook.remove()
-        return self._patches.undo()
+        return self._subscription.remove()
 
     def report(self) -> list[str]:
         """What was compiled and what not, in words; a pattern that matched nothing with the names that come nearest."""
@@ -81,6 +80,8 @@ class OnlyFunction:
             return []
         with self._lock:
             self._take_what_children_told()
+            for address in self._subscription.missing:
+                self._lost = f"this torch has no {address}"
             if self._lost is not None:
                 return [f"only_function: not in force, all functions were compiled: {self._lost}"]
             names = ", ".join(self.patterns)
@@ -102,10 +103,6 @@ class OnlyFunction:
                 yield
             finally:
                 self._told_by_children = None
-
-    def _on_import(self, module: ModuleType) -> None:
-        if not self._patches.apply(module, Patch("only_function", CONVERT_FRAME, FILTER, self._make)):
-            self._lost = f"this torch has no {CONVERT_FRAME}:{FILTER}"
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(converter: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:

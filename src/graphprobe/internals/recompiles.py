@@ -9,25 +9,22 @@ import re
 import sys
 import threading
 import time
-import traceback
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from graphprobe.analysis.recompile_facts import FailedGuard, Place, Recompile
 from graphprobe.analysis.recompile_guards import check_from_text, root_name, tidy
+from graphprobe.internals.bus import Subscriber, Subscription
 from graphprobe.internals.dynamo import current_compile_id
 from graphprobe.internals.frame_names import calling_line, frame_name
-from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.patches import Patch
 from graphprobe.internals.recompile_values import value_in_frame
 from graphprobe.internals.unseen import unseen
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 TAP = "recompiles"
-
-T = TypeVar("T")
 
 
 class RecompileObserver(Protocol):
@@ -67,7 +64,7 @@ class _Taps:
     """The three taps of one observer."""
 
     def __init__(self, observer: RecompileObserver) -> None:
-        self._observer = observer
+        self._to = Subscriber(observer)
         self._pending = _Pending()
         # Of each code, for whom its versions were compiled, by compile id.
         self._owners: weakref.WeakKeyDictionary[types.CodeType, dict[str | None, _Owner]] = weakref.WeakKeyDictionary()
@@ -120,10 +117,7 @@ class _Taps:
         return exceeds_recompile_limit
 
     def _quietly(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:  # the observed program must not see our faults
-            self._observer.failed("a recompilation", "".join(traceback.format_exception(error)))
+        self._to.tell("a recompilation", call, None)
 
     def _note_owner(self, frame: Any) -> None:
         self._pending.code = self._pending.owner = None
@@ -176,7 +170,7 @@ class _Taps:
             "all_versions": getattr(cache_size, "total_cache_entries_all_regions", None),
             "limit_hit": str(limit) if exceeded else None,
         }
-        self._observer.recompiled(_replaced(fact, changes), backend)
+        self._to.observer.recompiled(_replaced(fact, changes), backend)
 
 
 def patches(observer: RecompileObserver) -> list[Patch]:
@@ -188,22 +182,20 @@ class RecompileTaps:
     """The taps alone, for who wants nothing else: put in place when torch's compiler is loaded, taken out exactly."""
 
     def __init__(self, observer: RecompileObserver) -> None:
-        self._patches = PatchSet()
-        self._wanted = patches(observer)
-        self._hook = ImportHook({CONVERT_FRAME: self._on_import})
-        self.missing: list[str] = []
+        self._subscription = Subscription(patches(observer))
 
     def install(self) -> None:
         """Wait for torch's compiler, or begin at once where it is loaded; torch is not imported for it."""
-        self._hook.install()
+        self._subscription.install()
 
     def remove(self) -> list[str]:
         """Undo everything; returns addresses that somebody else patched over, which were left alone."""
-        self._hook.remove()
-        return self._patches.undo()
+        return self._subscription.remove()
 
-    def _on_import(self, module: types.ModuleType) -> None:
-        self.missing = [patch.address for patch in self._wanted if not self._patches.apply(module, patch)]
+    @property
+    def missing(self) -> list[str]:
+        """Addresses that this torch lacks."""
+        return self._subscription.missing
 
 
 def _replaced(fact: Recompile, changes: dict[str, Any]) -> Recompile:

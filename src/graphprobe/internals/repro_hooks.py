@@ -9,12 +9,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
+from graphprobe.internals.bus import Subscription
 from graphprobe.internals.caches import bypassed
-from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.patches import Patch
 from graphprobe.internals.require import require
 
 VARIABLES = ("TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL")
@@ -55,27 +54,25 @@ class ReproHooks:
         on_aot: Callable[[Compile, Any, Sequence[Any]], Callable[..., Any]],
     ) -> None:
         self._place, self._on_dynamo, self._on_aot = place, on_dynamo, on_aot
-        self._patches = PatchSet()
-        self._wanted = {
-            AFTER_DYNAMO: Patch("reducer", AFTER_DYNAMO, "WrapBackendDebug.__call__", self._make_backend),
-            COMPILE_FX: Patch("reducer", COMPILE_FX, "wrap_compiler_debug", self._make_compiler),
-        }
-        self._hook = ImportHook(dict.fromkeys(self._wanted, self._on_import))
-        self.missing: list[str] = []
+        self._subscription = Subscription(
+            [
+                Patch("reducer", AFTER_DYNAMO, "WrapBackendDebug.__call__", self._make_backend),
+                Patch("reducer", COMPILE_FX, "wrap_compiler_debug", self._make_compiler),
+            ]
+        )
 
     def install(self) -> None:
         """Put it in place, now or as soon as the program imports torch's compiler."""
-        self._hook.install()
+        self._subscription.install()
 
     def remove(self) -> None:
         """Give torch its own back."""
-        self._hook.remove()
-        self._patches.undo()
+        self._subscription.remove()
 
-    def _on_import(self, module: ModuleType) -> None:
-        patch = self._wanted[module.__name__]
-        if not self._patches.apply(module, patch):
-            self.missing.append(patch.address)
+    @property
+    def missing(self) -> list[str]:
+        """Addresses that this torch lacks."""
+        return self._subscription.missing
 
     def _make_backend(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

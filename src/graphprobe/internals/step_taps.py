@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from graphprobe.internals.bus import Subscriber
 from graphprobe.internals.context import Frame, current, unobserved
 from graphprobe.internals.dynamo import backend_name
 from graphprobe.internals.frame_names import compiled_now
@@ -33,44 +34,31 @@ class StepObserver(Protocol):
         """One of the calls above raised."""
 
 
-def _begin(observer: StepObserver, component: str, name: str, detail: Callable[[], str], frame: Frame | None) -> Any:
-    try:
-        return observer.step_begins(component, name, detail(), frame)
-    except Exception as error:  # costs the step, never the call
-        observer.failed(f"step {name}", repr(error))
-        return None
-
-
-def _end(observer: StepObserver, name: str, step: Any, error: BaseException | None) -> None:
-    try:
-        observer.step_ends(step, error)
-    except Exception as failure:
-        observer.failed(f"step {name}", repr(failure))
-
-
 def _tap(
-    observer: StepObserver, component: str, name: str, wanted: Callable[[Frame | None], bool], detail: Detail
+    to: Subscriber[StepObserver], component: str, name: str, wanted: Callable[[Frame | None], bool], detail: Detail
 ) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def run_step(*args: Any, **kwargs: Any) -> Any:
             frame = current()
             if not wanted(frame):
                 with unseen:
                     return original(*args, **kwargs)
-            number = _begin(observer, component, name, lambda: detail(args), frame)
+            step = f"step {name}"
+            number = to.tell(step, lambda: to.observer.step_begins(component, name, detail(args), frame), None)
             try:
                 with unseen:
                     result = original(*args, **kwargs)
             except BaseException as error:
-                _end(observer, name, number, error)
+                failure = error
+                to.tell(f"end of {step}", lambda: to.observer.step_ends(number, failure), None)
                 raise
-            _end(observer, name, number, None)
+            to.tell(f"end of {step}", lambda: to.observer.step_ends(number, None), None)
             return result
 
-        step.__dict__.update(getattr(original, "__dict__", {}))
-        step.__name__ = getattr(original, "__name__", "step")
-        step.__wrapped__ = original  # type: ignore[attr-defined]
-        return step
+        run_step.__dict__.update(getattr(original, "__dict__", {}))
+        run_step.__name__ = getattr(original, "__name__", "step")
+        run_step.__wrapped__ = original  # type: ignore[attr-defined]
+        return run_step
 
     return make
 
@@ -109,17 +97,15 @@ def _target(args: tuple[Any, ...]) -> str:
 def patches(observer: StepObserver) -> list[Patch]:
     """The taps of this module. They go in before all others, and so find what those have noted of the compile."""
 
+    to = Subscriber(observer)
+
     def frames(_: Frame | None) -> bool:
-        try:
-            return observer.frame_begins()
-        except Exception as error:
-            observer.failed("step trace", repr(error))
-            return False
+        return to.tell("step trace", observer.frame_begins, False)
 
     def tap(
         component: str, name: str, wanted: Callable[[Frame | None], bool] = _observed, detail: Detail = _nothing
     ) -> Any:
-        return _tap(observer, component, name, wanted, detail)
+        return _tap(to, component, name, wanted, detail)
 
     aot, graph, compile_fx = "torch._functorch.aot_autograd", "torch._inductor.graph", "torch._inductor.compile_fx"
     return [

@@ -2,58 +2,45 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from graphprobe.internals import aot, dynamo, graph_breaks, inductor, recompiles, step_taps
-from graphprobe.internals.importhook import ImportHook
+from graphprobe.internals.bus import Subscription
 from graphprobe.internals.names import RUN_LOSES
 from graphprobe.internals.observer import CompileObserver
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.patches import Patch
 
 
 class Taps:
-    """The taps of one observer.
-
-    `status` maps each tap to `on`, `waiting` (its torch module is not imported yet) or `missing: <address>`.
-    """
+    """The taps of one observer."""
 
     def __init__(self, observer: CompileObserver, *, follow_run_dir: str | None = None) -> None:
         """`follow_run_dir` is where torch is to put its own debug files, None to leave that to torch."""
-        self._patches = PatchSet()
-        self._wanted: dict[str, list[Patch]] = {}
-        self.status: dict[str, str] = {}
-        wanted = _all(observer)
+        self._wanted = _all(observer)
         if follow_run_dir is not None:
-            wanted.append(dynamo.follow_run_dir(follow_run_dir))
-        for patch in wanted:
-            self._wanted.setdefault(patch.module, []).append(patch)
-            self.status.setdefault(patch.tap, "waiting")
-        self._hook = ImportHook(dict.fromkeys(self._wanted, self._on_import))
+            self._wanted.append(dynamo.follow_run_dir(follow_run_dir))
+        self._subscription = Subscription(self._wanted)
 
     def install(self) -> None:
-        self._hook.install()
+        self._subscription.install()
 
     def remove(self) -> list[str]:
         """Undo everything; returns addresses that somebody else patched over, which were left alone."""
-        self._hook.remove()
-        return self._patches.undo()
+        return self._subscription.remove()
+
+    @property
+    def status(self) -> dict[str, str]:
+        """By tap: `on`, `waiting` (its torch module is not imported yet) or `missing: <address>`."""
+        found: dict[str, str] = {}
+        for patch in self._wanted:
+            before, now = found.get(patch.tap, "waiting"), self._subscription.status[patch.address]
+            if before == "waiting" or (before == "on" and now.startswith("missing")):
+                found[patch.tap] = now
+        return found
 
     def missing(self) -> dict[str, str]:
         """Taps this torch lacks, with what is lost."""
         return {tap: RUN_LOSES[tap] for tap, status in self.status.items() if status.startswith("missing")}
-
-    def _on_import(self, module: ModuleType) -> None:
-        for patch in self._wanted[module.__name__]:
-            try:
-                applied = self._patches.apply(module, patch)
-            except Exception as error:  # inside the program's own import of torch, which must not fail
-                self.status[patch.tap] = f"missing: {patch.address} ({type(error).__name__}: {error})"
-                continue
-            if not applied:
-                self.status[patch.tap] = f"missing: {patch.address}"
-            elif not self.status[patch.tap].startswith("missing"):
-                self.status[patch.tap] = "on"
 
 
 def _all(observer: CompileObserver) -> list[Patch]:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphprobe.errors import UsageError
+from graphprobe.internals.bus import Subscriber
 from graphprobe.internals.context import Frame, current
-from graphprobe.internals.observer import quietly
 from graphprobe.probe import active
 from graphprobe.records import Direction
 
@@ -52,13 +52,14 @@ def observe_pass(gm: Any, name: str, *, phase: str | None = None, subsystem: str
         return
     direction = PHASES[phase] if phase is not None else here.direction or "forward"
     frame = Frame(here.token, direction, phase or here.phase or "user_passes", here.subgraph)
-    started = quietly(session, f"pass {name}", lambda: session.pass_begins(frame, gm, name, subsystem), None)
+    to = Subscriber(session)
+    started = to.tell(f"pass {name}", lambda: session.pass_begins(frame, gm, name, subsystem), None)
     try:
         yield
     except BaseException as error:
         failure = error
         if started is not None:
-            quietly(session, f"pass {name}", lambda: session.pass_ends(frame, gm, name, started, failure), None)
+            to.tell(f"pass {name}", lambda: session.pass_ends(frame, gm, name, started, failure), None)
         raise
     if started is not None:
-        quietly(session, f"pass {name}", lambda: session.pass_ends(frame, gm, name, started, None), None)
+        to.tell(f"pass {name}", lambda: session.pass_ends(frame, gm, name, started, None), None)

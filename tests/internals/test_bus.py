@@ -1,0 +1,178 @@
+"""Subscribers at patched names: told in order, detached when they raise, there as modules appear, gone exactly."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphprobe.internals import patches
+from graphprobe.internals.bus import Subscriber, Subscription
+from graphprobe.internals.patches import Patch, PatchSet
+
+
+class Observer:
+    """Notes what it is told, and raises where it is to."""
+
+    def __init__(self, name: str, notes: list[str], *, raises: str = "") -> None:
+        self.name, self.notes, self.raises = name, notes, raises
+
+    def event(self, what: str) -> str:
+        self.notes.append(f"{self.name}: {what}")
+        if what == self.raises:
+            raise ValueError(f"{self.name} cannot take {what}")
+        return f"{self.name} took {what}"
+
+    def failed(self, what: str, details: str) -> None:
+        self.notes.append(f"{self.name} failed at {what}: {details.splitlines()[-1]}")
+
+
+def patch(module: str, to: Subscriber[Observer], attribute: str = "function") -> Patch:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(value: int) -> int:
+            to.tell(attribute, lambda: to.observer.event(attribute), "")
+            result: int = original(value)
+            return result
+
+        return call
+
+    return Patch("tap", module, attribute, make)
+
+
+def module(name: str = "patched") -> types.ModuleType:
+    made = types.ModuleType(name)
+    vars(made).update(function=lambda value: value + 1, other=lambda value: value + 2)
+    return made
+
+
+def test_subscribers_of_one_name_are_told_in_order_and_may_leave_in_any() -> None:
+    target, notes = module(), list[str]()
+    original = target.function
+    sets = {name: PatchSet() for name in "abc"}
+    for name, one in sets.items():
+        one.apply(target, patch("patched", Subscriber(Observer(name, notes))))
+    assert target.function(1) == 2
+    assert notes == ["c: function", "b: function", "a: function"]
+    for leaving, left in (("a", ["c: function", "b: function"]), ("c", ["b: function"])):
+        assert sets[leaving].undo() == []
+        notes.clear()
+        assert target.function(1) == 2
+        assert notes == left
+    assert sets["b"].undo() == []
+    assert target.function is original
+
+
+def test_one_that_raises_is_detached_and_told_and_the_others_go_on() -> None:
+    target, notes = module(), list[str]()
+    good, bad = Subscriber(Observer("good", notes)), Subscriber(Observer("bad", notes, raises="function"))
+    both = PatchSet()
+    for to in (good, bad):
+        both.apply(target, patch("patched", to))
+        both.apply(target, patch("patched", to, "other"))
+    assert [target.function(1), target.function(2), target.other(1)] == [2, 3, 3]
+    assert notes == [
+        "bad: function",
+        "bad failed at function: ValueError: bad cannot take function (nothing more of it is collected)",
+        "good: function",
+        "good: function",
+        "bad: other",  # what it has not failed at goes on
+        "good: other",
+    ]
+    both.undo()
+
+
+def test_what_is_told_gives_the_default_once_it_has_failed_or_is_closed() -> None:
+    notes: list[str] = []
+    to = Subscriber(Observer("a", notes, raises="x"))
+    assert to.tell("y", lambda: to.observer.event("y"), "default") == "a took y"
+    assert to.tell("x", lambda: to.observer.event("x"), "default") == "default"
+    told = len(notes)
+    assert to.tell("x", lambda: to.observer.event("x"), "default") == "default"
+    to.close()
+    assert to.tell("y", lambda: to.observer.event("y"), "default") == "default"
+    assert len(notes) == told
+    with pytest.raises(KeyboardInterrupt):  # the user's, not ours
+        Subscriber(Observer("b", notes)).tell("x", _interrupted, None)
+
+
+def _interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def test_between_two_of_ours_somebody_else() -> None:
+    target, notes = module(), list[str]()
+    original = target.function
+    first, second = PatchSet(), PatchSet()
+    first.apply(target, patch("patched", Subscriber(Observer("first", notes))))
+    ours = target.function
+    target.function = theirs = lambda value: ours(value) * 10
+    second.apply(target, patch("patched", Subscriber(Observer("second", notes))))
+    assert target.function(1) == 20
+    assert notes == ["second: function", "first: function"]
+    assert first.undo() == ["patched:function"]
+    assert second.undo() == []
+    assert target.function is theirs
+    target.function = ours  # they leave: what stayed below is as it was
+    assert target.function(1) == original(1)
+
+
+def test_a_subscription_follows_the_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bus_first.py").write_text("def function(value): return value + 1\n")
+    (tmp_path / "bus_second.py").write_text("def other(value): return value + 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    notes: list[str] = []
+    to = Subscriber(Observer("a", notes))
+
+    def cannot(_: Any) -> Any:
+        raise ValueError("another torch")
+
+    seen: list[str] = []
+    subscription = Subscription(
+        [
+            patch("bus_first", to),
+            patch("bus_first", to, "absent"),
+            patch("bus_second", to, "other"),
+            Patch("tap", "bus_second", "other.__doc__", cannot),
+        ],
+        imported=lambda module: seen.append(module.__name__),
+    )
+    subscription.install()
+    assert set(subscription.status.values()) == {"waiting"} and subscription.missing == []
+    first = importlib.import_module("bus_first")
+    assert (first.function(1), notes) == (2, ["a: function"])
+    assert subscription.status["bus_second:other"] == "waiting"
+    assert subscription.missing == ["bus_first:absent"]
+    second = importlib.import_module("bus_second")
+    assert second.other(1) == 3 and seen == ["bus_first", "bus_second"]
+    assert subscription.missing == ["bus_first:absent", "bus_second:other.__doc__ (ValueError: another torch)"]
+    assert subscription.remove() == []
+    notes.clear()
+    assert (first.function(1), second.other(1), notes) == (2, 3, [])
+    assert not any(type(finder).__module__.startswith("graphprobe") for finder in sys.meta_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_can_patch_although_another_thread_was_patching() -> None:
+    board, held, done = patches._board, threading.Event(), threading.Event()
+
+    def patching() -> None:
+        with board.lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=patching)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        os._exit(0 if board.lock.acquire(blocking=False) else 1)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
