@@ -13,14 +13,14 @@ from graphprobe.internals.patches import Patch, PatchSet
 T = TypeVar("T")
 
 
-class Told(Protocol):
+class Listener(Protocol):
     """Whoever is told of something."""
 
     def failed(self, what: str, details: str) -> None:
         """What was told has raised; it is not told again."""
 
 
-Observer = TypeVar("Observer", bound=Told)
+Observer = TypeVar("Observer", bound=Listener)
 
 
 class Subscriber(Generic[Observer]):
