@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 import graphprobe
 from conftest import Finished
 from graphprobe.compat import torchair
-from graphprobe.internals.stages import stop_after
+from graphprobe.internals.inductor.stages import stop_after
 from graphprobe.probe.dump.scoped import is_scoped
 
 Marks = list[list[str]]

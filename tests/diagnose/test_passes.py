@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.diagnose.passes import Step, analyse, different
 from graphprobe.diagnose.suspects import Suspect
-from graphprobe.internals.pass_snapshots import PassLog, Snapshot
-from graphprobe.internals.stages import copy_graph
+from graphprobe.internals.inductor.executable_snapshots import PassLog, Snapshot
+from graphprobe.internals.inductor.stages import copy_graph
 
 ATEN = torch.ops.aten
 Edit = Callable[[Graph], Any]

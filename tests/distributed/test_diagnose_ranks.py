@@ -20,7 +20,7 @@ FORKED = """
 import os, sys, threading, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from graphprobe.internals import collectives
+from graphprobe.internals.operators import collectives
 
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 model = torch.nn.Linear(3, 2)
@@ -62,7 +62,9 @@ def test_a_forked_child_answers_its_collectives_itself(run_python: Run, kind: st
 
 
 def test_where_there_are_no_ranks_nothing_is_touched(run_python: Run) -> None:
-    code = "from graphprobe.internals import collectives as c; c.answer_here(); import torch; c.answer_here()\n"
+    code = (
+        "from graphprobe.internals.operators import collectives as c\nc.answer_here(); import torch; c.answer_here()\n"
+    )
     done = run_python("-c", f"{code}print(c.ranks())", env=ENV)
     assert (done.code, done.out) == (0, "1\n"), done.err
 

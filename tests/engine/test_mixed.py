@@ -10,8 +10,8 @@ import torch
 
 from graphprobe.engine.interpret import copied_together, flat_outputs
 from graphprobe.engine.mixed import CannotReplaceError, MixedGraph, MixedRun
-from graphprobe.internals import stages
-from graphprobe.internals.lowered import LoweredGraph, watched_lowering
+from graphprobe.internals.inductor import stages
+from graphprobe.internals.inductor.lowered_graph import LoweredGraph, watched_lowering
 
 F = torch.nn.functional
 ATTENTION = F.scaled_dot_product_attention

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.internals.compile_calls import CompileCalls, Compiled, settings_of_compiled
+from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, settings_of_compiled
 
 Seen = list[tuple[Compiled, tuple[Any, ...], dict[str, Any]]]
 

@@ -13,7 +13,7 @@ import torch
 import graphprobe
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.backends.explain import ExplainWithBackend
-from graphprobe.internals.frame_names import compiled_now, plain_name
+from graphprobe.internals.dynamo.frame_names import compiled_now, plain_name
 from graphprobe.store.reader import Run
 
 pytestmark = pytest.mark.usefixtures("fresh")

@@ -19,7 +19,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from graphprobe.internals.ir_eval import IrMismatch, IrValues, evaluate_ir
+from graphprobe.internals.ir.evaluation import IrMismatch, IrValues, evaluate_ir
 
 aten = torch.ops.aten
 F = torch.nn.functional

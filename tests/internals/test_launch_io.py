@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.internals.kernel_signatures import kernel_source
-from graphprobe.internals.launch_io import LaunchIO, Use, launch_ios
-from graphprobe.internals.launches import Launching, LaunchTap
-from graphprobe.internals.lowered import LoweredGraph, watched_lowering
+from graphprobe.internals.inductor.lowered_graph import LoweredGraph, watched_lowering
+from graphprobe.internals.launches.kernel_signatures import kernel_source
+from graphprobe.internals.launches.launch_io import LaunchIO, Use, launch_ios
+from graphprobe.internals.launches.launches import Launching, LaunchTap
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 

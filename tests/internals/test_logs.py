@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from graphprobe.internals.logs import LOGGERS, CompilerLogs
-from graphprobe.internals.logs_plan import plan_from_text
+from graphprobe.internals.logs.compiler_logs import LOGGERS, CompilerLogs
+from graphprobe.internals.logs.plan import plan_from_text
 
 FAMILY = "torch._dynamo"
 

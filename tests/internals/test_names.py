@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from conftest import ROOT
-from graphprobe.internals import dynamo, names, taps
+from graphprobe.internals import names, taps
+from graphprobe.internals.dynamo import taps as dynamo
 from graphprobe.internals.names import LOSES, NAMES, RUN_LOSES, SUPPORTED, Name, status
 from internals.torch_paths import Reader, Used, torch_paths
 from test_layers import has_private_part

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from graphprobe.errors import UsageError
-from graphprobe.internals.only_function import OnlyFunction, names_of
+from graphprobe.internals.dynamo.only_function import OnlyFunction, names_of
 
 
 class Counted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphprobe.internals.operators import decomposed_while_traced
+from graphprobe.internals.operators.operators import decomposed_while_traced
 
 
 @pytest.mark.parametrize("name", ["aten.upsample_bilinear2d.default", "aten.upsample_nearest2d.vec", "aten.dropout"])

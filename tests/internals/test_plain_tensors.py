@@ -8,13 +8,13 @@ import sys
 import pytest
 import torch
 
-from graphprobe.internals import plain_tensors
-from graphprobe.internals.plain_tensors import is_plain
+from graphprobe.internals.tensors import plain_tensors
+from graphprobe.internals.tensors.plain_tensors import is_plain
 
 COUNTS = '''
 import os, sys, threading, time
 import torch
-from graphprobe.internals.plain_tensors import is_plain
+from graphprobe.internals.tensors.plain_tensors import is_plain
 
 turns = [0]
 

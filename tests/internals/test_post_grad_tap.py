@@ -11,8 +11,8 @@ from torch._inductor import compile_fx
 from torch.fx import GraphModule
 
 from graphprobe.errors import UnsupportedTorchError
-from graphprobe.internals import post_grad_tap
-from graphprobe.internals.post_grad_tap import after_post_grad
+from graphprobe.internals.inductor import post_grad_tap
+from graphprobe.internals.inductor.post_grad_tap import after_post_grad
 
 
 def passes(gm: GraphModule) -> None:

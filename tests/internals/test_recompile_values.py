@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphprobe.analysis.recompile_guards import Check
-from graphprobe.internals.recompile_values import value_in_frame
+from graphprobe.internals.dynamo.recompile_values import value_in_frame
 
 
 class Loud:

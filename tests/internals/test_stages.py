@@ -13,7 +13,7 @@ import torch._inductor.config
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from graphprobe.engine.interpret import Recorder
-from graphprobe.internals.stages import STAGES, copy_graph, inductor_config, stop_after
+from graphprobe.internals.inductor.stages import STAGES, copy_graph, inductor_config, stop_after
 
 
 class MLP(torch.nn.Module):

@@ -9,7 +9,7 @@ from types import CodeType
 
 import pytest
 
-from graphprobe.internals.statements import code_at
+from graphprobe.internals.dynamo.statements import code_at
 
 PROGRAM = """
 def f(x, y):

@@ -73,7 +73,8 @@ WITHOUT = """
 import json, sys
 from pathlib import Path
 import graphprobe
-from graphprobe.internals import inductor, taps
+from graphprobe.internals import taps
+from graphprobe.internals.inductor import taps as inductor
 from graphprobe.internals.patches import Patch
 lost = json.loads(sys.argv[2])
 real = taps._all

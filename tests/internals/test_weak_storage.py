@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphprobe.internals import weak_storage
-from graphprobe.internals.weak_storage import WeakMemory, WeakStorages, span_of, storage_ids, version_of
+from graphprobe.internals.tensors import weak_storage
+from graphprobe.internals.tensors.weak_storage import WeakMemory, WeakStorages, span_of, storage_ids, version_of
 
 
 class Refuses(TorchDispatchMode):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from graphprobe.internals.call_sites import buffers_by_line
-from graphprobe.internals.ir_records import IRBuffer, IRNode
+from graphprobe.internals.ir.records import IRBuffer, IRNode
+from graphprobe.internals.launches.call_sites import buffers_by_line
 from graphprobe.probe.links import nodes_by_launch
 
 CODE = """

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from graphprobe.backends.calling import debug_backend
 from graphprobe.backends.graphs import Mode, ModeInterpreter, copy_graph_module, has_higher_order
 from graphprobe.errors import UsageError
-from graphprobe.internals.aot_backends import (
+from graphprobe.internals.aot.backends import (
     Edit,
     aot_compile,
     crossref_setting,
@@ -19,8 +19,8 @@ from graphprobe.internals.aot_backends import (
     inductor_compile,
     take_boxed,
 )
-from graphprobe.internals.backends import lookup
-from graphprobe.internals.checking_modes import crossref_mode
+from graphprobe.internals.dynamo.torch_backends import lookup
+from graphprobe.internals.operators.checking_modes import crossref_mode
 
 Compiled = Callable[..., Any]
 

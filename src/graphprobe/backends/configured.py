@@ -9,7 +9,7 @@ from graphprobe.backends.wrap import Wrapped, wrap
 from graphprobe.compiler_config import CompilerConfig
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError
-from graphprobe.internals.backends import inductor_with_mode
+from graphprobe.internals.dynamo.torch_backends import inductor_with_mode
 
 
 def get_backend(*, compiler_config: CompilerConfig | None = None, backend: str = "inductor") -> Wrapped:

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from graphprobe.backends.calling import debug_backend
 from graphprobe.backends.graphs import ModeInterpreter, WatchedInterpreter, target_name
 from graphprobe.errors import GraphprobeError, UsageError
-from graphprobe.internals.checking_modes import fake_mode_of, raised_by_schema_check, schema_check_mode
-from graphprobe.internals.compile_facts import place_of
+from graphprobe.internals.dynamo.compile_facts import place_of
+from graphprobe.internals.operators.checking_modes import fake_mode_of, raised_by_schema_check, schema_check_mode
 
 Compiled = Callable[..., Any]
 

@@ -18,7 +18,7 @@ from graphprobe.backends.fault_op import CHANGING, STOPPING, WIDER, PlantedFault
 from graphprobe.backends.graphs import copy_graph_module, names_of, target_name
 from graphprobe.backends.registry import resolve
 from graphprobe.errors import GraphprobeWarning, UsageError, nearest
-from graphprobe.internals.compile_facts import calls_of, place_of
+from graphprobe.internals.dynamo.compile_facts import calls_of, place_of
 
 KINDS = ("compile", *STOPPING[:1], *CHANGING, *STOPPING[1:])
 IN_A_GRADIENT = ("accuracy", "stride", "nan", *STOPPING)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from graphprobe.internals.aot_backends import is_higher_order
-from graphprobe.internals.operators import operator_of
+from graphprobe.internals.aot.backends import is_higher_order
+from graphprobe.internals.operators.operators import operator_of
 
 CALLS = ("call_function", "call_method", "call_module")
 

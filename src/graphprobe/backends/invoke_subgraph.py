@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.backends.calling import debug_backend
-from graphprobe.internals.aot_backends import aot_compile, invoke_subgraph_infer
+from graphprobe.internals.aot.backends import aot_compile, invoke_subgraph_infer
 
 
 @debug_backend

@@ -13,7 +13,7 @@ import torch
 from graphprobe.backends.calling import BackendFunction
 from graphprobe.backends.ladder import LADDER
 from graphprobe.errors import UsageError
-from graphprobe.internals.backends import lookup
+from graphprobe.internals.dynamo.torch_backends import lookup
 
 PREFIX = "graphprobe:"
 """Before a name, in `torch.compile(backend=…)`, when graphprobe is installed."""

@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 from graphprobe.backends.calling import debug_backend
 from graphprobe.backends.graphs import copy_graph_module
 from graphprobe.errors import GraphprobeError
-from graphprobe.internals.aot_backends import aot_compile, is_higher_order
-from graphprobe.internals.compile_facts import calls_of
+from graphprobe.internals.aot.backends import aot_compile, is_higher_order
+from graphprobe.internals.dynamo.compile_facts import calls_of
 
 NUMBERS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool), (bool, bool), (int, int))
 

@@ -95,6 +95,6 @@ class _Named:
         self._name = name
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        from graphprobe.internals.backends import lookup
+        from graphprobe.internals.dynamo.torch_backends import lookup
 
         return lookup(self._name)(gm, example_inputs, **kwargs)

@@ -13,7 +13,7 @@ from graphprobe.report.visible import echo
 from graphprobe.settings import BY_NAME
 
 if TYPE_CHECKING:
-    from graphprobe.internals.only_function import OnlyFunction
+    from graphprobe.internals.dynamo.only_function import OnlyFunction
 
 only_function_option = options_from((BY_NAME["only_function"],))
 
@@ -25,7 +25,7 @@ def filtered(names: tuple[str, ...]) -> Iterator[OnlyFunction]:
     Raises:
         UsageError: a name is empty.
     """
-    from graphprobe.internals.only_function import OnlyFunction
+    from graphprobe.internals.dynamo.only_function import OnlyFunction
 
     only = OnlyFunction(names or os.environ.get(BY_NAME["only_function"].env) or None, graphs_too=False)
     with only.shared():

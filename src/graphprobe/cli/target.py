@@ -99,7 +99,7 @@ def callable_of(target: str) -> str | None:
 
 def check_backend(name: str) -> None:
     """Raises `UsageError` unless torch knows a backend of that name."""
-    from graphprobe.internals.compile_calls import backend_names
+    from graphprobe.internals.dynamo.compile_calls import backend_names
 
     known = backend_names()
     if name not in known:

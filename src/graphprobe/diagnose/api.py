@@ -16,7 +16,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import TIMEOUT_S, Compilation
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, LargestZ
-from graphprobe.internals.compile_calls import Compiled, mode_names, settings_of_compiled
+from graphprobe.internals.dynamo.compile_calls import Compiled, mode_names, settings_of_compiled
 
 
 def diagnose(

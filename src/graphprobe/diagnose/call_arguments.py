@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import get_overridable_functions
 
-from graphprobe.internals.op_mode import Overload
+from graphprobe.internals.operators.op_mode import Overload
 from graphprobe.numerics.dtypes import limit_named
 from graphprobe.store.calls import Scalar
 

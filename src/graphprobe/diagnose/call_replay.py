@@ -18,7 +18,7 @@ from graphprobe.diagnose.call_arguments import NotReplayableError, arguments_fro
 from graphprobe.diagnose.local import NEAR_ONE, LocalError, base_name, comparable, local_error
 from graphprobe.engine.reference import is_noisy, leaves
 from graphprobe.errors import GraphprobeError
-from graphprobe.internals.trees import tree_map
+from graphprobe.internals.tensors.trees import tree_map
 from graphprobe.store.calls import Call, CallDump, CallSlot
 
 CHANGED = ("output.input.", "output.kwarg.")

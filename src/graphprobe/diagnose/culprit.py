@@ -18,8 +18,8 @@ from graphprobe.diagnose.stage_evidence import alike
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.findings import Kind
-from graphprobe.internals.backends import lookup
-from graphprobe.internals.stages import broken_after
+from graphprobe.internals.dynamo.torch_backends import lookup
+from graphprobe.internals.inductor.stages import broken_after
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from graphprobe.diagnose.rungs import StageGraph
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import copied, flat_outputs, run_graph
 from graphprobe.engine.naming import op_of
-from graphprobe.internals.aot_backends import inductor_decompositions
+from graphprobe.internals.aot.backends import inductor_decompositions
 from graphprobe.judge.judging import strides as strides_of
 
 

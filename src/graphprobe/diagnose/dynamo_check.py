@@ -42,9 +42,9 @@ from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import capture, from_bytes, to_bytes
-from graphprobe.internals.aot_backends import is_higher_order
-from graphprobe.internals.functorch_values import physical, without_transforms
-from graphprobe.internals.trees import tree_leaves
+from graphprobe.internals.aot.backends import is_higher_order
+from graphprobe.internals.tensors.functorch_values import physical, without_transforms
+from graphprobe.internals.tensors.trees import tree_leaves
 
 Plain = tuple[str, str]
 """A number, text or truth value among arguments or results: the path to it, and its value as text."""

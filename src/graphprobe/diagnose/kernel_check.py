@@ -19,8 +19,8 @@ from graphprobe.engine.naming import op_of, source_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Latent
-from graphprobe.internals.lowered import LoweredGraph
-from graphprobe.internals.operators import value_of, writes_to
+from graphprobe.internals.inductor.lowered_graph import LoweredGraph
+from graphprobe.internals.operators.operators import value_of, writes_to
 
 VIEWS_AND_SUCH = frozenset(
     "aten.view.default aten.reshape.default aten.permute.default aten.expand.default aten.unsqueeze.default "

@@ -18,7 +18,7 @@ from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import GraphRun, run_graph
 from graphprobe.engine.mixed import MixedGraph, MixedLaunch, MixedRun
 from graphprobe.engine.naming import op_of
-from graphprobe.internals.kernel_signatures import kernel_source
+from graphprobe.internals.launches.kernel_signatures import kernel_source
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from graphprobe.diagnose.whole_proof import NUMBERS, prove_by_program
 from graphprobe.engine.isolate import Outcome, Raised, isolated
 from graphprobe.engine.values import from_bytes
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, Rung, kind_of_death, told_more
-from graphprobe.internals import after_fork, collectives
+from graphprobe.internals import after_fork
+from graphprobe.internals.operators import collectives
 from graphprobe.judge.judging import COMPILING, Difference, Reference, compare, identical, roundoff_of, worst_of
 from graphprobe.judge.observation import Observation, read
 from graphprobe.judge.refusals import refusal_of, user_line

@@ -14,7 +14,7 @@ import msgspec
 
 from graphprobe.diagnose.local import LocalError
 from graphprobe.engine.mixed import MixedGraph, MixedLaunch, MixedRun
-from graphprobe.internals.lowered import watched_lowering
+from graphprobe.internals.inductor.lowered_graph import watched_lowering
 
 Judge = Callable[[MixedRun], LocalError]
 """Says of a run whether what left the graph is right."""

@@ -19,8 +19,8 @@ from graphprobe.engine.reference import is_noisy
 from graphprobe.engine.subgraph import CALLS, is_item, is_view, output_node
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind, Stage
-from graphprobe.internals.operators import writes_to
-from graphprobe.internals.pass_snapshots import PassLog
+from graphprobe.internals.inductor.executable_snapshots import PassLog
+from graphprobe.internals.operators.operators import writes_to
 
 ROUNDINGS = 64
 """Relative differences, in units of the dtype's roundoff, from which on two values of a node are called different."""

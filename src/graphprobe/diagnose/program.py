@@ -15,7 +15,7 @@ from graphprobe.engine.accumulation import rough_sums
 from graphprobe.engine.reference import InFloat64, is_noisy
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, untouched
-from graphprobe.internals.trees import tree_leaves, tree_map
+from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.judge.contents import contents_of
 from graphprobe.judge.effects import snapshot
 from graphprobe.judge.observation import ObservationRecord, failed, observe

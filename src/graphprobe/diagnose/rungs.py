@@ -20,10 +20,10 @@ from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import exposed
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.findings import Finding, LargestZ, Latent
-from graphprobe.internals import stages
-from graphprobe.internals.aot_backends import aot_compile
-from graphprobe.internals.lowered import watched_lowering
-from graphprobe.internals.pass_snapshots import PassLog, Snapshots
+from graphprobe.internals.aot.backends import aot_compile
+from graphprobe.internals.inductor import stages
+from graphprobe.internals.inductor.executable_snapshots import PassLog, Snapshots
+from graphprobe.internals.inductor.lowered_graph import watched_lowering
 from graphprobe.judge.observation import ObservationRecord
 from graphprobe.judge.stage_table import Graphs
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis
-from graphprobe.internals.compile_calls import CompileCalls, Compiled, flattened, mapped
+from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, flattened, mapped
 from graphprobe.probe import script
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 from graphprobe.diagnose.dossier.environment import environment
 from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_hook, shown_name
 from graphprobe.diagnose.program_text.values import Unwritable
-from graphprobe.internals.program_backends import registered
+from graphprobe.internals.dynamo.program_backends import registered
 from graphprobe.internals.require import require
 
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})

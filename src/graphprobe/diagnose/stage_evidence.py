@@ -21,8 +21,8 @@ from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
-from graphprobe.internals.ir_eval import evaluate_ir
-from graphprobe.internals.operators import decomposed_while_traced
+from graphprobe.internals.ir.evaluation import evaluate_ir
+from graphprobe.internals.operators.operators import decomposed_while_traced
 from graphprobe.judge.judging import Difference, Reference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, Loops

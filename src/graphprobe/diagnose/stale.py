@@ -14,7 +14,7 @@ from graphprobe.diagnose.rungs import DynamoGraph
 from graphprobe.engine.interpret import flat_outputs
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS
-from graphprobe.internals.trees import tree_map
+from graphprobe.internals.tensors.trees import tree_map
 
 
 def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]]) -> Accused | None:

@@ -36,8 +36,8 @@ from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.values import capture, to_bytes
 from graphprobe.findings import LargestZ, Latent
 from graphprobe.internals.caches import caches_renewed
-from graphprobe.internals.compile_facts import given_up, graphs_made
-from graphprobe.internals.op_mode import OpMode, Overload
+from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
+from graphprobe.internals.operators.op_mode import OpMode, Overload
 from graphprobe.judge.contents import plain_parts
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.observation import ObservationRecord, read

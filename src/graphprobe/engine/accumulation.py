@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.op_mode import OpMode, Overload, decomposition_of
-from graphprobe.internals.operators import operator_of
-from graphprobe.internals.trees import tree_leaves, tree_map
+from graphprobe.internals.operators.op_mode import OpMode, Overload, decomposition_of
+from graphprobe.internals.operators.operators import operator_of
+from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 
 ROUNDOFF = 2.0**-24
 """u of float32, in which sums of narrower dtypes are made, too."""

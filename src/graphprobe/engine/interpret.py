@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from graphprobe.internals.functorch_values import physical, without_transforms
 from graphprobe.internals.quiet import hint
+from graphprobe.internals.tensors.functorch_values import physical, without_transforms
 
 Watch = Callable[[Node, tuple[Any, ...], dict[str, Any], Any], None]
 """Gets a node, the arguments it is run with (before it runs it could have changed them), and its result."""

@@ -16,10 +16,10 @@ from torch.fx import Interpreter
 from graphprobe.engine.interpret import copied, copied_together, flat_outputs
 from graphprobe.engine.mixed_plan import NoGraph, Piece, piece_of
 from graphprobe.engine.reference import InFloat64
-from graphprobe.internals.ir_eval_index import NotEvaluated, evaluate
-from graphprobe.internals.launch_io import LaunchIO, Use, launch_ios
-from graphprobe.internals.launches import Launching, LaunchTap
-from graphprobe.internals.lowered import LoweredGraph
+from graphprobe.internals.inductor.lowered_graph import LoweredGraph
+from graphprobe.internals.ir.index import NotEvaluated, evaluate
+from graphprobe.internals.launches.launch_io import LaunchIO, Use, launch_ios
+from graphprobe.internals.launches.launches import Launching, LaunchTap
 
 How = Literal["graph", "ir", "no"]
 

@@ -15,9 +15,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphprobe.engine.naming import op_of
-from graphprobe.internals.launch_io import LaunchIO, Use
-from graphprobe.internals.lowered import LoweredGraph
-from graphprobe.internals.operators import value_of, writes_to
+from graphprobe.internals.inductor.lowered_graph import LoweredGraph
+from graphprobe.internals.launches.launch_io import LaunchIO, Use
+from graphprobe.internals.operators.operators import value_of, writes_to
 
 DRAWS = torch.Tag.nondeterministic_seeded
 COPY = "aten.copy_.default"

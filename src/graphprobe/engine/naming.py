@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from graphprobe.internals.operators import operator_of
+from graphprobe.internals.operators.operators import operator_of
 
 LINE = re.compile(r'File "([^"]*)", line (\d+)')
 

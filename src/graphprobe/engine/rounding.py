@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from graphprobe.engine.reference import array_from, dtype_of
-from graphprobe.internals.op_mode import OpMode, Overload
-from graphprobe.internals.operators import operator_of
-from graphprobe.internals.trees import tree_leaves
+from graphprobe.internals.operators.op_mode import OpMode, Overload
+from graphprobe.internals.operators.operators import operator_of
+from graphprobe.internals.tensors.trees import tree_leaves
 from graphprobe.numerics.divergence import Run
 from graphprobe.numerics.dtypes import DTYPES, WorkingDtype
 from graphprobe.numerics.noise import Array, Float64Array, Noise, flat, sigma_from_runs, typical_magnitude

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphprobe.engine.interpret import copied
-from graphprobe.internals.operators import value_of, writes_to
+from graphprobe.internals.operators.operators import value_of, writes_to
 
 CALLS = ("call_function", "call_method", "call_module")
 

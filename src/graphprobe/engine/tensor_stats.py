@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from graphprobe.errors import UsageError
-from graphprobe.internals.plain_tensors import PLAIN_TYPES, is_backed, is_plain
 from graphprobe.internals.quiet import is_fake, quiet
+from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES, is_backed, is_plain
 from graphprobe.numerics import stats
 from graphprobe.numerics.item_kinds import KINDS, kind_of, table_address
 from graphprobe.records import TensorStats

@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from graphprobe.internals import collectives
+from graphprobe.internals.operators import collectives
 from graphprobe.internals.require import require
 
 

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from graphprobe.engine.values import why_not
 from graphprobe.internals.quiet import is_fake, quiet
-from graphprobe.internals.trees import tree_leaves
+from graphprobe.internals.tensors.trees import tree_leaves
 
 MOST = 10_000
 """Values inside of objects that are looked at."""

@@ -11,7 +11,7 @@ import torch
 
 from graphprobe.engine.isolate import Raised, raised_from
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
-from graphprobe.internals.trees import structure_of, tree_leaves
+from graphprobe.internals.tensors.trees import structure_of, tree_leaves
 from graphprobe.judge.contents import contents_of, kept_in, plain_parts
 from graphprobe.judge.effects import from_record, to_record
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
-from graphprobe.internals import dynamo
+from graphprobe.internals.dynamo import taps as dynamo
+from graphprobe.internals.dynamo.repro_hooks import VARIABLES, asked_of_torch
 from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.repro_hooks import VARIABLES, asked_of_torch
 from graphprobe.probe.session import Session, check_watching, open_session
 from graphprobe.settings import RunSettings, Settings, resolve, torch_compile_debug_state
 from graphprobe.store import layout

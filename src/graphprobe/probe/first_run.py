@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from graphprobe.internals.launches import Launching, LaunchTap
+from graphprobe.internals.launches.launches import Launching, LaunchTap
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.steps import StepLog
 from graphprobe.records import Where

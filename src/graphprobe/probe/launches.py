@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from graphprobe.export.trace_events import document, lasting, named
-from graphprobe.internals.ir_records import IRNode
-from graphprobe.internals.launches import Launch, LaunchTap
+from graphprobe.internals.ir.records import IRNode
+from graphprobe.internals.launches.launches import Launch, LaunchTap
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.links import nodes_by_launch
 from graphprobe.records import Where

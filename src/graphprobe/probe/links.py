@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from graphprobe.internals.ir_records import IRNode
+from graphprobe.internals.ir.records import IRNode
 
 
 def nodes_by_launch(buffers: Sequence[Iterable[str]], nodes: Sequence[IRNode]) -> list[tuple[IRNode, ...]]:

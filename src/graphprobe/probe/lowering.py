@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.internals import inductor
-from graphprobe.internals.inductor_ir import donated_inputs, ir_graph
-from graphprobe.internals.ir_node_text import Cache
-from graphprobe.internals.ir_records import IRNode
-from graphprobe.internals.launches import LaunchTap
+from graphprobe.internals.inductor import taps as inductor
+from graphprobe.internals.ir.node_text import Cache
+from graphprobe.internals.ir.records import IRNode
+from graphprobe.internals.ir.scheduler_nodes import donated_inputs, ir_graph
+from graphprobe.internals.launches.launches import LaunchTap
 from graphprobe.probe.first_run import first_run
 from graphprobe.probe.formats.code_py import output_code_source
 from graphprobe.probe.inputs import InputSaver

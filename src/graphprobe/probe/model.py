@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from graphprobe.internals.compile_facts import begins_at, calls_of, on_cpu
 from graphprobe.internals.context import Frame
+from graphprobe.internals.dynamo.compile_facts import begins_at, calls_of, on_cpu
 from graphprobe.internals.observer import FrameFacts
 from graphprobe.probe.formats.fx_text import graph_text
 from graphprobe.probe.inputs import InputSaver

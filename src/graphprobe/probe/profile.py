@@ -17,8 +17,8 @@ from graphprobe.analysis.timing import Summary, summary_of
 from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, write_profile
 from graphprobe.errors import UsageError
 from graphprobe.export.chrome_trace import export_profile
-from graphprobe.internals.compile_timing import CompileTiming
-from graphprobe.internals.span_recorder import OpenSpan
+from graphprobe.internals.timing.compile_timing import CompileTiming
+from graphprobe.internals.timing.span_recorder import OpenSpan
 from graphprobe.report.profile import print_profile
 
 

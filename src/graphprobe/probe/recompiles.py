@@ -11,7 +11,7 @@ import msgspec
 from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.analysis.recompiles import RecompileReport, report_from_facts
 from graphprobe.errors import UsageError, last_line
-from graphprobe.internals.recompiles import RecompileTaps
+from graphprobe.internals.dynamo.recompiles import RecompileTaps
 from graphprobe.report.recompiles import recompile_lines
 
 

@@ -16,11 +16,11 @@ from graphprobe.analysis.breaks_facts import Fact, line_from_fact
 from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.errors import GraphprobeWarning, last_line
 from graphprobe.internals.context import Frame
+from graphprobe.internals.dynamo.only_function import OnlyFunction
 from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.logs import CompilerLogs
-from graphprobe.internals.logs_plan import plan_from_text
+from graphprobe.internals.logs.compiler_logs import CompilerLogs
+from graphprobe.internals.logs.plan import plan_from_text
 from graphprobe.internals.observer import FrameFacts
-from graphprobe.internals.only_function import OnlyFunction
 from graphprobe.internals.taps import Taps
 from graphprobe.probe import environment
 from graphprobe.probe.frames.watch import FrameWatch

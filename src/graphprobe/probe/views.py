@@ -50,7 +50,7 @@ def ir_file(
         from graphprobe.probe.formats.onnx_text import ir_pbtxt
 
         return Script(source=ir_pbtxt(ir, title))
-    from graphprobe.internals.inductor_ir import config_overrides
+    from graphprobe.internals.ir.scheduler_nodes import config_overrides
     from graphprobe.probe.formats.ir_py import ir_py_source
 
     return ir_py_source(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphprobe.findings import Diagnosis
-    from graphprobe.internals.compile_calls import CompileCalls, Compiled
+    from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled
 
 Diagnoses = list[tuple[str, "Diagnosis"]]
 """Name of the function, and its diagnosis."""
@@ -35,7 +35,7 @@ class CompileWatch:
     def install(self) -> None:
         """Put it in place; the second time does nothing. Imports no torch."""
         if self._calls is None:
-            from graphprobe.internals.compile_calls import CompileCalls
+            from graphprobe.internals.dynamo.compile_calls import CompileCalls
 
             self._calls = CompileCalls(self._on_call)
             self._calls.install()

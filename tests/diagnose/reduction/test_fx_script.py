@@ -12,7 +12,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from graphprobe.diagnose.reduction import script_cases, watch_script
 from graphprobe.diagnose.reduction.watch_script import Asked, ScriptWatch, asked_by
 from graphprobe.errors import UsageError
-from graphprobe.internals import repro_hooks
+from graphprobe.internals.dynamo import repro_hooks
 
 
 class Relu(torch.nn.Module):

@@ -14,7 +14,8 @@ import torch._dynamo
 import torch._inductor.compile_fx
 
 import graphprobe
-from graphprobe.internals import aot, patches, taps
+from graphprobe.internals import patches, taps
+from graphprobe.internals.aot import taps as aot
 
 OUT = sys.argv[1]
 CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from graphprobe.internals.autograd_edges import plans_between
+from graphprobe.internals.operators.autograd_edges import plans_between
 
 
 def test_linear_gives_all_three_gradients_and_its_own_share(dumped: Callable[..., Any]) -> None:
@@ -201,7 +201,7 @@ def test_the_walk_ends_at_older_nodes() -> None:
     outside = x
     for _ in range(50):
         outside = outside * 2
-    from graphprobe.internals.autograd_edges import edge_of, sequence_number
+    from graphprobe.internals.operators.autograd_edges import edge_of, sequence_number
 
     first = sequence_number()
     inner = torch.ones(1, requires_grad=True)

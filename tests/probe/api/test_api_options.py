@@ -18,7 +18,7 @@ import graphprobe
 from conftest import ROOT
 from graphprobe.dump_plan.api_options import API_CONFIG, API_OPTIONS
 from graphprobe.errors import GraphprobeError, SettingError, UsageError
-from graphprobe.internals.api_calls import global_hooks
+from graphprobe.internals.operators.api_calls import global_hooks
 from graphprobe.probe.api.plan import ApiPlan, plan_from_arguments
 from graphprobe.store.api_reader import open_api_dump
 

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Interpreter
 
 import graphprobe
 import graphprobe.probe.dump.kernel as engine
-from graphprobe.internals.dump_taps import Lowered
+from graphprobe.internals.inductor.dump_taps import Lowered
 from graphprobe.store.dump_reader import DumpedOp
 from graphprobe.store.reader import Run
 from probe.dump import models
@@ -241,7 +241,7 @@ def test_an_exception_and_the_generator_are_as_without(dumping: Any) -> None:
 
 def test_cpp_wrapper_says_that_there_is_nothing_to_watch(dumping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "lower", lambda *args: (plain(*args)[0], Lowered()))
-    plain = importlib.import_module("graphprobe.internals.dump_taps").lower
+    plain = importlib.import_module("graphprobe.internals.inductor.dump_taps").lower
     x = torch.randn(3)
     assert torch.equal(dumping.compile(lambda x: x.abs() + 1)(x), x.abs() + 1)
     found = dumping.end()

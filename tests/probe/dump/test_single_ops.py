@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import graphprobe
-from graphprobe.internals import eager_ops
+from graphprobe.internals.operators import eager_ops
 from graphprobe.probe.dump.single_ops import MODEL
 
 from .conftest import Dumped, Dumping

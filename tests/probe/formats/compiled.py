@@ -16,7 +16,7 @@ from torch import fx
 from torch._inductor import compile_fx, debug
 
 from graphprobe.engine.values import capture, capture_after, to_bytes
-from graphprobe.internals import inductor_ir
+from graphprobe.internals.ir import scheduler_nodes as inductor_ir
 from graphprobe.probe.formats import IRGraph, Script
 from graphprobe.probe.formats.code_py import output_code_source
 from graphprobe.probe.formats.fx_py import fx_py_source

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conftest import Finished
-from graphprobe.internals.frame_failures import FailedFrame, FrameFailures
+from graphprobe.internals.dynamo.frame_failures import FailedFrame, FrameFailures
 from graphprobe.probe.frames.recorder import record_files
 
 PROGRAMS = Path(__file__).parent / "programs"

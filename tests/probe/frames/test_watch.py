@@ -13,7 +13,7 @@ import torch
 from torch._dynamo import convert_frame
 
 import graphprobe
-from graphprobe.internals.frame_failures import FailedFrame
+from graphprobe.internals.dynamo.frame_failures import FailedFrame
 from graphprobe.probe.frames import recorder, watch
 from graphprobe.probe.frames.replaying import replay_frame
 from graphprobe.probe.frames.sources import NotRecordable

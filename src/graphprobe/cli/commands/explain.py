@@ -114,7 +114,7 @@ def _script(
     printed: bool,
 ) -> int:
     from graphprobe.backends.explain_program import ProgramWatch
-    from graphprobe.internals.compile_settings import CompileSettings
+    from graphprobe.internals.dynamo.compile_settings import CompileSettings
     from graphprobe.probe import script
 
     if not os.path.exists(target):

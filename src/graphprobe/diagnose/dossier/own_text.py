@@ -16,8 +16,8 @@ from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.diagnose.program_text.parts import Place, TextProgram, bindings, tree_of
 from graphprobe.diagnose.program_text.text import program_text
 from graphprobe.diagnose.program_text.values import Unwritable
-from graphprobe.internals.operators import operator_of
-from graphprobe.internals.program_backends import aot_arguments, aot_autograd
+from graphprobe.internals.dynamo.program_backends import aot_arguments, aot_autograd
+from graphprobe.internals.operators.operators import operator_of
 from graphprobe.probe.frames.libraries import Call
 from graphprobe.probe.frames.program import _Module
 from graphprobe.probe.frames.sources import NotRecordable, first_line, is_own

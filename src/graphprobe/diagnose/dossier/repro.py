@@ -13,7 +13,7 @@ from graphprobe.diagnose.dossier import comparison, self_check, watch
 from graphprobe.diagnose.dossier.own_backend import OwnBackend
 from graphprobe.engine import replay
 from graphprobe.engine.values import one_file_bytes
-from graphprobe.internals.operators import operator_of
+from graphprobe.internals.operators.operators import operator_of
 from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_py import HELPERS, GraphSource
 from graphprobe.probe.formats.modules import BUILD_MODULE

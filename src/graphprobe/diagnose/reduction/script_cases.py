@@ -23,9 +23,10 @@ from graphprobe.diagnose.reduction.service import Job, Service, free_memory
 from graphprobe.diagnose.settings import changed_settings, versions
 from graphprobe.engine.replay import synthetic
 from graphprobe.engine.values import capture
-from graphprobe.internals import after_fork, stages
+from graphprobe.internals import after_fork
+from graphprobe.internals.dynamo.repro_hooks import Backend, plain_graphs
+from graphprobe.internals.inductor import stages
 from graphprobe.internals.quiet import hint, is_fake, quiet
-from graphprobe.internals.repro_hooks import Backend, plain_graphs
 from graphprobe.probe import active
 from graphprobe.reduce.outcome import Answer
 

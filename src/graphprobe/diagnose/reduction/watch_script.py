@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
-from graphprobe.internals import repro_hooks
-from graphprobe.internals.repro_hooks import Backend, Children, Compile, ReproHooks
+from graphprobe.internals.dynamo import repro_hooks
+from graphprobe.internals.dynamo.repro_hooks import Backend, Children, Compile, ReproHooks
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.case import Case

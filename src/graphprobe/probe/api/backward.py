@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from graphprobe.internals.autograd_edges import Edge, NodePlan, graph_task, only_node, plans_between, unseen
+from graphprobe.internals.operators.autograd_edges import Edge, NodePlan, graph_task, only_node, plans_between, unseen
 from graphprobe.internals.quiet import quiet
 from graphprobe.store.api_jobs import Slot
 from graphprobe.store.calls import CallKind, SlotRole

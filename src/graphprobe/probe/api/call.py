@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphprobe.internals.autograd_edges import Edge, edge_of, sequence_number
+from graphprobe.internals.operators.autograd_edges import Edge, edge_of, sequence_number
 from graphprobe.probe.api.arguments import INPUTS, output_name, take
 from graphprobe.probe.api.backward import Head, watch_backward
 from graphprobe.probe.api.values import PLAIN

@@ -8,9 +8,15 @@ from typing import Any, Protocol
 
 import torch
 
-from graphprobe.internals.api_calls import CompiledRegions, is_compiled_module, original_of, put_back, take_out
-from graphprobe.internals.autograd_edges import unseen
 from graphprobe.internals.importhook import ImportHook
+from graphprobe.internals.operators.api_calls import (
+    CompiledRegions,
+    is_compiled_module,
+    original_of,
+    put_back,
+    take_out,
+)
+from graphprobe.internals.operators.autograd_edges import unseen
 from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.mode import ApiMode
 from graphprobe.probe.api.modules import ModuleWatch

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from graphprobe.errors import UsageError
-from graphprobe.internals.api_calls import BackwardRuns, put_back, take_out
+from graphprobe.internals.operators.api_calls import BackwardRuns, put_back, take_out
 from graphprobe.probe import environment
 from graphprobe.probe.api.compiled import CallWatch, CompiledWatch, Watch
 from graphprobe.probe.api.mode import ApiMode

@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from graphprobe.internals.api_calls import own_buffers, own_parameters
+from graphprobe.internals.operators.api_calls import own_buffers, own_parameters
 from graphprobe.store.calls import Holder
 
 _CROWDED = 65536

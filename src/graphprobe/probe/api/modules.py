@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from graphprobe.internals.api_calls import (
+from graphprobe.internals.operators.api_calls import (
     global_hooks,
     is_compiled_module,
     keywords_of_call,
@@ -15,7 +15,7 @@ from graphprobe.internals.api_calls import (
     own_buffers,
     own_parameters,
 )
-from graphprobe.internals.autograd_edges import unseen
+from graphprobe.internals.operators.autograd_edges import unseen
 from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.session import ApiSession
 

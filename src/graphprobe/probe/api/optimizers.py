@@ -15,8 +15,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from graphprobe.internals.api_calls import put_back, take_out
-from graphprobe.internals.autograd_edges import unseen
+from graphprobe.internals.operators.api_calls import put_back, take_out
+from graphprobe.internals.operators.autograd_edges import unseen
 from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.modules import Removable
 from graphprobe.probe.api.session import ApiSession

@@ -19,8 +19,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from graphprobe.errors import EXIT_FOUND, GraphprobeError, UsageError
-from graphprobe.internals.autograd_now import innermost_function_mode, next_sequence_number, running_node
-from graphprobe.internals.eager_ops import EagerOp, EagerOps
+from graphprobe.internals.operators.autograd_now import innermost_function_mode, next_sequence_number, running_node
+from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.api.frames import Frames
 from graphprobe.probe.api.names import info_of

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from graphprobe.internals.eager_ops import EagerOp
+from graphprobe.internals.operators.eager_ops import EagerOp
 from graphprobe.probe.dump.infinities import BOTH, MASK, NOTHING, Signs, largest, tables
 from graphprobe.probe.dump.traits import NONE, OpTraits
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.autograd_edges import unseen
-from graphprobe.internals.function_apply import FunctionApply
 from graphprobe.internals.importhook import ImportHook
+from graphprobe.internals.operators.autograd_edges import unseen
+from graphprobe.internals.operators.function_apply import FunctionApply
 from graphprobe.internals.patches import Patch, PatchSet
 from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.session import ApiSession

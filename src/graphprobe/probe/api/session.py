@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.autograd_edges import at_end_of_backward, graph_task, in_compiled_backward
+from graphprobe.internals.operators.autograd_edges import at_end_of_backward, graph_task, in_compiled_backward
 from graphprobe.probe.api.backward import BackwardCall, Head
 from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.frames import Frames, in_recomputation

@@ -16,10 +16,10 @@ import torch
 from graphprobe.engine.device_stats import finish, stats_async
 from graphprobe.engine.tensor_forms import Form, Forms, meta_of, text_of
 from graphprobe.engine.tensor_stats import readable, stats_in_memory, stats_of
-from graphprobe.internals.functorch_values import is_wrapped, physical, without_transforms
-from graphprobe.internals.local_tensors import local_of
-from graphprobe.internals.plain_tensors import is_backed, is_lazy, is_plain
 from graphprobe.internals.quiet import quiet
+from graphprobe.internals.tensors.functorch_values import is_wrapped, physical, without_transforms
+from graphprobe.internals.tensors.local_tensors import local_of
+from graphprobe.internals.tensors.plain_tensors import is_backed, is_lazy, is_plain
 from graphprobe.probe.api.held import HeldTensors
 from graphprobe.probe.dump.tensors import _memory, _to_host, is_capturing
 from graphprobe.records import TensorMeta, TensorStats

@@ -9,11 +9,11 @@ from torch.fx import GraphModule
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError
-from graphprobe.internals.aot_backends import aot_compile
-from graphprobe.internals.backends import inductor_with_mode, lookup
-from graphprobe.internals.dump_taps import compile_id, inductor_graphs, under_compile, uses_cuda_graphs
-from graphprobe.internals.eager_ops import compiled_graph
-from graphprobe.internals.stages import post_grad_graph
+from graphprobe.internals.aot.backends import aot_compile
+from graphprobe.internals.dynamo.torch_backends import inductor_with_mode, lookup
+from graphprobe.internals.inductor.dump_taps import compile_id, inductor_graphs, under_compile, uses_cuda_graphs
+from graphprobe.internals.inductor.stages import post_grad_graph
+from graphprobe.internals.operators.eager_ops import compiled_graph
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.instrument import compile_instrumented
 from graphprobe.probe.dump.interpreter import boxed, interpreted

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from graphprobe.internals.post_grad_tap import after_post_grad
-from graphprobe.internals.side_effects import define_side_effect
-from graphprobe.internals.stages import compile_kernels
+from graphprobe.internals.inductor.post_grad_tap import after_post_grad
+from graphprobe.internals.inductor.stages import compile_kernels
+from graphprobe.internals.operators.side_effects import define_side_effect
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import ops_of_graph
 from graphprobe.probe.dump.instrument_graph import INPUTS, OUTPUTS, Inserted, insert_recorders

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from graphprobe.internals.dump_taps import Lowered, NotSeen, lower
-from graphprobe.internals.launches import Launching, LaunchTap
+from graphprobe.internals.inductor.dump_taps import Lowered, NotSeen, lower
+from graphprobe.internals.launches.launches import Launching, LaunchTap
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.launch_ops import LaunchOp, ops_of_code
 from graphprobe.probe.dump.model import DumpGraph, DumpModel

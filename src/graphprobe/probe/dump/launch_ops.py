@@ -10,9 +10,9 @@ from typing import Any
 from torch.fx import Node
 
 from graphprobe.engine.naming import op_of
-from graphprobe.internals.dump_taps import Lowered
-from graphprobe.internals.ir_records import IRNode
-from graphprobe.internals.launch_io import LaunchIO, Use, launch_ios
+from graphprobe.internals.inductor.dump_taps import Lowered
+from graphprobe.internals.ir.records import IRNode
+from graphprobe.internals.launches.launch_io import LaunchIO, Use, launch_ios
 from graphprobe.probe.dump.facts import DATA_OPS, facts_of, source_text, type_of
 from graphprobe.probe.dump.ops import DATA, GraphOp, Values
 from graphprobe.probe.dump.scoped import is_scoped

@@ -9,7 +9,7 @@ import torch
 
 from graphprobe.engine.tensor_forms import Form, Forms, meta_of
 from graphprobe.engine.tensor_stats import stats_in_memory
-from graphprobe.internals.plain_tensors import PLAIN_TYPES, is_plain
+from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES, is_plain
 from graphprobe.probe.dump.tensors import live_stats
 from graphprobe.records import TensorMeta, TensorStats
 

@@ -10,7 +10,7 @@ import torch
 from graphprobe.engine.tensor_stats import readable, stats_of
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.weak_storage import span_of
+from graphprobe.internals.tensors.weak_storage import span_of
 from graphprobe.probe.dump.infinities import largest
 from graphprobe.probe.dump.ops import Values
 from graphprobe.probe.dump.overflow_rules import Problem, Summary

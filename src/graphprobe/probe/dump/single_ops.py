@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from graphprobe.errors import UnsupportedTorchError
-from graphprobe.internals.eager_ops import EagerOp, EagerOps, Lines, in_backward, program_lines
+from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps, Lines, in_backward, program_lines
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import source_text, type_of
 from graphprobe.probe.dump.model import DumpGraph, DumpModel

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from torch.fx import Graph, Node
 
 from graphprobe.engine.naming import op_of
-from graphprobe.internals.dump_taps import Lowered
-from graphprobe.internals.launch_io import LaunchIO, buffer_of
-from graphprobe.internals.operators import writes_to
+from graphprobe.internals.inductor.dump_taps import Lowered
+from graphprobe.internals.launches.launch_io import LaunchIO, buffer_of
+from graphprobe.internals.operators.operators import writes_to
 from graphprobe.probe.dump.infinities import SILENT, Signs, Table, signs_of_graph, tables, union
 
 

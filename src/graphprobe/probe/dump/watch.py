@@ -11,7 +11,7 @@ import torch
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.weak_storage import span_of
+from graphprobe.internals.tensors.weak_storage import span_of
 from graphprobe.probe.dump.model import DumpGraph, why_no_call
 from graphprobe.probe.dump.ops import GraphOp, OpExecution
 from graphprobe.probe.dump.running import GraphCall

@@ -12,7 +12,7 @@ from graphprobe.engine.device_stats import stats_async
 from graphprobe.engine.tensor_stats import readable, stats_of
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.weak_storage import WeakMemory, span_of, version_of
+from graphprobe.internals.tensors.weak_storage import WeakMemory, span_of, version_of
 from graphprobe.probe.dump.ops import GraphOp
 
 COPY_BYTES = 256 << 20

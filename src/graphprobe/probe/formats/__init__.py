@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from graphprobe.internals.ir_records import IRBuffer, IRGraph, IRNode, NodeKind, Origin
+from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeKind, Origin
 
 __all__ = ["IRBuffer", "IRGraph", "IRNode", "NodeKind", "Origin", "Script"]
 

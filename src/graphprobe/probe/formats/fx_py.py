@@ -11,7 +11,7 @@ from torch import fx
 
 from graphprobe.engine import replay
 from graphprobe.engine.values import one_file_bytes, why_not
-from graphprobe.internals.ir_records import source_line
+from graphprobe.internals.ir.records import source_line
 from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.literals import Literals, Unreproducible
 from graphprobe.probe.formats.metas import input_metas, metas_text

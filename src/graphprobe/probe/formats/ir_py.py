@@ -190,7 +190,9 @@ def ir_py_source(
         donated_idxs: inputs that a backward may overwrite (`internals.inductor_ir.donated_inputs()`).
         inputs: example inputs of the compile, fake tensors and symbolic numbers; None takes the placeholders' values.
     """
-    from graphprobe.internals import inductor_ir  # private torch is loaded only where Inductor ran
+    from graphprobe.internals.ir import (
+        scheduler_nodes as inductor_ir,  # private torch is loaded only where Inductor ran
+    )
 
     graph = GraphSource(gm)
     given = example_inputs(gm) if inputs is None else list(inputs)

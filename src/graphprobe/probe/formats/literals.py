@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from graphprobe.internals.operators import Operator, operator_of
+from graphprobe.internals.operators.operators import Operator, operator_of
 from graphprobe.internals.quiet import hint
 
 BUILT_IN_NAMESPACES = frozenset(

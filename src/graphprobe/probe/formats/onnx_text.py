@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from graphprobe.export.onnx_graph import Builder, text_of
-from graphprobe.internals.ir_records import IRBuffer, IRGraph, IRNode, source_line
-from graphprobe.internals.operators import operator_of
+from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, source_line
+from graphprobe.internals.operators.operators import operator_of
 
 
 def ir_pbtxt(ir: IRGraph, name: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.operators import operator_of
+from graphprobe.internals.operators.operators import operator_of
 from graphprobe.probe.frames.sources import NotRecordable, is_own
 
 SEARCHED = (

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.function_kinds import disabled_function
+from graphprobe.internals.dynamo.function_kinds import disabled_function
 from graphprobe.probe.frames.libraries import Call, import_of, made_class, named_tuple
 from graphprobe.probe.frames.sources import (
     NotRecordable,

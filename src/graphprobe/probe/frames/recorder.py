@@ -12,7 +12,7 @@ import torch
 import graphprobe
 from graphprobe.engine import replay
 from graphprobe.engine.values import capture, safetensors_bytes
-from graphprobe.internals.frame_failures import FailedFrame
+from graphprobe.internals.dynamo.frame_failures import FailedFrame
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.frames import rebuild, replaying
 from graphprobe.probe.frames.program import Program

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from graphprobe.internals.frame_failures import FailedFrame, FrameFailures, asked_by_torch
+from graphprobe.internals.dynamo.frame_failures import FailedFrame, FrameFailures, asked_by_torch
 from graphprobe.records import Where
 from graphprobe.settings import Settings
 from graphprobe.store import frame_record, layout

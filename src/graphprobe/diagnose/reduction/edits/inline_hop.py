@@ -14,7 +14,7 @@ from graphprobe.diagnose.reduction.edits.base import EditBase, EditPass, NotAppl
 from graphprobe.diagnose.reduction.edits.literals import calls
 from graphprobe.diagnose.reduction.edits.measure import attribute, is_higher_order
 from graphprobe.engine.interpret import run_graph
-from graphprobe.internals.operators import operator_of
+from graphprobe.internals.operators.operators import operator_of
 
 
 class InlineBranch(EditBase, frozen=True):

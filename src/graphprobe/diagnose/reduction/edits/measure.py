@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.reduction.edits.literals import CALLS, literals
-from graphprobe.internals.operators import operator_of
+from graphprobe.internals.operators.operators import operator_of
 
 HEAD = 4096
 """So many elements are looked at first: most tensors are seen not to be simple by them."""

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from graphprobe.diagnose.reduction.edits.base import EditBase, EditPass, NotApplicable
 from graphprobe.diagnose.reduction.edits.literals import calls
 from graphprobe.engine.subgraph import output_node
-from graphprobe.internals.operators import writes_to
+from graphprobe.internals.operators.operators import writes_to
 
 
 class KeepOutputs(EditBase, frozen=True):

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.diagnose.reduction.edits.base import bodies, copied_inputs, runnable
 from graphprobe.diagnose.reduction.edits.literals import calls, literals, put
-from graphprobe.internals.operators import operator_of
+from graphprobe.internals.operators.operators import operator_of
 
 NAMES = frozenset(
     "size shape sizes self_size input_size input_sizes split_sizes split_size split_size_or_sections normalized_shape "

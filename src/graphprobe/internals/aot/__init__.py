@@ -1,0 +1,1 @@
+"""AOTAutograd: its graphs, and backends made of it."""

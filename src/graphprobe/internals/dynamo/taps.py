@@ -1,0 +1,199 @@
+"""Taps on Dynamo: the graph handed to a backend, the guards, torch's own metrics of each compile."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from graphprobe.internals.bus import Subscriber
+from graphprobe.internals.caches import bypassed
+from graphprobe.internals.context import UNOBSERVED, Frame, entered
+from graphprobe.internals.dynamo.frame_names import frame_name
+from graphprobe.internals.observer import CompileObserver, FrameFacts
+from graphprobe.internals.patches import Patch
+from graphprobe.internals.unseen import unseen
+
+
+def current_compile_id() -> str | None:
+    """torch's id of the compile under way on this thread."""
+    from torch._guards import CompileContext
+
+    compile_id = CompileContext.current_compile_id()
+    return None if compile_id is None else str(compile_id)
+
+
+def compiled_before() -> list[str]:
+    """`function (file:line)` of every function that already holds code compiled by Dynamo."""
+    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
+    if convert_frame is None or entries is None:
+        return []
+    found = []
+    for reference in list(getattr(convert_frame.input_codes, "seen", [])):
+        code = reference() if callable(reference) else reference
+        if code is not None and entries(code):
+            found.append(f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})")
+    return found
+
+
+def torch_run_dir() -> str | None:
+    """The run folder that torch itself has chosen in this process, None while it has not."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    chosen = getattr(utils, "_get_debug_dir", None)
+    cache_info = getattr(chosen, "cache_info", None)
+    if utils is None or cache_info is None or cache_info().currsize == 0:
+        return None
+    return str(utils.get_debug_dir())
+
+
+def follow_run_dir(run_dir: str) -> Patch:
+    """Has torch put its own debug files into `run_dir`, unless it has chosen a folder already."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _get_debug_dir(root_dir: str) -> str:
+            chosen = getattr(original, "cache_info", None)
+            return str(original(root_dir)) if chosen is None or chosen().currsize else run_dir
+
+        return _get_debug_dir
+
+    return Patch("debug_dir", "torch._dynamo.utils", "_get_debug_dir", make)
+
+
+def backend_name(backend: object) -> str:
+    """A backend's name as torch's own messages would have it, else its class."""
+    inner = getattr(backend, "_torchdynamo_orig_backend", None) or backend
+    for attribute in ("compiler_name", "__name__"):
+        name = getattr(inner, attribute, None)
+        if isinstance(name, str):
+            return name
+    return type(inner).__name__
+
+
+def mode_of(backend: object) -> str | None:
+    """The mode of `torch.compile` whose settings Inductor has; None for none, and for other backends."""
+    inner = getattr(backend, "_torchdynamo_orig_backend", None) or backend
+    config = getattr(inner, "config", None)
+    if type(inner).__name__ != "_TorchCompileInductorWrapper" or not isinstance(config, dict):
+        return None
+    inductor = sys.modules.get("torch._inductor")
+    modes = inductor.list_mode_options() if inductor is not None else {}
+    fitting = [name for name, options in modes.items() if options and options.items() <= config.items()]
+    return max(fitting, key=lambda name: len(modes[name]), default=None)
+
+
+def _recompile_reason() -> str | None:
+    """torch works it out before it traces, and keeps it with the metrics of the compile under way."""
+    from torch._dynamo.utils import get_metrics_context
+
+    reason = getattr(get_metrics_context(), "_metrics", {}).get("recompile_reason")
+    return None if reason is None else str(reason)
+
+
+def _facts(output_graph: Any) -> FrameFacts:
+    root = output_graph.root_tx
+    named = frame_name(root.f_code, root.f_locals) if root is not None else None
+    reason = output_graph.compile_subgraph_reason
+    broke = reason is not None and reason.graph_break
+    return FrameFacts(
+        compile_id=current_compile_id(),
+        function=named.name if named is not None else None,
+        file=named.file if named is not None else None,
+        line=named.line if named is not None else None,
+        backend=backend_name(output_graph.compiler_fn),
+        mode=mode_of(output_graph.compiler_fn),
+        backend_object=output_graph.compiler_fn,
+        graph_break=str(reason.reason) if broke else None,
+        break_stack=[f"{s.filename}:{s.lineno} in {s.name}" for s in reason.user_stack] if broke else [],
+        resumed=named is not None and named.resumed,
+        recompile_reason=_recompile_reason(),
+    )
+
+
+def _restarts(error: BaseException) -> bool:
+    """Whether this is no failure, but Dynamo's way of tracing the function once more."""
+    from torch._dynamo.exc import RestartAnalysis
+
+    return isinstance(error, RestartAnalysis)
+
+
+def _tap_call_user_compiler(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
+            token = None
+            if to.tell("wants", lambda: to.observer.wants(self.compiler_fn), False):
+                token = to.tell(
+                    "dynamo graph", lambda: to.observer.model_begins(_facts(self), gm, example_inputs), None
+                )
+            if token is None:
+                with unseen, entered(UNOBSERVED):
+                    return original(self, gm, example_inputs)
+            try:
+                with unseen, entered(Frame(token, phase="dynamo")), bypassed() as caches:
+                    to.tell("caches", lambda: to.observer.caches_bypassed(token, caches), None)
+                    compiled = original(self, gm, example_inputs)
+            except BaseException as error:
+                failure = error
+                if not _restarts(failure):
+                    to.tell("backend failure", lambda: to.observer.model_ends(token, None, failure), None)
+                raise
+            return to.tell("backend result", lambda: to.observer.model_ends(token, compiled, None), compiled)
+
+        return call_user_compiler
+
+    return make
+
+
+def _tap_metrics(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def create(cls: Any, metrics: dict[str, Any]) -> Any:
+            def tell() -> None:
+                compile_id = metrics.get("compile_id")
+                to.observer.metrics(None if compile_id is None else str(compile_id), dict(metrics))
+
+            to.tell("metrics", tell, None)
+            return original(cls, metrics)
+
+        return create
+
+    return make
+
+
+def _describe_guard(guard: Any) -> dict[str, Any]:
+    kind = guard.create_fn_name() if hasattr(guard, "create_fn_name") else None
+    stack = getattr(guard, "user_stack", None)
+    where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else None
+    return {"source": guard.name, "kind": kind, "code": list(guard.code_list or ()), "where": where}
+
+
+def _tap_guards(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(self: Any, f_code: Any, output_graph: Any, *args: Any, **kwargs: Any) -> None:
+            with unseen:
+                original(self, f_code, output_graph, *args, **kwargs)
+
+            def tell() -> None:
+                guards = [_describe_guard(g) for g in sorted(output_graph.guards)]
+                to.observer.guards(current_compile_id(), guards)
+
+            to.tell("guards", tell, None)
+
+        return __init__
+
+    return make
+
+
+def patches(observer: CompileObserver) -> list[Patch]:
+    """The taps of this module."""
+    to = Subscriber(observer)
+    return [
+        Patch(
+            "dynamo_graph",
+            "torch._dynamo.output_graph",
+            "OutputGraph.call_user_compiler",
+            _tap_call_user_compiler(to),
+        ),
+        Patch("metrics", "torch._dynamo.utils", "CompilationMetrics.create", _tap_metrics(to)),
+        Patch("guards", "torch._dynamo.guards", "CheckFunctionManager.__init__", _tap_guards(to)),
+    ]

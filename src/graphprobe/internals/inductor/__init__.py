@@ -1,0 +1,1 @@
+"""Inductor: its stages, passes and lowering."""

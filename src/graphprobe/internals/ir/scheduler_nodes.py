@@ -1,0 +1,223 @@
+"""Reads Inductor's scheduler nodes, its configuration and its symbols into neutral records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import fx
+from torch._inductor import config as inductor_config
+from torch._inductor import dependencies, scheduler
+from torch._inductor.utils import get_donated_idxs
+from torch._inductor.virtualized import V
+
+from graphprobe.internals.ir.node_text import Cache, node_text
+from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeKind, Origin, source_line
+
+
+# <rows>
+def ir_kind(node: Any) -> NodeKind:
+    names = [cls.__name__ for cls in type(node).__mro__]
+    if "ForeachKernelSchedulerNode" in names:
+        return "foreach"
+    if "GroupedSchedulerNode" in names:
+        return "grouped"
+    if "FusedSchedulerNode" in names:
+        return "fused"
+    if node.is_template():
+        return "template"
+    if node.is_extern():
+        return "extern"
+    if "NopKernelSchedulerNode" in names:
+        return "nop"
+    return "compute" if "SchedulerNode" in names else "other"
+
+
+def ir_buffer(buffer: Any) -> tuple[str, str | None, list[str] | None, list[str] | None, str | None]:
+    """Name, dtype, shape, stride, device; None for what the buffer has not, e.g. the tuple of a multi-output call."""
+    layout = getattr(buffer, "layout", None)
+    if layout is None or not hasattr(layout, "dtype"):  # what a collective writes in place has a size and no dtype
+        return (buffer.get_name(), None, None, None, None)
+    dtype = str(layout.dtype).removeprefix("torch.")
+    shape, stride = [str(n) for n in layout.size], [str(n) for n in layout.stride]
+    return (buffer.get_name(), dtype, shape, stride, str(layout.device))
+
+
+def ir_members(node: Any) -> list[str]:
+    return [member.get_name() for member in node.get_nodes()] if hasattr(node, "snodes") else []
+
+
+def ir_row(node: Any) -> tuple[str, str, list[str], list[Any]]:
+    """What must be the same when the graph is lowered again: name, kind, fused members, outputs."""
+    return (node.get_name(), ir_kind(node), ir_members(node), [ir_buffer(out.node) for out in node.get_outputs()])
+
+
+# </rows>
+
+
+def rows_source() -> str:
+    """Source of `ir_row`, for scripts that lower a graph again."""
+    text = Path(__file__).read_text("utf-8")
+    return text.split("# <rows>\n", 1)[1].split("# </rows>\n", 1)[0].replace("-> NodeKind", "-> str").strip() + "\n"
+
+
+def ir_graph(nodes: Sequence[Any], cache: Cache | None = None) -> IRGraph:
+    """The scheduler's nodes as records; call it while Inductor reports them, its graph handler is read.
+
+    Args:
+        nodes: what `log_ir_pre_fusion` or `log_ir_post_fusion` were called with (`BaseSchedulerNode`s).
+        cache: texts of nodes, handed from the call before fusion to the one after.
+    """
+    graph = V.graph
+    cache = {} if cache is None else cache
+    position: dict[str, int] = {}
+    if isinstance(module := getattr(graph, "module", None), fx.GraphModule):
+        position = {node.name: i for i, node in enumerate(module.graph.nodes)}
+    inputs = [_input(name, value) for name, value in graph.graph_inputs.items()]
+    inputs += [_constant(name, value) for name, value in graph.constants.items()]
+    try:
+        outputs = tuple(str(name) for name in graph.get_output_names())
+    except Exception:  # not lowered to the end
+        outputs = ()
+    name = str(graph.name) if type(graph).__name__ == "SubgraphLowering" else ""
+    return IRGraph(
+        name=name,
+        nodes=tuple(_node(node, position, cache) for node in nodes),
+        inputs=tuple(inputs),
+        outputs=outputs,
+    )
+
+
+def _node(node: Any, position: dict[str, int], cache: Cache) -> IRNode:
+    members = [member for member in node.get_nodes() if member.node is not None]
+    origins = {origin.name: origin for member in members for origin in (member.node.get_origins() or ())}
+    kernels = [str(name) for member in members if (name := getattr(member.node, "python_kernel_name", None))]
+    written = {out.get_name() for out in node.get_outputs()}
+    reads = [d.name for d in node.read_writes.reads if not isinstance(d, dependencies.WeakDep)]
+    kind_of_ir = type(node.node).__name__ if node.node is not None else ""
+    return IRNode(
+        name=node.get_name(),
+        kind=ir_kind(node),
+        type=f"{type(node).__name__}({kind_of_ir})",
+        inputs=tuple(name for name in dict.fromkeys(reads) if name not in written),
+        outputs=tuple(_output(out) for out in node.get_outputs()),
+        origins=tuple(_origin(origins[key]) for key in sorted(origins, key=lambda k: (position.get(k, -1), k))),
+        members=tuple(ir_members(node)),
+        ranges=_ranges(node),
+        kernel=", ".join(kernels) or None,
+        text=node_text(node, cache),
+    )
+
+
+def _ranges(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    if not isinstance(node, (scheduler.SchedulerNode, scheduler.FusedSchedulerNode)):
+        return None
+    found = [member.get_ranges() for member in node.get_nodes() if isinstance(member, scheduler.SchedulerNode)]
+    if not found:
+        return None
+    # A fused kernel loops over what its reduction, or else its first member, loops over.
+    loops = next((pair for pair in found if pair[1]), found[0])
+    return tuple(str(n) for n in loops[0]), tuple(str(n) for n in loops[1])
+
+
+def _output(out: Any) -> IRBuffer:
+    name, dtype, shape, stride, device = ir_buffer(out.node)
+    aliases, mutates = _names(out.get_aliases()), _names(out.get_mutations())
+    return IRBuffer(name, dtype, _tuple(shape), _tuple(stride), device, aliases, mutates)
+
+
+def _tuple(values: list[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _names(values: Iterable[object]) -> tuple[str, ...]:
+    return tuple(str(value) for value in values)
+
+
+def _input(name: str, value: Any) -> IRBuffer:
+    try:
+        _, dtype, shape, stride, device = ir_buffer(value)
+        if dtype is None and hasattr(value, "get_layout"):
+            layout = value.get_layout()
+            dtype, device = str(layout.dtype).removeprefix("torch."), str(layout.device)
+            shape, stride = [str(n) for n in layout.size], [str(n) for n in layout.stride]
+    except Exception:  # a symbolic number, a script object
+        dtype = shape = stride = device = None
+    if dtype is None and isinstance(value, sympy.Expr):
+        dtype, shape = ("int64" if value.is_integer else "float64"), []
+    return IRBuffer(name, dtype, _tuple(shape), _tuple(stride), device)
+
+
+def _constant(name: str, value: torch.Tensor) -> IRBuffer:
+    shape, stride = tuple(str(n) for n in value.shape), tuple(str(n) for n in value.stride())
+    return IRBuffer(name, str(value.dtype).removeprefix("torch."), shape, stride, str(value.device))
+
+
+def _origin(node: Any) -> Origin:
+    target = node.meta.get("original_aten") or node.target
+    return Origin(node.name, target if isinstance(target, str) else str(target), source_line(node) or None)
+
+
+def lowered_graph() -> fx.GraphModule:
+    """The post-grad graph that Inductor lowers at this moment."""
+    module = V.graph.orig_gm
+    assert isinstance(module, fx.GraphModule)
+    return module
+
+
+def donated_inputs() -> tuple[int, ...]:
+    """Positions of the inputs that the backward being compiled may overwrite; empty outside AOTAutograd."""
+    return tuple(get_donated_idxs() or ())
+
+
+def config_overrides() -> dict[str, object]:
+    """Inductor settings in force that differ from their defaults and are plain values."""
+    current = inductor_config.get_config_copy()
+    entries = inductor_config._config  # type: ignore[attr-defined]
+    found = {name: (value, entries[name].default) for name, value in current.items()}
+    return {name: value for name, (value, default) in found.items() if _plain(value) and value != default}
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def symbols(values: Iterable[object]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The symbols of the shape environment that symbolic sizes among `values` belong to, and the guards on them.
+
+    Returns:
+        One dict a symbol (`name`, `value`, `low`, `high`; None where unbounded), and the guards as expressions.
+    """
+    env = next((e for value in values for e in _environments(value)), None)
+    if env is None:
+        return [], []
+    found: list[dict[str, Any]] = []
+    for symbol, value in env.backed_var_to_val.items():
+        bounds = env.var_to_range.get(symbol)
+        low, high = (_bound(bounds.lower), _bound(bounds.upper)) if bounds is not None else (None, None)
+        if symbol.is_integer and symbol not in env.replacements:
+            positive = bool(symbol.is_positive)
+            found.append({"name": symbol.name, "value": int(value), "low": low, "high": high, "positive": positive})
+    known = {row["name"] for row in found}
+    guards = [guard.expr for guard in env.guards]
+    return found, [str(expr) for expr in guards if {symbol.name for symbol in expr.free_symbols} <= known]
+
+
+def _bound(value: Any) -> int | None:
+    return int(value) if value.is_number and value.is_finite and abs(value) < 2**62 else None
+
+
+def _environments(value: object) -> list[Any]:
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return [value.node.shape_env]
+    if isinstance(value, torch.Tensor):
+        numbers = [*value.shape, *value.stride()]
+        return [n.node.shape_env for n in numbers if isinstance(n, torch.SymInt)]
+    return []

@@ -1,0 +1,1 @@
+"""torch's own logs, and the names by which they are asked for."""

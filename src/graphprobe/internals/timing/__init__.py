@@ -1,0 +1,1 @@
+"""How long the steps of a compile take, and when each begins."""

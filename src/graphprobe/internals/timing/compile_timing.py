@@ -1,0 +1,247 @@
+"""Taps for timing: torch's own timed phases, passes, C++ builds and loads, cache lookups, and the imports between."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from graphprobe.internals.bus import Subscription
+from graphprobe.internals.dynamo.frame_names import compiled_now
+from graphprobe.internals.patches import Patch
+from graphprobe.internals.timing.import_timing import ImportTimer
+from graphprobe.internals.timing.span_recorder import OpenSpan, SpanRecorder
+from graphprobe.internals.unseen import unseen
+
+UTILS = "torch._dynamo.utils"
+EVENTS = "ChromiumEventLogger"
+OBSERVER = "torch.fx.passes.graph_transform_observer"
+
+CACHES = {"fx_graph_cache": "fx_graph", "autograd_cache": "aot_autograd"}
+"""Beginnings of the events by which torch's caches tell what they had."""
+
+METRICS = {
+    "fail_type": "failure",
+    "recompile_reason": "recompile_reason",
+    "graph_op_count": "calls",
+}
+"""torch's names of the facts of a compile, and ours."""
+
+
+class TimedFunction(msgspec.Struct, frozen=True):
+    """A function that torch does not time, or not by this name.
+
+    Attributes:
+        anywhere: also on a thread that compiles nothing by itself.
+        detail: what the span says of the call, from its arguments.
+    """
+
+    module: str
+    attribute: str
+    span: str
+    kind: str = "phase"
+    anywhere: bool = False
+    detail: Callable[..., str] | None = None
+
+
+def _built(builder: Any, *_: Any, **__: Any) -> str:
+    return str(builder.get_target_file_path())
+
+
+def _loaded(_: Any, path: str, *__: Any, **___: Any) -> str:
+    return str(path)
+
+
+_PASSES = "torch._inductor.fx_passes"
+_GRAPHS = "torch._functorch._aot_autograd.graph_compile"
+
+FUNCTIONS = (
+    TimedFunction(f"{_PASSES}.pre_grad", "lazy_init", "pattern_registration"),
+    TimedFunction(f"{_PASSES}.joint_graph", "lazy_init", "pattern_registration"),
+    TimedFunction(f"{_PASSES}.post_grad", "lazy_init", "pattern_registration"),
+    TimedFunction("torch._inductor.fx_utils", "FakeTensorUpdater.incremental_update", "fake_tensor_update"),
+    TimedFunction("torch.fx.graph_module", "_print_readable", "print_graph"),
+    TimedFunction(_GRAPHS, "_log_joint_graph", "log_graphs"),
+    TimedFunction(_GRAPHS, "_log_fw_bw_graphs", "log_graphs"),
+    TimedFunction("torch._functorch._aot_autograd.autograd_cache", "autograd_cache_key", "autograd_cache_key"),
+    TimedFunction("torch._inductor.codecache", "FxGraphCache.prepare_key", "fx_graph_cache_key"),
+    TimedFunction("torch._inductor.codecache", "FxGraphCache._save_graph", "fx_graph_cache_save"),
+    TimedFunction("torch._inductor.cpu_vec_isa", "VecISA.check_build", "vector_isa_check"),
+    TimedFunction("torch._inductor.codecache", "_precompile_header", "precompile_header"),
+    TimedFunction("torch._inductor.codecache", "CppCodeCache._load_library", "load_library", "load", True, _loaded),
+    TimedFunction("torch._inductor.cpp_builder", "CppBuilder.build", "cpp_build", "build", True, _built),
+)
+
+
+class CompileTiming:
+    """Records from `install` to `remove`.
+
+    Attributes:
+        recorder: the spans.
+        compiles, caches: facts by the field names of the profile's `Compile` and `CacheEvent`.
+        missing: names that this torch lacks, and names that were left patched by somebody else.
+    """
+
+    def __init__(self) -> None:
+        self.recorder = SpanRecorder()
+        self.compiles: list[dict[str, Any]] = []
+        self.caches: list[dict[str, Any]] = []
+        self.missing: list[str] = []
+        self._imports = ImportTimer(self.recorder)
+        self._subscription = Subscription(self._all())
+
+    def install(self) -> None:
+        self._subscription.install()
+        self._imports.install()
+
+    def remove(self) -> None:
+        """Undo everything and close the spans."""
+        self.recorder.close()
+        self._imports.remove()
+        self.missing += [f"this torch has no {address}" for address in self._subscription.missing]
+        foreign = self._subscription.remove()
+        self.missing += [f"{address} was replaced by somebody else meanwhile" for address in foreign]
+        if self.recorder.failure is not None:
+            self.missing.append(f"recording failed and was stopped: {self.recorder.failure}")
+
+    def _all(self) -> list[Patch]:
+        return [
+            Patch("profile", UTILS, f"{EVENTS}.log_event_start", self._event_start),
+            Patch("profile", UTILS, f"{EVENTS}.log_event_end", self._event_end),
+            Patch("profile", UTILS, f"{EVENTS}.log_instant_event", self._instant),
+            Patch("profile", UTILS, "CompilationMetrics.create", self._metrics),
+            Patch("profile", OBSERVER, "GraphTransformObserver.__enter__", self._pass_enter),
+            Patch("profile", OBSERVER, "GraphTransformObserver.__exit__", self._pass_exit),
+            *(
+                Patch("profile", timed.module, timed.attribute, functools.partial(self._function, timed))
+                for timed in FUNCTIONS
+            ),
+        ]
+
+    def _event_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The one place that `dynamo_timed` passes as it begins; no frame of ours stays on the stack meanwhile."""
+        recorder = self.recorder
+
+        def log_event_start(logger: Any, event_name: str, time_ns: int, metadata: Any, *args: Any, **kw: Any) -> Any:
+            result = original(logger, event_name, time_ns, metadata, *args, **kw)
+
+            def begin() -> None:
+                compile_id = metadata.get("compile_id")
+                recorder.begin(
+                    event_name,
+                    "pass" if event_name.startswith("pass.") else "phase",
+                    compile_id=None if compile_id in (None, "None") else compile_id,
+                    detail=str(metadata.get("fn_name") or ""),
+                )
+
+            recorder.quietly(begin)
+            return result
+
+        return log_event_start
+
+    def _event_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self.recorder
+
+        def log_event_end(logger: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:
+            recorder.quietly(lambda: recorder.end_named(event_name))
+            return original(logger, event_name, *args, **kwargs)
+
+        return log_event_end
+
+    def _instant(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def log_instant_event(logger: Any, event_name: str, time_ns: int, *args: Any, **kwargs: Any) -> Any:
+            cache, _, state = event_name.rpartition("_")
+            if cache in CACHES:
+                metadata = args[0] if args else kwargs.get("metadata")
+                self.recorder.quietly(lambda: self._cache_answer(CACHES[cache], state, metadata or {}))
+            return original(logger, event_name, time_ns, *args, **kwargs)
+
+        return log_instant_event
+
+    def _cache_answer(self, cache: str, state: str, metadata: dict[str, Any]) -> None:
+        inside = self.recorder.inside
+        reason = metadata.get("cache_bypass_reason")
+        fact = {"cache": cache, "state": state, "compile_id": inside.compile_id if inside is not None else None}
+        self.caches.append(fact | {"reason": None if reason is None else str(reason)})
+
+    def _metrics(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def create(cls: Any, metrics: dict[str, Any]) -> Any:
+            self.recorder.quietly(lambda: self.compiles.append(_compile_fact(metrics)))
+            return original(cls, metrics)
+
+        return create
+
+    def _pass_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self.recorder
+
+        def __enter__(observer: Any) -> Any:
+            result = original(observer)
+            caller = sys._getframe(1)
+            while caller.f_code.co_name == "__enter__" and caller.f_back is not None:
+                caller = caller.f_back
+            # These two time the pass themselves.
+            if caller.f_code.co_name not in ("apply_gm_pass", "apply_graph_pass"):
+                observer.__dict__["_graphprobe_span"] = recorder.quietly(lambda: _begin_pass(recorder, observer))
+            return result
+
+        return __enter__
+
+    def _pass_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self.recorder
+
+        def __exit__(observer: Any, kind: Any, error: Any, trace: Any) -> Any:
+            span = observer.__dict__.pop("_graphprobe_span", None)
+            if span is not None:
+                recorder.quietly(lambda: recorder.end(span))
+            return original(observer, kind, error, trace)
+
+        return __exit__
+
+    def _function(self, timed: TimedFunction, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self.recorder
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not recorder.on or (not timed.anywhere and recorder.inside is None):
+                with unseen:
+                    return original(*args, **kwargs)
+
+            def begin() -> OpenSpan:
+                detail = "" if timed.detail is None else timed.detail(*args, **kwargs)
+                return recorder.begin(timed.span, timed.kind, detail=detail)
+
+            span = recorder.quietly(begin)
+            try:
+                with unseen:
+                    return original(*args, **kwargs)
+            finally:
+                if span is not None:
+                    recorder.quietly(lambda: recorder.end(span))
+
+        return call
+
+
+def _begin_pass(recorder: SpanRecorder, observer: Any) -> OpenSpan | None:
+    inside = recorder.inside
+    if inside is None or (inside.kind == "pass" and observer.passname == "pattern_matcher"):
+        return None  # a graph that nobody compiles; a matcher without a name that runs as part of a pass with one
+    group = f"{observer.subsystem}." if observer.subsystem else ""
+    return recorder.begin(f"pass.{group}{observer.passname}", "pass")
+
+
+def _compile_fact(metrics: dict[str, Any]) -> dict[str, Any]:
+    compile_id = metrics.get("compile_id")
+    fact = {ours: metrics.get(theirs) for theirs, ours in METRICS.items()}
+    named = compiled_now()
+    if named is None:
+        place = [metrics.get(name) for name in ("co_name", "co_filename", "co_firstlineno")]
+    else:
+        place = [named.name, named.file, named.line]
+    return fact | {
+        **dict(zip(("function", "file", "line"), place, strict=True)),
+        "compile_id": None if compile_id is None else str(compile_id),
+        "direction": "backward" if metrics.get("is_forward") is False else "forward",
+    }
