@@ -243,7 +243,7 @@ def test_checker_objects(module: str, text: str, expected: str) -> None:
             "graphprobe.store.writer",
             "import os, msgspec\nfrom ..errors import SchemaError\nfrom .layout import RunLayout",
         ),
-        ("graphprobe.internals.dynamo.taps", "import torch._dynamo\nfrom torch._inductor import config"),
+        ("graphprobe.internals.dynamo.dynamo_taps", "import torch._dynamo\nfrom torch._inductor import config"),
         ("graphprobe.engine.compiled", "import torch\nfrom torch.fx import GraphModule\ntorch.__version__\nself._x"),
         (
             "graphprobe.cli.commands.run",

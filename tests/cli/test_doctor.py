@@ -132,14 +132,14 @@ def test_a_missing_tap_is_told_in_the_run(run_python: Callable[..., Any], tmp_pa
     """Simulated on a module that torch imports on its own: what else is collected, and what the manifest says."""
     (tmp_path / "program.py").write_text(
         "import torch, torch._functorch.aot_autograd as aot\n"
-        "from graphprobe.internals.aot import taps as ours\n"
+        "from graphprobe.internals.aot import aot_taps as ours\n"
         "import torch._dynamo.guards\n"
         "f = torch.compile(lambda x: x.sin() + 1, backend='eager')\n"
         "print(f(torch.zeros(2)).tolist())\n"
     )
     code = (
         "import sys\n"
-        "from graphprobe.internals.dynamo import taps as dynamo\n"
+        "from graphprobe.internals.dynamo import dynamo_taps as dynamo\n"
         "from graphprobe.internals.patches import Patch\n"
         "patches = dynamo.patches\n"
         "gone = Patch('guards', 'torch._dynamo.guards', 'ThereIsNoSuchManager.__init__', None)\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from graphprobe.internals.logs.compiler_logs import LOGGERS, CompilerLogs
-from graphprobe.internals.logs.plan import plan_from_text
+from graphprobe.internals.logs.log_plan import plan_from_text
 
 FAMILY = "torch._dynamo"
 

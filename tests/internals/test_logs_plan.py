@@ -11,7 +11,7 @@ import pytest
 from conftest import Finished
 from graphprobe.errors import UsageError
 from graphprobe.internals.logs import registry as logs_registry
-from graphprobe.internals.logs.plan import USUAL, plan_from_text
+from graphprobe.internals.logs.log_plan import USUAL, plan_from_text
 
 
 def levels(text: str) -> dict[str, int]:
@@ -66,7 +66,7 @@ def test_asking_does_not_import_torch_and_a_mistake_makes_no_folder(
     run_python: Callable[..., Finished], tmp_path: Path
 ) -> None:
     code = (
-        "import sys; from graphprobe.internals.logs.plan import plan_from_text as p; p('debug,+guards');"
+        "import sys; from graphprobe.internals.logs.log_plan import plan_from_text as p; p('debug,+guards');"
         "print('torch' in sys.modules)"
     )
     assert run_python("-c", code).out == "False\n"

@@ -16,7 +16,7 @@ import torch
 
 from conftest import ROOT
 from graphprobe.internals import names, taps
-from graphprobe.internals.dynamo import taps as dynamo
+from graphprobe.internals.dynamo import dynamo_taps as dynamo
 from graphprobe.internals.names import LOSES, NAMES, RUN_LOSES, SUPPORTED, Name, status
 from internals.torch_paths import Reader, Used, torch_paths
 from test_layers import has_private_part

@@ -74,7 +74,7 @@ import json, sys
 from pathlib import Path
 import graphprobe
 from graphprobe.internals import taps
-from graphprobe.internals.inductor import taps as inductor
+from graphprobe.internals.inductor import inductor_taps as inductor
 from graphprobe.internals.patches import Patch
 lost = json.loads(sys.argv[2])
 real = taps._all

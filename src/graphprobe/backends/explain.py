@@ -17,9 +17,9 @@ from graphprobe.backends.graphs import target_name
 from graphprobe.backends.registry import resolve
 from graphprobe.errors import last_line
 from graphprobe.internals.dynamo.compile_facts import begins_at, calls_of, compile_times_s, graph_breaks, guard_reader
+from graphprobe.internals.dynamo.dynamo_taps import backend_name, current_compile_id
 from graphprobe.internals.dynamo.frame_names import compiled_now
 from graphprobe.internals.dynamo.graph_breaks import BREAKS, listen
-from graphprobe.internals.dynamo.taps import backend_name, current_compile_id
 
 
 class ExplainWithBackend:

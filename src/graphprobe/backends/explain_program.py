@@ -12,9 +12,9 @@ from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.backends.explanation import Break, ExplainedGraph, Explanation, Guard
 from graphprobe.errors import last_line
 from graphprobe.internals.dynamo.compile_facts import begins_at, calls_of
+from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.internals.dynamo.frame_names import compiled_now
 from graphprobe.internals.dynamo.graph_breaks import listen, tap_graphs
-from graphprobe.internals.dynamo.taps import current_compile_id
 
 
 class ProgramWatch:

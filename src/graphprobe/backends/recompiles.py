@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from graphprobe.backends.registry import resolve
-from graphprobe.internals.dynamo.taps import backend_name
+from graphprobe.internals.dynamo.dynamo_taps import backend_name
 from graphprobe.probe.recompiles import Recompiles
 
 

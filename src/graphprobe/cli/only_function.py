@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from graphprobe.cli.options import options_from
+from graphprobe.cli.option_rows import options_from
 from graphprobe.errors import EXIT_OK, EXIT_UNDECIDED
 from graphprobe.report.visible import echo
 from graphprobe.settings import BY_NAME

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphprobe.cli.options import Command
+from graphprobe.cli.option_rows import Command
 from graphprobe.errors import UsageError, nearest
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphprobe.internals.aot import taps as aot
+from graphprobe.internals.aot import aot_taps as aot
 from graphprobe.internals.bus import Subscription
+from graphprobe.internals.dynamo import dynamo_taps as dynamo
 from graphprobe.internals.dynamo import graph_breaks, recompiles
-from graphprobe.internals.dynamo import taps as dynamo
-from graphprobe.internals.inductor import taps as inductor
+from graphprobe.internals.inductor import inductor_taps as inductor
 from graphprobe.internals.names import RUN_LOSES
 from graphprobe.internals.observer import CompileObserver
 from graphprobe.internals.patches import Patch

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
-from graphprobe.internals.dynamo import taps as dynamo
+from graphprobe.internals.dynamo import dynamo_taps as dynamo
 from graphprobe.internals.dynamo.repro_hooks import VARIABLES, asked_of_torch
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.probe.session import Session, check_watching, open_session

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.internals.inductor import taps as inductor
+from graphprobe.internals.inductor import inductor_taps as inductor
 from graphprobe.internals.ir.node_text import Cache
 from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.ir.scheduler_nodes import donated_inputs, ir_graph

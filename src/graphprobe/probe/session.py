@@ -19,7 +19,7 @@ from graphprobe.internals.context import Frame
 from graphprobe.internals.dynamo.only_function import OnlyFunction
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.logs.compiler_logs import CompilerLogs
-from graphprobe.internals.logs.plan import plan_from_text
+from graphprobe.internals.logs.log_plan import plan_from_text
 from graphprobe.internals.observer import FrameFacts
 from graphprobe.internals.taps import Taps
 from graphprobe.probe import environment

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from graphprobe.internals.context import Frame
-from graphprobe.internals.dynamo.taps import current_compile_id
-from graphprobe.internals.logs.plan import LogsPlan
+from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
+from graphprobe.internals.logs.log_plan import LogsPlan
 from graphprobe.store import layout
 from graphprobe.store.steps import StepLine, encode_step
 from graphprobe.store.writer import RunWriter

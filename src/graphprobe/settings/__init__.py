@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from graphprobe.settings.option import Option, size_from_text, text_from_size
-from graphprobe.settings.session import (
+from graphprobe.settings.in_force import (
     BY_NAME,
     TABLE,
     BackendSettings,
@@ -12,6 +11,7 @@ from graphprobe.settings.session import (
     resolve,
     torch_compile_debug_state,
 )
+from graphprobe.settings.option import Option, size_from_text, text_from_size
 
 __all__ = [
     "BY_NAME",

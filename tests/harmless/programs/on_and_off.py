@@ -15,7 +15,7 @@ import torch._inductor.compile_fx
 
 import graphprobe
 from graphprobe.internals import patches, taps
-from graphprobe.internals.aot import taps as aot
+from graphprobe.internals.aot import aot_taps as aot
 
 OUT = sys.argv[1]
 CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")

@@ -14,7 +14,7 @@ import click
 from graphprobe.cli import dump_api
 from graphprobe.cli import dump_graph as graph_dumps
 from graphprobe.cli.ending import command_name
-from graphprobe.cli.options import options_from, take
+from graphprobe.cli.option_rows import options_from, take
 from graphprobe.cli.target import TargetCommand, program_of, program_options
 from graphprobe.errors import UsageError, lacks_room
 from graphprobe.report.visible import echo

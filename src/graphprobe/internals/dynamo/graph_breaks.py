@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame
 from graphprobe.internals.bus import Subscriber, Subscription
 from graphprobe.internals.dynamo.compile_facts import guard_reader
+from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.internals.dynamo.frame_names import FrameName, frame_name
 from graphprobe.internals.dynamo.statements import code_at
-from graphprobe.internals.dynamo.taps import current_compile_id
 from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from graphprobe.analysis.recompile_facts import FailedGuard, Place, Recompile
 from graphprobe.analysis.recompile_guards import check_from_text, root_name, tidy
 from graphprobe.internals.bus import Subscriber, Subscription
+from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.internals.dynamo.frame_names import calling_line, frame_name
 from graphprobe.internals.dynamo.recompile_values import value_in_frame
-from graphprobe.internals.dynamo.taps import current_compile_id
 from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 

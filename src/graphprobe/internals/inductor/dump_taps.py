@@ -49,7 +49,7 @@ def under_compile() -> UnderCompile:
 
 def compile_id() -> str | None:
     """torch's id of the compile under way on this thread, e.g. `0/1`."""
-    from graphprobe.internals.dynamo.taps import current_compile_id
+    from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 
     return current_compile_id()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.internals.logs.plan import LogsPlan, Route
+from graphprobe.internals.logs.log_plan import LogsPlan, Route
 from graphprobe.internals.patches import Patch, PatchSet
 from graphprobe.internals.unseen import unseen
 

@@ -8,7 +8,7 @@ from typing import Any
 from graphprobe.internals.bus import Subscriber
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.context import UNOBSERVED, Frame, current, entered, unobserved
-from graphprobe.internals.dynamo.taps import current_compile_id
+from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.internals.observer import CompileObserver, FrameFacts
 from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
