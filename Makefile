@@ -7,10 +7,11 @@ REPLAY := .replay
 FAULT  := demo-diagnosis
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.graphprobe-setup
+FAST   := $(addprefix tests/,store numerics compare reduce analysis report export dump_plan test_select.py test_settings.py)
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup browser msprobe demo test test-all replay-record replay-compare sizes check format bench clean
+.PHONY: FORCE help setup browser msprobe demo test test-fast test-all replay-record replay-compare sizes check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +39,9 @@ demo: $(STAMP) ## find a fault planted in the compiler, then collect what a smal
 test: check ## checks, then every test that needs neither a GPU nor much time
 	@bash scripts/setup_browser.sh
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not heavy and not cuda"
+
+test-fast: $(STAMP) ## the tests of the rooms that need no torch, and no checks
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not heavy and not cuda" --without-torch $(FAST)
 
 test-all: check msprobe ## the heavy tests too, and random examples; those that need a GPU skip where there is none
 	@bash scripts/setup_browser.sh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.abc
 import importlib.util
 import os
 import resource
@@ -56,7 +57,23 @@ def module_at(*parts: str) -> Any:
     return sys.modules[name]
 
 
+class WithoutTorch(importlib.abc.MetaPathFinder):
+    """Skips whatever imports torch: a file as it is collected, a test as it runs."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "torch":
+            pytest.skip("needs torch", allow_module_level=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-torch", action="store_true", help="skip what imports torch here, and what runs in a warm process"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--without-torch"):
+        sys.meta_path.insert(0, WithoutTorch())
     chosen = config.getoption("--hypothesis-profile") or REPEATABLE
     settings.load_profile(chosen)
     if chosen == REPEATABLE:
@@ -110,8 +127,10 @@ def run_warm(warm: Warm) -> Callable[..., Finished]:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
+def warm(request: pytest.FixtureRequest) -> Iterator[Warm]:
     """Starts Python at once, with torch and its compiler loaded: for what does not depend on how that comes about."""
+    if request.config.getoption("--without-torch"):
+        pytest.skip("needs torch")
     started = Warm()
     yield started
     started.close()

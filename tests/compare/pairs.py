@@ -20,6 +20,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import graphprobe
+from graphprobe.compare.open import open_dump
+from graphprobe.compare.options import Options
+from graphprobe.compare.result import Summary
+from graphprobe.compare.run import compare_dumps
+from graphprobe.diagnose.call_replay import TorchReplayer
 
 Program = Callable[[], Any]
 Inside = Callable[..., Any]
@@ -447,6 +452,12 @@ HEALTHY: dict[str, tuple[Run, Run]] = {
     "llama, batch in two": (Run(in_parts(2), llama_with()), Run(in_parts(1), llama_with())),
     "llama, batch against four": (Run(in_parts(1), llama_with()), Run(in_parts(4), llama_with())),
 }
+
+
+def compared(candidate: Path, reference: Path) -> Summary:
+    """Two dumps on disk, with what torch computes again where that decides."""
+    with compare_dumps(open_dump(candidate), open_dump(reference), Options(replayer=TorchReplayer())) as comparison:
+        return comparison.summary
 
 
 def dumped(run: Run, path: Any, **options: Any) -> None:

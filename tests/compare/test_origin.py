@@ -15,13 +15,10 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import graphprobe
+from compare.pairs import compared
 from graphprobe.cli.main import main
 from graphprobe.compare.open import open_dump
-from graphprobe.compare.options import Options
-from graphprobe.compare.result import Summary
-from graphprobe.compare.run import compare_dumps
 from graphprobe.compare.slots import is_weight_by_name
-from graphprobe.diagnose.call_replay import TorchReplayer
 
 
 def unseen(make: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -84,11 +81,6 @@ def noisy(name: str) -> Callable[[Net], Any]:
 
 def attribute(**values: float) -> Callable[[Net], Any]:
     return lambda net: [setattr(net, name, value) for name, value in values.items()]
-
-
-def compared(candidate: Path, reference: Path) -> Summary:
-    with compare_dumps(open_dump(candidate), open_dump(reference), Options(replayer=TorchReplayer())) as comparison:
-        return comparison.summary
 
 
 @pytest.fixture(scope="module")

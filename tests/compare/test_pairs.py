@@ -9,11 +9,7 @@ import pytest
 import torch
 
 from compare import gpt_faults, pairs
-from graphprobe.compare.open import open_dump
-from graphprobe.compare.options import Options
 from graphprobe.compare.result import UNDECIDED_KINDS, Summary
-from graphprobe.compare.run import compare_dumps
-from graphprobe.diagnose.call_replay import TorchReplayer
 
 WAYS = [
     pytest.param(data, level, marks=() if (data, level) == ("tensor", "api") else (pytest.mark.heavy,))
@@ -22,19 +18,17 @@ WAYS = [
 ]
 
 
-def compared(candidate: pairs.Run, reference: pairs.Run, folder: Path, **options: Any) -> Summary:
+def dumped_and_compared(candidate: pairs.Run, reference: pairs.Run, folder: Path, **options: Any) -> Summary:
     for run, name in ((candidate, "candidate"), (reference, "reference")):
         pairs.dumped(run, folder / name, **options)
-    dumps = open_dump(folder / "candidate"), open_dump(folder / "reference")
-    with compare_dumps(*dumps, Options(replayer=TorchReplayer())) as comparison:
-        return comparison.summary
+    return pairs.compared(folder / "candidate", folder / "reference")
 
 
 @pytest.mark.parametrize(("data", "level"), WAYS)
 @pytest.mark.parametrize("name", pairs.FAULTS)
 def test_the_call_that_differs_is_the_only_cause(name: str, data: str, level: str, tmp_path: Path) -> None:
     fault = pairs.FAULTS[name]
-    summary = compared(fault.candidate, fault.reference, tmp_path, data=data, level=level)
+    summary = dumped_and_compared(fault.candidate, fault.reference, tmp_path, data=data, level=level)
     assert summary.outcome == "different", summary.notes
     first = summary.first
     assert first is not None
@@ -46,7 +40,7 @@ def test_the_call_that_differs_is_the_only_cause(name: str, data: str, level: st
 @pytest.mark.parametrize(("data", "level"), WAYS)
 @pytest.mark.parametrize("name", pairs.HEALTHY)
 def test_healthy_pairs_are_the_same(name: str, data: str, level: str, tmp_path: Path) -> None:
-    summary = compared(*pairs.HEALTHY[name], tmp_path, data=data, level=level)
+    summary = dumped_and_compared(*pairs.HEALTHY[name], tmp_path, data=data, level=level)
     assert (summary.outcome, summary.findings) == ("same", []), summary.notes
 
 
@@ -63,7 +57,7 @@ def test_a_fault_of_a_gpt_is_the_only_cause(name: str, data: str, dtype: torch.d
     if (name, data, dtype) == ("flipped, unseen", "stats", torch.bfloat16):
         pytest.skip("one sign in 2048 elements changes no statistic by more than bfloat16 does")
     planted = gpt_faults.FAULTS[name]
-    summary = compared(gpt_faults.gpt(dtype, planted.plant), gpt_faults.gpt(), tmp_path, data=data)
+    summary = dumped_and_compared(gpt_faults.gpt(dtype, planted.plant), gpt_faults.gpt(), tmp_path, data=data)
     assert summary.outcome == "different", summary.notes
     first = summary.first
     assert first is not None
@@ -74,13 +68,13 @@ def test_a_fault_of_a_gpt_is_the_only_cause(name: str, data: str, dtype: torch.d
 
 @pytest.mark.parametrize("data", ["tensor", "stats"])
 def test_a_gpt_in_bfloat16_is_the_same(data: str, tmp_path: Path) -> None:
-    summary = compared(gpt_faults.gpt(torch.bfloat16), gpt_faults.gpt(), tmp_path, data=data)
+    summary = dumped_and_compared(gpt_faults.gpt(torch.bfloat16), gpt_faults.gpt(), tmp_path, data=data)
     assert (summary.outcome, summary.findings) == ("same", []), summary.notes
 
 
 def test_what_replaces_a_call_is_named_beside_it(tmp_path: Path) -> None:
     fault = pairs.FAULTS["replaced"]
-    first = compared(fault.candidate, fault.reference, tmp_path, data="stats").first
+    first = dumped_and_compared(fault.candidate, fault.reference, tmp_path, data="stats").first
     assert first is not None and first.candidate is not None and first.reference is not None
     assert (first.kind, first.verdict) == ("replaced_call", "differs")
     assert (first.candidate.api, first.reference.api) == ("torch.nn.functional.gelu", "torch.nn.functional.silu")
@@ -97,21 +91,21 @@ def test_parts_of_a_batch_that_add_up_to_something_else_are_not_the_same(tmp_pat
             torch.Tensor.__truediv__ = divided  # type: ignore[method-assign]
 
     runs = pairs.Run(not_divided, pairs.llama_with()), pairs.Run(pairs.in_parts(1), pairs.llama_with())
-    summary = compared(*runs, tmp_path, data="tensor")
+    summary = dumped_and_compared(*runs, tmp_path, data="tensor")
     assert summary.outcome == "undecided"
     assert [f.kind for f in summary.findings] == ["growth"]
 
 
 def test_parts_of_a_batch_without_an_optimizer_are_not_compared(tmp_path: Path) -> None:
     runs = pairs.Run(pairs.batch_split, pairs.llama_with()), pairs.LLAMA
-    summary = compared(*runs, tmp_path, data="tensor")
+    summary = dumped_and_compared(*runs, tmp_path, data="tensor")
     assert summary.outcome == "undecided"
     assert any("in 2 parts, and no step of an optimizer" in note for note in summary.notes)
 
 
 def test_one_cause_in_each_layer_and_step_is_one(tmp_path: Path) -> None:
     runs = (pairs.Run(pairs.trained(2, eps=0.1)), pairs.Run(pairs.trained(2)))
-    summary = compared(*runs, tmp_path, data="stats")
+    summary = dumped_and_compared(*runs, tmp_path, data="stats")
     first = summary.first
     assert first is not None and first.candidate is not None and len(summary.findings) == 1
     assert (first.step, first.candidate.label) == (0, "nn.functional.layer_norm.0.forward")
@@ -121,13 +115,13 @@ def test_one_cause_in_each_layer_and_step_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama, bfloat16", "llama, autocast", "llama, one thread"])
 def test_no_module_is_accused_of_the_noise_of_those_inside(name: str, tmp_path: Path) -> None:
-    summary = compared(*pairs.HEALTHY[name], tmp_path, data="tensor", level="module")
+    summary = dumped_and_compared(*pairs.HEALTHY[name], tmp_path, data="tensor", level="module")
     assert (summary.outcome, summary.findings) == ("same", [])
 
 
 def test_a_module_is_accused_of_what_it_computes_between_those_inside(tmp_path: Path) -> None:
     fault = pairs.FAULTS["built, relu is gelu"]
-    summary = compared(fault.candidate, fault.reference, tmp_path, data="tensor", level="module")
+    summary = dumped_and_compared(fault.candidate, fault.reference, tmp_path, data="tensor", level="module")
     first = summary.first
     assert first is not None and first.candidate is not None and len(summary.findings) == 1
     assert (first.kind, first.candidate.api, first.candidate.module) == ("wrong_value", "Block", "blocks.0")

@@ -11,15 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import graphprobe
+import models
+from compare.pairs import compared
 from compare.programs import ConvNet
-from graphprobe.compare.open import open_dump
-from graphprobe.compare.options import Options
-from graphprobe.compare.result import Summary
-from graphprobe.compare.run import compare_dumps
-from graphprobe.diagnose.call_replay import TorchReplayer
 
 FLOAT, NARROW = torch.float32, torch.bfloat16
 aten = torch.ops.aten
@@ -43,10 +39,8 @@ class WrongOp(TorchDispatchMode):
 
 
 @cache
-def gpt2() -> GPT2LMHeadModel:
-    torch.manual_seed(0)
-    config = GPT2Config(n_layer=3, n_embd=48, n_head=4, n_positions=32, vocab_size=96)
-    return GPT2LMHeadModel(config).eval()  # no dropout
+def gpt2() -> torch.nn.Module:
+    return models.gpt2(n_layer=3, n_embd=48, n_head=4, n_positions=32, vocab_size=96).eval()  # no dropout
 
 
 @cache
@@ -72,12 +66,6 @@ def dumped(
         loss = model(ids, labels=ids).loss if program == "gpt2" else model(image).float().square().mean()
         loss.backward()
     return path
-
-
-def compared(candidate: Path, reference: Path) -> Summary:
-    options = Options(replayer=TorchReplayer())
-    with compare_dumps(open_dump(candidate), open_dump(reference), options) as comparison:
-        return comparison.summary
 
 
 def noisy_weight(model: Any) -> None:

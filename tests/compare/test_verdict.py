@@ -15,12 +15,10 @@ import pytest
 import torch
 
 from compare import pairs
+from compare.pairs import compared
 from graphprobe.compare.open import open_dump
-from graphprobe.compare.options import Options
-from graphprobe.compare.result import Summary
 from graphprobe.compare.run import compare_dumps
 from graphprobe.diagnose.call_arguments import NotReplayableError, function_of
-from graphprobe.diagnose.call_replay import TorchReplayer
 from graphprobe.errors import ArtifactNotFoundError, NotComparableError, UsageError
 from graphprobe.store.foreign.pt_file import read_tensor
 
@@ -30,11 +28,6 @@ def two(folder: Path) -> tuple[Path, Path]:
     for name in ("candidate", "reference"):
         pairs.dumped(pairs.Run(pairs.trained(2)), folder / name, data="tensor")
     return folder / "candidate", folder / "reference"
-
-
-def compared(candidate: Path, reference: Path) -> Summary:
-    with compare_dumps(open_dump(candidate), open_dump(reference), Options(replayer=TorchReplayer())) as comparison:
-        return comparison.summary
 
 
 def garbled(dump: Path) -> None:

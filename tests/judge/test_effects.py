@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn.functional import relu
 
+import models
 from graphprobe.judge import effect_walk
 from graphprobe.judge.effects import Effect, differing, from_record, nearly_equal, snapshot, to_record
 
@@ -740,14 +741,13 @@ def test_an_effect_that_the_compiled_program_loses_is_seen() -> None:
 
 
 def test_a_model_of_another_package_has_none() -> None:
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     torch.compiler.reset()
-    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=16)
     ids = torch.arange(6).reshape(1, 6)
     runs = []
     for wrap in (lambda fn: fn, lambda fn: fn, torch.compile(backend="eager")):
         _set(0)
-        model = transformers.GPT2LMHeadModel(config)
+        model = models.gpt2(n_layer=2)
         runs.append((_calls(wrap, model, (ids,)), _calls(wrap, lambda x, model=model: model(x).logits, (ids,))))
     for eager, other, compiled in zip(*runs, strict=True):
         assert len(eager[0]) > 20

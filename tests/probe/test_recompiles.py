@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import graphprobe
+import models
 from graphprobe.analysis.recompile_remedies import REMEDIES
 from graphprobe.errors import UsageError
 from graphprobe.internals.patches import Patch
@@ -173,9 +174,8 @@ def test_threads() -> None:
 
 
 def test_a_model_that_nobody_prepared() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=256)
-    model = transformers.GPT2LMHeadModel(config).eval()
+    pytest.importorskip("transformers")
+    model = models.gpt2(n_layer=2).eval()
     fast = torch.compile(model, backend="eager")
     with graphprobe.recompiles() as found, torch.no_grad():
         for length in (7, 9, 12):

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
     """One for each file of tests: while it runs, asyncio thinks that this thread is in a loop already."""
+    if request.config.getoption("--without-torch"):
+        pytest.skip("Chromium takes too long for `make test-fast`")
     with chromium() as started:
         yield started
 

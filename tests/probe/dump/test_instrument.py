@@ -11,6 +11,7 @@ from torch._inductor import compile_fx
 from torch._inductor.utils import run_and_get_code
 
 import graphprobe
+import models
 from graphprobe.internals.caches import bypassed
 from graphprobe.probe.dump import backend as dump_backend
 from graphprobe.probe.dump import instrument
@@ -213,11 +214,7 @@ def test_on_a_device(dumping: Any, mlp: Any) -> None:
 @pytest.mark.heavy
 def test_every_node_of_a_transformer(dumping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through `get_backend`, so that what the compile leaves is collected beside the dump."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 16}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, use_cache=False)).eval()
+    model = models.gpt2(**models.NO_CACHE).eval()
     x = torch.randint(0, 32, (2, 8))
     found = {}
     for engine in ("interpreter", "instrument"):

@@ -16,10 +16,10 @@ from torch.fx import GraphModule, Interpreter
 
 import graphprobe
 import graphprobe.probe.dump.kernel as engine
+import models
 from graphprobe.internals.inductor.dump_taps import Lowered
 from graphprobe.store.dump_reader import DumpedOp
 from graphprobe.store.reader import Run
-from probe.dump import models
 
 SLOW = pytest.mark.heavy
 TENSOR = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -47,12 +47,12 @@ def trained(make: Callable[..., Any], dtype: torch.dtype, backend: Any, *, steps
 
 
 MODELS = [
-    pytest.param(models.convnet, "float32"),
-    pytest.param(functools.partial(models.convnet, dropout=0.3), "bfloat16", marks=SLOW),
-    pytest.param(models.gpt2, "float32", marks=SLOW),
-    pytest.param(models.gpt2, "bfloat16", marks=SLOW),
-    pytest.param(models.bert, "float32", marks=SLOW),
-    pytest.param(models.bert, "bfloat16", marks=SLOW),
+    pytest.param(models.convnet_step, "float32"),
+    pytest.param(functools.partial(models.convnet_step, dropout=0.3), "bfloat16", marks=SLOW),
+    pytest.param(models.gpt2_step, "float32", marks=SLOW),
+    pytest.param(models.gpt2_step, "bfloat16", marks=SLOW),
+    pytest.param(models.bert_step, "float32", marks=SLOW),
+    pytest.param(models.bert_step, "bfloat16", marks=SLOW),
 ]
 
 
@@ -98,10 +98,10 @@ def tensor_of(op: DumpedOp, slot: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("make", "dtype"),
     [
-        pytest.param(models.convnet, "float32"),
-        pytest.param(models.convnet, "bfloat16", marks=SLOW),
-        pytest.param(lambda dtype: without_dropout(models.gpt2(dtype)), "float32", marks=SLOW),
-        pytest.param(lambda dtype: without_dropout(models.bert(dtype)), "bfloat16", marks=SLOW),
+        pytest.param(models.convnet_step, "float32"),
+        pytest.param(models.convnet_step, "bfloat16", marks=SLOW),
+        pytest.param(lambda dtype: without_dropout(models.gpt2_step(dtype)), "float32", marks=SLOW),
+        pytest.param(lambda dtype: without_dropout(models.bert_step(dtype)), "bfloat16", marks=SLOW),
     ],
 )
 def test_a_buffer_holds_what_its_node_computes(
