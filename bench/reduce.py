@@ -1,6 +1,7 @@
 """How many calls of the oracle a reduction takes, and how many nodes it leaves, against three other reducers.
 
     python bench/reduce.py [--quick] [--seeds 5] [--torch-seeds 1] [--torch-seconds 60] [--json FILE]
+    python bench/reduce.py --without all [--quick] [--seeds 5]
 
 A case is a graph of n nodes with 1, 2, 4 or 8 culprits at random places; it fails if all of them are there. In half of
 the cases 32 pairs of nodes are bound by chance as well: a graph with the first node of a pair but without the second
@@ -15,6 +16,11 @@ cannot be judged, and that costs a call, too. Measured are
   the ratio to them an upper one.
 
 Repeated questions are counted once, but for torch, which asks them again. Calls and nodes are medians over the seeds.
+
+`--without NAME`, or `all` of them by turns, runs graphprobe's reducer alone, without one of its strategies, which shows
+what that is worth. Here the culprits are next to each other in half of the cases, as those of one fault are. It tells,
+relative to the whole reducer, the calls, and the nodes of all questions together, as these have to be compiled:
+geometric means.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from graphprobe.reduce import search, sweep
 from graphprobe.reduce.outcome import Answer, Verdict
 from graphprobe.reduce.reducer import reduce
 from graphprobe.reduce.space import Unit
@@ -132,6 +139,54 @@ def by_cdd(fault: Fault, start: float = 0.1) -> tuple[int, int]:
     return len(fault.known), len(now)
 
 
+class Neighbours(Fault):
+    """Culprits next to each other."""
+
+    def __init__(self, seed: int, nodes: int, culprits: int, constraints: int) -> None:
+        super().__init__(seed, nodes, culprits, constraints)
+        first = random.Random(f"{seed} {nodes}").randrange(nodes - culprits)
+        self.culprits = frozenset(range(first, first + culprits))
+
+
+WITHOUT: dict[str, tuple[Any, str, Any]] = {
+    "halves": (search, "narrow_to_window", lambda subsets: None),
+    "prefix and suffix": (search, "narrow", lambda subsets: frozenset()),
+    "QuickXplain": (search, "explain", lambda subsets, fixed: frozenset()),
+    "chunks of the sweep": (sweep, "CHUNKS", 1 << 30),
+    "company of the sweep": (sweep, "_company", lambda subsets, seed: False),
+}
+
+
+def reduced(fault: Fault) -> tuple[int, int, int]:
+    """Calls, nodes of all questions together, and nodes left."""
+    asked = 0
+
+    def oracle(case: Nodes) -> Answer:
+        nonlocal asked
+        asked += len(case.keep)
+        return ANSWERS[fault.judge(case.keep)]
+
+    done = reduce(Graph(fault.nodes), oracle)
+    return done.calls, asked, len(done.case.keep)
+
+
+def measure_without(name: str, sizes: tuple[int, ...], seeds: int) -> None:
+    for kind, constraints in itertools.product((Fault, Neighbours), (0, CONSTRAINTS)):
+        cases = [(seed, n, k, constraints) for n in sizes for k in (1, 2, 4, 8) for seed in range(seeds)]
+        whole = [reduced(kind(*case)) for case in cases]
+        with mock.patch.object(*WITHOUT[name]):
+            less = [reduced(kind(*case)) for case in cases]
+        pairs = list(zip(whole, less, strict=True))
+        calls, asked = (statistics.geometric_mean(b[i] / a[i] for a, b in pairs) for i in (0, 1))
+        more = sum(b[2] > a[2] for a, b in pairs)
+        where = "next to each other" if kind is Neighbours else "scattered"
+        print(
+            f"without {name}, {where}, {constraints} bound: {calls:.2f} of the calls, {asked:.2f} of the nodes asked "
+            f"about; more left in {more} of {len(cases)} cases",
+            flush=True,
+        )
+
+
 class TimeIsUp(BaseException):
     """Not an `Exception`, which a reducer might take for a failure."""
 
@@ -212,9 +267,14 @@ def main() -> None:
     parser.add_argument("--torch-seeds", type=int, default=1)
     parser.add_argument("--torch-seconds", type=float, default=60.0)
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--without", choices=["all", *WITHOUT], help="a strategy of graphprobe's reducer")
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.torch_seeds, options.torch_seconds = 3, 1, 6.0
+    if options.without:
+        for name in WITHOUT if options.without == "all" else [options.without]:
+            measure_without(name, (64, 256) if options.quick else (64, 256, 1024, 4096), options.seeds)
+        return
     print("calls → nodes left, medians; torch with > was stopped for its time")
     print(f"{'nodes':>5}{'culprits':>9}{'bound':>6}" + "".join(f"{name:>16}" for name in NAMES))
     rows = []
