@@ -289,4 +289,4 @@ def test_a_failing_observer_is_told_and_harms_nothing() -> None:
     finally:
         stop()
     assert torch.equal(out, PLANTS["branch"].broken(X))
-    assert Failing.failures == ["ZeroDivisionError: planted"]
+    assert Failing.failures == ["ZeroDivisionError: planted (nothing more of it is collected)"]
