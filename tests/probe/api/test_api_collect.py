@@ -151,6 +151,25 @@ def test_a_change_that_the_name_does_not_tell_is_shown_and_noted(dumped: Callabl
     np.testing.assert_array_equal(read.value(call.label, "output.input.1"), mean.numpy())
 
 
+def test_gradients_that_a_scaler_unscales_are_looked_at_again(dumped: Callable[..., Any]) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def program() -> None:
+        scaler.scale(weight.sum()).backward()
+        assert weight.grad is not None
+        weight.grad.sin()
+        scaler.unscale_(optimizer)
+        weight.grad.cos()
+
+    read = dumped(program)
+    assert read.value("Tensor.sin.0.forward", "input.0").tolist() == [8.0] * 3
+    (call,) = [c for c in read.calls if "unscale" in c.label]
+    assert read.value(call.label, "output.input.0.0").tolist() == [1.0] * 3
+    assert read.value("Tensor.cos.0.forward", "input.0").tolist() == [1.0] * 3
+
+
 def test_memory_that_the_program_got_at_is_looked_at_again(dumped: Callable[..., Any]) -> None:
     x = torch.zeros(4)
     weight = nn.Parameter(torch.zeros(4))

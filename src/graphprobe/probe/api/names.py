@@ -36,8 +36,11 @@ RUNS = frozenset({"backward", "grad"})
 LEAKS = frozenset({"data_ptr", "numpy", "storage", "untyped_storage", "__array__", "__dlpack__", "to_dlpack", "set_"})
 """Through these a program gets at memory, and can write to it where no version counter sees it."""
 
-DOUBTFUL = frozenset("batch_norm instance_norm native_batch_norm cudnn_batch_norm miopen_batch_norm".split())
-"""They write to running statistics and do not count that as a version."""
+DOUBTFUL = frozenset(
+    "batch_norm instance_norm native_batch_norm cudnn_batch_norm miopen_batch_norm "
+    "_amp_foreach_non_finite_check_and_unscale_".split()
+)
+"""They write to running statistics, or to gradients, and do not count that as a version."""
 
 CHANGING = frozenset("__setitem__ __iadd__ __isub__ __imul__ __idiv__ __itruediv__ __ifloordiv__ __imod__".split())
 COMPUTING = ("_foreach_", "_fused_", "_amp_")
