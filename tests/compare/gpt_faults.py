@@ -147,6 +147,26 @@ def tanh_gelu(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
+def relu_mlp(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.fc2(torch.relu(self.fc1(x)))
+
+
+def detached_mlp(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.fc2(F.gelu(self.fc1(x.detach())))
+
+
+def transposed(model: Gpt) -> None:
+    weight = model.blocks[1].attn.proj.weight
+    with torch.no_grad():
+        weight.copy_(weight.t().clone())
+
+
+def drawn_anew(model: Gpt) -> None:
+    weight = model.blocks[2].attn.qkv.weight
+    with torch.no_grad():
+        weight.copy_(torch.empty_like(weight).normal_(std=0.02, generator=torch.Generator().manual_seed(3)))
+
+
 def wide_eps(model: Gpt) -> None:
     model.blocks[2].ln2.eps = 1e-2
 
@@ -185,6 +205,11 @@ FAULTS: dict[str, Planted] = {
     "no causal mask": Planted(around(lambda m: m.blocks[1].attn, lambda f, x: f(x, is_causal=False)), "blocks.1.attn"),
     "eps": Planted(wide_eps, "blocks.2.ln2"),
     "residual lost": Planted(instead(lambda m: m.blocks[2], without_residual), "blocks.2"),
+    "relu for gelu": Planted(instead(lambda m: m.blocks[1].mlp, relu_mlp), "blocks.1.mlp"),
+    "lost gradient": Planted(instead(lambda m: m.blocks[2].mlp, detached_mlp), "blocks.2"),
+    "transposed weight": Planted(transposed, "blocks.1.attn.proj"),
+    "weight drawn anew": Planted(drawn_anew, "blocks.2.attn.qkv"),
+    "data order": Planted(around(lambda m: m.token, lambda f, ids: f(ids.flip(0))), "token"),
     "swapped blocks": Planted(swapped, "blocks.1"),
     "doubled gradient": Planted(around(lambda m: m.blocks[2].mlp.fc1, lambda f, x: f(Doubled.apply(x))), "blocks.2"),
     "times 1.02": Planted(around(lambda m: m.blocks[1].ln2, lambda f, x: f(x) * 1.02), "blocks.1.ln2"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from compare import gpt_faults, pairs
 from graphprobe.compare.result import UNDECIDED_KINDS, Summary
@@ -70,6 +71,53 @@ def test_a_fault_of_a_gpt_is_the_only_cause(name: str, data: str, dtype: torch.d
 def test_a_gpt_in_bfloat16_is_the_same(data: str, tmp_path: Path) -> None:
     summary = dumped_and_compared(gpt_faults.gpt(torch.bfloat16), gpt_faults.gpt(), tmp_path, data=data)
     assert (summary.outcome, summary.findings) == ("same", []), summary.notes
+
+
+def attention_by_hand(self: Any, x: torch.Tensor) -> torch.Tensor:
+    batch, length, width = x.shape
+    q, k, v = (
+        part.reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
+        for part in self.qkv(x).chunk(3, dim=-1)
+    )
+    scores = q @ k.transpose(-2, -1) / (width // self.heads) ** 0.5
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    mixed = torch.softmax(scores.masked_fill(~mask, float("-inf")), -1) @ v
+    return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+def test_attention_by_hand_is_the_same(data: str, tmp_path: Path) -> None:
+    by_hand = gpt_faults.instead(lambda m: m.blocks[1].attn, attention_by_hand)
+    summary = compared(gpt_faults.gpt(plant=by_hand), gpt_faults.gpt(), tmp_path, data=data)
+    assert (summary.outcome, summary.findings) == ("same", []), summary.notes
+
+
+def test_an_activation_in_place_is_the_same(tmp_path: Path) -> None:
+    def in_place(x: torch.Tensor) -> torch.Tensor:
+        return F.relu(x, inplace=True)
+
+    runs = pairs.Run(pairs.trained(2, act=in_place)), pairs.Run(pairs.trained(2, act=F.relu))
+    summary = compared(*runs, tmp_path, data="tensor")
+    assert (summary.outcome, summary.findings) == ("same", []), summary.notes
+
+
+def test_gradients_clipped_before_they_are_unscaled(tmp_path: Path) -> None:
+    def train(unscale: bool) -> pairs.Run:
+        def step(model: Any) -> None:
+            torch.manual_seed(1)
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            scaler.scale(model(torch.randn(4, 32)).square().mean()).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+
+        return pairs.Run(step, pairs.net())
+
+    first = compared(train(False), train(True), tmp_path, data="tensor").first
+    assert first is not None and first.candidate is not None
+    assert (first.kind, first.candidate.api) == ("moved_call", "torch._foreach_norm")
 
 
 def test_what_replaces_a_call_is_named_beside_it(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from graphprobe.compare.marks import OWN, Mark, grown
+from graphprobe.compare.marks import OWN, Mark, grown, pass_to_backwards
+from graphprobe.compare.places import Places
 from graphprobe.compare.precision import coarsest, out_of_line
 from graphprobe.compare.result import UNDECIDED_KINDS, Blame, FindingKind, Verdict
 
@@ -56,6 +57,12 @@ LARGE = 0.5
 """Units of noise, or share of the values, by which results may differ that nobody is to blame for; beyond, no verdict
 says that two programs are the same."""
 
+REGION_LARGE = 1 / 16
+"""Share of its values by which what a compiled region gives may be off by rounding, whatever its precision."""
+
+REGION_STEP = 2.0
+"""Units of noise, times the root of their number, by which the operations of a large compiled region may be off."""
+
 SKIPPED, UNSURE, OK, WORSE = 1, 2, 3, 4
 
 
@@ -92,8 +99,7 @@ class Located:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Forward:
+class _Forward(msgspec.Struct, gc=False):
     inherited: float = 0.0
     z: float = 0.0
     exact: bool = False
@@ -124,12 +130,13 @@ def locate(
     loose = frozenset(m.number for m in marks if m.number in loose and (m.rank, m.step) not in split)
     result = Located()
     forwards = _forwards(marks)
-    inherited = {m.number: _inherited(m, forwards) for m in marks if not m.side}
+    inherited = [_inherited(m, forwards) for m in marks]
     factors = _amplifications(marks, inherited)
     odd = out_of_line([m for m in marks if not m.side])
-    places = _Places(marks, alike=alike)
+    places = Places(marks, alike=alike)
     elsewhere = _steps_of_data(marks)
     recorded = _recorded_inside(marks)
+    pass_to_backwards(marks)
     seen_states: set[int] = set()
     seen_unrecorded: set[int] = set()
     formal: set[tuple[int, int, int]] = set()
@@ -139,7 +146,9 @@ def locate(
     here = (-1, -1)
     inside: dict[tuple[int, int, bool, int], float] = {}  # of a module, what innocent modules inside it give
     in_parts = any(mark.part for mark in marks)
+    parted: set[tuple[int, int]] = set()  # ranks and steps with parts, whose noise nobody has measured
     lacking: set[int] = set()  # ranks in which a gradient is missing on one side: parameters are not changed by it
+    other_numbers: set[int] = set()  # ranks in which whole numbers differ, such as tokens, because of a cause
     for mark in marks:
         if here != (mark.rank, mark.step):
             here, highest, top, alone = (mark.rank, mark.step), 0.0, 0.0, [0, 0, 0]
@@ -148,13 +157,14 @@ def locate(
             if mark.side == 1 and mark.opposite >= 0 and not mark.consumed and mark.number in loose:
                 _accuse(mark, None, places, result)
             continue
-        container = mark.kind == "module" and _container(mark) in recorded
+        container = mark.kind == "module" and _container(mark) in recorded and not mark.region.judged
         highest = max(highest, mark.state_level)
         decision = None
         # Of ranks that share a batch, the gradients are averaged before the step, which no record shows.
         averaged = in_parts and mark.kind == "optimizer"
         if not container and not averaged and here not in entered:
-            region = REGION_NOISE if max(alone) > REGION else REWIRED * FLAT
+            parted.update([here] if mark.part else [])
+            region = REGION_NOISE if max(alone) > REGION or here in parted else REWIRED * FLAT
             floor, peak = region * mark.unit, region * PEAK * OWN * mark.unit
             decision = _entered(mark, places, max(REWIRED * highest, floor), max(REWIRED * top, peak), result)
             if decision is not None:
@@ -171,7 +181,8 @@ def locate(
             got = _Forward(math.inf, math.inf, got.exact, got.classes)
         if not mark.values:
             # Statistics hide much of an error: what comes later may have got more than they show.
-            got = _Forward(max(got.inherited, highest), max(got.z, highest), got.exact, got.classes)
+            exact = got.exact or mark.rank in other_numbers
+            got = _Forward(max(got.inherited, highest), max(got.z, highest), exact, got.classes)
         in_part = here in split and mark.kind != "optimizer"
         if decision is None and not container and not in_part:
             decision = _numbers(mark, got, factors.get(mark.group), result)
@@ -181,6 +192,7 @@ def locate(
             decision = Decision(decision.verdict, "inherited", None, "its forward call differs in form, as told above")
         if decision is not None:
             result.decisions[mark.number] = decision
+            other_numbers.update([mark.rank] if mark.exact_in or mark.exact_out else [])
             if decision.kind in ("scalar", "shape", "dtype"):
                 formal.add((mark.rank, mark.step, mark.me))
         if not container:
@@ -225,7 +237,7 @@ def _inherited(mark: Mark, forwards: dict[tuple[int, int, int], _Forward]) -> _F
     )
 
 
-def _amplifications(marks: Sequence[Mark], inherited: dict[int, _Forward]) -> dict[int, list[float]]:
+def _amplifications(marks: Sequence[Mark], inherited: Sequence[_Forward]) -> dict[int, list[float]]:
     groups: dict[int, list[float]] = {}
     for m in marks:
         if not m.side and not m.random and not m.undefined:
@@ -234,75 +246,7 @@ def _amplifications(marks: Sequence[Mark], inherited: dict[int, _Forward]) -> di
     return groups
 
 
-class _Places:
-    """Rows by position, on either side."""
-
-    def __init__(self, marks: Sequence[Mark], *, alike: bool) -> None:
-        self._marks = marks
-        self.alike = alike
-        self._rows: dict[tuple[int, int, int, int], Mark] = {}
-        self._forwards: dict[tuple[int, int, int], Mark] = {}
-        self._instead: dict[int, int] = {}
-        for m in marks:
-            self._rows[(m.rank, m.step, 2 if m.side == 2 else 1, m.position)] = m
-            if m.side == 0:
-                self._rows[(m.rank, m.step, 2, m.partner)] = m
-            if not m.backward:
-                self._forwards.setdefault((m.rank, m.step, m.me), m)
-        for m in marks:
-            if m.side == 1 and m.opposite >= 0:
-                other = self.at(m, 2, m.opposite)
-                if other is not None:
-                    self._instead[m.number], self._instead[other.number] = other.number, m.number
-
-    def at(self, like: Mark, side: int, position: int) -> Mark | None:
-        """The row of a call of the candidate (1) or the reference (2) in the rank and step of `like`."""
-        return self._rows.get((like.rank, like.step, side, position))
-
-    def forward_of(self, mark: Mark) -> Mark | None:
-        """The row of the forward call of a backward."""
-        return self._forwards.get((mark.rank, mark.step, mark.me)) if mark.backward else None
-
-    def instead_of(self, mark: Mark) -> Mark | None:
-        """The call of the other side that stands in the place of one without a partner."""
-        number = self._instead.get(mark.number, -1)
-        return self._marks[number] if number >= 0 else None
-
-    def follows_forward(self, mark: Mark) -> bool:
-        """Whether it is the backward of a recorded call, and that says nothing: dumps of some formats and devices
-        lack backwards of calls that were made."""
-        return not self.alike and self.forward_of(mark) is not None
-
-    def first_lone(self, mark: Mark) -> Mark:
-        """Upstream of a call without a partner, the first of its chain of such calls that changes what it got."""
-        found = mark
-        while True:
-            sources = (self.at(mark, mark.side, p) for *_, a, b in mark.wired if (p := max(a, b)) >= 0)
-            before = next((m for m in sources if m is not None and m.side == mark.side), None)
-            if before is None or before.position >= mark.position or before.backward != mark.backward:
-                return found
-            mark = before
-            found = found if before.kept else before
-
-    def before(self, mark: Mark) -> Mark | None:
-        """The last paired call before a row, of its direction."""
-        return next((m for m in self._back_from(mark) if not m.side and m.kind != "module"), None)
-
-    def last_lone(self, mark: Mark) -> Mark | None:
-        """The nearest call without a partner before a row, of its direction, that changes what it got."""
-        return next((m for m in self._back_from(mark) if m.side and not m.kept), None)
-
-    def _back_from(self, mark: Mark) -> Iterator[Mark]:
-        """The rows before one, the nearest first, of its rank, step and direction."""
-        for number in range(mark.number - 1, -1, -1):
-            m = self._marks[number]
-            if (m.rank, m.step) != (mark.rank, mark.step):
-                return
-            if m.backward == mark.backward:
-                yield m
-
-
-def _accuse(lone: Mark, user: Mark | None, places: _Places, result: Located, why: str = "") -> None:
+def _accuse(lone: Mark, user: Mark | None, places: Places, result: Located, why: str = "") -> None:
     """A call without a partner is the cause; the candidate's is named where both sides have one there."""
     instead = places.instead_of(lone)
     if lone.side == 2 and instead is not None:
@@ -328,7 +272,7 @@ def _accuse(lone: Mark, user: Mark | None, places: _Places, result: Located, why
     )
 
 
-def _entered(mark: Mark, places: _Places, floor: float, peak: float, result: Located) -> Decision | None:
+def _entered(mark: Mark, places: Places, floor: float, peak: float, result: Located) -> Decision | None:
     """An error that comes in by something else than what a paired call gave, and that is larger than `floor`, or of
     one element than `peak`.
 
@@ -350,7 +294,9 @@ def _entered(mark: Mark, places: _Places, floor: float, peak: float, result: Loc
         return Decision("differs", "structure", "lost_gradient", f"the {side} computes no gradient of an argument")
     floor *= 1.0 if mark.values else STATISTICS
     for level, z, mine, theirs in mark.wired:
-        if level <= floor and z <= peak:
+        passed = max(places.lone_above(mark, side, p, most=REGION) for side, p in ((1, mine), (2, theirs))) - 1
+        noise = min(OWN * max(0, passed), REGION_NOISE) * mark.unit
+        if level <= max(floor, noise) and z <= max(peak, PEAK * OWN * noise):
             continue
         producer = places.at(mark, 1, mine) if mine >= 0 else None
         other = places.at(mark, 2, theirs) if theirs >= 0 else None
@@ -443,7 +389,39 @@ def _form(mark: Mark, odd: tuple[int, str] | None) -> Decision | None:
     return None
 
 
+def _compiled(mark: Mark, got: _Forward, result: Located) -> Decision | None:
+    """Compiled code is one call that hides many: what all of these may add, in the coarsest precision among them."""
+    if got.exact or got.classes:
+        return None
+    what = "the backward of the compiled region" if mark.backward else "the compiled region"
+    unit = mark.region.unit or mark.unit
+    passed = ALONE * mark.inherited + LEAST * got.inherited
+    deep = max(REGION_LARGE, REGION_STEP * unit * math.sqrt(mark.region.operations))
+    limit = min(GROWN * unit, LARGE, deep) + passed * (1.0 if mark.values else STATISTICS)
+    kind: FindingKind = "wrong_gradient" if mark.backward else "wrong_value"
+    if mark.class_out:
+        kind, text = "nonfinite", f"{what} gives NaN or Inf on one side, from inputs that have them on neither"
+    elif mark.exact_out and got.inherited == 0.0:
+        text = f"{what} gives other whole numbers, from inputs that agree"
+    elif mark.level > limit:
+        text = (
+            f"{what} gives other results: error {mark.level / unit:.3g} units of noise of the coarsest precision "
+            f"inside, where its operations and inputs explain {limit / unit:.3g}"
+        )
+    else:
+        return None
+    if mark.random:
+        result.random.append(mark.number)
+        return Decision("inconclusive", "random", None, "it draws random numbers")
+    if not mark.region.judged:
+        text = f"{text}; what happens inside is not known well enough to call that wrong"
+        return Decision("inconclusive", "inherited", "growth", text)
+    return Decision("differs", "local", kind, f"{text}; dumps of `--dump-graph` look inside")
+
+
 def _numbers(mark: Mark, got: _Forward, peers: list[float] | None, result: Located) -> Decision | None:
+    if mark.compiled:
+        return _compiled(mark, got, result)
     differs = mark.level > mark.own or mark.exact_out or mark.class_out
     if mark.undefined:
         if not differs:
@@ -520,7 +498,7 @@ def _drop_containers(marks: Sequence[Mark], result: Located) -> None:
                 guilty.setdefault((m.rank, m.step, m.backward, path), []).append(m.number)
     for m in marks:
         decision = result.decisions.get(m.number)
-        if m.kind != "module" or decision is None or decision.kind is None:
+        if m.kind != "module" or m.compiled or decision is None or decision.kind is None:
             continue
         inner = [n for n in guilty.get(_container(m), ()) if n != m.number]
         if not inner:
@@ -550,7 +528,7 @@ def _join(marks: Sequence[Mark], result: Located) -> None:
             result.decisions[m.number] = Decision(decision.verdict, decision.blame, None, text)
 
 
-def _doubt(marks: Sequence[Mark], places: _Places, loose: Collection[int], result: Located) -> None:
+def _doubt(marks: Sequence[Mark], places: Places, loose: Collection[int], result: Located) -> None:
     """Where nobody is accused: what stands against saying that the two are the same."""
     for m in marks:
         if places.alike and m.side and m.number in loose and m.number not in result.decisions:
@@ -561,7 +539,7 @@ def _doubt(marks: Sequence[Mark], places: _Places, loose: Collection[int], resul
                 "inconclusive", "structure", "unpaired", text, after=before.number if before is not None else -1
             )
             break
-    unit = coarsest(marks)
+    unit = max([coarsest(marks), *(m.region.unit for m in marks)])
     states: dict[tuple[int, int], float] = {}  # of parameters that earlier steps have changed
     for m in marks if not result.random else ():
         here = (m.rank, m.step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -13,6 +14,7 @@ from graphprobe.compare.measures import noise_unit
 from graphprobe.compare.naming import canonical
 from graphprobe.compare.outline import OUTPUT_ROLES
 from graphprobe.compare.randomness import draws, overwrites
+from graphprobe.compare.regions import Region, region_of
 from graphprobe.compare.result import CallResult, SlotResult
 from graphprobe.compare.slots import of_node
 from graphprobe.numerics.dtypes import DTYPES, FLOAT32, accumulation_roundoff
@@ -56,6 +58,8 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         truths: answers of the replay for candidate and reference.
         dtypes: pairs of dtypes of floating-point slots, `reference>candidate`.
         wired: inputs that come from elsewhere: (level, z, candidate's producer, reference's producer).
+        compiled: it is compiled code on one of the sides, recorded as a whole, or the backward of such.
+        region: what the records of that tell of its inside.
         partner: position of the partner; −1 for none. `side`: 0 both, 1 candidate only, 2 reference only.
         opposite: of an unpaired call of the candidate, the position of what stands in its place; −1 for none.
     """
@@ -103,6 +107,8 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     truths: tuple[Truth, Truth] = (0, 0)
     dtypes: tuple[str, ...] = ()
     wired: tuple[tuple[float, float, int, int], ...] = ()
+    compiled: bool = False
+    region: Region = Region()
     partner: int = -1
     side: int = 0
     opposite: int = -1
@@ -135,6 +141,8 @@ def mark_of(task: Task, result: CallResult) -> Mark:
         random=draws(call) or draws(task.reference),
         spot=spot_of(call),
         moved=task.rule == "moved",
+        compiled=call.is_compiled or task.reference.is_compiled,
+        region=region_of(call, task.reference),
         partner=task.reference.position,
         truths=(
             ANSWERS[result.truth.answer] if result.truth else 0,
@@ -144,6 +152,15 @@ def mark_of(task: Task, result: CallResult) -> Mark:
     _add_slots(mark, result, call)
     mark.own = _own(task) * mark.unit
     return mark
+
+
+def pass_to_backwards(marks: Sequence[Mark]) -> None:
+    """Let the backward of compiled code know what the record of the forward tells."""
+    forwards = {(m.rank, m.step, m.me): m for m in marks if m.compiled}
+    for m in marks:
+        forward = forwards.get((m.rank, m.step, m.me)) if m.backward and not m.side else None
+        if forward is not None:
+            m.compiled, m.region, m.random = True, forward.region, forward.random
 
 
 def me_of(call: Call) -> int:

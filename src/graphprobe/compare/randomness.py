@@ -25,6 +25,8 @@ INITIALIZERS = "torch.nn.init."
 
 def draws(call: Call) -> bool:
     """Whether what the call gives depends on a random generator."""
+    if call.compiled is not None:
+        return call.compiled.draws
     if call.kind == "module":
         return call.api.rpartition(".")[2] in MODULES
     name = canonical(call.api)

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.api_records import ApiSlot
-from graphprobe.store.calls import CallDirection, CallKind, Holder, Scalar, SlotRole
+from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion, Holder, Scalar, SlotRole
 
 Array = np.ndarray[Any, Any]
 
@@ -89,6 +89,7 @@ class RawCall(msgspec.Struct, gc=False):
     slots: Sequence[Slot]
     notes: tuple[str, ...]
     size_bytes: int
+    compiled: CompiledRegion | None = None
 
 
 def value_name(digest: str, dtype: str, count: int, *, sample: int | None = None) -> str:

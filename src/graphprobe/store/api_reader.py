@@ -183,6 +183,7 @@ class ApiDump:
             stack=one.stack(record.stack, self._problems),
             slots=tuple([_slot(slot, one.manifest.holders) for slot in record.slots]),
             notes=record.notes,
+            compiled=record.compiled,
         )
 
 

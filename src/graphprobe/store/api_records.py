@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from graphprobe.records import Manifest, Number, TensorMeta, TensorStats
-from graphprobe.store.calls import CallDirection, CallKind, Holder, Scalar, SlotRole
+from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion, Holder, Scalar, SlotRole
 
 API_SCHEMA = 1
 """Version of the files of an API dump; `docs/formats/api_dump.md` describes it."""
@@ -49,7 +49,7 @@ class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, g
     """One call: a line of `calls.jsonl`. The step and the rank are those of the folder.
 
     Attributes:
-        position, kind, api, label, direction, index, module, source, slots, notes: as in `store.calls.Call`.
+        position, kind, api, label, direction, index, module, source, slots, notes, compiled: as in `store.calls.Call`.
         stack: number of a line in `stacks.jsonl`; None without one.
         thread: name of the thread, empty for the one that began the dump.
     """
@@ -66,6 +66,7 @@ class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, g
     thread: str = ""
     slots: tuple[ApiSlot, ...] = ()
     notes: tuple[str, ...] = ()
+    compiled: CompiledRegion | None = None
 
 
 class StackLine(msgspec.Struct, frozen=True):

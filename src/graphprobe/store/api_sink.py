@@ -146,6 +146,7 @@ class ApiSink(CountsShortage):
             thread=call.thread,
             slots=slots,
             notes=call.notes,
+            compiled=call.compiled,
         )
 
     def _slot(self, raw: RawSlot, call: RawCall) -> ApiSlot:

@@ -82,6 +82,32 @@ class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc
         keep_on_one_line(self, "name")
 
 
+COMPILED = "compiled: what runs inside is one record; a graph dump shows it"
+"""Note of a call of compiled code."""
+
+
+class CompiledRegion(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """What the record of compiled code tells of its inside.
+
+    Attributes:
+        autocast: as it was in force when the code began: `cpu bfloat16`, one for each type of device.
+        dtypes: in which the code computes: those of the floating-point values in the graphs that torch traced of it,
+            and what the settings of torch let products of float32 be computed in (`tfloat32`, `bfloat16`).
+        unknown: why there may be others; empty if there are none.
+        unsteady: operations inside that turn floating-point values into whole numbers or truth values (`topk`, a
+            comparison), so that rounding may change results altogether.
+        draws: random numbers were drawn, as far as torch's own generators tell.
+        operations: how many there are in the largest graph.
+    """
+
+    autocast: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    unknown: str = ""
+    unsteady: tuple[str, ...] = ()
+    draws: bool = False
+    operations: int = 0
+
+
 class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One call of an API, one run of a module, one step of an optimizer, or one op of a compiled graph.
 
@@ -100,6 +126,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fal
         stack: outermost frame last: `file.py:12 in forward: x = self.fc(x)`.
         slots: in the order of the signature.
         notes: what a reader should know.
+        compiled: of the forward of compiled code; None for other calls, and of dumps that do not tell.
     """
 
     position: int
@@ -115,6 +142,12 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fal
     stack: tuple[str, ...] = ()
     slots: tuple[CallSlot, ...] = ()
     notes: tuple[str, ...] = ()
+    compiled: CompiledRegion | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is the forward of compiled code."""
+        return self.compiled is not None or COMPILED in self.notes
 
     def __post_init__(self) -> None:
         keep_on_one_line(self, "api", "label", "module", "source")

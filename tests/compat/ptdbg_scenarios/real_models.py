@@ -6,8 +6,9 @@ import os
 import sys
 
 import torch
-from models import WRONG, WrongOp, build, loss_of
 from ptdbg_ascend import *
+
+from models import WRONG, WrongOp, build, loss_of
 
 name = sys.argv[1]
 

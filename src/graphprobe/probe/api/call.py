@@ -12,7 +12,7 @@ from graphprobe.probe.api.backward import Head, watch_backward
 from graphprobe.probe.api.values import PLAIN
 from graphprobe.store.api_jobs import Slot
 from graphprobe.store.api_records import ApiSlot
-from graphprobe.store.calls import SlotRole
+from graphprobe.store.calls import CompiledRegion, SlotRole
 
 if TYPE_CHECKING:
     from graphprobe.probe.api.session import ApiSession
@@ -25,17 +25,19 @@ class OpenCall:
         head: what the record begins with.
         slots: so far.
         notes: what a reader should know.
+        compiled: of compiled code, what is known of its inside.
     """
 
     __slots__ = (
         "_doubts", "_edges", "_gradients", "_outputs", "_results", "_sequence", "_session", "_tensors",
-        "changes", "head", "notes", "only_backward", "slots",
+        "changes", "compiled", "head", "notes", "only_backward", "slots",
     )  # fmt: skip
 
     def __init__(self, session: ApiSession, head: Head, *, changes: bool, only_backward: bool) -> None:
         self.head = head
         self.slots: list[Slot] = []
         self.notes: list[str] = []
+        self.compiled: CompiledRegion | None = None
         self.changes = changes
         self.only_backward = only_backward
         self._session = session
@@ -104,7 +106,7 @@ class OpenCall:
         """Hand in the record, and watch for the backward."""
         session = self._session
         if not self.only_backward:
-            session.submit(self.head, "forward", self.slots, tuple(self.notes))
+            session.submit(self.head, "forward", self.slots, tuple(self.notes), compiled=self.compiled)
         if self._outputs and session.plan.mode != "stack":
             watch_backward(session, self.head, self._edges, self._outputs, self._sequence, self._backward_notes())
         self._tensors, self._results, self._outputs, self._edges = [], [], [], []

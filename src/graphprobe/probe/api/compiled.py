@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from graphprobe.internals.dynamo.region_graphs import OUTPUT_GRAPH, Inside, RegionGraphs, autocasts, reduced_precisions
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.operators.api_calls import (
     CompiledRegions,
@@ -21,6 +22,7 @@ from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.mode import ApiMode
 from graphprobe.probe.api.modules import ModuleWatch
 from graphprobe.probe.api.session import ApiSession
+from graphprobe.store.calls import COMPILED, CompiledRegion
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 
@@ -64,6 +66,23 @@ class CallWatch:
         return self._inside
 
 
+def _generators() -> list[torch.Tensor]:
+    """The states of torch's default generators; empty where one cannot be told, while CUDA captures a graph, say."""
+    try:
+        with unseen():
+            cuda: Any = torch.cuda
+            devices = range(cuda.device_count()) if cuda.is_initialized() else ()
+            return [torch.get_rng_state(), *(torch.cuda.get_rng_state(i) for i in devices)]
+    except RuntimeError:
+        return []
+
+
+def _drawn_since(states: list[torch.Tensor]) -> bool:
+    now = _generators()
+    with unseen():
+        return len(now) != len(states) or not all(map(torch.equal, states, now))
+
+
 class CompiledWatch:
     """Takes everything out before compiled code runs, and puts it back afterwards.
 
@@ -77,7 +96,8 @@ class CompiledWatch:
         self._modules = modules
         self._watches = (modules, *others)
         self._regions = CompiledRegions(self._enter)
-        self._hook = ImportHook({_EVAL_FRAME: lambda module: self._install()})
+        self._graphs = RegionGraphs()
+        self._hook = ImportHook({_EVAL_FRAME: lambda module: self._install(), OUTPUT_GRAPH: self._graphs.install})
         self._depth = 0
 
     def install(self) -> None:
@@ -88,6 +108,7 @@ class CompiledWatch:
     def remove(self) -> None:
         """Restore what was patched."""
         self._hook.remove()
+        self._graphs.remove()
         self._regions.remove()
 
     def _install(self) -> None:
@@ -106,8 +127,14 @@ class CompiledWatch:
             watch.remove()
         session.state.off += 1
         self._depth += 1
+        self._graphs.begin(function)
+        generators = _generators() if call is not None else []
+        casts = autocasts()
 
         def leave(result: Any) -> None:
+            inside = self._graphs.end()
+            if call is not None:
+                call.compiled = _region(inside, casts, draws=not generators or _drawn_since(generators))
             self._depth -= 1
             session.state.off -= 1
             if not session.closed:
@@ -128,7 +155,7 @@ class CompiledWatch:
                 call = self._begin_function(function) if module is None else self._begin_module(module)
                 if call is not None:
                     call.take_inputs(args, kwargs)
-                    call.notes.append("compiled: what runs inside is one record; a graph dump shows it")
+                    call.notes.append(COMPILED)
                     if module is not None:
                         for name, parameter in module.named_parameters():
                             call.add_tensor(f"parameter.{name}", "parameter", parameter)
@@ -170,3 +197,14 @@ class CompiledWatch:
                 call.close()
         except Exception as error:
             self._session.fail("compiled code", error)
+
+
+def _region(inside: Inside, autocast: tuple[str, ...], *, draws: bool) -> CompiledRegion:
+    return CompiledRegion(
+        autocast=autocast,
+        dtypes=tuple(sorted({*inside.dtypes, *reduced_precisions()})),
+        unknown=inside.unknown,
+        unsteady=inside.unsteady,
+        draws=draws,
+        operations=inside.operations,
+    )

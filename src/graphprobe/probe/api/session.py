@@ -23,7 +23,7 @@ from graphprobe.probe.api.selection import CallSelection
 from graphprobe.probe.api.values import Values
 from graphprobe.store.api_jobs import RawCall, Slot
 from graphprobe.store.api_writer import ApiWriter
-from graphprobe.store.calls import CallDirection, CallKind
+from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion
 
 logger = logging.getLogger("graphprobe")
 
@@ -123,7 +123,15 @@ class ApiSession:
         head = Head(self.step, kind, api, full, index, module, source, stack, self.state.name)
         return OpenCall(self, head, changes=changes, only_backward=again)
 
-    def submit(self, head: Head, direction: CallDirection, slots: list[Slot], notes: tuple[str, ...] = ()) -> None:
+    def submit(
+        self,
+        head: Head,
+        direction: CallDirection,
+        slots: list[Slot],
+        notes: tuple[str, ...] = (),
+        *,
+        compiled: CompiledRegion | None = None,
+    ) -> None:
         """Hand in a record."""
         values = self.values
         if values.notes:
@@ -143,6 +151,7 @@ class ApiSession:
                 slots if self.plan.mode != "stack" else [],
                 notes,
                 _SLOT_BYTES * (len(slots) + 1),
+                compiled,
             )
         )
 
