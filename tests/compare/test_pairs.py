@@ -88,7 +88,7 @@ def attention_by_hand(self: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("data", ["tensor", "stats"])
 def test_attention_by_hand_is_the_same(data: str, tmp_path: Path) -> None:
     by_hand = gpt_faults.instead(lambda m: m.blocks[1].attn, attention_by_hand)
-    summary = compared(gpt_faults.gpt(plant=by_hand), gpt_faults.gpt(), tmp_path, data=data)
+    summary = dumped_and_compared(gpt_faults.gpt(plant=by_hand), gpt_faults.gpt(), tmp_path, data=data)
     assert (summary.outcome, summary.findings) == ("same", []), summary.notes
 
 
@@ -97,7 +97,7 @@ def test_an_activation_in_place_is_the_same(tmp_path: Path) -> None:
         return F.relu(x, inplace=True)
 
     runs = pairs.Run(pairs.trained(2, act=in_place)), pairs.Run(pairs.trained(2, act=F.relu))
-    summary = compared(*runs, tmp_path, data="tensor")
+    summary = dumped_and_compared(*runs, tmp_path, data="tensor")
     assert (summary.outcome, summary.findings) == ("same", []), summary.notes
 
 
@@ -115,7 +115,7 @@ def test_gradients_clipped_before_they_are_unscaled(tmp_path: Path) -> None:
 
         return pairs.Run(step, pairs.net())
 
-    first = compared(train(False), train(True), tmp_path, data="tensor").first
+    first = dumped_and_compared(train(False), train(True), tmp_path, data="tensor").first
     assert first is not None and first.candidate is not None
     assert (first.kind, first.candidate.api) == ("moved_call", "torch._foreach_norm")
 
