@@ -162,6 +162,20 @@ def region_in(folder: Path) -> dict[str, Any]:
     return dict(region)
 
 
+def scaled(by: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * by
+
+    return program
+
+
+def dropping(chance: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, chance)
+
+    return program
+
+
 def halved(x: torch.Tensor) -> torch.Tensor:
     return x.sin().to(BF16).float() / 2
 
@@ -176,10 +190,10 @@ def test_casts_and_autocast_inside_are_told(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_a_compiled_function_is_named(tmp_path: Path) -> None:
-    summary = compared(small(torch.sin), small(lambda x: torch.sin(x) * 1.01), tmp_path, data="tensor")
+    summary = compared(small(scaled(1.01)), small(scaled(1.0)), tmp_path, data="tensor")
     first = summary.first
     assert summary.outcome == "different" and first is not None and first.candidate is not None
-    assert (first.kind, first.candidate.api) == ("wrong_value", "compiled.sin")
+    assert (first.kind, first.candidate.api) == ("wrong_value", "compiled.scaled.<locals>.program")
 
 
 @pytest.mark.parametrize(
@@ -201,16 +215,13 @@ def test_an_inside_that_is_not_known_well_is_undecided(
 
 
 def test_code_compiled_before_the_dump_is_not_known(tmp_path: Path) -> None:
-    summary = compared(small(torch.sin, warm=True), small(lambda x: torch.sin(x) * 1.01), tmp_path, data="tensor")
+    summary = compared(small(scaled(1.01), warm=True), small(scaled(1.0)), tmp_path, data="tensor")
     assert summary.outcome == "undecided"
     assert region_in(tmp_path / "candidate")["unknown"] == "it was compiled before the dump began"
 
 
 def test_random_numbers_inside_are_told(tmp_path: Path) -> None:
-    def dropping(x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(x, 0.5)
-
-    summary = compared(small(dropping), small(lambda x: torch.rand_like(x) * x), tmp_path, data="tensor")
+    summary = compared(small(dropping(0.5)), small(dropping(0.4)), tmp_path, data="tensor")
     assert summary.outcome == "undecided"
     assert any("random numbers" in note for note in summary.notes)
     assert region_in(tmp_path / "candidate")["draws"] is True
