@@ -48,7 +48,7 @@ def chosen(only: list[str] | None) -> dict[str, Planted]:
     if unknown:
         raise SystemExit(f"no such fault: {unknown[0]}; there are {', '.join(FAULTS)}")
     faults = {name: fault for name, fault in FAULTS.items() if not only or name in only}
-    return {**faults, NONE: Planted(lambda model: None, "")}
+    return {**faults, NONE: Planted(lambda model: None, "no module")}
 
 
 def programs(faults: dict[str, Planted]) -> Iterator[tuple[str, str, Any]]:
@@ -85,7 +85,7 @@ def graphprobe_answers(data: str, faults: dict[str, Planted], folder: Path) -> d
 def _answer(modules: list[str], fault: Planted) -> str:
     if not modules:
         return "silent"
-    return "named" if fault.module and any(module.startswith(fault.module) for module in modules) else "other"
+    return "named" if any(module.startswith(fault.module) for module in modules) else "other"
 
 
 def msprobe_answers(python: str, data: str, faults: dict[str, Planted], folder: Path) -> dict[tuple[str, str], str]:
