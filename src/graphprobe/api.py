@@ -187,7 +187,8 @@ def report(
         UsageError: something is there, and no report can be made of it; or the file cannot be written.
         SchemaError: it was written by a newer graphprobe.
     """
-    from graphprobe.report.html.make import page_of, page_target, write_page_to
+    from graphprobe.report.html.make import MARKS, page_of, write_page_to
+    from graphprobe.store.files import file_to_write
 
     source, file = _path("report(path", path), str(_path("report(out", out))
     if isinstance(source_roots, str | os.PathLike):
@@ -197,7 +198,7 @@ def report(
         if not folder.is_dir():
             raise UsageError(f"report(source_roots=…): there is no folder {folder}")
     named = f"report(out={file!r})"
-    target = page_target(file, force=force, named=named, by="force=True")
+    target = file_to_write(file, *MARKS, named=named, force=force, by="force=True")
     write_page_to(target, page_of(source, source_roots=roots), named=named)
     return target
 

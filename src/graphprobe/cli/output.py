@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from graphprobe.errors import UsageError
-from graphprobe.store.files import check_replaced, replace_file
+from graphprobe.store.files import file_to_write, replace_file
 
 
 @overload
@@ -25,17 +25,8 @@ def new_file(option: str, path: str | None, *marks: bytes, force: bool | None = 
     """
     if path is None:
         return None
-    file, named = Path(path).absolute(), f"{option} {path}"
-    if not file.parent.is_dir():
-        raise UsageError(f"{named}: there is no folder {file.parent}")
-    if file.is_dir():
-        raise UsageError(f"{named}: it is a folder", hint="name a file")
-    if force:
-        check_replaced(file, named, *marks)
-    elif file.exists():
-        other = "remove it" if force is None else "overwrite it with --force"
-        raise UsageError(f"{named}: it exists already", hint=f"name another file, or {other}")
-    return file
+    by = "" if force is None else "--force"
+    return file_to_write(path, *marks, named=f"{option} {path}", force=bool(force), by=by)
 
 
 def new_folder(path: str) -> Path:

@@ -148,6 +148,32 @@ def read_file(path: str | os.PathLike[str], *, below: Path | None = None, most_b
         return file.read(most_bytes)
 
 
+def file_to_write(path: str, *marks: bytes, named: str, force: bool = False, by: str = "") -> Path:
+    """The absolute path of a file that a caller asks for: a new one, in a folder that is there.
+
+    Args:
+        path: as the caller gave it.
+        marks: what an earlier file of the kind has, see `check_replaced`.
+        named: what the caller calls it, for messages.
+        force: whether such a file may be replaced.
+        by: how the caller asks for that; empty where nobody can.
+
+    Raises:
+        UsageError: it is a folder, or in none, or it exists and may not be replaced.
+    """
+    file = Path(path).absolute()
+    if not file.parent.is_dir():
+        raise UsageError(f"{named}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise UsageError(f"{named}: it is a folder", hint="name a file")
+    if force:
+        check_replaced(file, named, *marks)
+    elif file.exists():
+        other = f"overwrite it with {by}" if by else "remove it"
+        raise UsageError(f"{named}: it exists already", hint=f"name another file, or {other}")
+    return file
+
+
 def check_replaced(path: Path, named: str, *marks: bytes) -> None:
     """Raise UsageError where something is at `path` that `--force` must not replace; `named` is for the message.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from graphprobe.cli.output import new_file
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
@@ -42,11 +43,11 @@ def command(source: str, out: str, force: bool, source_roots: tuple[str, ...]) -
       graphprobe report graphprobe-diagnosis -o fault.html
       graphprobe report ~/model/torch_compile_debug --source-root ~/model
     """
-    from graphprobe.report.html.make import page_of, page_target, write_page_to
+    from graphprobe.report.html.make import MARKS, page_of, write_page_to
 
     if out == "-":
         raise UsageError("--out -: the report is not written to the standard output", hint="name a file")
-    target = page_target(out, force=force, named=f"--out {out}", by="--force")
+    target = new_file("--out", out, *MARKS, force=force)
     report = page_of(Path(source), source_roots=[_root(folder) for folder in source_roots])
     write_page_to(target, report, named=f"--out {out}")
     echo(f"{report.verdict.word}: {report.verdict.sentence}")

@@ -9,35 +9,12 @@ from typing import TYPE_CHECKING
 
 from graphprobe.errors import UsageError
 from graphprobe.store import layout
-from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
     from graphprobe.report.document import Report
 
 MARKS = (b"<title>graphprobe",)
 """What every page has."""
-
-
-def page_target(out: str, *, force: bool, named: str, by: str) -> Path:
-    """The file to write, absolute.
-
-    Args:
-        out: as the caller gave it.
-        force: whether an earlier page may be replaced.
-        named, by: what the caller calls `out` and `force`, for messages.
-
-    Raises:
-        UsageError: it is a folder, or in none, or it exists and may not be replaced.
-    """
-    file = Path(out).absolute()
-    if not file.parent.is_dir():
-        raise UsageError(f"{named}: there is no folder {file.parent}")
-    if file.is_dir():
-        raise UsageError(f"{named}: it is a folder", hint="name a file, such as report.html")
-    if file.exists() and not force:
-        raise UsageError(f"{named}: it exists already", hint=f"name another file, or overwrite it with {by}")
-    check_replaced(file, named, *MARKS)
-    return file
 
 
 def page_of(source: Path, *, source_roots: Sequence[Path] = ()) -> Report:
