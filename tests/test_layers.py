@@ -31,7 +31,6 @@ EXCEPTIONS = frozenset(
         # With `TORCH_COMPILE_DEBUG` set the package loads its switch; `test_cold_import.py` watches what that costs.
         ("graphprobe", "graphprobe.probe.switch"),
         # Upwards, by a constant that `import_module` gets. `make sizes` counts them; none may come.
-        ("graphprobe.compare.workers", "graphprobe.diagnose.call_replay"),
         ("graphprobe.probe.active", "graphprobe.diagnose.reduction.watch_script"),
     }
 )

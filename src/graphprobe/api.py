@@ -76,7 +76,7 @@ def compare(
         replayer=replayer,
         jobs=default_jobs(values=values) if jobs is None else jobs,
         scheduler=scheduler,
-        replay_remotely=replay and values and bool(scheduler),
+        remote_replayer="graphprobe.diagnose.call_replay:TorchReplayer" if replay and values and scheduler else "",
         steps=chosen_steps,
         ranks=chosen_ranks,
         on_progress=on_progress,

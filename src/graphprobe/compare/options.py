@@ -18,7 +18,7 @@ class Options:
         jobs: threads that judge pairs; None: one for each processor that this process may use where both dumps hold
             values, else one, because statistics are compared while the interpreter is held.
         scheduler: address of a Dask scheduler whose workers judge; they must see both dumps under the same paths.
-        replay_remotely: with a scheduler, whether the workers replay.
+        remote_replayer: with a scheduler, the class its workers replay with, `module:class`; empty: none.
         steps, ranks: only these; None for all.
         on_progress: called now and then with what is being judged, in words.
     """
@@ -26,7 +26,7 @@ class Options:
     replayer: Replayer | None = None
     jobs: int | None = None
     scheduler: str = ""
-    replay_remotely: bool = False
+    remote_replayer: str = ""
     steps: frozenset[int] | None = None
     ranks: frozenset[int] | None = None
     on_progress: Callable[[str], None] | None = None
@@ -35,4 +35,6 @@ class Options:
         if self.jobs is not None and self.jobs < 1:
             raise UsageError(f"jobs is {self.jobs}", hint="pass 1 or more")
         if self.scheduler and self.replayer is not None:
-            raise UsageError("a replayer cannot be sent to a scheduler's workers", hint="pass replay_remotely=True")
+            raise UsageError(
+                "a replayer cannot be sent to a scheduler's workers", hint="name its class: remote_replayer"
+            )

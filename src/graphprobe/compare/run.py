@@ -94,7 +94,7 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
     chosen = with_jobs(options or Options(), candidate, reference)
     found = _compared(candidate, reference, chosen)
     if found.summary.outcome == "same" and {"values", "sample"} & found.summary.counts.by_basis.keys():
-        plain = dataclasses.replace(chosen, replayer=None, replay_remotely=False)
+        plain = dataclasses.replace(chosen, replayer=None, remote_replayer="")
         again = _compared(Statistics(candidate), Statistics(reference), plain)
         found, other = (again, found) if again.summary.outcome == "different" else (found, again)
         other.close()
@@ -228,7 +228,7 @@ class _Work:
             place.strict,
             number=self._number,
             parts=split_between(*outlines),
-            keep_forward=self.options.replayer is not None or self.options.replay_remotely,
+            keep_forward=self.options.replayer is not None or bool(self.options.remote_replayer),
         )
         if plan.parts > 1:
             self._note_split(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +49,7 @@ def judged(
     """Every task with its result, every other entry as it is, in order."""
     if options.scheduler:
         with _cluster(options.scheduler) as client:
-            yield from _ordered(entries, _submit_remotely(client, titles, options.replay_remotely), AHEAD * 8)
+            yield from _ordered(entries, _submit_remotely(client, titles, options.remote_replayer), AHEAD * 8)
     elif (jobs := options.jobs or 1) == 1:
         # Many of one kind after the other go faster than one of each kind by turns: code and data stay in the caches.
         for block in blocks(entries, TOGETHER):
@@ -98,36 +99,27 @@ def _cluster(address: str) -> Any:
         ) from error
 
 
-def _submit_remotely(client: Any, titles: tuple[str, str], replay: bool) -> Callable[[Block], Callable[[], Judged]]:
+def _submit_remotely(client: Any, titles: tuple[str, str], replayer: str) -> Callable[[Block], Callable[[], Judged]]:
     """A block travels as bytes, so that nothing but this module's function has to be known to the workers."""
 
     def submit(block: Block) -> Callable[[], Judged]:
         data = msgspec.msgpack.encode(block)
-        future = client.submit(judge_block, *titles, data, replay, pure=False, retries=RETRIES)
+        future = client.submit(judge_block, *titles, data, replayer, pure=False, retries=RETRIES)
         return lambda: msgspec.msgpack.decode(future.result(), type=Judged)
 
     return submit
 
 
 @functools.lru_cache(maxsize=4)
-def _judge_of(candidate: str, reference: str, replay: bool) -> Judge:
+def _judge_of(candidate: str, reference: str, replayer: str) -> Judge:
     from graphprobe.compare.open import open_dump
 
-    return Judge(open_dump(candidate), open_dump(reference), replayer=_replayer() if replay else None)
+    module, _, name = replayer.partition(":")
+    made: Replayer | None = getattr(importlib.import_module(module), name)() if replayer else None
+    return Judge(open_dump(candidate), open_dump(reference), replayer=made)
 
 
-def _replayer() -> Replayer:
-    """The one of `diagnose`, which lies above this room: the worker is told by name where to find it."""
-    import importlib
-
-    made: Replayer = importlib.import_module(REPLAYER).TorchReplayer()
-    return made
-
-
-REPLAYER = "graphprobe.diagnose.call_replay"
-
-
-def judge_block(candidate: str, reference: str, data: bytes, replay: bool) -> bytes:
+def judge_block(candidate: str, reference: str, data: bytes, replayer: str) -> bytes:
     """Judges a block of encoded tasks and encodes the results; runs wherever both dumps can be opened by path."""
-    judge = _judge_of(candidate, reference, replay)
+    judge = _judge_of(candidate, reference, replayer)
     return msgspec.msgpack.encode([judge.judge(task) for task in msgspec.msgpack.decode(data, type=Block)])
