@@ -24,7 +24,7 @@ CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.c
 def originals() -> dict[str, Any]:
     """The very objects at every address that is ever patched; the raw ones, `classmethod` objects and all."""
     found = {}
-    for patch in taps._all(taps._Nobody()):  # type: ignore[arg-type]
+    for patch in taps._all(object()):  # type: ignore[arg-type]
         owner, name, raw = patches.resolve(importlib.import_module(patch.module), patch.attribute)
         found[patch.address] = (raw, name in vars(owner))
     found["logging"] = (logging.Logger.handle, True)
