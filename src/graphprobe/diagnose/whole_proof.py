@@ -132,7 +132,7 @@ def _short(program: Program, compilation: Compilation, finding: Finding, where: 
         kind=finding.kind,
         title=title_of(finding),
         control=control_of(finding),
-        single=finding.worst is not None and finding.worst.of == 1,
+        single=finding.worst is None or finding.worst.of == 1,
         bound=_bound(finding),
     )
     yield from short_program(told, INSTANCE_TEXT, f"{INSTANCE}(")
