@@ -187,6 +187,15 @@ def test_a_killed_run(tmp_path: Path) -> None:
         MsprobeDump(tmp_path)
 
 
+@pytest.mark.parametrize("value", [18446744073709551616, ["rank"], {}, None])
+@pytest.mark.parametrize("name", ["task", "level", "framework", "dump_data_dir", "writer"])
+def test_a_fact_that_is_no_text_is_left_out(name: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "dump.json").write_text(json.dumps({"data": {}, name: value}))
+    dump = MsprobeDump(tmp_path)
+    assert name not in dump.facts and dump.steps(0) == (0,)
+    assert list(dump.calls(0, 0)) == []
+
+
 def test_no_dump(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no msprobe dump"):
         MsprobeDump(tmp_path)

@@ -82,6 +82,20 @@ def test_files_that_are_cut_off_or_no_archives(tmp_path: Path) -> None:
         read_tensor(tmp_path / "none.pt")
 
 
+def test_no_damaged_byte_raises_anything_else(tmp_path: Path) -> None:
+    path, refused = tmp_path / "a.pt", 0
+    write_tensor(path, np.arange(4, dtype=np.float32), "float32")
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for value in (0, 8, 12, 14, 255):  # 8, 12 and 14 are ways to compress a member
+            path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            try:
+                read_tensor(path)
+            except ArtifactNotFoundError:
+                refused += 1
+    assert refused > len(whole)
+
+
 def test_a_shape_beyond_the_bytes_is_refused(tmp_path: Path) -> None:
     write_tensor(tmp_path / "a.pt", np.ones((4, 4), np.float32), "float32")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:

@@ -49,6 +49,9 @@ class _Head(msgspec.Struct):
     writer: str | None = None
 
 
+_TEXTS = tuple(name for name in _Head.__struct_fields__ if name != "data")
+
+
 class _Place(NamedTuple):
     rank: int
     step: int
@@ -187,9 +190,9 @@ class MsprobeDump:
             pass
         try:
             whole = json.loads(data)
+            texts = {name: value for name in _TEXTS if isinstance(value := whole.get(name), str)}
             return _Head(
-                {key: msgspec.Raw(json.dumps(value).encode()) for key, value in whole["data"].items()},
-                *(whole.get(name) for name in ("task", "level", "framework", "dump_data_dir", "writer")),
+                {key: msgspec.Raw(json.dumps(value).encode()) for key, value in whole["data"].items()}, **texts
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SchemaError(f"{path} is no dump of msprobe: {error}", hint="it may be cut off; dump again") from error

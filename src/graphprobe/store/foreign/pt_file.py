@@ -8,11 +8,13 @@ looked up or called, so that a file from anywhere can be opened.
 from __future__ import annotations
 
 import io
+import lzma
 import math
 import mmap
 import pickletools
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +58,12 @@ class _Name(NamedTuple):
     """A global of the pickle, by name only."""
 
     text: str
+
+
+_NOT_READ = (
+    OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error
+)  # fmt: skip
+"""What an archive raises that is damaged, or is none."""
 
 
 class _Storage(NamedTuple):
@@ -118,9 +126,9 @@ def read_tensor(path: Path) -> tuple[Array, str]:
                 raise ValueError(f"its values are compressed, {member.file_size} bytes: torch.save never does that")
             raw = _mapped(path, member) if member.compress_type == zipfile.ZIP_STORED else archive.read(member)
         return _array(raw, layout), layout.dtype
-    except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, struct.error) as error:
+    except _NOT_READ as error:
         raise ArtifactNotFoundError(
-            f"cannot read the tensor file {path}: {error}",
+            f"cannot read the tensor file {path}: {str(error) or 'it is cut off'}",
             hint="only files of one plain tensor written by torch.save are read; nothing is unpickled",
         ) from error
 
