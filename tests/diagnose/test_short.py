@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -346,3 +347,11 @@ def test_a_program_of_the_name_that_scripts_use() -> None:
 def test_a_program_that_loses_nothing() -> None:
     found = told(relu_twice, "wrong_value", "outputs[0]", ((torch.ones(3),), {}), ((torch.ones(4),), {}))
     assert len(found) == 1 and first_shown(found) is None
+
+
+@pytest.mark.parametrize(("value", "bound"), [([1.0, torch.inf], 1.05e-6), ([torch.nan, torch.inf], 0.0)])
+def test_only_finite_elements_may_be_off(monkeypatch: pytest.MonkeyPatch, value: list[float], bound: float) -> None:
+    monkeypatch.setattr(short, "allowed", lambda _: [[torch.tensor([1e-6, 8e32])]])
+    leaves = SimpleNamespace(outputs=[torch.tensor(value)], inputs=[], gradients=[])
+    reference: Any = SimpleNamespace(eager=[[leaves]])
+    assert short._bound(reference, 0, "outputs", 0) == pytest.approx(bound, rel=0.05)

@@ -67,6 +67,17 @@ def aot_graphs(fn: Callable[..., Any], *args: Any) -> list[GraphModule]:
     return found
 
 
+def padded(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(x, (1, 1), mode="circular")
+
+
+def test_the_line_of_a_function_of_torch_written_in_python_is_its_caller() -> None:
+    inside = [n for n in calls(dynamo_graph(padded, torch.ones(1, 2, 4)).graph) if "torch/nn/" in (n.stack_trace or "")]
+    assert inside, "torch's function is traced into"
+    line = padded.__code__.co_firstlineno + 1
+    assert {source_of(n) for n in inside} == {f"{__file__}:{line}"}
+
+
 def node_of(target: Any, *, op: str = "call_function") -> Node:
     graph = Graph()
     return graph.create_node(op, target, (graph.placeholder("x"),), {})

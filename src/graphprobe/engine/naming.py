@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -11,12 +12,17 @@ from torch.fx import Node
 from graphprobe.internals.operators.operators import operator_of
 
 LINE = re.compile(r'File "([^"]*)", line (\d+)')
+TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+"""The folder of torch's own files, with a separator behind it."""
 
 
 def source_of(node: Node) -> str | None:
-    """`file:line` of the user's innermost line that made the node; None when it is not known."""
+    """`file:line` of the innermost line outside torch that made the node, or else inside; None when it is not known."""
     found = LINE.findall(node.stack_trace or "")
-    return f"{found[-1][0]}:{found[-1][1]}" if found else None
+    if not found:
+        return None
+    file, line = next((place for place in reversed(found) if not place[0].startswith(TORCH)), found[-1])
+    return f"{file}:{line}"
 
 
 def module_of(node: Node) -> str | None:

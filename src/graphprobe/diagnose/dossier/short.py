@@ -291,15 +291,15 @@ def _position(value: torch.Tensor, state: Sequence[torch.Tensor]) -> int:
 
 
 def _bound(reference: Reference, call: int, part: str, index: int) -> float:
-    """The largest of what an element of this value may be off."""
+    """The largest of what a finite element of this value may be off; infinite ones and NaN have to be what they are."""
     row = allowed(reference)[call]
     position = 0
     for name in ("outputs", "inputs", "gradients"):
         for i, value in enumerate(getattr(reference.eager[0][call], name)):
             if (name, i) == (part, index):
                 limits = row[position] if is_noisy(value) else torch.zeros(1)
-                finite = limits[limits.isfinite()]
-                if limits.numel() and not finite.numel():
+                finite = limits[limits.isfinite() & value.isfinite()] if is_noisy(value) else limits
+                if limits.numel() and not limits.isfinite().any():
                     raise Unreproducible("a value that is not judged")
                 return float(f"{float(finite.max()) * 1.05:.2g}") if finite.numel() else 0.0
             position += is_noisy(value)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-import torch
 from torch.fx import Graph, Node
 
-from graphprobe.engine.naming import module_of, op_of
+from graphprobe.engine.naming import LINE, TORCH, module_of, op_of
 from graphprobe.probe.dump.ops import DATA, GraphOp
 from graphprobe.probe.dump.scoped import is_scoped
 from graphprobe.probe.dump.traits import traits_of_graph
@@ -18,20 +15,18 @@ from graphprobe.records import Direction
 from graphprobe.select import OpFacts
 from graphprobe.store.dump_records import Engine, OpInfo
 
-_LINE = re.compile(r'File "([^"]*)", line (\d+)')
-_TORCH = str(Path(torch.__file__).parent) + os.sep
 DATA_OPS = ("placeholder", "get_attr")
 
 
 def lines_of(stack_trace: str | None) -> tuple[tuple[str, int], ...]:
     """The source lines of a stack trace, outermost first: a call selects what happens below it."""
-    found = _LINE.findall(stack_trace or "")
+    found = LINE.findall(stack_trace or "")
     return tuple(dict.fromkeys((file.replace(os.sep, "/"), int(line)) for file, line in found))
 
 
 def source_text(lines: Sequence[tuple[str, int]]) -> str:
     """`file.py:12` of the innermost line outside torch, else of the innermost; empty when there is none."""
-    own = [line for line in lines if not line[0].startswith(_TORCH)]
+    own = [line for line in lines if not line[0].startswith(TORCH)]
     last = (own or list(lines))[-1:]
     return f"{last[0][0]}:{last[0][1]}" if last else ""
 
