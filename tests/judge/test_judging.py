@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +15,7 @@ import torch
 from graphprobe.diagnose.program import Program
 from graphprobe.engine.interpret import copied_together
 from graphprobe.engine.isolate import Raised
+from graphprobe.engine.value_file import InFile, ValueFile
 from graphprobe.judge.judging import Difference, Reference, compare, identical, strides, while_compiling
 from graphprobe.judge.observation import Observation, read
 
@@ -488,3 +491,53 @@ def test_side_effects_are_looked_at_before_anything_is_identical() -> None:
     reference = Reference([[with_effects({"n": 0}, {"n": 1})]])
     assert identical(reference, [with_effects({"n": 0}, {"n": 1})])
     assert not identical(reference, [with_effects({"n": 0}, {"n": 0})])
+
+
+def seen_in_file(model: torch.nn.Module, x: torch.Tensor, file: ValueFile | None, factor: float) -> tuple[Any, Any]:
+    """A reference with float64 runs, and the calls of a model whose gradients are too large by a factor."""
+
+    def wrong(fn: Callable[..., Any]) -> Callable[..., Any]:
+        for weight in model.parameters():
+            weight.register_hook(lambda gradient: gradient * factor)
+        return fn
+
+    def calls(step: Callable[[Program], list[Any]]) -> list[Observation]:
+        return [read(record) for record in step(Program(copy.deepcopy(model), [([x], {})], grad=True, file=file))]
+
+    reference = Reference([calls(lambda program: program.run(lambda fn: fn)) for _ in range(2)])
+    wide = [calls(lambda p, seed=seed: p.run_wide(seed, ROUNDOFF)) for seed in (None, 0, 1, 2)]  # type: ignore[misc]
+    reference.wide, reference.perturbed = wide[0], wide[1:]
+    program = Program(model, [([x], {})], grad=True, file=file)
+    return reference, [read(record) for record in program.run(wrong)]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_values_in_a_file_are_judged_as_those_in_memory(factor: float) -> None:
+    found = []
+    for file in (None, ValueFile()):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(300, 100), torch.nn.Tanh(), torch.nn.Linear(100, 200))
+        reference, got = seen_in_file(model, torch.randn(60, 300), file, factor)
+        found.append((compare(reference, got), identical(reference, got), got[0].shared))
+    assert found[0] == found[1]
+    assert [d.where for d in found[0][0]] == ([] if factor == 1.0 else [f"gradients[{i}]" for i in range(1, 5)])
+
+
+def test_one_value_after_the_other_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, those that are in memory at a time are the runs of one."""
+    file, most = ValueFile(), 0
+    layers = [torch.nn.Linear(256, 256, bias=False) for _ in range(12)]
+    reference, got = seen_in_file(torch.nn.Sequential(*layers), torch.randn(2, 256), file, 1.5)
+    size, alive, load = layers[0].weight.nbytes, [0], InFile.load
+
+    def counted(self: InFile) -> Any:
+        nonlocal most
+        value = load(self)
+        alive[0] += value.nbytes
+        most = max(most, alive[0])
+        weakref.finalize(value.untyped_storage(), lambda n=value.nbytes: alive.__setitem__(0, alive[0] - n))
+        return value
+
+    monkeypatch.setattr(InFile, "load", counted)
+    assert len(compare(reference, got)) == len(layers)
+    assert size < most <= 10 * size

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -22,12 +23,12 @@ from graphprobe.diagnose.settings import TIMEOUT_S, Compilation
 from graphprobe.diagnose.unexplained import findings_for
 from graphprobe.diagnose.whole_proof import NUMBERS, prove_by_program
 from graphprobe.engine.isolate import Outcome, Raised, isolated
-from graphprobe.engine.values import from_bytes
+from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, Rung, kind_of_death, told_more
 from graphprobe.internals import after_fork
 from graphprobe.internals.operators import collectives
 from graphprobe.judge.judging import COMPILING, Difference, Reference, compare, identical, roundoff_of, worst_of
-from graphprobe.judge.observation import Observation, read
+from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.refusals import refusal_of, user_line
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
 
@@ -105,7 +106,8 @@ class Ladder:
         limits: Limits,
         on_step: Callable[[str], None] | None = None,
     ) -> None:
-        self.program, self.compilation, self.limits = program, compilation, limits
+        self.file = ValueFile()
+        self.program, self.compilation, self.limits = replace(program, file=self.file), compilation, limits
         self.on_step = on_step or (lambda name: None)
         self.started = time.monotonic()
         self.result = Diagnosis(verdict="undecided")
@@ -178,14 +180,22 @@ class Ladder:
             self.result.notes.append(f"the uncompiled program cannot be run: {why}")
             return None
         reports = [msgspec.convert(o.value, steps.EagerReport) for o in outcomes]
-        runs: list[list[Observation]] = [[read(r) for r in report.calls] for report in reports]
-        before = from_bytes(*reports[0].before).restore()
-        values = [v for call in runs[0] for v in (*call.outputs, *call.inputs)]
-        roundoff = roundoff_of([v for v in [*before[0], *values] if isinstance(v, torch.Tensor)])
+        self.file.learn(reports[0].before[1])
+        runs: list[list[Observation]] = [self._read(report.calls) for report in reports]
+        before = restored(*reports[0].before)
+        values = chain(before[0], *(part for call in runs[0] for part in (call.outputs, call.inputs)))
+        roundoff = roundoff_of(values)
         if reports[0].draws:
             self.compilation = replace(self.compilation, align_random=True)
             self.result.notes.append("the program draws random numbers: compiled random ops were made to draw as eager")
         return Reference(runs, before=before, roundoff=roundoff, draws=reports[0].moves)
+
+    def _read(self, records: Sequence[ObservationRecord]) -> list[Observation]:
+        """The calls of a step. What they have in the file is not written again where another step gives the same."""
+        for record in records:
+            if record.values is not None:
+                self.file.learn(record.values[1])
+        return [read(record) for record in records]
 
     def _measure_noise(self, reference: Reference) -> None:
         """How far rounding may take the results, once."""
@@ -203,7 +213,7 @@ class Ladder:
     def compared(self, report: RungReport, *, better: list[Difference] | None = None) -> list[Difference]:
         """What differs in a rung's calls; noise is measured only where something does. `better` as for `compare`."""
         assert self.reference is not None
-        calls = [read(r) for r in report.calls]
+        calls = self._read(report.calls)
         if identical(self.reference, calls):
             return []
         self._measure_noise(self.reference)
@@ -451,5 +461,5 @@ class Ladder:
 
 def in_one_thread(reference: Reference) -> bool:
     """Whether loops on a CPU were run, and no second thread could have a part in one."""
-    values = [v for call in reference.eager[0] for v in (*call.outputs, *call.inputs) if isinstance(v, torch.Tensor)]
-    return torch.get_num_threads() == 1 and any(v.device.type == "cpu" for v in values)
+    values = (v for call in reference.eager[0] for v in chain(call.outputs, call.inputs))
+    return torch.get_num_threads() == 1 and any(isinstance(v, torch.Tensor) and v.device.type == "cpu" for v in values)

@@ -15,6 +15,7 @@ from graphprobe.engine.accumulation import rough_sums
 from graphprobe.engine.reference import InFloat64, is_noisy
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, untouched
+from graphprobe.engine.value_file import ValueFile
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.judge.contents import contents_of
 from graphprobe.judge.effects import snapshot
@@ -48,6 +49,7 @@ class Program:
             None: neither; the calls run in the gradient mode that is set.
         seed: random generators start from it in every call; None: from where they are.
         effects: side effects are observed, too.
+        file: takes the large values that are observed.
     """
 
     fn: Callable[..., Any]
@@ -56,6 +58,7 @@ class Program:
     grad: bool | None = None
     seed: int | None = None
     effects: bool = True
+    file: ValueFile | None = None
 
     def modules(self) -> list[torch.nn.Module]:
         """The modules whose state belongs to the program: what the function leads to, and those among the arguments."""
@@ -109,7 +112,7 @@ class Program:
         except Exception as error:
             return failed(error), error
         effects = None if before is None else (before, snapshot(self.fn, (args, kwargs)))
-        return observe(result, (args, kwargs), inputs, self.modules(), gradients, effects), None
+        return observe(result, (args, kwargs), inputs, self.modules(), gradients, effects, self.file), None
 
     def run_rounded(self, seed: int) -> RoundedRun:
         """The calls in their own precision, narrow results rounded anew; no calls where nothing is narrow."""
@@ -130,11 +133,11 @@ class Program:
             if not is_noisy(value):
                 return value
             dtypes[torch.float32 if value.is_complex() else value.dtype] += 1
-            wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
+            wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64, copy=True)
             if generator is not None:
                 signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8) * 2 - 1
-                wide = wide * (1 + roundoff * signs.to(wide.device, torch.float64))
-            leaf = wide.clone().requires_grad_(value.requires_grad)
+                wide.mul_(signs.to(wide.device, torch.float64).mul_(roundoff).add_(1))
+            leaf = wide.requires_grad_(value.requires_grad)
             return leaf if value.is_leaf else computed(leaf)
 
         made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what is shared stays shared; old ones stay alive
@@ -153,7 +156,7 @@ class Program:
                         if value is not None:
                             values[name] = once(value)
         calls = [tree_map(lambda v: once(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
-        wide = Program(self.fn, calls, self.between, self.grad, self.seed, effects=False)
+        wide = replace(self, calls=calls, effects=False)
         sums = rough_sums(generator, roundoff) if generator is not None and rough else contextlib.nullcontext()
         drawn = max(dtypes, key=lambda dtype: dtypes[dtype], default=torch.float32)
         with sums, InFloat64(drawn):

@@ -13,7 +13,7 @@ from graphprobe.engine.reference import array_from, is_noisy
 from graphprobe.engine.rounding import MORE_RUNS, RUNS
 from graphprobe.judge.judging import Reference
 from graphprobe.judge.observation import Observation, ObservationRecord, read
-from graphprobe.numerics.noise import Array
+from graphprobe.numerics.noise import Array, flat
 from graphprobe.numerics.verdict import NARROW
 
 PERTURBED = 3
@@ -78,6 +78,9 @@ SHIFT, LEAST_SHIFT = 16.0, 1e-6
 """Runs are of another program where their mean is apart from the centre by so many times their own scatter, and by this
 share of the centre's rms."""
 
+AT_ONCE = 1 << 20
+"""Elements that are looked at together."""
+
 
 def _is_another_program(centre: Sequence[Observation], runs: Sequence[Sequence[Observation]]) -> bool:
     """Whether what watches the runs has changed what they compute: some composite ops take another way then."""
@@ -86,23 +89,33 @@ def _is_another_program(centre: Sequence[Observation], runs: Sequence[Sequence[O
     for i, call in enumerate(centre):
         for part in ("outputs", "inputs", "gradients"):
             for j, value in enumerate(getattr(call, part)):
-                others = [getattr(run[i], part)[j : j + 1] for run in runs]
-                alike = is_noisy(value) and all(o and is_noisy(o[0]) and o[0].shape == value.shape for o in others)
-                if alike and _is_shifted(array_from(value), [array_from(o[0]) for o in others]):
+                others = [o for run in runs for o in getattr(run[i], part)[j : j + 1]]
+                alike = is_noisy(value) and all(is_noisy(o) and o.shape == value.shape for o in others)
+                if alike and len(others) == len(runs) and _is_shifted(array_from(value), [*map(array_from, others)]):
                     return True
     return False
 
 
 def _is_shifted(centre: Array, runs: Sequence[Array]) -> bool:
-    stacked = np.stack([run.astype(np.complex128 if np.iscomplexobj(run) else np.float64) for run in runs])
-    finite = np.isfinite(centre) & np.isfinite(stacked).all(axis=0)
-    centre, stacked = centre[finite], stacked[:, finite]
-    gap, scatter, size = (_rms(v) for v in (stacked.mean(axis=0) - centre, stacked.std(axis=0), centre))
-    return gap > SHIFT * scatter + LEAST_SHIFT * size
+    count, totals = 0, np.zeros(3)
+    flat_centre, flat_runs = flat(centre), [flat(run) for run in runs]
+    for low in range(0, centre.size, AT_ONCE):
+        part = slice(low, low + AT_ONCE)
+        middle, stacked = flat_centre[part], np.stack([_wide(run[part]) for run in flat_runs])
+        finite = np.isfinite(middle) & np.isfinite(stacked).all(axis=0)
+        middle, stacked = middle[finite], stacked[:, finite]
+        count += middle.size
+        totals += [_squares(v) for v in (stacked.mean(axis=0) - middle, stacked.std(axis=0), middle)]
+    gap, scatter, size = np.sqrt(totals / max(1, count))
+    return bool(gap > SHIFT * scatter + LEAST_SHIFT * size)
 
 
-def _rms(values: Array) -> float:
-    return float(np.sqrt(np.mean(np.abs(values.astype(np.complex128)) ** 2))) if values.size else 0.0
+def _wide(values: Array) -> Array:
+    return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
+
+
+def _squares(values: Array) -> float:
+    return float(np.sum(np.abs(values.astype(np.complex128)) ** 2))
 
 
 def _calls(records: list[ObservationRecord] | None, reference: Reference) -> list[Observation] | None:

@@ -33,7 +33,7 @@ from graphprobe.diagnose.rungs import (
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import run_graph
-from graphprobe.engine.values import capture, to_bytes
+from graphprobe.engine.value_file import stored
 from graphprobe.findings import LargestZ, Latent
 from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
@@ -49,7 +49,7 @@ class EagerReport(msgspec.Struct):
 
     Attributes:
         calls: what each call gave.
-        before: the inputs before the first call.
+        before: the inputs before the first call, see `engine.value_file.stored`.
         draws: its calls move a random generator.
         moves: so do they, or what runs between them.
         roundoff: u of the coarsest floating-point dtype among inputs and outputs.
@@ -66,7 +66,7 @@ def eager(program: Program, *, unlike: bool = False) -> EagerReport:
     if unlike:
         scribble()
     inputs = [*tensors_of(program.calls[0]), *program.state()]
-    before = to_bytes(capture([[part.detach() for t in inputs for part in plain_parts(t)]], rng=False))
+    before = stored([[part.detach() for t in inputs for part in plain_parts(t)]], program.file)
     draws = False
 
     def watched(fn: Any) -> Any:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import save
 
 from graphprobe.engine import replay
 from graphprobe.internals.quiet import hint, is_fake, quiet
+
+Put: TypeAlias = Callable[[torch.Tensor], dict[str, int] | None]
 
 ALIGNMENT = 64
 """A storage's window starts at a multiple of this many bytes, so that restored tensors keep their alignment."""
@@ -66,7 +68,7 @@ class _Plan:
         # Empty storages all live at address 0 and share nothing.
         address = storage.data_ptr() or -1 - len(self.owners)
         key = (str(tensor.device), address)
-        begin, end = _window(tensor)
+        begin, end = window(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size())
         if end > storage.nbytes():
             raise ValueError(f"storage of {storage.nbytes()} bytes is smaller than its view, which ends at byte {end}")
         if key in self.windows:
@@ -80,13 +82,13 @@ class _Plan:
         return self.names.setdefault(key, f"s{len(self.names)}")
 
 
-def _window(tensor: torch.Tensor) -> tuple[int, int]:
+def window(offset: int, shape: Sequence[int], stride: Sequence[int], element_size: int) -> tuple[int, int]:
     """First byte (aligned down) and end of the bytes a view covers, within its storage."""
-    begin = tensor.storage_offset() * tensor.element_size()
-    if tensor.numel() == 0:
+    begin = offset * element_size
+    if 0 in shape:
         return begin // ALIGNMENT * ALIGNMENT, begin // ALIGNMENT * ALIGNMENT
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin // ALIGNMENT * ALIGNMENT, int(begin + (last + 1) * tensor.element_size())
+    last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    return begin // ALIGNMENT * ALIGNMENT, int(begin + (last + 1) * element_size)
 
 
 def _opaque(record: Mapping[str, Any], path: str) -> list[str]:
@@ -171,8 +173,9 @@ def _record(value: object, plan: _Plan) -> dict[str, Any]:
 
 
 def _bytes_of(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """On the CPU; of a tensor that is there, its own memory."""
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    return flat[begin:end].to("cpu", copy=True)
+    return flat[begin:end].to("cpu")
 
 
 def measure(values: Sequence[object]) -> int:
@@ -184,7 +187,7 @@ def measure(values: Sequence[object]) -> int:
         return sum(end - begin for begin, end in plan.windows.values())
 
 
-def capture(values: Sequence[object], *, rng: bool = True) -> CapturedValues:
+def capture(values: Sequence[object], *, rng: bool = True, put: Put | None = None) -> CapturedValues:
     """A bit-exact snapshot of `values`; it draws no random number, records no gradient and is seen by no mode.
 
     Each distinct storage is copied once, and of it only the bytes between the first and the last one a view covers.
@@ -193,6 +196,8 @@ def capture(values: Sequence[object], *, rng: bool = True) -> CapturedValues:
 
     Args:
         rng: also keep the state of the CPU generator, and of those of the CUDA devices that the values live on.
+        put: keeps the bytes of a storage elsewhere, and says where: that goes into the document, and the bytes do not
+            go into `tensors`. None: they do.
     """
     with quiet():
         plan = _Plan()
@@ -201,8 +206,11 @@ def capture(values: Sequence[object], *, rng: bool = True) -> CapturedValues:
         tensors: dict[str, torch.Tensor] = {}
         for key, name in plan.names.items():
             begin, end = plan.windows[key]
-            tensors[name] = _bytes_of(plan.owners[key], begin, end)
-            storages[name] = {"device": key[0], "first_byte": begin, "size_bytes": end - begin}
+            flat = _bytes_of(plan.owners[key], begin, end)
+            elsewhere = None if put is None else put(flat)
+            if elsewhere is None:
+                tensors[name] = flat.clone() if key[0] == "cpu" else flat
+            storages[name] = {"device": key[0], "first_byte": begin, "size_bytes": end - begin, **(elsewhere or {})}
         generators: list[str] = []
         if rng:
             used = sorted({key[0] for key in plan.names} - {"cpu"})
@@ -253,6 +261,12 @@ def _state() -> dict[str, Any]:
     }
 
 
+def buffer_of(flat: torch.Tensor) -> memoryview:
+    """The bytes of a flat uint8 tensor on the CPU, which are not copied."""
+    array: Any = flat.numpy()
+    return memoryview(array)
+
+
 def safetensors_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
     """The safetensors file of flat uint8 tensors."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -263,7 +277,7 @@ def safetensors_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with quiet():
-        return b"".join([struct.pack("<Q", len(text)), text, *(t.numpy().tobytes() for t in tensors.values())])
+        return b"".join([struct.pack("<Q", len(text)), text, *map(buffer_of, tensors.values())])
 
 
 def tensor_file(tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -288,6 +302,16 @@ def one_file_bytes(values: Mapping[str, object]) -> bytes:
     """Named values in one safetensors file, the records in its metadata: a script's `constants.safetensors`."""
     captured = capture([dict(values)], rng=False)
     return safetensors_bytes(captured.tensors, {"format": "pt", "graphprobe": json.dumps(captured.doc)})
+
+
+def equal_bits(a: object, b: object, *, stride: bool = False) -> bool:
+    """Whether `same_bits` has nothing to say; it does not measure by how much tensors differ."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return not same_bits(a, b, stride=stride)
+    with quiet():
+        if a.dtype != b.dtype or a.shape != b.shape or (stride and a.stride() != b.stride()):
+            return False
+        return torch.equal(replay.flat_bits(a), replay.flat_bits(b).to(a.device))
 
 
 def same_bits(a: object, b: object, *, stride: bool = False) -> list[str]:

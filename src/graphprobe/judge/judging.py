@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ import torch
 from graphprobe.engine.isolate import Raised
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.rounding import RUNS, judge_narrow, noise_of
-from graphprobe.engine.values import same_bits
+from graphprobe.engine.value_file import is_stored_once
+from graphprobe.engine.values import equal_bits
 from graphprobe.findings import Kind, Worst
 from graphprobe.judge.effects import differing
 from graphprobe.judge.observation import Observation
@@ -95,7 +96,7 @@ class Reference:
     rounded: list[list[Observation]] = field(default_factory=list)
     narrowest: float = 0.0
     more: Callable[[], list[list[Observation]]] | None = None
-    before: list[list[Any]] = field(default_factory=list)
+    before: Sequence[Sequence[Any]] = field(default_factory=list)
     roundoff: float = 2.0**-24
     moved: float = 0.0
     draws: bool = False
@@ -110,7 +111,7 @@ class Reference:
             self.more = None
 
 
-def roundoff_of(values: Sequence[Any]) -> float:
+def roundoff_of(values: Iterable[Any]) -> float:
     """u of the coarsest floating-point dtype among the tensors; that of float64 if there is none."""
     return max((dtype_of(v).unit_roundoff for v in values if is_noisy(v)), default=2.0**-53)
 
@@ -127,9 +128,16 @@ def _same(reference: Reference, call: int, got: Observation) -> bool:
         return eager.raised is not None and got.raised is not None
     if eager.shared != got.shared or eager.structure != got.structure or any(_effects(reference, call, got)):
         return False
-    if any(same_bits(getattr(eager, part), getattr(got, part)) for part in ("inputs", "gradients")):
-        return False
-    return not same_bits(eager.outputs, got.outputs, stride=True)
+    parts = ("inputs", "gradients", "outputs")  # layouts count where the user sees them
+    return all(_all_equal(getattr(eager, part), getattr(got, part), stride=part == "outputs") for part in parts)
+
+
+def _all_equal(expected: Sequence[Any], mine: Sequence[Any], *, stride: bool) -> bool:
+    """Whether two lists hold the same bits, one pair in memory at a time."""
+    return len(expected) == len(mine) and all(
+        is_stored_once(expected, mine, j) or equal_bits(expected[j], mine[j], stride=stride)
+        for j in range(len(expected))
+    )
 
 
 def compare(
@@ -156,8 +164,9 @@ def _compare_call(reference: Reference, i: int, got: Observation) -> Iterator[Di
             kind: Kind = "wrong_gradient" if part == "gradients" else "wrong_shape"
             yield Difference(kind, i, part, f"{len(mine)} {part}, uncompiled {len(expected)}")
             continue
-        for j, (e, m) in enumerate(zip(expected, mine, strict=True)):
-            yield from _compare_value(Spot(reference, i, part, j), e, m)
+        for j in range(len(expected)):
+            if not is_stored_once(expected, mine, j):
+                yield from _compare_value(Spot(reference, i, part, j), expected[j], mine[j])
     yield from _containers(reference, i, got)
     if eager.shared != got.shared:
         lost, new = eager.shared - got.shared, got.shared - eager.shared
@@ -241,9 +250,9 @@ class Spot:
         value = self.of(run)
         return array_from(value) if isinstance(value, torch.Tensor) else None
 
-    def arrays(self, runs: Sequence[Sequence[Observation]]) -> list[Array]:
+    def arrays(self, runs: Sequence[Sequence[Observation]]) -> Arrays:
         """The tensor in those runs that have it."""
-        return [found for run in runs if (found := self.array(run)) is not None]
+        return Arrays(self, [run for run in runs if isinstance(self.of(run), torch.Tensor)])
 
     def sigma(self, wide: Array | None) -> Array:
         """How far legitimate runs scatter, by element, in the units of the value; without float64 runs by their own."""
@@ -252,10 +261,12 @@ class Spot:
         if wide is not None:
             u = max(dtype_of(value).unit_roundoff, self.reference.moved)
             found = sigma_from_runs(wide, self.arrays(self.reference.perturbed), self.reference.moved) * u
-        rounded, eager = self.arrays(self.reference.rounded), self.arrays(self.reference.eager[:1])[0]
+        rounded = self.arrays(self.reference.rounded)
         if rounded:
-            centre, runs = (eager, []) if wide is None else (wide, self.arrays(self.reference.perturbed))
-            noise = noise_of(eager, centre, runs, rounded, dtype_of(value), self.reference.narrowest)
+            eager = array_from(value)
+            centre, runs = (eager, []) if wide is None else (wide, self.reference.perturbed)
+            facts = dtype_of(value)
+            noise = noise_of(eager, centre, self.arrays(runs), rounded, facts, self.reference.narrowest)
             found = found if noise is None else noise.sigma * dtype_of(value).unit_roundoff
         return found
 
@@ -263,7 +274,7 @@ class Spot:
         """Whether the uncompiled program gives other bits each time, as of a clock, or of memory never written."""
         first, *others = self.reference.eager
         e = self.of(first)
-        return any(bool(same_bits(e, self.of(run))) for run in others)
+        return not all(equal_bits(e, self.of(run)) for run in others)
 
     def before(self) -> Any:
         """The value before the call, where it is one of the inputs."""
@@ -272,10 +283,31 @@ class Spot:
         return rows[self.call][self.j] if known else None
 
 
+class Arrays(Sequence[Array]):
+    """One value in several runs, each loaded when it is looked at."""
+
+    def __init__(self, spot: Spot, runs: Sequence[Sequence[Observation]]) -> None:
+        self._spot, self._runs = spot, runs
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Arrays: ...
+
+    def __getitem__(self, index: int | slice) -> Array | Arrays:
+        if isinstance(index, slice):
+            return Arrays(self._spot, self._runs[index])
+        return array_from(self._spot.of(self._runs[index]))
+
+
 def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
     call, where = spot.call, spot.where
     if not isinstance(e, torch.Tensor) or not isinstance(m, torch.Tensor):
-        if (e is not None or m is not None) and same_bits(e, m) and not spot.unsteady():
+        if (e is not None or m is not None) and not equal_bits(e, m) and not spot.unsteady():
             kind: Kind = "wrong_gradient" if spot.part == "gradients" else "wrong_value"
             worst = worst_scalar(spot.label, e, m)
             yield Difference(kind, call, where, f"{_brief(m)}, uncompiled {_brief(e)}", worst=worst)
@@ -290,7 +322,7 @@ def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
         return
     if spot.part == "outputs" and strides(e) != strides(m):
         yield Difference("wrong_stride", call, where, f"stride {m.stride()}, uncompiled {e.stride()}")
-    if not same_bits(e, m):
+    if equal_bits(e, m):
         return
     answer = _judge_exact(spot, e, m) if not is_noisy(e) else _judge_numbers(spot, e, m)
     if answer is not None:
@@ -327,7 +359,7 @@ def _kind_of_value(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Kind:
     if spot.part == "gradients":
         return "wrong_gradient"
     before = spot.before()
-    if isinstance(before, torch.Tensor) and before.shape == m.shape and not same_bits(before, m):
+    if isinstance(before, torch.Tensor) and before.shape == m.shape and equal_bits(before, m):
         return "lost_mutation"
     if is_noisy(e) and not all(torch.equal(test(e), test(m)) for test in (torch.isfinite, torch.isnan)):
         return "nonfinite"
@@ -372,7 +404,7 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Answer | Non
     """Floating-point and complex numbers: in units of the noise of each element."""
     reference, facts = spot.reference, dtype_of(e)
     values, wide = spot.arrays(reference.eager), _float64(spot, e)
-    runs = spot.arrays(reference.perturbed) if wide is not None else []
+    runs = spot.arrays(reference.perturbed if wide is not None else [])
     if spot.arrays(reference.rounded):
         return _judge_narrow(spot, m, wide, runs)
     if wide is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 import torch
 
 from graphprobe.engine.isolate import Raised, raised_from
-from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
+from graphprobe.engine.value_file import ValueFile, restored, stored
 from graphprobe.internals.tensors.trees import structure_of, tree_leaves
 from graphprobe.judge.contents import contents_of, kept_in, plain_parts
 from graphprobe.judge.effects import from_record, to_record
@@ -21,7 +22,7 @@ class ObservationRecord(msgspec.Struct):
 
     Attributes:
         raised: the exception that ended it.
-        values: `[outputs, inputs after the call, gradients]`; None where it raised.
+        values: `[outputs, inputs after the call, gradients]`, see `engine.value_file.stored`; None where it raised.
         structure: the containers of what it returned, as text.
         effects: what its function can reach besides, before and after the call (`judge.effects`).
     """
@@ -34,7 +35,7 @@ class ObservationRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Observation:
-    """One call, readable.
+    """One call, readable. Large values are loaded when they are looked at: let go of one before the next.
 
     Attributes:
         raised: the exception that ended it.
@@ -49,9 +50,9 @@ class Observation:
     """
 
     raised: Raised | None
-    outputs: list[Any] = field(default_factory=list)
-    inputs: list[Any] = field(default_factory=list)
-    gradients: list[Any] = field(default_factory=list)
+    outputs: Sequence[Any] = field(default_factory=list)
+    inputs: Sequence[Any] = field(default_factory=list)
+    gradients: Sequence[Any] = field(default_factory=list)
     shared: frozenset[tuple[int, int]] = frozenset()
     structure: str = ""
     effects: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -61,13 +62,13 @@ def read(record: ObservationRecord) -> Observation:
     """The values of a record, restored."""
     if record.values is None:
         return Observation(record.raised)
-    captured = from_bytes(*record.values)
-    outputs, inputs, gradients = captured.restore()
+    outputs, inputs, gradients = restored(*record.values)
     effects = None
     if record.effects is not None:
         before, after = record.effects
         effects = from_record(before), from_record(after)
-    return Observation(record.raised, outputs, inputs, gradients, _shared(captured), record.structure, effects)
+    shared = _shared(json.loads(record.values[1]))
+    return Observation(record.raised, outputs, inputs, gradients, shared, record.structure, effects)
 
 
 def failed(error: BaseException) -> ObservationRecord:
@@ -82,6 +83,7 @@ def observe(
     modules: Sequence[torch.nn.Module],
     gradients: Sequence[torch.Tensor | None],
     effects: tuple[dict[str, Any], dict[str, Any]] | None = None,
+    file: ValueFile | None = None,
 ) -> ObservationRecord:
     """The record of a call that has returned.
 
@@ -92,6 +94,7 @@ def observe(
         modules: those whose state belongs to the program.
         gradients: of the `inputs`; empty where no backward ran.
         effects: snapshots before and after the call.
+        file: takes the large values.
     """
     leaves, own = contents_of(result), len(tree_leaves(result))
     leaves = [_detached(leaf) for leaf in leaves[:own]] + [_alone(leaf) for leaf in leaves[own:]]
@@ -100,14 +103,14 @@ def observe(
     after += [_alone(value) for value in kept_in(call, modules) if isinstance(value, (torch.Tensor, float))]
     derived = [part for g in gradients for part in ([None] if g is None else plain_parts(g))]
     return ObservationRecord(
-        values=to_bytes(capture([leaves, after, derived], rng=False)),
+        values=stored([leaves, after, derived], file),
         structure=structure_of(result),
         effects=None if effects is None else (to_record(effects[0]), to_record(effects[1])),
     )
 
 
-def _shared(captured: CapturedValues) -> frozenset[tuple[int, int]]:
-    outputs, inputs, _ = (record["items"] for record in captured.doc["values"])
+def _shared(doc: dict[str, Any]) -> frozenset[tuple[int, int]]:
+    outputs, inputs, _ = (record["items"] for record in doc["values"])
     groups: dict[str, list[int]] = {}
     for i, record in enumerate([*outputs, *inputs]):
         if record.get("storage"):

@@ -139,16 +139,25 @@ def sigma_from_runs(reference: Array, runs: Iterable[Array], roundoff: float) ->
     """
     if not roundoff > 0:
         raise UsageError(f"the unit roundoff of the runs must be positive, not {roundoff!r}")
-    whole = widen(reference)
-    total = np.zeros(whole.shape)
+    whole = flat(reference)
+    total = np.zeros(whole.size)
     count = 0
     for run in runs:
-        if run.shape != whole.shape:
-            raise UsageError(f"a run has shape {run.shape}, the reference {whole.shape}")
-        with np.errstate(invalid="ignore", over="ignore"):
-            step = np.abs(widen(run) - whole) / roundoff
-            same = (np.isnan(run) & np.isnan(whole)) | (run == whole)
-            step = np.where(same, 0.0, np.where(np.isnan(step), np.inf, step))
-            total += step * step
+        if run.shape != reference.shape:
+            raise UsageError(f"a run has shape {run.shape}, the reference {reference.shape}")
+        values = flat(run)
+        for low in range(0, whole.size, CHUNK):
+            part = slice(low, low + CHUNK)
+            total[part] += _squared_steps(widen(values[part]), widen(whole[part]), roundoff)
         count += 1
-    return np.sqrt(total / count) if count else total
+    if count:
+        np.sqrt(np.divide(total, count, out=total), out=total)
+    return total.reshape(reference.shape)
+
+
+def _squared_steps(run: Array, whole: Array, roundoff: float) -> Float64Array:
+    with np.errstate(invalid="ignore", over="ignore"):
+        step: Float64Array = np.abs(run - whole) / roundoff
+        same = (np.isnan(run) & np.isnan(whole)) | (run == whole)
+        step = np.where(same, 0.0, np.where(np.isnan(step), np.inf, step))
+        return step * step
