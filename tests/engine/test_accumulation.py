@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from graphprobe.engine import accumulation
 from graphprobe.engine.accumulation import ROUNDOFF, rough_sums
 
 K = 4096
@@ -70,7 +71,7 @@ def test_the_error_is_that_of_a_recursive_sum(name: str, shift: float) -> None:
         lambda x: torch.zeros(4, 8, 64, dtype=x.dtype).index_add_(0, torch.zeros(32, dtype=torch.int64), x),
     ],
 )
-def test_sums_inside_other_ops(fn: Callable[..., torch.Tensor]) -> None:
+def test_sums_inside_other_ops(fn: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(32, 8, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     exact, got = fn(x), rough(fn, x)
     assert got.dtype == exact.dtype
@@ -78,6 +79,8 @@ def test_sums_inside_other_ops(fn: Callable[..., torch.Tensor]) -> None:
     assert ROUNDOFF / 8 < gap < 512 * ROUNDOFF
     assert torch.equal(got, rough(fn, x))
     assert not torch.equal(got, rough(fn, x, seed=1))
+    monkeypatch.setattr(accumulation, "AT_ONCE", 8)
+    assert torch.equal(got, rough(fn, x)), "row by row it is the same"
 
 
 @pytest.mark.parametrize(

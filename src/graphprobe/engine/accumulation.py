@@ -89,10 +89,11 @@ class _Rough:
                 self._add(output, error)
         return result
 
-    def _add(self, output: torch.Tensor, error: torch.Tensor) -> None:
+    def _add(self, output: torch.Tensor, error: _Error) -> None:
         signs = torch.randint(0, 2, output.shape, generator=self._generator, dtype=torch.int8) * 2 - 1
-        error = torch.nan_to_num(error * self._u, posinf=0.0, neginf=0.0)
-        output.add_(error * signs.to(output.device, torch.float64))
+        for part in _parts(output):
+            found = torch.nan_to_num(error(part) * self._u, posinf=0.0, neginf=0.0)
+            _at(output, part).add_(found * _at(signs, part).to(output.device, torch.float64))
 
     def _errors(self, name: str) -> _Errors | None:
         if name in PRODUCTS or name in SUMS or name in MEANS:
@@ -104,24 +105,43 @@ class _Rough:
         return _of_positive if name in POSITIVE else None
 
 
-_Finish = Callable[[list[Any]], list[Any]]
+AT_ONCE = 1 << 20
+"""Elements whose errors are computed together: what that takes is several times as large as they are."""
+
+_Error = Callable[[slice | None], torch.Tensor]
+"""The errors of some rows of a result, as that is now; of all of it for None."""
+
+_Finish = Callable[[list[Any]], list[_Error | None]]
 _Errors = Callable[[Overload, tuple[Any, ...], dict[str, Any]], _Finish]
 """Looks at the arguments before the op runs, which may overwrite them, and then turns the results into their errors, in
 units of u; None: no error."""
+
+
+def _parts(output: torch.Tensor) -> Iterator[slice | None]:
+    """Rows of a tensor, so many that they are not much more than `AT_ONCE` elements."""
+    if output.numel() <= AT_ONCE or output.dim() == 0:
+        yield None
+        return
+    rows = max(1, AT_ONCE * output.shape[0] // output.numel())
+    yield from (slice(low, low + rows) for low in range(0, output.shape[0], rows))
+
+
+def _at(value: Any, part: slice | None) -> Any:
+    """These rows of a tensor; a number as it is."""
+    return value[part] if part is not None and isinstance(value, torch.Tensor) else value
 
 
 def _of_sums(name: str, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Finish:
     squares = _outputs(op(*tree_map(_squared, args), **tree_map(_squared, kwargs)))
 
     def finish(outputs: list[Any]) -> list[Any]:
-        found: list[torch.Tensor | None] = []
+        found: list[_Error | None] = []
         for i, (r, q) in enumerate(zip(outputs, squares, strict=True)):
             if not _is_wide(r) or not isinstance(q, torch.Tensor):
                 found.append(None)
                 continue
             terms = _terms(name, args, i, r)
-            q = q.abs() / terms if name in MEANS else q.abs()
-            found.append(_recursive(terms, r, q))
+            found.append(_recursive(terms, r, q.abs() / terms if name in MEANS else q.abs()))
         return found
 
     return finish
@@ -131,7 +151,7 @@ def _of_scatters(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     (squares,) = _outputs(op(*tree_map(_squared, args), **tree_map(_squared, kwargs)))
     (terms,) = _outputs(op(*tree_map(_one, args), **tree_map(_one, kwargs)))
     terms = terms.detach().clone()
-    return lambda outputs: [_recursive(terms.abs(), outputs[0], squares) if _is_wide(outputs[0]) else None]
+    return lambda outputs: [_recursive(terms.abs_(), outputs[0], squares) if _is_wide(outputs[0]) else None]
 
 
 def _of_pairs(_: Overload, args: tuple[Any, ...], __: dict[str, Any]) -> _Finish:
@@ -140,7 +160,8 @@ def _of_pairs(_: Overload, args: tuple[Any, ...], __: dict[str, Any]) -> _Finish
     def finish(outputs: list[Any]) -> list[Any]:
         spread, mean = outputs
         terms = max(1, size // max(1, mean.numel()))
-        return [spread.abs() * math.sqrt(terms - 1), _recursive(terms, mean, (mean.abs() ** 2 + spread) / terms)]
+        both = (mean.abs() ** 2 + spread) / terms
+        return [_relative(terms, spread), _recursive(terms, mean, both)]
 
     return finish
 
@@ -152,12 +173,20 @@ def _of_positive(_: Overload, args: tuple[Any, ...], __: dict[str, Any]) -> _Fin
         terms = max(1, size // max(1, outputs[0].numel()))
         if outputs[0].dim() == 4 and len(outputs) > 1:  # attention: the terms are the keys
             terms = args[1].shape[-2]
-        return [outputs[0].abs() * math.sqrt(terms - 1), *(None for _ in outputs[1:])]
+        return [_relative(terms, outputs[0]), *(None for _ in outputs[1:])]
 
     return finish
 
 
-def _recursive(terms: int | torch.Tensor, result: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+def _relative(terms: int, result: torch.Tensor) -> _Error:
+    return lambda part: _at(result, part).abs() * math.sqrt(terms - 1)
+
+
+def _recursive(terms: int | torch.Tensor, result: torch.Tensor, squares: torch.Tensor) -> _Error:
+    return lambda part: _error_of(_at(terms, part), _at(result, part), _at(squares, part))
+
+
+def _error_of(terms: int | torch.Tensor, result: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
     count = terms - 1
     count = count.clamp_min(0) if isinstance(count, torch.Tensor) else max(count, 0)
     error = (count * (result.abs() ** 2 / 3 + squares.abs() / 2)).sqrt()
