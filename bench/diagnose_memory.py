@@ -1,19 +1,20 @@
 """Memory that `graphprobe.diagnose` needs, beside a plain compiled run of the same program.
 
-    python bench/diagnose_memory.py PROGRAM.py[:make] [--only plain|diagnose] [--fault MODULE] [--json FILE]
+    python bench/diagnose_memory.py PROGRAM.py[:make] [--only plain|diagnose] [--fault FILE.py] [--json FILE]
 
 `make()` gives `(fn, args)` or `(fn, args, kwargs)`, as for `graphprobe diagnose`. Each run is a fresh process with an empty
 cache of Inductor. The plain one compiles, calls and runs the backward. All the while the memory of the process and of all
 that it has started is summed up: PSS, in which what processes share counts once.
 
 `over` is how far the peak lies above that of the plain run, in units of parameters and gradients together. Step by step,
-`growth` is the peak of the step in these units above what the process had once the program was made. `--fault MODULE`
-imports a module with `plant()`, whose context is entered before anything is compiled, in the diagnosis only.
+`growth` is the peak of the step in these units above what the process had once the program was made. `--fault FILE.py`
+imports a file with `plant()`, whose context is entered before anything is compiled, in the diagnosis only.
 """  # noqa: E501 - a command line
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -65,9 +66,8 @@ def child(what: str, target: str, folder: Path, fault: str) -> None:
         leaves: list[Any] = tree_leaves(result)
         weighted_sum([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     else:
-        if fault:
-            loaded(fault).plant().__enter__()  # never left
-        found = graphprobe.diagnose(fn, *args, out=folder / "dossiers", on_step=on_step, **kwargs)
+        with loaded(fault).plant() if fault else contextlib.nullcontext():
+            found = graphprobe.diagnose(fn, *args, out=folder / "dossiers", on_step=on_step, **kwargs)
         told |= {"verdict": found.verdict, "notes": found.notes, "rungs": [f"{r.name} {r.state}" for r in found.rungs]}
         told["findings"] = [f"{f.stage}: {f.op} at {f.source}" for f in found.findings]
     (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")
@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", metavar="PROGRAM.py[:make]")
     parser.add_argument("--only", choices=("plain", "diagnose"), help="one of the two runs")
-    parser.add_argument("--fault", default="", metavar="MODULE.py")
+    parser.add_argument("--fault", default="", metavar="FILE.py")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -16,12 +16,17 @@ import torch
 import graphprobe
 from graphprobe.diagnose import steps
 from graphprobe.diagnose.kernel_check import check_graph
+from graphprobe.diagnose.ladder import Ladder, Limits
 from graphprobe.diagnose.local import LocalError
 from graphprobe.diagnose.passes import Step
+from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import RungReport
+from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import run_graph
+from graphprobe.engine.value_file import LARGE
+from graphprobe.engine.values import same_bits
 from graphprobe.findings import Diagnosis, Finding
 
 X = torch.linspace(-2, 2, 24).reshape(4, 6)
@@ -320,3 +325,16 @@ def test_the_budget_keeps_from_looking_inside(tmp_path: Path, told: list[str]) -
     assert found.verdict == "healthy"
     assert "dynamo" not in told
     assert any(note.startswith("dynamo was not looked into") for note in found.notes)
+
+
+def test_what_runs_agree_on_is_kept_once(tmp_path: Path) -> None:
+    """Two uncompiled runs, each with parameters before and after, and gradients: in the file they lie once."""
+    model, x = torch.nn.Linear(512, 512), torch.ones(1, 512)
+    ladder = Ladder(Program(model, [((x,), {})], grad=True), Compilation("inductor", None, tmp_path), Limits())
+    reference = ladder._uncompiled()
+    assert reference is not None and len(reference.eager) == 2 and reference.eager[0][0].raised is None
+    weight = model.weight.nbytes
+    assert 2 * weight <= os.fstat(ladder.file._file.fileno()).st_size < 2 * weight + LARGE
+    for run in reference.eager:
+        assert same_bits(model.weight, run[0].inputs[1]) == []
+    assert same_bits(model.weight, reference.before[0][1]) == []

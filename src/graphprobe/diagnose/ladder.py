@@ -173,15 +173,17 @@ class Ladder:
 
     def _uncompiled(self) -> Reference | None:
         self.on_step("uncompiled")
-        outcomes = [self.step(partial(steps.eager, self.program, unlike=again)) for again in (False, True)]
-        bad = next((o for o in outcomes if o.died or o.raised is not None), None)
-        if bad is not None:
-            why = bad.raised.message if bad.raised is not None else f"{bad.end}"
-            self.result.notes.append(f"the uncompiled program cannot be run: {why}")
-            return None
-        reports = [msgspec.convert(o.value, steps.EagerReport) for o in outcomes]
-        self.file.learn(reports[0].before[1])
-        runs: list[list[Observation]] = [self._read(report.calls) for report in reports]
+        reports: list[steps.EagerReport] = []
+        runs: list[list[Observation]] = []
+        for again in (False, True):
+            outcome = self.step(partial(steps.eager, self.program, unlike=again))
+            if outcome.died or outcome.raised is not None:
+                why = outcome.raised.message if outcome.raised is not None else f"{outcome.end}"
+                self.result.notes.append(f"the uncompiled program cannot be run: {why}")
+                return None
+            reports.append(msgspec.convert(outcome.value, steps.EagerReport))
+            self.file.learn(reports[-1].before[1])
+            runs.append(self._read(reports[-1].calls))
         before = restored(*reports[0].before)
         values = chain(before[0], *(part for call in runs[0] for part in (call.outputs, call.inputs)))
         roundoff = roundoff_of(values)
