@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from graphprobe.engine.interpret import copied, copied_together, flat_outputs, run_graph
+from graphprobe.engine.interpret import as_copied, copied, copied_together, flat_outputs, is_functional, run_graph
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -182,3 +182,48 @@ def test_symbolic_numbers_become_their_hints() -> None:
 def test_flat_outputs() -> None:
     assert flat_outputs([1, (2, [3, None])]) == [1, 2, 3, None]
     assert flat_outputs(1) == [1]
+
+
+def pure(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    return [
+        torch.ops.aten.mm.default(x.t(), y),
+        torch.ops.aten.slice.Tensor(x, 0, 1, 3),
+        torch.ops.aten.relu.default(y),
+    ]
+
+
+def test_a_graph_that_writes_to_nothing_runs_on_the_inputs_themselves() -> None:
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    gm = make_fx(pure)(x, y)
+    assert is_functional(gm)
+    run = run_graph(gm, [x, y])
+    name = {n.target: n.name for n in gm.graph.nodes if n.op == "call_function"}
+    turned, cut = run.values[name[torch.ops.aten.t.default]], run.values[name[torch.ops.aten.slice.Tensor]]
+    assert run.values["x_1"].data_ptr() == x.data_ptr() == turned.data_ptr(), "and keeps no copies of them"
+    assert turned.stride() == copied(x.t()).stride()
+    assert cut.data_ptr() != x[1:].data_ptr() and cut.untyped_storage().nbytes() == cut.nbytes
+    assert torch.equal(cut, x[1:3]), "a part of a tensor is a tensor of its own, as in other graphs"
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.ops.aten.add_.Tensor(x, 1),
+        lambda x: torch.add(x, 1),
+        lambda x: x.relu(),
+        lambda x: torch.ops.inductor._reinterpret_tensor(x, [2], [1], 0),
+    ],
+    ids=["in place", "no operator", "method", "not of torch"],
+)
+def test_what_may_write_is_no_function(fn: Any) -> None:
+    assert not is_functional(symbolic_trace(fn))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.randn(3, 4).t(), torch.randn(2, 3, 4).permute(2, 0, 1), torch.randn(5).expand(3, 5), torch.randn(6)[::2]],
+)
+def test_what_takes_the_place_of_a_copy_looks_like_one(value: torch.Tensor) -> None:
+    copy, same = copied(value), as_copied(value)
+    assert (same.stride(), same.storage_offset()) == (copy.stride(), copy.storage_offset())
+    assert torch.equal(same, copy) and same.untyped_storage().nbytes() == copy.untyped_storage().nbytes()

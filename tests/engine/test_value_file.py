@@ -13,7 +13,7 @@ import torch
 from graphprobe.engine import value_file
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.value_file import LARGE, ValueFile, is_stored_once, restored, stored
-from graphprobe.engine.values import same_bits
+from graphprobe.engine.values import capture, same_bits
 
 MANY = LARGE // 4  # elements of float32 that make a storage large
 
@@ -129,3 +129,19 @@ def test_a_file_that_is_full_leaves_values_in_memory(monkeypatch: pytest.MonkeyP
     record = stored([[value]], ValueFile())
     assert len(record[0]) >= value.nbytes
     assert same_bits(restored(*record)[0][0], value) == []
+
+
+def test_copies_of_equal_bytes_share_memory_until_one_is_written_to() -> None:
+    file, value = ValueFile(), torch.randint(0, 255, (LARGE,), dtype=torch.uint8)
+    a, b = file.copy(value), file.copy(value)
+    assert size_of(file) == LARGE
+    a.zero_()
+    assert torch.equal(b, value) and torch.equal(file.copy(value), value)
+    assert file.copy(value[:-1]).numel() == LARGE - 1 and size_of(file) == LARGE  # a small one is in memory
+
+
+def test_a_snapshot_moved_to_the_file_restores_the_same() -> None:
+    file, values = ValueFile(), [torch.randn(MANY), torch.randn(2), torch.randn(MANY, 2)[:, 1], 3]
+    found = file.moved(capture(values))
+    assert size_of(file) > 0
+    assert same_bits(values, found.restore(), stride=True) == []

@@ -18,6 +18,7 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import exposed
+from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.findings import Finding, LargestZ, Latent
 from graphprobe.internals.aot.backends import aot_compile
@@ -84,14 +85,28 @@ class DynamoGraph:
 class Watch:
     """Keeps what Dynamo handed to a backend, and what the stages made of it."""
 
-    def __init__(self, skip: Collection[tuple[str, str]] = ()) -> None:
-        """`skip`: phases and names of passes to leave out."""
+    def __init__(self, skip: Collection[tuple[str, str]] = (), file: ValueFile | None = None) -> None:
+        """`skip`: phases and names of passes to leave out. `file`: has the memory of the values that are kept."""
+        self.file = file
         self.dynamo: list[DynamoGraph] = []
         self.snapshots = Snapshots(skip)
         self.graphs: list[StageGraph] = []
         self.compiled: list[CompiledGraph] = []
         self.failed_nodes: list[Any] = []
         self.broken: tuple[str, int] | None = None
+
+    def captured(self, values: Sequence[Any]) -> CapturedValues:
+        """A snapshot of values."""
+        found = capture(list(values))
+        return found if self.file is None else self.file.moved(found)
+
+    def copied(self, values: Sequence[Any]) -> list[Any]:
+        """Copies in which tensors that share memory share it again."""
+        return copied_together(values, torch.clone if self.file is None else self.file.copy)
+
+    def copied_apart(self, values: Sequence[Any]) -> list[Any]:
+        """Copies, each in memory of its own."""
+        return [copied(value) if self.file is None else self.copied([copied(value)])[0] for value in values]
 
     @contextlib.contextmanager
     def breaking(self, direction: str, number: int) -> Iterator[None]:
@@ -112,14 +127,14 @@ class Watch:
             try:
                 compiled = compile_graph(gm, example_inputs)
             except BaseException:
-                record.calls.append(capture(list(example_inputs)))
+                record.calls.append(self.captured(example_inputs))
                 raise
             finally:
                 record.logs = self.snapshots.logs[logs:]
 
             def run(*args: Any) -> Any:
                 if len(record.calls) < RECORDED:
-                    record.calls.append(capture(list(args)))
+                    record.calls.append(self.captured(args))
                 return compiled(*args)
 
             return run
@@ -152,7 +167,7 @@ def interpreted(watch: Watch, graph: GraphModule, direction: str, log: PassLog |
         values = list(args)
         args.clear()
         if len(record.inputs) < RECORDED:
-            record.inputs.append(copied_together(values))
+            record.inputs.append(watch.copied(values))
         recorder = Recorder(record.graph, keep=False)
         try:
             return recorder.run(*values)
@@ -227,16 +242,16 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
             if len(record.inputs) >= RECORDED:
                 return compiled(args)
             values = list(args)
-            record.inputs.append(copied_together(values))
-            again = copied_together(values) if showing is not None else []
+            record.inputs.append(watch.copied(values))
+            again = watch.copied(values) if showing is not None else []
             with watch.breaking(direction, number):
                 result = compiled(args)
-            record.outputs.append(copied(flat_outputs(result)))
-            record.after.append(copied(values))
+            record.outputs.append(watch.copied_apart(flat_outputs(result)))
+            record.after.append(watch.copied_apart(values))
             if showing is not None:
                 shown = flat_outputs(showing(again))
                 own = len(shown) - len(record.shown)
-                record.values.append([copied(v) for v in (*shown[own:], *shown[:own])])
+                record.values.append(watch.copied_apart([*shown[own:], *shown[:own]]))
             return result
 
         run._boxed_call = True  # type: ignore[attr-defined]

@@ -110,14 +110,14 @@ def catches(program: Program) -> bool:
 
 def dynamo(program: Program, compilation: Compilation) -> RungReport:
     """Dynamo's graphs, run as they are."""
-    report, watch = RungReport(), Watch()
+    report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, dynamo_rung(watch), report)
     return report
 
 
 def aot(program: Program, compilation: Compilation, *, strides: bool = False) -> RungReport:
     """AOTAutograd's graphs run op by op; each op against its decomposition, with `strides` their layouts too."""
-    report, watch = RungReport(), Watch()
+    report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, aot_rung(watch), report)
     report.raised_at = place_of(watch.failed_nodes[0] if watch.failed_nodes else None)
     suspects: list[Suspect] = []
@@ -149,7 +149,7 @@ def passes(
     With `seek` the passes are let be, and the ops that make the kernels crash or raise are looked for, each compiled by
     itself, in the graph that is `broken` (see `RungReport`) first; in the others only if it holds none.
     """
-    report, watch = RungReport(), Watch(skip)
+    report, watch = RungReport(), Watch(skip, program.file)
     with watch.snapshots.active():
         run_program(program, compilation, stage_rung(watch, "post_grad"), report)
     suspects: list[Suspect] = []
@@ -219,7 +219,7 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
     With `only_alone` an op is accused only if it is wrong when compiled by itself: in a graph that is wrong already,
     others may look wrong.
     """
-    report, watch = RungReport(), Watch()
+    report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, kernel_rung(watch, expose=expose), report)
     report.broken = watch.broken
     suspects: list[Suspect] = []
@@ -262,7 +262,7 @@ def blame(
 
     `known` has fields of the finding that are certain already; `wanted` is the failure that is looked for.
     """
-    report, watch = RungReport(), Watch()
+    report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, dynamo_rung(watch), report)
     with compilation.configured():
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
@@ -282,7 +282,7 @@ def blame(
 
 def between(program: Program, compilation: Compilation, point: Graphs) -> RungReport:
     """Which node this point of the pipeline has changed, against the graphs of the point before it."""
-    report, right, wrong = RungReport(), Watch(), Watch()
+    report, right, wrong = RungReport(), Watch(file=program.file), Watch(file=program.file)
     earlier = GRAPHS[GRAPHS.index(point) - 1]
     run_program(program, compilation, graphs_rung(right, earlier), RungReport())
     run_program(program, compilation, graphs_rung(wrong, point), RungReport())

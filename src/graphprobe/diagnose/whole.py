@@ -59,7 +59,7 @@ def find_whole(
         earliest: the first stage that the rungs of the program have not cleared.
         observed: what the program gave compiled with torch's caches, if it is only wrong with these.
     """
-    report, watch = RungReport(), Watch()
+    report, watch = RungReport(), Watch(file=program.file)
     suspect = _accused(program, compilation, known, where)
     run_program(program, compilation, dynamo_rung(watch), RungReport())
     if observed is not None:

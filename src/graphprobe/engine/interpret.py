@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from graphprobe.internals.operators.operators import writes_nothing
 from graphprobe.internals.quiet import hint
 from graphprobe.internals.tensors.functorch_values import physical, without_transforms
 
@@ -40,6 +41,7 @@ class Recorder(Interpreter):
         super().__init__(gm)
         self.extra_traceback = False
         self.keep, self.watch = keep, watch
+        self.functional = is_functional(gm)
         self.values: dict[str, Any] = {}
         self.current: Node | None = None
 
@@ -49,8 +51,35 @@ class Recorder(Interpreter):
             self.watch(n, *self.fetch_args_kwargs_from_env(n))
         result = super().run_node(n)
         if self.keep and n.op != "output":
-            self.values[n.name] = copied(result)
+            self.values[n.name] = (as_copied if self.functional else copied)(result)
         return result
+
+
+def is_functional(gm: GraphModule) -> bool:
+    """Whether a graph calls functions of torch only that write to none of their arguments, by their schemas."""
+    return all(_is_functional(node) for node in gm.graph.nodes)
+
+
+def _is_functional(node: Node) -> bool:
+    if node.op != "call_function":
+        return node.op in ("placeholder", "get_attr", "output")
+    return getattr(node.target, "__module__", "") == "_operator" or writes_nothing(node.target)
+
+
+def as_copied(value: Any) -> Any:
+    """What `copied` gives, where nothing is written to any more: a tensor that looks like its copy stays as it is."""
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(as_copied(item) for item in value)
+    return value.detach() if isinstance(value, torch.Tensor) and _fills_its_memory(value) else copied(value)
+
+
+def _fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether each byte of the memory is one of the tensor's, once: then a copy has the same strides."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    plain = not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return plain and whole and torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def copied(value: Any) -> Any:
@@ -78,12 +107,12 @@ def _cuda_devices(values: Sequence[Any]) -> list[int]:
 def run_graph(
     gm: GraphModule, inputs: Sequence[Any], *, keep: bool = True, watch: Callable[..., None] | None = None
 ) -> GraphRun:
-    """Run `gm` on copies of `inputs`, without autograd; an exception is recorded, not raised.
+    """Run `gm` on `inputs`, without autograd; an exception is recorded, not raised. What it writes to are copies.
 
     Random ops draw the same numbers in every run; the generators of the caller are left as they are.
     """
-    own = copied_together(inputs)
     recorder = Recorder(gm, keep=keep, watch=watch)
+    own = copied_together(inputs, _as_it_is if recorder.functional else torch.clone)
     run = GraphRun(inputs=own)
     try:
         with torch.no_grad(), torch.random.fork_rng(_cuda_devices(own)):
@@ -101,14 +130,22 @@ def plain_value(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def copied_together(values: Sequence[Any]) -> list[Any]:
+Copy = Callable[[torch.Tensor], torch.Tensor]
+"""Copies flat bytes."""
+
+
+def copied_together(values: Sequence[Any], copy: Copy = torch.clone) -> list[Any]:
     """Copies of flat values in which tensors that share memory share it again, outside of torch.func's transforms."""
     storages: dict[int, torch.Tensor] = {}
     with without_transforms():
-        return [_copied_of(value, storages) for value in values]
+        return [_copied_of(value, storages, copy) for value in values]
 
 
-def _copied_of(value: Any, storages: dict[int, torch.Tensor]) -> Any:
+def _as_it_is(flat: torch.Tensor) -> torch.Tensor:
+    return flat
+
+
+def _copied_of(value: Any, storages: dict[int, torch.Tensor], copy: Copy) -> Any:
     """`storages` has the copies that were made, by address."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.device.type == "meta":
         number = hint(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else None
@@ -118,7 +155,7 @@ def _copied_of(value: Any, storages: dict[int, torch.Tensor]) -> Any:
     key = storage.data_ptr()
     if key not in storages or key == 0:
         flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-        storages[key] = flat.clone()
+        storages[key] = copy(flat)
     fresh = torch.empty(0, dtype=value.dtype, device=value.device).set_(
         storages[key].untyped_storage(), value.storage_offset(), value.shape, value.stride()
     )

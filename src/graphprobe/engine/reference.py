@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from graphprobe.engine.accumulation import rough_sums
 from graphprobe.errors import UsageError
 from graphprobe.numerics.dtypes import WorkingDtype, working_dtype
-from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
+from graphprobe.numerics.noise import Array, Noise, RunningSigma
 
 RUNS = 4
 """Perturbed runs behind each sigma."""
@@ -253,19 +253,22 @@ def references(
         return _call(fn, _map(change, state), _map(change, positional), _map(change, named))
 
     exact = run()
-    with rough_sums(shared, roundoff) if rough else contextlib.nullcontext():
-        noisy = [run(number) for number in range(runs)]
-    for other in noisy:
-        if len(other) != len(exact):
-            raise UsageError(f"{len(other)} outputs on perturbed inputs, {len(exact)} on the captured ones")
+    sigmas = [RunningSigma(values, roundoff) for values in exact]
+    for number in range(runs):
+        with rough_sums(shared, roundoff) if rough else contextlib.nullcontext():
+            noisy = run(number)
+        if len(noisy) != len(exact):
+            raise UsageError(f"{len(noisy)} outputs on perturbed inputs, {len(exact)} on the captured ones")
+        for sigma, values in zip(sigmas, noisy, strict=True):
+            sigma.add(values)
+        del noisy
     sums = run(magnitude=True) if terms is not None else [None] * len(exact)
     result = []
-    for i, values in enumerate(exact):
-        extra = sums[i]
+    for values, sigma, extra in zip(exact, sigmas, sums, strict=True):
         if extra is not None and terms is not None:
             extra = np.sqrt(float(terms)) * np.abs(extra)
             extra = np.where(np.isfinite(extra), extra, 0.0)
-        result.append(Reference(values, Noise(sigma_from_runs(values, [o[i] for o in noisy], roundoff), extra)))
+        result.append(Reference(values, Noise(sigma.result(), extra)))
     return result
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import logging
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
-from weakref import WeakValueDictionary
 
 import torch
 
 from graphprobe.engine import replay
-from graphprobe.engine.values import buffer_of, capture, from_bytes, to_bytes, window
+from graphprobe.engine.values import CapturedValues, buffer_of, capture, from_bytes, to_bytes, window
 from graphprobe.internals.quiet import quiet
 
 log = logging.getLogger(__name__)
@@ -27,11 +28,17 @@ LARGE = 1 << 16
 PAGE = mmap.ALLOCATIONGRANULARITY
 """Where a mapping may begin."""
 
+MAP_FAILED = ctypes.c_void_p(-1).value
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
 SAMPLE = 64
 """Bytes at the beginning, in the middle and at the end that contents have to share before they are compared."""
 
 
-_open: WeakValueDictionary[int, ValueFile] = WeakValueDictionary()
+_open: weakref.WeakValueDictionary[int, ValueFile] = weakref.WeakValueDictionary()
 """By the number of their descriptor, which is the same in every process."""
 
 
@@ -82,9 +89,26 @@ class ValueFile:
                 places.append(place)
 
     def mapped(self, place: int, size: int) -> torch.Tensor:
-        """Bytes as a tensor: pages that are read are those of the file; what is written stays in this process."""
-        pages = mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_COPY, offset=place)
+        """Bytes as a tensor: pages that are read are those of the file; what is written stays in this tensor."""
+        # Python's own mapping would keep a descriptor open for each tensor.
+        address = LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, self._file.fileno(), place)
+        if address in (None, MAP_FAILED):
+            raise OSError(ctypes.get_errno(), "a temporary file could not be mapped")
+        pages = (ctypes.c_ubyte * size).from_address(address)
+        weakref.finalize(pages, LIBC.munmap, address, size).atexit = False
         return torch.frombuffer(pages, dtype=torch.uint8)
+
+    def copy(self, flat: torch.Tensor) -> torch.Tensor:
+        """A copy of flat bytes: of many bytes on the CPU as pages of the file, which other copies of them share."""
+        place = self._place(flat) if flat.numel() >= LARGE and flat.device.type == "cpu" else None
+        return flat.clone() if place is None else self.mapped(place, flat.numel())
+
+    def moved(self, captured: CapturedValues) -> CapturedValues:
+        """The same snapshot, its memory pages of the file."""
+        with quiet():
+            for name, flat in captured.tensors.items():
+                captured.tensors[name] = self.copy(flat)
+        return captured
 
     def _append(self, data: memoryview) -> int:
         number = self._file.fileno()

@@ -137,22 +137,36 @@ def sigma_from_runs(reference: Array, runs: Iterable[Array], roundoff: float) ->
     Raises:
         UsageError: a run has another shape, or `roundoff` is not positive.
     """
-    if not roundoff > 0:
-        raise UsageError(f"the unit roundoff of the runs must be positive, not {roundoff!r}")
-    whole = flat(reference)
-    total = np.zeros(whole.size)
-    count = 0
+    sigma = RunningSigma(reference, roundoff)
     for run in runs:
-        if run.shape != reference.shape:
-            raise UsageError(f"a run has shape {run.shape}, the reference {reference.shape}")
-        values = flat(run)
+        sigma.add(run)
+    return sigma.result()
+
+
+class RunningSigma:
+    """`sigma_from_runs` of runs that come one after the other, none of which is kept."""
+
+    def __init__(self, reference: Array, roundoff: float) -> None:
+        if not roundoff > 0:
+            raise UsageError(f"the unit roundoff of the runs must be positive, not {roundoff!r}")
+        self._reference, self._roundoff, self._count = reference, roundoff, 0
+        self._total: Float64Array = np.zeros(reference.size)
+
+    def add(self, run: Array) -> None:
+        """Take in one more run."""
+        if run.shape != self._reference.shape:
+            raise UsageError(f"a run has shape {run.shape}, the reference {self._reference.shape}")
+        values, whole = flat(run), flat(self._reference)
         for low in range(0, whole.size, CHUNK):
             part = slice(low, low + CHUNK)
-            total[part] += _squared_steps(widen(values[part]), widen(whole[part]), roundoff)
-        count += 1
-    if count:
-        np.sqrt(np.divide(total, count, out=total), out=total)
-    return total.reshape(reference.shape)
+            self._total[part] += _squared_steps(widen(values[part]), widen(whole[part]), self._roundoff)
+        self._count += 1
+
+    def result(self) -> Float64Array:
+        """The noise of the runs so far; no more can be added."""
+        if self._count:
+            np.sqrt(np.divide(self._total, self._count, out=self._total), out=self._total)
+        return self._total.reshape(self._reference.shape)
 
 
 def _squared_steps(run: Array, whole: Array, roundoff: float) -> Float64Array:

@@ -49,6 +49,13 @@ def decomposed_while_traced(name: str) -> bool:
     return any(key.name in ("Autograd", "CompositeImplicitAutograd") for found in kernels for key in found)
 
 
+def writes_nothing(target: object) -> bool:
+    """Whether `target` is an operator of torch that writes to none of its arguments, by its schema."""
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
+        return False
+    return not target._schema.is_mutable
+
+
 def writes_to(node: Any) -> list[Any]:
     """The nodes whose values a call of an operator changes in place, by its schema."""
     target = node.target
