@@ -60,6 +60,7 @@ def child(what: str, target: str, folder: Path, fault: str) -> None:
     counted = sum(p.nbytes for p in parts) + sum(p.nbytes for p in parts if p.requires_grad)
     on_step(MADE)
     told: dict[str, Any] = {"bytes": counted}
+    (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")
     time.sleep(2 * EVERY_S)
     if what == "plain":
         result = torch.compile(fn)(*args, **kwargs)
@@ -113,7 +114,8 @@ def measured(what: str, options: argparse.Namespace) -> dict[str, Any]:
         process.returncode = os.waitstatus_to_exitcode(status)
         row = {"what": what, "wall_s": time.perf_counter() - started, "cpu_s": usage.ru_utime + usage.ru_stime}
         told = folder / "told.json"
-        row |= json.loads(told.read_text(encoding="utf-8")) if told.exists() else {"failed": process.returncode}
+        row |= json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
+        row |= {"failed": process.returncode} if process.returncode else {}
         return row | {"peak": max(peaks.values()), "steps": peaks}
 
 
