@@ -187,9 +187,10 @@ class _Work:
         pairs = self._ranks()
         for rank, other in pairs:
             a, b = self.candidate.steps(rank), self.reference.steps(other)
-            steps = [s for s in a if s in b and _wanted(s, self.options.steps)]
+            both = frozenset(a).intersection(b)
+            steps = [s for s in a if s in both and _wanted(s, self.options.steps)]
             for mine_or_theirs, name in ((a, "candidate"), (b, "reference")):
-                alone = [s for s in mine_or_theirs if s not in steps and _wanted(s, self.options.steps)]
+                alone = [s for s in mine_or_theirs if s not in both and _wanted(s, self.options.steps)]
                 if alone:
                     self.gaps.append(f"steps {_listed(alone)} of rank {rank} are in the {name} only")
             for number, step in enumerate(steps):
