@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from graphprobe.compare.marks import OWN, Mark, grown, pass_to_backwards
-from graphprobe.compare.places import Places
+from graphprobe.compare.places import Places, container_of, recorded_inside, steps_of_data
 from graphprobe.compare.precision import coarsest, out_of_line
 from graphprobe.compare.result import UNDECIDED_KINDS, Blame, FindingKind, Verdict
 
@@ -128,86 +128,135 @@ def locate(
             once: there, calls without a partner are parts, and only what they add up to can be compared.
     """
     loose = frozenset(m.number for m in marks if m.number in loose and (m.rank, m.step) not in split)
-    result = Located()
-    forwards = _forwards(marks)
-    inherited = [_inherited(m, forwards) for m in marks]
-    factors = _amplifications(marks, inherited)
-    odd = out_of_line([m for m in marks if not m.side])
-    places = Places(marks, alike=alike)
-    elsewhere = _steps_of_data(marks)
-    recorded = _recorded_inside(marks)
-    pass_to_backwards(marks)
-    seen_states: set[int] = set()
-    seen_unrecorded: set[int] = set()
-    formal: set[tuple[int, int, int]] = set()
-    entered = set(split)
-    highest = top = 0.0
-    alone = [0, 0, 0]
-    here = (-1, -1)
-    inside: dict[tuple[int, int, bool, int], float] = {}  # of a module, what innocent modules inside it give
-    in_parts = any(mark.part for mark in marks)
-    parted: set[tuple[int, int]] = set()  # ranks and steps with parts, whose noise nobody has measured
-    lacking: set[int] = set()  # ranks in which a gradient is missing on one side: parameters are not changed by it
-    other_numbers: set[int] = set()  # ranks in which whole numbers differ, such as tokens, because of a cause
+    walk = _Walk(marks, Places(marks, alike=alike), loose, split, connected)
     for mark in marks:
-        if here != (mark.rank, mark.step):
-            here, highest, top, alone = (mark.rank, mark.step), 0.0, 0.0, [0, 0, 0]
-        if mark.side:
-            alone[mark.side] += 1
-            if mark.side == 1 and mark.opposite >= 0 and not mark.consumed and mark.number in loose:
-                _accuse(mark, None, places, result)
-            continue
-        container = mark.kind == "module" and _container(mark) in recorded and not mark.region.judged
-        highest = max(highest, mark.state_level)
-        decision = None
-        # Of ranks that share a batch, the gradients are averaged before the step, which no record shows.
-        averaged = in_parts and mark.kind == "optimizer"
-        if not container and not averaged and here not in entered:
-            parted.update([here] if mark.part else [])
-            region = REGION_NOISE if max(alone) > REGION or here in parted else REWIRED * FLAT
-            floor, peak = region * mark.unit, region * PEAK * OWN * mark.unit
-            decision = _entered(mark, places, max(REWIRED * highest, floor), max(REWIRED * top, peak), result)
-            if decision is not None:
-                entered.add(here)
-        if decision is None or decision.kind is None:
-            named = _data_order(mark, elsewhere) or _state(mark, seen_states, connected)
-            decision = named or _form(mark, odd.get(mark.number)) or decision
-        got = inherited[mark.number]
-        if mark.kind == "module":
-            within = inside.get(_container(mark), 0.0)
-            got = _Forward(max(got.inherited, within), max(got.z, within), got.exact, got.classes)
-        lacking.update([mark.rank] if mark.lost else [])
-        if mark.kind == "optimizer" and mark.rank in lacking:
-            got = _Forward(math.inf, math.inf, got.exact, got.classes)
-        if not mark.values:
-            # Statistics hide much of an error: what comes later may have got more than they show.
-            exact = got.exact or mark.rank in other_numbers
-            got = _Forward(max(got.inherited, highest), max(got.z, highest), exact, got.classes)
-        in_part = here in split and mark.kind != "optimizer"
-        if decision is None and not container and not in_part:
-            decision = _numbers(mark, got, factors.get(mark.group), result)
-        if decision is None or decision.kind is None:
-            decision = _unrecorded(mark, seen_unrecorded, connected, highest) or decision
-        if decision is not None and mark.backward and (mark.rank, mark.step, mark.me) in formal:
-            decision = Decision(decision.verdict, "inherited", None, "its forward call differs in form, as told above")
-        if decision is not None:
-            result.decisions[mark.number] = decision
-            other_numbers.update([mark.rank] if mark.exact_in or mark.exact_out else [])
-            if decision.kind in ("scalar", "shape", "dtype"):
-                formal.add((mark.rank, mark.step, mark.me))
-        if not container:
-            highest, top = max(highest, mark.level), max(top, mark.z)
-        if mark.kind == "module" and (decision is None or decision.kind is None):
-            for path in (0, *mark.modules[:-1]) if mark.modules else ():
-                around = (mark.rank, mark.step, mark.backward, path)
-                inside[around] = max(inside.get(around, 0.0), mark.level)
+        walk.pass_by(mark)
+    result = walk.result
     _drop_containers(marks, result)
     _join(marks, result)
     _pass_on(marks, result)
     if not any(d.kind is not None and d.kind not in UNDECIDED_KINDS for d in result.decisions.values()):
         whole = [m for m in marks if (m.rank, m.step) not in split or m.kind == "optimizer"]
-        _doubt(whole, places, loose, result)
+        _doubt(whole, walk.places, loose, result)
     return result
+
+
+class _Walk:
+    """The rows in their order: what has come up so far decides on what follows.
+
+    Attributes:
+        here: rank and step of the row; `highest` and `top` are the level and the z of what came up in it, `alone` how
+            many calls without a partner either side has had there.
+        entered: ranks and steps in which an error came in by something else than a paired call.
+        parted: ranks and steps with parts, whose noise nobody has measured.
+        formal: calls that differ in form: so do their backwards.
+        inside: of a module, what innocent modules inside it give.
+        lacking: ranks in which a gradient is missing on one side: parameters are not changed by it.
+        other_numbers: ranks in which whole numbers differ, such as tokens, because of a cause.
+    """
+
+    def __init__(
+        self,
+        marks: Sequence[Mark],
+        places: Places,
+        loose: Collection[int],
+        split: Collection[tuple[int, int]],
+        connected: bool,
+    ) -> None:
+        self.result = Located()
+        self.places, self.loose, self.split, self.connected = places, loose, split, connected
+        forwards = _forwards(marks)
+        self.inherited = [_inherited(m, forwards) for m in marks]
+        self.factors = _amplifications(marks, self.inherited)
+        self.odd = out_of_line([m for m in marks if not m.side])
+        self.elsewhere = steps_of_data(marks)
+        self.recorded = recorded_inside(marks)
+        self.in_parts = any(mark.part for mark in marks)
+        pass_to_backwards(marks)
+        self.here = (-1, -1)
+        self.highest = self.top = 0.0
+        self.alone = [0, 0, 0]
+        self.entered = set(split)
+        self.parted: set[tuple[int, int]] = set()
+        self.formal: set[tuple[int, int, int]] = set()
+        self.inside: dict[tuple[int, int, bool, int], float] = {}
+        self.lacking: set[int] = set()
+        self.other_numbers: set[int] = set()
+        self.seen_states: set[int] = set()
+        self.seen_unrecorded: set[int] = set()
+
+    def pass_by(self, mark: Mark) -> None:
+        """Decides on the next row."""
+        if self.here != (mark.rank, mark.step):
+            self.here, self.highest, self.top, self.alone = (mark.rank, mark.step), 0.0, 0.0, [0, 0, 0]
+        if mark.side:
+            self.alone[mark.side] += 1
+            if mark.side == 1 and mark.opposite >= 0 and not mark.consumed and mark.number in self.loose:
+                _accuse(mark, None, self.places, self.result)
+            return
+        container = mark.kind == "module" and container_of(mark) in self.recorded and not mark.region.judged
+        self.highest = max(self.highest, mark.state_level)
+        decision = self._decision(mark, container)
+        if decision is not None:
+            self._decide(mark, decision)
+        if not container:
+            self.highest, self.top = max(self.highest, mark.level), max(self.top, mark.z)
+        if mark.kind == "module" and mark.modules and (decision is None or decision.kind is None):
+            for path in (0, *mark.modules[:-1]):
+                around = (mark.rank, mark.step, mark.backward, path)
+                self.inside[around] = max(self.inside.get(around, 0.0), mark.level)
+
+    def _decision(self, mark: Mark, container: bool) -> Decision | None:
+        """The first rule that names a cause; else what the last rule that says anything says."""
+        got = self._got(mark)
+        decision = self._from_elsewhere(mark, container)
+        if decision is None or decision.kind is None:
+            named = _data_order(mark, self.elsewhere) or _state(mark, self.seen_states, self.connected)
+            decision = named or _form(mark, self.odd.get(mark.number)) or decision
+        in_part = self.here in self.split and mark.kind != "optimizer"
+        if decision is None and not container and not in_part:
+            decision = _numbers(mark, got, self.factors.get(mark.group), self.result)
+        if decision is None or decision.kind is None:
+            decision = _unrecorded(mark, self.seen_unrecorded, self.connected, self.highest) or decision
+        if decision is not None and mark.backward and (mark.rank, mark.step, mark.me) in self.formal:
+            return Decision(decision.verdict, "inherited", None, "its forward call differs in form, as told above")
+        return decision
+
+    def _got(self, mark: Mark) -> _Forward:
+        """What the call got that explains what it gave."""
+        got = self.inherited[mark.number]
+        if mark.kind == "module":
+            within = self.inside.get(container_of(mark), 0.0)
+            got = _Forward(max(got.inherited, within), max(got.z, within), got.exact, got.classes)
+        self.lacking.update([mark.rank] if mark.lost else [])
+        if mark.kind == "optimizer" and mark.rank in self.lacking:
+            got = _Forward(math.inf, math.inf, got.exact, got.classes)
+        if not mark.values:
+            # Statistics hide much of an error: what comes later may have got more than they show.
+            exact = got.exact or mark.rank in self.other_numbers
+            got = _Forward(max(got.inherited, self.highest), max(got.z, self.highest), exact, got.classes)
+        return got
+
+    def _from_elsewhere(self, mark: Mark, container: bool) -> Decision | None:
+        """See `_entered`, which is asked until it has an answer: what follows in this rank and step follows from it."""
+        # Of ranks that share a batch, the gradients are averaged before the step, which no record shows.
+        averaged = self.in_parts and mark.kind == "optimizer"
+        if container or averaged or self.here in self.entered:
+            return None
+        self.parted.update([self.here] if mark.part else [])
+        region = REGION_NOISE if max(self.alone) > REGION or self.here in self.parted else REWIRED * FLAT
+        floor, peak = region * mark.unit, region * PEAK * OWN * mark.unit
+        floor, peak = max(REWIRED * self.highest, floor), max(REWIRED * self.top, peak)
+        decision = _entered(mark, self.places, floor, peak, self.result)
+        if decision is not None:
+            self.entered.add(self.here)
+        return decision
+
+    def _decide(self, mark: Mark, decision: Decision) -> None:
+        self.result.decisions[mark.number] = decision
+        self.other_numbers.update([mark.rank] if mark.exact_in or mark.exact_out else [])
+        if decision.kind in ("scalar", "shape", "dtype"):
+            self.formal.add((mark.rank, mark.step, mark.me))
 
 
 def _forwards(marks: Sequence[Mark]) -> dict[tuple[int, int, int], _Forward]:
@@ -326,15 +375,6 @@ def _entered(mark: Mark, places: Places, floor: float, peak: float, result: Loca
     return None
 
 
-def _steps_of_data(marks: Sequence[Mark]) -> dict[int, tuple[int, int]]:
-    """Rank and step in which the reference first got a value from outside, or drew it, of those that differ."""
-    found: dict[int, tuple[int, int]] = {}
-    for m in marks:
-        if m.given[1]:
-            found.setdefault(m.given[1], (m.rank, m.step))
-    return found
-
-
 def _data_order(mark: Mark, elsewhere: dict[int, tuple[int, int]]) -> Decision | None:
     """The candidate gets now what the reference gets at another time, or in another rank."""
     there = elsewhere.get(mark.given[0]) if mark.given[0] else None
@@ -343,20 +383,6 @@ def _data_order(mark: Mark, elsewhere: dict[int, tuple[int, int]]) -> Decision |
     rank = f" of rank {there[0]}" if there[0] != mark.rank else ""
     text = f"it has what the reference has in step {there[1]}{rank}: the order of the data differs"
     return Decision("differs", "state", "data_order", text)
-
-
-def _container(mark: Mark) -> tuple[int, int, bool, int]:
-    """The module that a row is about; the root has no path."""
-    return mark.rank, mark.step, mark.backward, mark.modules[-1] if mark.modules else 0
-
-
-def _recorded_inside(marks: Sequence[Mark]) -> set[tuple[int, int, bool, int]]:
-    """Modules of which calls inside were recorded: what they give is what those gave."""
-    found: set[tuple[int, int, bool, int]] = set()
-    for m in marks:
-        if m.kind != "module":
-            found.update((m.rank, m.step, m.backward, path) for path in (0, *m.modules))
-    return found
 
 
 def _state(mark: Mark, seen: set[int], connected: bool) -> Decision | None:
@@ -500,7 +526,7 @@ def _drop_containers(marks: Sequence[Mark], result: Located) -> None:
         decision = result.decisions.get(m.number)
         if m.kind != "module" or m.compiled or decision is None or decision.kind is None:
             continue
-        inner = [n for n in guilty.get(_container(m), ()) if n != m.number]
+        inner = [n for n in guilty.get(container_of(m), ()) if n != m.number]
         if not inner:
             continue
         kinds = {each.kind for n in inner if (each := result.decisions.get(n)) is not None and each.kind is not None}

@@ -27,9 +27,6 @@ def role_of(call: Call, slot: CallSlot) -> str:
     return "grad_output" if call.kind == "optimizer" and slot.role == "grad_parameter" else slot.role
 
 
-Shapes = tuple[tuple[int, ...], ...]
-
-
 @dataclass(slots=True)
 class Outline:
     """One line of numbers for each call of one rank and step.
@@ -92,65 +89,97 @@ def fingerprint(slot: CallSlot) -> object:
 
 def outline_from_calls(calls: Iterable[Call]) -> Outline:
     """Reads the calls once. Memory: about 60 bytes a call, 4 a slot, and 100 for each distinct value."""
-    result = Outline()
-    last: dict[int, tuple[int, int]] = {}
-    where: dict[int, str] = {}
-    unwritten: set[int] = set()
-    held: dict[object, frozenset[str]] = {}
-    around: dict[int, list[int]] = {}  # of a slot, those of the modules that give the same value to the outside
-    for number, call in enumerate(calls):
-        optimizer = call.kind == "optimizer"  # see `role_of`
-        fed = 0
+    sketch = _Sketch()
+    for call in calls:
+        sketch.add(call)
+    return sketch.result
+
+
+class _Sketch:
+    """An outline in the making. Values are known by the hashes of their fingerprints.
+
+    Attributes:
+        last: of each value, the call that gave it last, and which slot.
+        where: of each value, the module of that call.
+        unwritten: values that memory had before anybody wrote to it.
+        held: of a forward call, the names of the gradients of what the program holds.
+        around: of a slot, those of the modules that give the same value to the outside.
+    """
+
+    def __init__(self) -> None:
+        self.result = Outline()
+        self.last: dict[int, tuple[int, int]] = {}
+        self.where: dict[int, str] = {}
+        self.unwritten: set[int] = set()
+        self.held: dict[object, frozenset[str]] = {}
+        self.around: dict[int, list[int]] = {}
+
+    def add(self, call: Call) -> None:
+        """The next call."""
+        result, number, fed = self.result, len(self.result), 0
+        undefined, leaves = is_undefined(call), self._leaves(call)
         inputs: set[int] = set()
         outputs: list[tuple[int, int]] = []
-        shapes: list[tuple[int, ...]] = []
-        given: list[tuple[int, ...]] = []
-        undefined = is_undefined(call)
-        own = (call.kind, call.api, call.index)
-        leaves = held.get(own) if call.direction == "backward" else None
-        if call.direction == "forward" and any(slot.held is not None for slot in call.slots):
-            held[own] = frozenset(f"grad_{slot.name}" for slot in call.slots if slot.held)
         for slot in call.slots:
-            role = slot.role
-            gives = role in OUTPUT_ROLES and not (optimizer and role == "grad_parameter")
-            if slot.meta is not None:
-                shapes.append(slot.meta.shape)
-                if gives:
-                    given.append(slot.meta.shape)
+            gives = role_of(call, slot) in OUTPUT_ROLES
             print_ = fingerprint(slot)
             producer = UNWRITTEN if undefined and gives and slot.meta is not None else UNKNOWN
             if print_ is not None:
                 key = hash(print_)
-                if key in unwritten:
-                    producer = UNWRITTEN
-                elif producer == UNWRITTEN and not _is_constant(slot):
-                    unwritten.add(key)
+                producer = self._or_unwritten(key, slot, producer)
                 if gives:
                     outputs.append((key, len(result.producers)))
                 else:
                     inputs.add(key)
-                    if producer != UNWRITTEN and key in last:
-                        producer, place = last[key]
-                        result.consumed[producer] = fed = 1
-                        for each in (place, *around.get(place, ())):
-                            result.used[each] = 1
+                    if producer != UNWRITTEN and key in self.last:
+                        producer, fed = self._take(key), 1
             result.producers.append(producer)
             result.used.append(leaves is not None and slot.role == "grad_input" and slot.name not in leaves)
         result.fed += fed
         for key, place in outputs:
-            if key in last:
-                before = last[key][1]
-                for each in (before, *around.get(before, ())):
-                    result.used[each] = 1
-                if call.kind == "module" and _inside(where[key], call.module):
-                    around.setdefault(before, []).append(place)
-                    continue
-            last[key], where[key] = (number, place), call.module
-        _add_names(result, call, tuple(shapes), tuple(given))
+            self._give(key, place, call, number)
+        _add_names(result, call)
         result.first.append(len(result.producers))
         result.outputs_kept.append(1 if outputs and all(key in inputs for key, _ in outputs) else 0)
         result.consumed.append(0)
-    return result
+
+    def _leaves(self, call: Call) -> frozenset[str] | None:
+        """Of a backward, the gradients of what the program holds, as its forward told."""
+        own = (call.kind, call.api, call.index)
+        if call.direction == "backward":
+            return self.held.get(own)
+        if any(slot.held is not None for slot in call.slots):
+            self.held[own] = frozenset(f"grad_{slot.name}" for slot in call.slots if slot.held)
+        return None
+
+    def _or_unwritten(self, key: int, slot: CallSlot, producer: int) -> int:
+        """The producer, or `UNWRITTEN` where the value is that of memory that nobody has written to."""
+        if key in self.unwritten:
+            return UNWRITTEN
+        if producer == UNWRITTEN and not _is_constant(slot):
+            self.unwritten.add(key)
+        return producer
+
+    def _take(self, key: int) -> int:
+        """A call gets the value: who gave it."""
+        producer, place = self.last[key]
+        self.result.consumed[producer] = 1
+        self._use(place)
+        return producer
+
+    def _give(self, key: int, place: int, call: Call, number: int) -> None:
+        """A call gives the value, be it again."""
+        if key in self.last:
+            before = self.last[key][1]
+            self._use(before)
+            if call.kind == "module" and _inside(self.where[key], call.module):
+                self.around.setdefault(before, []).append(place)
+                return
+        self.last[key], self.where[key] = (number, place), call.module
+
+    def _use(self, place: int) -> None:
+        for each in (place, *self.around.get(place, ())):
+            self.result.used[each] = 1
 
 
 def _is_constant(slot: CallSlot) -> bool:
@@ -162,7 +191,11 @@ def _inside(path: str, module: str) -> bool:
     return not module or path == module or path.startswith(f"{module}.")
 
 
-def _add_names(result: Outline, call: Call, shapes: Shapes, given: Shapes) -> None:
+def _add_names(result: Outline, call: Call) -> None:
+    shapes = tuple(slot.meta.shape for slot in call.slots if slot.meta is not None)
+    given = tuple(
+        slot.meta.shape for slot in call.slots if slot.meta is not None and role_of(call, slot) in OUTPUT_ROLES
+    )
     what, path, api = _names(call.kind, call.api, call.direction, call.module)
     result.exact.append(hash((call.kind, call.api, call.index, call.direction, call.module)))
     result.strong.append(hash((path, shapes)))

@@ -86,3 +86,26 @@ class Places:
                 return
             if m.backward == mark.backward:
                 yield m
+
+
+def container_of(mark: Mark) -> tuple[int, int, bool, int]:
+    """The module that a row is about; the root has no path."""
+    return mark.rank, mark.step, mark.backward, mark.modules[-1] if mark.modules else 0
+
+
+def recorded_inside(marks: Sequence[Mark]) -> set[tuple[int, int, bool, int]]:
+    """Modules of which calls inside were recorded: what they give is what those gave."""
+    found: set[tuple[int, int, bool, int]] = set()
+    for m in marks:
+        if m.kind != "module":
+            found.update((m.rank, m.step, m.backward, path) for path in (0, *m.modules))
+    return found
+
+
+def steps_of_data(marks: Sequence[Mark]) -> dict[int, tuple[int, int]]:
+    """Rank and step in which the reference first got a value from outside, or drew it, of those that differ."""
+    found: dict[int, tuple[int, int]] = {}
+    for m in marks:
+        if m.given[1]:
+            found.setdefault(m.given[1], (m.rank, m.step))
+    return found
