@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from graphprobe.compare.marks import OWN, Mark, grown, pass_to_backwards
+from graphprobe.compare.marks import (
+    OWN,
+    Inherited,
+    Mark,
+    grown,
+    inherited_by,
+    inherited_by_backwards,
+    inherited_by_collectives,
+    pass_to_backwards,
+)
 from graphprobe.compare.places import Places, container_of, recorded_inside, steps_of_data
 from graphprobe.compare.precision import coarsest, out_of_line
 from graphprobe.compare.result import UNDECIDED_KINDS, Blame, FindingKind, Verdict
@@ -99,13 +108,6 @@ class Located:
     notes: list[str] = field(default_factory=list)
 
 
-class _Forward(msgspec.Struct, gc=False):
-    inherited: float = 0.0
-    z: float = 0.0
-    exact: bool = False
-    classes: bool = False
-
-
 def locate(
     marks: Sequence[Mark],
     *,
@@ -149,7 +151,7 @@ class _Walk:
             many calls without a partner either side has had there.
         entered: ranks and steps in which an error came in by something else than a paired call.
         parted: ranks and steps with parts, whose noise nobody has measured.
-        formal: calls that differ in form: so do their backwards.
+        formal: calls that differ in form, or get a weight that was changed: so do their backwards.
         inside: of a module, what innocent modules inside it give.
         lacking: ranks in which a gradient is missing on one side: parameters are not changed by it.
         other_numbers: ranks in which whole numbers differ, such as tokens, because of a cause.
@@ -164,9 +166,11 @@ class _Walk:
         connected: bool,
     ) -> None:
         self.result = Located()
+        self.marks = marks
         self.places, self.loose, self.split, self.connected = places, loose, split, connected
-        forwards = _forwards(marks)
-        self.inherited = [_inherited(m, forwards) for m in marks]
+        forwards = inherited_by_backwards(marks)
+        self.inherited = [inherited_by(m, forwards) for m in marks]
+        self.together = inherited_by_collectives(marks, self.inherited)
         self.factors = _amplifications(marks, self.inherited)
         self.odd = out_of_line([m for m in marks if not m.side])
         self.elsewhere = steps_of_data(marks)
@@ -183,6 +187,7 @@ class _Walk:
         self.lacking: set[int] = set()
         self.other_numbers: set[int] = set()
         self.seen_states: set[int] = set()
+        self.seen_strays: set[tuple[int, int]] = set()
         self.seen_unrecorded: set[int] = set()
 
     def pass_by(self, mark: Mark) -> None:
@@ -211,7 +216,8 @@ class _Walk:
         got = self._got(mark)
         decision = self._from_elsewhere(mark, container)
         if decision is None or decision.kind is None:
-            named = _data_order(mark, self.elsewhere) or _state(mark, self.seen_states, self.connected)
+            named = _data_order(mark, self.elsewhere) or self._strayed(mark)
+            named = named or _state(mark, self.seen_states, self.connected)
             decision = named or _form(mark, self.odd.get(mark.number)) or decision
         in_part = self.here in self.split and mark.kind != "optimizer"
         if decision is None and not container and not in_part:
@@ -219,22 +225,24 @@ class _Walk:
         if decision is None or decision.kind is None:
             decision = _unrecorded(mark, self.seen_unrecorded, self.connected, self.highest) or decision
         if decision is not None and mark.backward and (mark.rank, mark.step, mark.me) in self.formal:
-            return Decision(decision.verdict, "inherited", None, "its forward call differs in form, as told above")
+            return Decision(decision.verdict, "inherited", None, "its forward call differs, as told above")
         return decision
 
-    def _got(self, mark: Mark) -> _Forward:
+    def _got(self, mark: Mark) -> Inherited:
         """What the call got that explains what it gave."""
         got = self.inherited[mark.number]
+        if mark.collective:
+            got = self.together.get((mark.step, mark.me, mark.backward), got)
         if mark.kind == "module":
             within = self.inside.get(container_of(mark), 0.0)
-            got = _Forward(max(got.inherited, within), max(got.z, within), got.exact, got.classes)
+            got = Inherited(max(got.inherited, within), max(got.z, within), got.exact, got.classes)
         self.lacking.update([mark.rank] if mark.lost else [])
         if mark.kind == "optimizer" and mark.rank in self.lacking:
-            got = _Forward(math.inf, math.inf, got.exact, got.classes)
+            got = Inherited(math.inf, math.inf, got.exact, got.classes)
         if not mark.values:
             # Statistics hide much of an error: what comes later may have got more than they show.
             exact = got.exact or mark.rank in self.other_numbers
-            got = _Forward(max(got.inherited, self.highest), max(got.z, self.highest), exact, got.classes)
+            got = Inherited(max(got.inherited, self.highest), max(got.z, self.highest), exact, got.classes)
         return got
 
     def _from_elsewhere(self, mark: Mark, container: bool) -> Decision | None:
@@ -252,6 +260,24 @@ class _Walk:
             self.entered.add(self.here)
         return decision
 
+    def _strayed(self, mark: Mark) -> Decision | None:
+        """Something has changed a weight since a call gave it, which both sides made, and which gave the same."""
+        for stray in mark.strays:
+            at = self.places.at(mark, stray.side, stray.place)
+            source = self.marks[stray.number] if stray.number >= 0 else at
+            if source is None or source.side:
+                continue
+            if stray.level <= max(REWIRED * source.level, PEAK * OWN * mark.unit):
+                continue
+            self.formal.add((mark.rank, mark.step, mark.me))
+            if (mark.rank, stray.value) in self.seen_strays:
+                return Decision("differs", "inherited", None, "what it gets was changed, as told above")
+            self.seen_strays.add((mark.rank, stray.value))
+            changed = "reference" if stray.side == 1 else "candidate"
+            text = f"in the {changed}, {stray.name} was changed after a call gave it, and no record shows by what"
+            return Decision("differs", "structure", "changed_unseen", text, after=source.number, before=mark.number)
+        return None
+
     def _decide(self, mark: Mark, decision: Decision) -> None:
         self.result.decisions[mark.number] = decision
         self.other_numbers.update([mark.rank] if mark.exact_in or mark.exact_out else [])
@@ -259,34 +285,7 @@ class _Walk:
             self.formal.add((mark.rank, mark.step, mark.me))
 
 
-def _forwards(marks: Sequence[Mark]) -> dict[tuple[int, int, int], _Forward]:
-    """What the backward of a call works on besides its gradient: inputs and outputs of the forward."""
-    found: dict[tuple[int, int, int], _Forward] = {}
-    for m in marks:
-        if m.backward or m.side:
-            continue
-        got = found.setdefault((m.rank, m.step, m.me), _Forward())
-        got.inherited = max(got.inherited, m.inherited, m.level)
-        got.z = max(got.z, m.inherited_z, m.z)
-        got.exact = got.exact or m.exact_in or m.exact_out
-        got.classes = got.classes or bool(m.class_in or m.class_out)
-    return found
-
-
-def _inherited(mark: Mark, forwards: dict[tuple[int, int, int], _Forward]) -> _Forward:
-    own = _Forward(mark.inherited, mark.inherited_z, mark.exact_in, bool(mark.class_in))
-    forward = forwards.get((mark.rank, mark.step, mark.me)) if mark.backward else None
-    if forward is None:
-        return own
-    return _Forward(
-        max(own.inherited, forward.inherited),
-        max(own.z, forward.z),
-        own.exact or forward.exact,
-        own.classes or forward.classes,
-    )
-
-
-def _amplifications(marks: Sequence[Mark], inherited: Sequence[_Forward]) -> dict[int, list[float]]:
+def _amplifications(marks: Sequence[Mark], inherited: Sequence[Inherited]) -> dict[int, list[float]]:
     groups: dict[int, list[float]] = {}
     for m in marks:
         if not m.side and not m.random and not m.undefined:
@@ -415,7 +414,7 @@ def _form(mark: Mark, odd: tuple[int, str] | None) -> Decision | None:
     return None
 
 
-def _compiled(mark: Mark, got: _Forward, result: Located) -> Decision | None:
+def _compiled(mark: Mark, got: Inherited, result: Located) -> Decision | None:
     """Compiled code is one call that hides many: what all of these may add, in the coarsest precision among them."""
     if got.exact or got.classes:
         return None
@@ -445,7 +444,7 @@ def _compiled(mark: Mark, got: _Forward, result: Located) -> Decision | None:
     return Decision("differs", "local", kind, f"{text}; dumps of `--dump-graph` look inside")
 
 
-def _numbers(mark: Mark, got: _Forward, peers: list[float] | None, result: Located) -> Decision | None:
+def _numbers(mark: Mark, got: Inherited, peers: list[float] | None, result: Located) -> Decision | None:
     if mark.compiled:
         return _compiled(mark, got, result)
     differs = mark.level > mark.own or mark.exact_out or mark.class_out
@@ -479,7 +478,7 @@ def _numbers(mark: Mark, got: _Forward, peers: list[float] | None, result: Locat
     return _guess(mark, got, peers, kind)
 
 
-def _guess(mark: Mark, got: _Forward, peers: list[float] | None, kind: FindingKind) -> Decision | None:
+def _guess(mark: Mark, got: Inherited, peers: list[float] | None, kind: FindingKind) -> Decision | None:
     """Without the operation in float64: by what went in and what came out."""
     if mark.class_out:
         if got.classes:

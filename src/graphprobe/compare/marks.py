@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import msgspec
 
 from graphprobe.compare.cancellation import cancelled
+from graphprobe.compare.carried import Stray
 from graphprobe.compare.judge import Task
 from graphprobe.compare.measures import noise_unit
 from graphprobe.compare.naming import canonical
 from graphprobe.compare.outline import OUTPUT_ROLES
-from graphprobe.compare.randomness import draws, overwrites
+from graphprobe.compare.randomness import draws, is_collective, is_overwritten, overwrites
 from graphprobe.compare.regions import Region, region_of
 from graphprobe.compare.result import CallResult, SlotResult
 from graphprobe.compare.slots import of_node
@@ -58,6 +59,8 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         truths: answers of the replay for candidate and reference.
         dtypes: pairs of dtypes of floating-point slots, `reference>candidate`.
         wired: inputs that come from elsewhere: (level, z, candidate's producer, reference's producer).
+        strays: inputs that are what a call gave on one side alone.
+        collective: what it gives is made of what all ranks give.
         compiled: it is compiled code on one of the sides, recorded as a whole, or the backward of such.
         region: what the records of that tell of its inside.
         partner: position of the partner; −1 for none. `side`: 0 both, 1 candidate only, 2 reference only.
@@ -107,6 +110,8 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     truths: tuple[Truth, Truth] = (0, 0)
     dtypes: tuple[str, ...] = ()
     wired: tuple[tuple[float, float, int, int], ...] = ()
+    strays: tuple[Stray, ...] = ()
+    collective: bool = False
     compiled: bool = False
     region: Region = Region()
     partner: int = -1
@@ -141,6 +146,7 @@ def mark_of(task: Task, result: CallResult) -> Mark:
         random=draws(call) or draws(task.reference),
         spot=spot_of(call),
         moved=task.rule == "moved",
+        collective=is_collective(call),
         compiled=call.is_compiled or task.reference.is_compiled,
         region=region_of(call, task.reference),
         partner=task.reference.position,
@@ -152,6 +158,54 @@ def mark_of(task: Task, result: CallResult) -> Mark:
     _add_slots(mark, result, call)
     mark.own = _own(task) * mark.unit
     return mark
+
+
+class Inherited(msgspec.Struct, gc=False):
+    """What a call got of errors, and its forward, of a backward: level, z, whether whole numbers and classes differ."""
+
+    inherited: float = 0.0
+    z: float = 0.0
+    exact: bool = False
+    classes: bool = False
+
+
+def inherited_by_backwards(marks: Sequence[Mark]) -> dict[tuple[int, int, int], Inherited]:
+    """What the backward of a call works on besides its gradient: inputs and outputs of the forward."""
+    found: dict[tuple[int, int, int], Inherited] = {}
+    for m in marks:
+        if m.backward or m.side:
+            continue
+        got = found.setdefault((m.rank, m.step, m.me), Inherited())
+        got.inherited = max(got.inherited, m.inherited, m.level)
+        got.z = max(got.z, m.inherited_z, m.z)
+        got.exact = got.exact or m.exact_in or m.exact_out
+        got.classes = got.classes or bool(m.class_in or m.class_out)
+    return found
+
+
+def inherited_by(mark: Mark, forwards: dict[tuple[int, int, int], Inherited]) -> Inherited:
+    own = Inherited(mark.inherited, mark.inherited_z, mark.exact_in, bool(mark.class_in))
+    forward = forwards.get((mark.rank, mark.step, mark.me)) if mark.backward else None
+    if forward is None:
+        return own
+    return Inherited(
+        max(own.inherited, forward.inherited),
+        max(own.z, forward.z),
+        own.exact or forward.exact,
+        own.classes or forward.classes,
+    )
+
+
+def inherited_by_collectives(
+    marks: Sequence[Mark], inherited: Sequence[Inherited]
+) -> dict[tuple[int, int, bool], Inherited]:
+    """What the calls of one collective get on all ranks together."""
+    found: dict[tuple[int, int, bool], Inherited] = {}
+    for m in marks:
+        if m.collective and not m.side:
+            here, got = (m.step, m.me, m.backward), inherited[m.number]
+            found[here] = Inherited(*map(max, *map(msgspec.structs.astuple, (found.get(here, Inherited()), got))))
+    return found
 
 
 def pass_to_backwards(marks: Sequence[Mark]) -> None:
@@ -263,7 +317,8 @@ def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
         mark.part = mark.part or slot.basis == "part"
         if slot.origin == "unwritten":
             compared = True
-            mark.undefined = mark.undefined or not (output or overwrites(call))
+            read = not (output or overwrites(call) or is_overwritten(call, slot.name))
+            mark.undefined = mark.undefined or read
             continue
         if not output and slot.origin == "state" and not slot.fault:
             mark.state_level = max(mark.state_level, unit * slot.level)

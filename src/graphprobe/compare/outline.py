@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from graphprobe.compare.naming import canonical
-from graphprobe.compare.randomness import is_undefined
+from graphprobe.compare.randomness import gives_alias, is_overwritten, is_undefined
 from graphprobe.store.calls import Call, CallSlot
 
 OUTPUT_ROLES = ("output", "grad_input", "grad_parameter")
@@ -92,7 +92,41 @@ def outline_from_calls(calls: Iterable[Call]) -> Outline:
     sketch = _Sketch()
     for call in calls:
         sketch.add(call)
+    for place in sketch.stale.places():
+        sketch.result.producers[place] = UNWRITTEN
     return sketch.result
+
+
+class _Stale:
+    """Values that come from nowhere, or out of memory that nobody has written to, and that are overwritten before any
+    call reads them. They are what the memory happened to hold: of a storage that the program has enlarged, say, or of
+    a buffer of which a collective fills the rest."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, list[int] | None] = {}
+        self._spent: set[int] = set()
+
+    def meet(self, key: int, place: int, lives: bool, spent: bool, *, foreign: bool) -> None:
+        """A slot has the value.
+
+        Args:
+            lives: it was read there, or computed, or the program holds it.
+            spent: it is overwritten there.
+            foreign: no call has given it before, or one that read memory which nobody has written to.
+        """
+        if not foreign and key not in self._at:
+            return
+        if spent:
+            self._spent.add(key)
+        if lives:
+            self._at[key] = None
+        elif (at := self._at.setdefault(key, [])) is not None:
+            at.append(place)
+
+    def places(self) -> Iterator[int]:
+        """The slots that have such values."""
+        for key in self._spent:
+            yield from self._at[key] or ()
 
 
 class _Sketch:
@@ -104,6 +138,7 @@ class _Sketch:
         unwritten: values that memory had before anybody wrote to it.
         held: of a forward call, the names of the gradients of what the program holds.
         around: of a slot, those of the modules that give the same value to the outside.
+        stale: values that are overwritten before anybody reads them.
     """
 
     def __init__(self) -> None:
@@ -113,6 +148,7 @@ class _Sketch:
         self.unwritten: set[int] = set()
         self.held: dict[object, frozenset[str]] = {}
         self.around: dict[int, list[int]] = {}
+        self.stale = _Stale()
 
     def add(self, call: Call) -> None:
         """The next call."""
@@ -120,6 +156,7 @@ class _Sketch:
         undefined, leaves = is_undefined(call), self._leaves(call)
         inputs: set[int] = set()
         outputs: list[tuple[int, int]] = []
+        passes, garbled = gives_alias(call), False
         for slot in call.slots:
             gives = role_of(call, slot) in OUTPUT_ROLES
             print_ = fingerprint(slot)
@@ -131,12 +168,18 @@ class _Sketch:
                     outputs.append((key, len(result.producers)))
                 else:
                     inputs.add(key)
+                    spent = is_overwritten(call, slot.name)
+                    garbled = garbled or (producer == UNWRITTEN and not spent)
+                    lives = bool(slot.held) or not (passes or spent)
+                    self.stale.meet(key, len(result.producers), lives, spent, foreign=key not in self.last)
                     if producer != UNWRITTEN and key in self.last:
                         producer, fed = self._take(key), 1
             result.producers.append(producer)
             result.used.append(leaves is not None and slot.role == "grad_input" and slot.name not in leaves)
         result.fed += fed
         for key, place in outputs:
+            lives = not (passes or garbled)
+            self.stale.meet(key, place, lives, spent=False, foreign=garbled and key not in self.last)
             self._give(key, place, call, number)
         _add_names(result, call)
         result.first.append(len(result.producers))

@@ -21,6 +21,13 @@ OVERWRITING = frozenset(
 )
 """What they got in the tensor that they write to has no say in what they give, where they write."""
 INITIALIZERS = "torch.nn.init."
+RECEIVING = frozenset(
+    "all_gather_single all_gather_into_tensor _all_gather_base all_gather reduce_scatter_single reduce_scatter_tensor "
+    "_reduce_scatter_base reduce_scatter all_to_all_single all_to_all scatter recv irecv".split()
+)
+"""Collectives that write to the whole of their first argument, and do not read it."""
+ALIASES = frozenset("view as_strided detach alias".split())
+"""Operations that give the very memory that they got: what is written to it later, they have given, too."""
 
 
 def draws(call: Call) -> bool:
@@ -49,6 +56,24 @@ def is_undefined(call: Call) -> bool:
 def overwrites(call: Call) -> bool:
     """Whether the call writes to a tensor without reading it first."""
     return call.api.startswith(INITIALIZERS) or canonical(call.api) in OVERWRITING or call.api.endswith(".__setitem__")
+
+
+def is_overwritten(call: Call, name: str) -> bool:
+    """Whether the call writes to the whole of an argument, and does not read it: `out`, what a collective receives."""
+    if name == "kwarg.out" or name.startswith("kwarg.out."):
+        return True
+    first = name == "input.0" or name.startswith("input.0.") or name in ("kwarg.output", "kwarg.output_tensor")
+    return first and is_collective(call) and canonical(call.api) in RECEIVING
+
+
+def is_collective(call: Call) -> bool:
+    """Whether what the call gives comes from other ranks as well."""
+    return "distributed" in call.api or "c10d" in call.api
+
+
+def gives_alias(call: Call) -> bool:
+    """Whether the call gives the memory that it got, under another shape."""
+    return call.direction == "forward" and canonical(call.api) in ALIASES
 
 
 def _switched_off(call: Call) -> bool:

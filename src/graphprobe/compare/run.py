@@ -12,12 +12,13 @@ from typing import NamedTuple
 import msgspec
 
 from graphprobe.compare.align import align
+from graphprobe.compare.carried import Carried, unit_of
 from graphprobe.compare.ends import Ends
 from graphprobe.compare.jobs import with_jobs
 from graphprobe.compare.judge import Judge, Task, name_of
 from graphprobe.compare.locate import Decision, Located, locate
 from graphprobe.compare.marks import Mark, family_of, mark_of, me_of, modules_of, spot_of
-from graphprobe.compare.measures import HUGE, noise_unit
+from graphprobe.compare.measures import HUGE
 from graphprobe.compare.options import Options
 from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, fingerprint, outline_from_calls
 from graphprobe.compare.pairing import Lone, Plan, StepCalls
@@ -170,6 +171,7 @@ class _Work:
         self.notes: list[str] = []
         self.gaps: list[str] = []
         self.ends = Ends(judge)
+        self.carried = Carried()
         self.split: dict[tuple[int, int], int] = {}
         self._fed = self._asked = 0
         self._number = 0
@@ -263,6 +265,9 @@ class _Work:
         mark = mark_of(task, row)
         place = task.places
         mark.wired = _wires(plan, task, row)
+        mark.strays = self.carried.strays(plan, task, row)
+        if task.candidate.kind == "optimizer":
+            self.carried.add(task)
         mark.fed_alone = _fed_alone(plan, task)
         mark.given = _given(task, row, random=mark.random)
         mark.consumed = bool(plan.outlines[0].consumed[place[0]])
@@ -416,7 +421,7 @@ def _wires(plan: Plan, task: Task, row: CallResult) -> tuple[tuple[float, float,
         if UNWRITTEN in (a, b) or (a >= 0 and b >= 0 and plan.alignment.partner[a] == b):
             continue
         if a >= 0 or b >= 0 or slot.role == "grad_output":
-            unit = _unit(slot)
+            unit = unit_of(slot)
             found.append((HUGE if slot.fault else slot.level * unit, slot.z * unit, a, b))
     return tuple(found)
 
@@ -452,11 +457,6 @@ def _given(task: Task, row: CallResult, *, random: bool) -> tuple[int, int]:
         if None not in found:
             return hash(found[0]), hash(found[1])
     return 0, 0
-
-
-def _unit(slot: SlotResult) -> float:
-    a, b = slot.candidate, slot.reference
-    return noise_unit(a.dtype, b.dtype) if a is not None and b is not None and a.dtype and b.dtype else 0.0
 
 
 def decided(row: CallResult, decision: Decision | None) -> CallResult:

@@ -1,0 +1,122 @@
+"""Inputs that are not what a call gave: weights that something changed between the step of an optimizer, or a copy of
+them, and the call that gets them. No record shows such a change; the other side, which has none, shows where it was."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from graphprobe.compare.judge import Task
+from graphprobe.compare.measures import noise_unit
+from graphprobe.compare.outline import OUTPUT_ROLES, UNWRITTEN, fingerprint
+from graphprobe.compare.pairing import Plan
+from graphprobe.compare.result import CallResult, SlotResult
+from graphprobe.store.calls import Call, CallSlot
+
+
+class Stray(msgspec.Struct, frozen=True, gc=False):
+    """An input that on one side is what a call gave, and on the other side is not.
+
+    Attributes:
+        value: hash of what both sides got.
+        name: of the argument, and of the parameter where it is known.
+        level: how far the two are apart, in the measure of `Mark.level`.
+        side: which got what was given: 1 the candidate, 2 the reference.
+        place: the position in the same step of the call that gave it; −1 for a step of an optimizer before that.
+        number: the number of that one's row; else −1.
+    """
+
+    value: int
+    name: str
+    level: float
+    side: int
+    place: int = -1
+    number: int = -1
+
+
+class _Given:
+    """What the optimizers of one rank gave in a step: names by fingerprints on either side, and of each name the
+    elements on either side and the row."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.names: tuple[dict[object, str], dict[object, str]] = ({}, {})
+        self.elements: dict[str, list[int]] = {}
+        self.rows: dict[str, int] = {}
+
+    def add(self, task: Task) -> None:
+        for side, call in enumerate((task.candidate, task.reference)):
+            for slot in call.slots:
+                mark = fingerprint(slot)
+                if slot.role in OUTPUT_ROLES and slot.meta is not None and mark is not None:
+                    self.names[side][mark] = slot.name
+                    self.elements.setdefault(slot.name, [0, 0])[side] = math.prod(slot.meta.shape)
+                    self.rows[slot.name] = task.number
+
+
+class Carried:
+    """What the last steps of optimizers gave, of each rank."""
+
+    def __init__(self) -> None:
+        self._given: dict[int, _Given] = {}
+
+    def add(self, task: Task) -> None:
+        """Note what a step of an optimizer gives."""
+        if task.rank not in self._given or self._given[task.rank].step != task.step:
+            self._given[task.rank] = _Given(task.step)
+        self._given[task.rank].add(task)
+
+    def strays(self, plan: Plan, task: Task, row: CallResult) -> tuple[Stray, ...]:
+        """Inputs of a pair that are, on one side alone, what a call of this step or the optimizer's last step gave."""
+        if not row.inherited and not any(slot.fault for slot in row.slots):
+            return ()
+        found = []
+        for slot in row.slots:
+            if slot.origin not in ("state", "unrecorded") or slot.role in OUTPUT_ROLES or not slot.level:
+                continue
+            mine, theirs = _slot(task.candidate, slot.name), _slot(task.reference, slot.reference_name or slot.name)
+            if mine is not None and theirs is not None and mine.meta is not None:
+                stray = self._stray(plan, task, (mine, theirs), unit_of(slot) * slot.level)
+                found.extend([] if stray is None else [stray])
+        return tuple(found)
+
+    def _stray(self, plan: Plan, task: Task, slots: tuple[CallSlot, CallSlot], level: float) -> Stray | None:
+        marks = fingerprint(slots[0]), fingerprint(slots[1])
+        value, name = hash(marks), slots[0].name
+        made = _producers(plan, task, slots)
+        if UNWRITTEN in made or None in marks:
+            return None
+        if (made[0] >= 0) != (made[1] >= 0):
+            return Stray(value, name, level, 1 if made[0] >= 0 else 2, place=max(made))
+        given = self._given.get(task.rank)
+        if given is None or slots[0].meta is None:
+            return None
+        names = [names.get(mark) for names, mark in zip(given.names, marks, strict=True)]
+        parameter = names[0] or names[1]
+        size = math.prod(slots[0].meta.shape)
+        if parameter is None or all(names) or given.elements[parameter] != [size, size]:
+            return None
+        name = f"{name} ({parameter.removeprefix('output.')})"
+        return Stray(value, name, level, 1 if names[0] else 2, number=given.rows[parameter])
+
+
+def _producers(plan: Plan, task: Task, slots: tuple[CallSlot, CallSlot]) -> tuple[int, int]:
+    """The positions of the calls that gave the two values."""
+    found = [
+        next(by for s, by in zip(call.slots, outline.producers_of(place), strict=True) if s is slot)
+        for outline, place, call, slot in zip(
+            plan.outlines, task.places, (task.candidate, task.reference), slots, strict=True
+        )
+    ]
+    return found[0], found[1]
+
+
+def _slot(call: Call, name: str) -> CallSlot | None:
+    return next((slot for slot in call.slots if slot.name == name), None)
+
+
+def unit_of(slot: SlotResult) -> float:
+    """The larger u of the two sides; 0 where one has none."""
+    a, b = slot.candidate, slot.reference
+    return noise_unit(a.dtype, b.dtype) if a is not None and b is not None and a.dtype and b.dtype else 0.0
