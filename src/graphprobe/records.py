@@ -6,11 +6,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
-"""Version of the on-disk layout and of every struct below; written to each manifest."""
+SCHEMA_VERSION = 2
+"""Version of the on-disk layout and of every struct below; written to each manifest. 2 added `graphs.jsonl`."""
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A whole number as a file may have it: one that is larger is refused when the file is read."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+"""A position or a number of things in a file."""
 
 Direction = Literal["pre_grad", "joint", "forward", "backward"]
 Kind = Literal["graph", "pass", "ir", "code", "ops", "compile", "inputs", "outputs", "log", "failure", "note"]
@@ -93,6 +96,125 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         keep_on_one_line(self, "name", "subsystem")
+
+
+class GraphArgument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of a node's arguments that JSON has no form of its own for: a node, a constant, or a sequence.
+
+    Attributes:
+        node: name of the node whose value it is; empty for all others.
+        text: a constant as Python writes it, e.g. `torch.float32`; empty for all others.
+        kind: of a sequence: `list`, `tuple`, `slice`, `dict`, or the class of a named tuple.
+        items: of a sequence, what is in it.
+        keys: of a `dict`, the keys of the items.
+    """
+
+    node: str = ""
+    text: str = ""
+    kind: str = "list"
+    items: tuple[GraphArgument | str | Int64 | float | bool | None, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+Argument = GraphArgument | str | int | float | bool | None
+"""What a node is given: plain constants are themselves."""
+
+
+class NodeValue(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A value that a node gives.
+
+    Attributes:
+        dtype: torch's name without the prefix; of a number `bool`, `int64` or `float64`; empty where it is not known.
+        shape: sizes, symbols as text; None for what is no tensor.
+        strides: in elements, symbols as text; empty where they are not known.
+        device: `cpu`, `cuda:0`; empty where it is not known.
+        text: what is shown in its place, for what is no plain tensor: `Sym(s0)`, `DTensor(f32[2])`.
+    """
+
+    dtype: str = ""
+    shape: tuple[Int64 | str, ...] | None = None
+    strides: tuple[Int64 | str, ...] = ()
+    device: str = ""
+    text: str = ""
+
+
+class NodeSource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The line of the program that a node stems from, and the path of the module whose code it is in."""
+
+    file: str = ""
+    line: Int64 = 0
+    function: str = ""
+    code: str = ""
+    module: str = ""
+
+    @property
+    def place(self) -> str:
+        """`x.py:12`; empty when it is not known."""
+        return f"{self.file}:{self.line}" if self.file else ""
+
+
+class NodeTarget(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node calls.
+
+    Attributes:
+        name: as torch prints it, e.g. `torch.ops.aten.mm.default`; a method's name; the path of a module or attribute.
+        labels: names of the arguments in the operator's schema, in order.
+        module: class of the module that is called.
+    """
+
+    name: str
+    labels: tuple[str, ...] = ()
+    module: str = ""
+
+
+class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A node of a graph.
+
+    Attributes:
+        name: in its graph; others refer to it by that.
+        op: torch's word: `placeholder`, `get_attr`, `call_function`, `call_method`, `call_module`, `output`.
+        args, kwargs: what it is given.
+        values: what it gives, in order; empty where that is not known.
+        several: whether it gives a tuple or list of them.
+    """
+
+    name: str
+    op: str
+    args: tuple[GraphArgument | str | Int64 | float | bool | None, ...] = ()
+    kwargs: dict[str, GraphArgument | str | Int64 | float | bool | None] = {}
+    values: tuple[NodeValue, ...] = ()
+    several: bool = False
+
+
+class NodeLine(NodeFacts, frozen=True, omit_defaults=True, kw_only=True):
+    """A node as `graphs.jsonl` has it: target and source by their position among all of the file."""
+
+    target: Count
+    source: Count | None = None
+
+
+class GraphRuns(msgspec.Struct, frozen=True):
+    """One graph of a file: its path, e.g. `GraphModule/true_graph_0`, and its nodes as runs of `(first, count)`."""
+
+    path: str
+    nodes: tuple[tuple[Count, Count], ...]
+
+
+class GraphsLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of `graphs.jsonl`: the graphs of one file, and what no line before it has.
+
+    Targets, sources and nodes are numbered from 0 through the file, each written once.
+
+    Attributes:
+        path: of the file that shows the graphs as text, relative to the run's `graphprobe` folder.
+        graphs: the graph first, then those nested in it.
+    """
+
+    path: str
+    graphs: tuple[GraphRuns, ...]
+    targets: tuple[NodeTarget, ...] = ()
+    sources: tuple[NodeSource, ...] = ()
+    nodes: tuple[NodeLine, ...] = ()
 
 
 class CompileFacts(msgspec.Struct, omit_defaults=False):

@@ -25,10 +25,9 @@ from graphprobe.compare.run import compare_dumps
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.export import chrome_trace, model_explorer, parquet, tensorboard
 from graphprobe.export.forms import FORMS, export
-from graphprobe.export.fx_expression import operation_of, results_of
 from graphprobe.export.statistics import WithStatistics
 from graphprobe.records import Manifest, TensorMeta, Where
-from graphprobe.report.graph_text import Node
+from graphprobe.report.graph_text import parse_graphs
 from graphprobe.store import layout
 from graphprobe.store.calls import Call, CallSlot
 from graphprobe.store.reader import Run
@@ -121,7 +120,7 @@ def test_a_nested_graph_is_an_attribute_of_its_node(run: Path, tmp_path: Path) -
     inner = {a.name: a.g for a in nodes["cond"].attribute if a.type == onnx.AttributeProto.GRAPH}
     assert set(inner) == {"true_0", "false_0"}
     assert [(n.domain, n.op_type) for n in inner["false_0"].node] == [("torch", "get_attr"), ("operator", "mul")]
-    assert (list(nodes["cond"].input), list(nodes["cond"].output)) == (["p", "L_x_"], ["y"])
+    assert (list(nodes["cond"].input), list(nodes["cond"].output)) == (["p", "l_x_"], ["y"])
     assert list(nodes["topk"].output) == ["values", "indices"]
     assert list(nodes["cat"].input) == ["values", "values"]
     assert (nodes["odd"].domain, nodes["odd"].op_type) == ("graphprobe", "expression")
@@ -130,7 +129,7 @@ def test_a_nested_graph_is_an_attribute_of_its_node(run: Path, tmp_path: Path) -
     assert [d.dim_param or d.dim_value for d in types["y"].shape.dim] == ["s0", 8]
     assert next(i for i in model.graph.input if i.name == "w").doc_string == "dtype float4_e2m1fn_x2"
     # What is returned as it came in gets a name of its own; None is no output.
-    assert (nodes["output_0"].op_type, list(nodes["output_0"].input)) == ("ReturnAlias", ["L_x_"])
+    assert (nodes["output_0"].op_type, list(nodes["output_0"].input)) == ("ReturnAlias", ["l_x_"])
     assert [o.name for o in model.graph.output] == ["output_0", "indices", "cat"]
 
 
@@ -146,16 +145,18 @@ def test_a_nested_graph_is_an_attribute_of_its_node(run: Path, tmp_path: Path) -
         ("a @ b", "operator", "matmul", ("a", "b")),
         ("-a", "operator", "neg", ("a",)),
         ("a != 2", "operator", "ne", ("a",)),
-        ("a.shape", "operator", "getattr", ("a",)),
-        ("operator.floordiv(a, 2)", "operator", "floordiv", ("a",)),
-        ("3.5", "operator", "constant", ()),
+        ("a.shape", "python", "getattr", ("a",)),
+        ("operator.iadd(a, 2)", "operator", "iadd", ("a",)),
+        ("3.5", "graphprobe", "expression", ()),
         ("odd a b", "graphprobe", "expression", ("a", "b")),
     ],
 )
 def test_expressions_are_taken_apart(text: str, domain: str, name: str, reads: tuple[str, ...]) -> None:
-    found = operation_of(Node("n", "", text, "", 1), {"a", "b"})
-    assert (found.domain, found.name, found.nodes()) == (domain, name, reads)
-    assert results_of(Node("output", "", f"({text},)", "", 1), {"a", "b"}) == reads
+    head = "class G(torch.nn.Module):\n    def forward(self, a, b):\n        "
+    (graph,) = parse_graphs(f"{head}n = {text}\n        return ({text},)\n").graphs
+    node, output = graph.nodes[2:]
+    assert (node.operator.domain, node.operator.name, node.reads) == (domain, name, reads)
+    assert node.expression() == text and (output.op, output.reads) == ("output", reads)
 
 
 def test_a_run_that_was_killed_has_a_timeline(run: Path, tmp_path: Path) -> None:

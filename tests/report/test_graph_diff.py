@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphprobe.records import NodeSource
 from graphprobe.report.graph_diff import GraphDiff, NodeDiff, diff_texts
+from graphprobe.report.graph_nodes import lines_of, shown_source
 from graphprobe.report.graph_text import parse_graphs
 
 HEAD = 'class GraphModule(torch.nn.Module):\n    def forward(self, a: "f32[2, 3][3, 1]cpu", b: "f32[3, 4][4, 1]cpu"):\n'
@@ -45,9 +47,11 @@ def test_nodes_of_a_printed_graph() -> None:
     assert graph.path == "GraphModule"
     assert names(graph.nodes) == ["a", "b", "mm", "relu", "mul", "output"]
     mm, mul = graph.nodes[2], graph.nodes[4]
-    assert (mm.type, mm.expression) == ("f32[2, 4][4, 1]cpu", "torch.ops.aten.mm.default(a, b)")
-    assert mm.source == "File: x.py:12 in forward, code: y = torch.relu(x @ w)"
-    assert BASE.splitlines()[mul.line - 1].strip().startswith("mul:")
+    assert (mm.type, mm.expression()) == ("f32[2, 4][4, 1]cpu", "torch.ops.aten.mm.default(a, b)")
+    assert mm.source == NodeSource("x.py", 12, "forward", "y = torch.relu(x @ w)")
+    assert shown_source(mm.source) == "File: x.py:12 in forward, code: y = torch.relu(x @ w)"
+    assert (mul.op, mul.target.name, mul.reads) == ("call_function", "torch.ops.aten.mul.Tensor", ("relu",))
+    assert list(lines_of(BASE, (graph,))) == [2, 2, 4, 5, 8, 9]
     assert graph.nodes[0].type == "f32[2, 3][3, 1]cpu"
     assert parse_graphs(BASE).other == ()
 
@@ -81,7 +85,7 @@ def test_the_taking_apart_of_nested_inputs_is_no_computation() -> None:
     )
     parsed = parse_graphs(text)
     assert parsed.other == ()
-    assert [(node.name, node.type, node.expression) for node in parsed.graphs[0].nodes] == [
+    assert [(node.name, node.type, node.expression()) for node in parsed.graphs[0].nodes] == [
         ("primals_1", "f32[2]", "placeholder"),
         ("primals_2", "f32[3]", "placeholder"),
         ("tangents_1", "f32[]", "placeholder"),

@@ -9,8 +9,8 @@ from pathlib import Path
 from graphprobe.errors import UsageError
 from graphprobe.export.model_explorer import STATISTICS, Results, combined, fx_graphs, values_of, write_graphs
 from graphprobe.export.model_explorer import write_statistics as write_node_data
-from graphprobe.export.run_graphs import RunGraph, run_graphs
 from graphprobe.export.statistics import WithStatistics
+from graphprobe.report.graph_text import RunGraph, run_graphs
 from graphprobe.store.calls import Call
 from graphprobe.store.dump_reader import Dump
 from graphprobe.store.dump_records import DumpRecord

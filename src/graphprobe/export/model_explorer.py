@@ -13,9 +13,8 @@ import msgspec
 
 from graphprobe.compare.outline import OUTPUT_ROLES, outline_from_calls
 from graphprobe.compare.result import CallResult
-from graphprobe.export.fx_expression import meta_of, operation_of, results_of
-from graphprobe.export.run_graphs import RunGraph, run_graphs
-from graphprobe.report.graph_text import GraphText
+from graphprobe.report.graph_nodes import Graph, shown_source
+from graphprobe.report.graph_text import RunGraph, run_graphs
 from graphprobe.store.calls import Call, CallDump, CallSlot
 from graphprobe.store.files import replace_file
 from graphprobe.store.reader import Run
@@ -113,34 +112,27 @@ def fx_graphs(file: RunGraph) -> Iterator[dict[str, Any]]:
         yield {"id": ids[graph.path], "nodes": list(_fx_nodes(graph, ids))}
 
 
-def _fx_id(file: RunGraph, graph: GraphText) -> str:
+def _fx_id(file: RunGraph, graph: Graph) -> str:
     _, _, below = graph.path.partition("/")
     return f"{file.address}/{below}" if below else file.address
 
 
-def _fx_nodes(graph: GraphText, ids: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    known = frozenset(node.name for node in graph.nodes)
+def _fx_nodes(graph: Graph, ids: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     for node in graph.nodes:
-        attributes = {"type": node.type, "source": node.source, "expression": node.expression}
-        reads: Sequence[str] = ()
-        nested: str | None = None
-        if node.expression == "placeholder":
-            label, namespace = "placeholder", "inputs"
-        elif node.name == "output":
-            label, namespace, reads = "output", "", results_of(node, known)
-        else:
-            operation = operation_of(node, known)
-            label, namespace, reads = operation.name, "", operation.nodes()
-            attributes["target"] = operation.target
-            if operation.name == "get_attr":
-                nested = ids.get(f"{graph.path}/{operation.target.removeprefix('self.')}")
-        made = _node(node.name, label, namespace, attributes, [(name, i) for i, name in enumerate(reads)])
+        attributes = {"type": node.type, "source": shown_source(node.source), "expression": node.expression()}
+        label, namespace = node.op, "inputs" if node.op == "placeholder" else ""
+        if node.op not in ("placeholder", "output"):
+            label = node.operator.name
+            attributes["target"] = node.target.name.removeprefix("torch.ops.")
+        made = _node(node.name, label, namespace, attributes, [(name, i) for i, name in enumerate(node.reads)])
+        nested = ids.get(graph.inner(node) or "")
         if nested is not None:
             made["subgraphIds"] = [nested]
-        meta = meta_of(node)
-        if meta is not None:
-            shape = f"{meta.dtype}[{', '.join(meta.shape)}]"
-            made["outputsMetadata"] = [{"id": "0", "attrs": [{"key": "tensor_shape", "value": shape}]}]
+        shapes = [f"{value.dtype}[{', '.join(map(str, value.shape or ()))}]" for value in node.values]
+        if any(value.dtype for value in node.values):
+            made["outputsMetadata"] = [
+                {"id": str(i), "attrs": [{"key": "tensor_shape", "value": shape}]} for i, shape in enumerate(shapes)
+            ]
         yield made
 
 

@@ -1,18 +1,18 @@
-"""The graphs of a run as ONNX models in protobuf text, for Netron: made from its files, without torch.
+"""FX graphs as ONNX models in protobuf text, for Netron: from the records of a run, or of a live graph. Without torch.
 
 Structure only: the operators keep their names in domains of their own, and nothing here can be executed as ONNX.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphprobe.export.fx_expression import Argument, Operation, meta_of, operation_of, results_of
 from graphprobe.export.onnx_graph import Builder, text_of
-from graphprobe.export.run_graphs import RunGraph, run_graphs
-from graphprobe.report.graph_text import GraphText, Node
+from graphprobe.records import Argument, GraphArgument, NodeValue
+from graphprobe.report.graph_nodes import Graph, GraphNode, nodes_in, shown_argument, shown_source
+from graphprobe.report.graph_text import run_graphs
 from graphprobe.store.files import replace_file
 from graphprobe.store.reader import Run
 
@@ -31,9 +31,9 @@ def export_onnx_text(run: Run, folder: Path, left_out: list[str], *, only: str |
         assert graph.event.path is not None
         path = (folder / graph.event.path).with_suffix(".pbtxt")
         if graph.event.path.endswith(".pbtxt"):
-            text = graph.text
+            text = run.text(graph.event)
         elif graph.graphs:
-            text = text_of(model_from(graph))
+            text = text_of(model_from(graph.graphs, graph.address))
         elif graph.event.kind == "ir":
             irs.append(graph.address)
             continue
@@ -51,117 +51,111 @@ def export_onnx_text(run: Run, folder: Path, left_out: list[str], *, only: str |
     return written
 
 
-def model_from(graph: RunGraph) -> onnx.ModelProto:
-    """The ONNX model of one file of a run; it passes `onnx.checker.check_model`.
+def model_from(graphs: Sequence[Graph], name: str) -> onnx.ModelProto:
+    """The ONNX model of a graph and those nested in it, which come behind it; it passes `onnx.checker.check_model`.
 
-    An operator with several results has as many outputs, with the names of the nodes that pick them. Graphs of
-    higher-order operators are attributes of the node that calls them.
+    An operator with several results has as many outputs, with the names of the nodes that pick them. A missing (None)
+    argument between others is an empty input name, and plain numbers are attributes. Graphs of higher-order operators
+    are attributes of the node that calls them.
     """
     build = Builder()
-    nested = {inner.path: inner for inner in graph.graphs}
-    _Translation(graph.graphs[0], nested, build, "").fill()
-    return build.model(graph.address)
+    _Translation(graphs[0], {inner.path: inner for inner in graphs}, build, "").fill()
+    return build.model(name)
 
 
 class _Translation:
     """One graph; those nested in it become attributes."""
 
-    def __init__(self, graph: GraphText, nested: Mapping[str, GraphText], build: Builder, prefix: str) -> None:
+    def __init__(self, graph: Graph, nested: Mapping[str, Graph], build: Builder, prefix: str) -> None:
         self.graph, self.nested, self.build, self.prefix = graph, nested, build, prefix
-        self.known = frozenset(node.name for node in graph.nodes)
-        self.operations = {
-            node.name: operation_of(node, self.known)
-            for node in graph.nodes
-            if node.expression != "placeholder" and node.name != "output"
-        }
+        self.inner = {node.name: nested[path] for node in graph.nodes if (path := graph.inner(node) or "") in nested}
+        """Nested graphs by the node that fetches them."""
+        self.several = {node.name: len(node.values) for node in graph.nodes if node.several and node.values}
+        self.picks = {(node.reads[0], node.index): node.name for node in graph.nodes if self._picks(node)}
         self.values: dict[str, list[str]] = {}
         """Names of what each node makes: several for a tuple, none for a nested graph."""
-        self.picks = self._picks()
 
     def fill(self) -> None:
         for node in self.graph.nodes:
-            operation = self.operations.get(node.name)
-            if node.expression == "placeholder":
+            if node.op == "placeholder":
                 self.values[node.name] = [self._made(node.name)]
-                self.build.inputs.append(self._info(self.values[node.name][0], node))
-            elif operation is None:
-                for i, name in enumerate(results_of(node, self.known)):
-                    for value in self.values.get(name, []):
-                        self.build.output(value, f"{self.prefix}output_{i}")
-            elif operation.name == "alias" and operation.domain == "operator":
-                self.values[node.name] = list(self.values.get(operation.target, []))
-            elif operation.index is not None and operation.nodes() and operation.nodes()[0] in self.picks:
-                source = self.values[operation.nodes()[0]]
-                self.values[node.name] = [source[operation.index]]
-            elif self._nested(node.name) is not None:
+                value = node.values[0] if node.values and not node.several else None
+                self.build.inputs.append(self._info(self.values[node.name][0], value))
+            elif node.op == "output":
+                for i, name in enumerate(self._values(node.reads)):
+                    self.build.output(name, f"{self.prefix}output_{i}")
+            elif self._picks(node):
+                self.values[node.name] = [self.values[node.reads[0]][node.index or 0]]
+            elif node.name in self.inner:
                 self.values[node.name] = []
             else:
-                self._add(node, operation)
+                self._add(node)
 
-    def _picks(self) -> dict[str, dict[int, str]]:
-        """Nodes that give a tuple, and which node picks which of its items; only those that all users pick from."""
-        users: dict[str, list[tuple[int | None, str]]] = {}
-        for name, operation in self.operations.items():
-            for read in operation.nodes():
-                users.setdefault(read, []).append((operation.index, name))
-        for node in self.graph.nodes:
-            if node.name == "output":
-                for read in results_of(node, self.known):
-                    users.setdefault(read, []).append((None, "output"))
-        typed = {node.name for node in self.graph.nodes if node.type or node.expression == "placeholder"}
-        return {
-            name: {index: user for index, user in found if index is not None}
-            for name, found in users.items()
-            if name not in typed and all(index is not None and index >= 0 for index, _ in found)
-        }
+    def _picks(self, node: GraphNode) -> bool:
+        """Whether the node takes one of the values of another."""
+        several = self.several.get(node.reads[0], 0) if node.index is not None and node.reads else 0
+        return node.index is not None and -several <= node.index < several
 
-    def _add(self, node: Node, operation: Operation) -> None:
-        picks = self.picks.get(node.name)
-        names = [node.name] if picks is None else [picks.get(i, f"{node.name}.{i}") for i in range(max(picks) + 1)]
+    def _add(self, node: GraphNode) -> None:
+        several = self.several.get(node.name)
+        names = [self.picks.get((node.name, i), f"{node.name}.{i}") for i in range(several or 0)] or [node.name]
+        values: list[NodeValue | None] = list(node.values) if several or not node.several else []
+        values += [None] * (len(names) - len(values))
         made = [self._made(name) for name in names]
-        by_name = {other.name: other for other in self.graph.nodes}
-        self.build.infos += [self._info(value, by_name.get(name)) for name, value in zip(names, made, strict=True)]
-        inputs, attributes = self._arguments(operation.arguments)
-        attributes |= {"overload": operation.overload} if operation.overload else {}
-        attributes |= {"target": operation.target}
-        attributes |= {"source": node.source} if node.source else {}
-        metas = [meta_of(by_name[name]) if name in by_name else None for name in names]
-        strides = [f"({', '.join(meta.strides)})" for meta in metas if meta is not None]
+        self.build.infos += [self._info(name, value) for name, value in zip(made, values, strict=True)]
+        domain, op_type, overload = node.operator
+        inputs, attributes = self._arguments(node)
+        attributes |= {"overload": overload} if overload else {}
+        attributes |= {"target": node.target.name.removeprefix("torch.ops.")}
+        attributes |= {"source": shown_source(node.source)} if node.source is not None and node.source.file else {}
+        strides = [f"({', '.join(map(str, value.strides))})" for value in values if value is not None and value.device]
         attributes |= {"strides": strides} if strides else {}
-        self.build.add(
-            operation.domain, operation.name, inputs, made, self.prefix + node.name, attributes, node.expression
-        )
+        self.build.add(domain, op_type, inputs, made, self.prefix + node.name, attributes, node.expression())
         self.values[node.name] = made
 
-    def _arguments(self, arguments: tuple[Argument, ...]) -> tuple[list[str], dict[str, Any]]:
+    def _arguments(self, node: GraphNode) -> tuple[list[str], dict[str, Any]]:
+        labels = ("self",) if node.op == "call_method" else node.target.labels
+        named = [(labels[i] if i < len(labels) else f"arg{i}", value) for i, value in enumerate(node.args)]
         inputs: list[str] = []
         of: list[str] = []
         attributes: dict[str, Any] = {}
-        for argument in arguments:
-            inner = self._nested(argument.text)
-            if inner is not None:
+        for at, (label, value) in enumerate([*named, *node.kwargs.items()]):
+            single = value.node if isinstance(value, GraphArgument) else ""
+            if single in self.inner:
                 build = Builder(self.build.domains, self.build.taken)
-                prefix = f"{self.prefix}{argument.text}/"
-                _Translation(inner, self.nested, build, prefix).fill()
-                attributes[argument.text] = build.graph(prefix.rstrip("/"))
+                prefix = f"{self.prefix}{single}/"
+                _Translation(self.inner[single], self.nested, build, prefix).fill()
+                attributes[single] = build.graph(prefix.rstrip("/"))
                 continue
-            names = [value for name in argument.nodes for value in self.values.get(name, [])]
+            names = [""] if value is None and at < len(named) else self._values(nodes_in(value))
             inputs += names
-            of += [argument.label] * len(names)
-            if argument.nodes != (argument.text,):
-                attributes[argument.label] = argument.text
+            of += [label] * len(names)
+            if not single and value is not None and not node.printed:
+                attributes[label] = _plain(value)
+        while inputs and not inputs[-1]:
+            inputs.pop()
+            of.pop()
         return inputs, ({"argument_names": of} if of else {}) | attributes
 
-    def _nested(self, name: str) -> GraphText | None:
-        """The nested graph that a node of this name fetches from the module."""
-        operation = self.operations.get(name)
-        if operation is None or operation.name != "get_attr":
-            return None
-        return self.nested.get(f"{self.graph.path}/{operation.target.removeprefix('self.')}")
+    def _values(self, names: Iterable[str]) -> list[str]:
+        return [value for name in names for value in self.values.get(name, [])]
 
     def _made(self, name: str) -> str:
         return self.build.fresh(self.prefix + name)
 
-    def _info(self, value: str, node: Node | None) -> onnx.ValueInfoProto:
-        meta = None if node is None else meta_of(node)
-        return self.build.info(value, meta.dtype if meta else None, meta.shape if meta else None)
+    def _info(self, name: str, value: NodeValue | None) -> onnx.ValueInfoProto:
+        if value is None or not value.dtype:
+            return self.build.info(name, None, None)
+        return self.build.info(name, value.dtype, value.shape or ())
+
+
+def _plain(value: Argument) -> Any:
+    """A constant as it is, a list of them too; what holds anything else as text."""
+    if not isinstance(value, GraphArgument):
+        return value
+    flat = (
+        value.kind in ("list", "tuple")
+        and not value.text
+        and not any(isinstance(i, GraphArgument) for i in value.items)
+    )
+    return list(value.items) if flat else shown_argument(value)

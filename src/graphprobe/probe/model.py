@@ -12,6 +12,7 @@ from graphprobe.internals.context import Frame
 from graphprobe.internals.dynamo.compile_facts import begins_at, calls_of, on_cpu
 from graphprobe.internals.observer import FrameFacts
 from graphprobe.probe.formats.fx_text import graph_text
+from graphprobe.probe.graph_facts import GraphFacts
 from graphprobe.probe.inputs import InputSaver
 from graphprobe.probe.steps import StepLog
 from graphprobe.probe.trail import Trail
@@ -65,6 +66,7 @@ class Model:
         self.number = number
         self.where = Where(rank=rank, model=number, compile_id=facts.compile_id)
         self._lock = threading.RLock()
+        self._graph_facts = GraphFacts(owner.writer, number, self.note)
         self._trails: dict[Direction, Trail] = {}
         self._lowerings: dict[Direction, Lowering] = {}
         self._dynamo: Any = None
@@ -93,7 +95,7 @@ class Model:
         with self._lock:
             if direction not in self._trails:
                 where = msgspec.structs.replace(self.where, direction=direction)
-                self._trails[direction] = Trail(self.writer, where)
+                self._trails[direction] = Trail(self.writer, where, self._graph_facts)
             return self._trails[direction]
 
     def settle(self, direction: Direction) -> None:
@@ -133,6 +135,7 @@ class Model:
         if on_cpu(gm):
             self._kernels_by = "cpp"
         file = self.writer.write_text(layout.dynamo_file(self.number), graph_text(gm))
+        self._graph_facts.write(file, self._graph_facts.take(gm))
         where = msgspec.structs.replace(self.where, phase="dynamo")
         name = "dynamo_out_graph"
         self.writer.event(where=where, kind="graph", name=name, file=file, nodes_after=self.facts.nodes)
@@ -188,6 +191,7 @@ class Model:
         )
         where = msgspec.structs.replace(self.where, direction=direction, phase="backend")
         self.writer.event(where=where, kind="ir", name=name, file=file, nodes_after=len(gm.graph.nodes))
+        self._graph_facts.write(file, self._graph_facts.take(gm))
         if file is not None:
             trail.write_beside(file, view, phase="backend")
 
@@ -227,8 +231,14 @@ class Model:
             gm, self._dynamo = self._dynamo, None
         if not claimed:
             frame = Frame(self, "forward", "backend")
-            graph = graph_text(gm) if gm is not None and not self.saw_aot else None
-            self.trail("forward").failed(frame, self.facts.backend or "backend", error, graph=graph)
+            seen = gm is not None and not self.saw_aot
+            self.trail("forward").failed(
+                frame,
+                self.facts.backend or "backend",
+                error,
+                graph=graph_text(gm) if seen else None,
+                graphs=self._graph_facts.take(gm) if seen else (),
+            )
         self.write_facts()
 
     def note(self, text: str) -> None:

@@ -11,7 +11,8 @@ import msgspec
 
 from graphprobe.internals.context import Frame
 from graphprobe.probe.formats import Script
-from graphprobe.probe.formats.fx_text import fingerprint, graph_text, node_names, own_text
+from graphprobe.probe.formats.fx_text import fingerprint_from, graph_text, node_marks, node_names
+from graphprobe.probe.graph_facts import GraphFacts, Runs
 from graphprobe.probe.graph_watch import GraphWatch
 from graphprobe.records import Direction, Kind, Where
 from graphprobe.store import layout
@@ -30,16 +31,18 @@ class Snapshot(msgspec.Struct):
     Attributes:
         print: its fingerprint.
         text: with the graphs nested in it.
-        own: text without the graphs nested in it; None where there are none.
+        own: its fingerprint without the graphs nested in it.
         names: of all nodes.
+        graphs: its nodes among the records of the model.
         file: the file that holds the text; None: not written.
         nested: graphs nested in it that have changed since in their own series.
     """
 
     print: bytes
     text: str
-    own: str | None
+    own: bytes
     names: tuple[str, ...]
+    graphs: Runs
     file: WrittenFile | None = None
     nested: set[str] = msgspec.field(default_factory=set)
 
@@ -62,9 +65,10 @@ class Trail:
     Nested graphs (branches of `cond`, bodies of loops) have a snapshot each, told apart by their attribute name.
     """
 
-    def __init__(self, writer: RunWriter, where: Where) -> None:
+    def __init__(self, writer: RunWriter, where: Where, facts: GraphFacts) -> None:
         assert where.model is not None and where.direction is not None
         self._writer = writer
+        self._facts = facts
         self._where = where
         self._model: int = where.model
         self._direction: Direction = where.direction
@@ -90,7 +94,7 @@ class Trail:
                 self._catch_up(gm, None, phase)
                 return
             self._watch(None).look(gm)
-            snapshot = _snapshot_of(gm, text=text)
+            snapshot = self._snapshot_of(gm, text=text)
             self._last[None] = snapshot
             name = layout.graph_name(self._direction)
             snapshot.file = self._write(layout.graph_file(self._model, self._direction, number=self._number), snapshot)
@@ -182,10 +186,12 @@ class Trail:
         label: str | None = None,
         elapsed_ns: int | None = None,
         graph: str | None = None,
+        graphs: Runs = (),
     ) -> None:
         """The graph as it was before a pass or stage that raised, with the traceback; once for each error.
 
-        `graph` is its text where the direction has none of its own yet: the backend raised before AOTAutograd.
+        `graph` is its text, `graphs` its records, where the direction has none of its own yet: the backend raised
+        before AOTAutograd.
         """
         with self._lock:
             if self.has_told(error):
@@ -198,6 +204,7 @@ class Trail:
             path = layout.failure_file(self._model, self._direction, name, number=self._number, aot=graph is None)
             file = self._writer.write_text(path, f"{head}\n# The graph before it:\n{seen}\n")
             self._number += file is not None
+            self._facts.write(file, graphs if graph is not None or last is None else last.graphs)
             message = f"{type(error).__name__}: {error}"
             self._event(
                 "failure",
@@ -266,9 +273,9 @@ class Trail:
         if last is None:
             # A nested graph is part of the outer one's text: a file of its own only once a pass changes it.
             self._watch(label).look(gm)
-            self._last[label] = _snapshot_of(gm)
+            self._last[label] = self._snapshot_of(gm)
             return self._last[label]
-        name = NESTED if last.nested and last.own is not None and own_text(gm) == last.own else UNOBSERVED
+        name = NESTED if last.nested and _own_print(gm) == last.own else UNOBSERVED
         now = self._snapshot(gm, label, f"{name}_{stage}")
         if now is not last:
             self._event(
@@ -292,7 +299,8 @@ class Trail:
         last = self._last.get(label)
         if not self._watch(label).look(gm) and last is not None:
             return last
-        print_ = fingerprint(gm)
+        marks = node_marks(gm)
+        print_ = fingerprint_from(marks)
         if last is not None and last.print == print_:
             return last
         text = graph_text(gm)
@@ -303,7 +311,7 @@ class Trail:
             path = layout.pass_file(self._model, self._direction, f"start__{label}", number=self._number)
             last.file = self._write(path, last)
             self._event("graph", label, phase=None, label=label, file=last.file, nodes_after=len(last.names))
-        snapshot = _snapshot_of(gm, print_=print_, text=text)
+        snapshot = self._snapshot_of(gm, marks=marks, text=text)
         for around, outer in self._last.items():
             if label is not None and (around is None or label.startswith(f"{around}.")):
                 outer.nested.add(label)
@@ -319,7 +327,18 @@ class Trail:
     def _write(self, path: str, snapshot: Snapshot) -> WrittenFile | None:
         file = self._writer.write_text(path, snapshot.text)
         self._number += file is not None
+        self._facts.write(file, snapshot.graphs)
         return file
+
+    def _snapshot_of(self, gm: Any, *, marks: dict[int, list[str]] | None = None, text: str | None = None) -> Snapshot:
+        marks = node_marks(gm) if marks is None else marks
+        return Snapshot(
+            fingerprint_from(marks),
+            text if text is not None else graph_text(gm),
+            _own_print(gm, marks),
+            tuple(node_names(gm)),
+            self._facts.take(gm, marks),
+        )
 
     def _event(
         self,
@@ -335,14 +354,9 @@ class Trail:
         self._writer.event(where=where, kind=kind, name=name, **fields)
 
 
-def _snapshot_of(gm: Any, *, print_: bytes | None = None, text: str | None = None) -> Snapshot:
-    names = tuple(node_names(gm))
-    return Snapshot(
-        print_ if print_ is not None else fingerprint(gm),
-        text if text is not None else graph_text(gm),
-        own_text(gm) if len(names) > len(gm.graph.nodes) else None,
-        names,
-    )
+def _own_print(gm: Any, marks: dict[int, list[str]] | None = None) -> bytes:
+    """The fingerprint of a graph without those nested in it."""
+    return fingerprint_from({0: (node_marks(gm) if marks is None else marks)[id(gm)]})
 
 
 def _counts(before: tuple[str, ...], after: tuple[str, ...]) -> dict[str, Any]:

@@ -1,18 +1,38 @@
-"""What differs between two printed graphs, node by node: not which lines, but what was computed otherwise."""
+"""What differs between two graphs, node by node: not which lines, but what was computed otherwise."""
 
 from __future__ import annotations
 
 import bisect
 import difflib
-import re
 from collections import defaultdict
 from typing import Literal
 
 import msgspec
 
-from graphprobe.report.graph_text import GraphText, Node, parse_graphs
+from graphprobe.records import Event
+from graphprobe.report.graph_nodes import Graph, GraphNode, lines_of, shown_source
+from graphprobe.report.graph_text import graphs_of, parse_graphs
+from graphprobe.store.reader import Run
 
-_TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\W\d]\w*(?:\.\w+)*""")
+
+class Node(msgspec.Struct, frozen=True):
+    """A node as a diff shows it.
+
+    Attributes:
+        name: its name; `output` for the graph's output.
+        type: dtype, shape, stride and device as printed: `f32[2, 3][3, 1]cpu`; empty when there is none.
+        expression: what computes it, as printed; `placeholder` for an input.
+        source: where it stems from, e.g. `File: x.py:12 in forward, code: y = x + 1`; empty when that is not known.
+        line: line in the text, from 1.
+        place: the `x.py:12` of the source.
+    """
+
+    name: str
+    type: str
+    expression: str
+    source: str
+    line: int
+    place: str = ""
 
 
 class NodePair(msgspec.Struct, frozen=True):
@@ -59,17 +79,62 @@ class GraphDiff(msgspec.Struct, frozen=True):
         return bool(self.lines) or any(graph.different for graph in self.graphs)
 
 
+class Side(msgspec.Struct, frozen=True):
+    """One of the two that are compared: what it is called, its text, its graphs, and lines that belong to no node."""
+
+    name: str
+    text: str
+    graphs: tuple[Graph, ...]
+    other: tuple[str, ...] = ()
+
+
+def side_of(run: Run, event: Event, name: str = "") -> Side:
+    """A file of a run. Raises ArtifactNotFoundError when it is gone."""
+    text = run.text(event)
+    if run.graph_records(event) is not None:
+        return Side(name or str(event.path), text, graphs_of(run, event))
+    return side_of_text(text, name or str(event.path))
+
+
+def side_of_text(text: str, name: str) -> Side:
+    """Any text."""
+    parsed = parse_graphs(text)
+    return Side(name, text, parsed.graphs, parsed.other)
+
+
 def diff_texts(before: str, after: str, *, before_name: str = "before", after_name: str = "after") -> GraphDiff:
     """Compare two texts, by node where both hold graphs, else by line."""
-    old, new = parse_graphs(before), parse_graphs(after)
-    if not any(graph.nodes for graph in old.graphs) or not any(graph.nodes for graph in new.graphs):
-        return GraphDiff("text", lines=_unified(before.splitlines(), after.splitlines(), before_name, after_name))
-    pairs = _paired_graphs(old.graphs, new.graphs)
-    lines = _unified(list(old.other), list(new.other), before_name, after_name)
+    return diff_sides(side_of_text(before, before_name), side_of_text(after, after_name))
+
+
+def diff_sides(before: Side, after: Side) -> GraphDiff:
+    """Compare by node where both have graphs, else by line."""
+    if not all(any(graph.nodes for graph in side.graphs) for side in (before, after)):
+        return GraphDiff("text", lines=_unified(before.text.splitlines(), after.text.splitlines(), before, after))
+    lines = _unified(list(before.other), list(after.other), before, after)
+    pairs = _paired_graphs(_shown(before), _shown(after))
     return GraphDiff("graphs", graphs=tuple(diff_nodes(one, other) for one, other in pairs), lines=lines)
 
 
-def diff_nodes(before: GraphText, after: GraphText) -> NodeDiff:
+class _Shown(msgspec.Struct):
+    """A graph with its nodes as a diff shows them, and, in the same order, as they are."""
+
+    path: str
+    nodes: tuple[Node, ...] = ()
+    facts: tuple[GraphNode, ...] = ()
+
+
+def _shown(side: Side) -> list[_Shown]:
+    lines = lines_of(side.text, side.graphs)
+    return [_Shown(one.path, tuple(map(_node, one.nodes, lines)), one.nodes) for one in side.graphs]
+
+
+def _node(node: GraphNode, line: int) -> Node:
+    place = "" if node.source is None else node.source.place
+    return Node(node.name, node.type, node.expression(), shown_source(node.source), line, place)
+
+
+def diff_nodes(before: _Shown, after: _Shown) -> NodeDiff:
     """Compare two graphs node by node.
 
     A node is first sought under its own name with the same computation, then under any name with the same computation
@@ -103,11 +168,12 @@ def diff_nodes(before: GraphText, after: GraphText) -> NodeDiff:
 class _Names:
     """Both graphs with the names paired so far."""
 
-    def __init__(self, before: GraphText, after: GraphText) -> None:
+    def __init__(self, before: _Shown, after: _Shown) -> None:
         self.before = before
         self.after = after
         self.old = {node.name: node for node in before.nodes}
         self.new = {node.name: node for node in after.nodes}
+        self._facts = {node.name: facts for node, facts in zip(after.nodes, after.facts, strict=True)}
         self._old_name: dict[str, str] = {}
         self._taken: set[str] = set()
 
@@ -124,17 +190,15 @@ class _Names:
 
     def key_in_old_names(self, after: Node) -> tuple[str, str]:
         """What a node of the second graph computes, in the names of the first."""
-        return after.type, _TOKEN.sub(self._translated, after.expression)
+        return after.type, self._facts[after.name].expression(self._old)
 
-    def _translated(self, match: re.Match[str]) -> str:
-        token = match[0]
-        name, dot, attribute = token.partition(".")
+    def _old(self, name: str) -> str:
         if name not in self.new:
-            return token
+            return name
         if name in self._old_name:
-            return self._old_name[name] + dot + attribute
+            return self._old_name[name]
         # Not paired (yet): it stands for itself, unless the first graph's node of that name is another one.
-        return f"{token}'" if name in self._taken else token
+        return f"{name}'" if name in self._taken else name
 
 
 def _pair_equal(names: _Names) -> tuple[list[NodePair], list[NodePair]]:
@@ -165,7 +229,7 @@ def _pair_equal(names: _Names) -> tuple[list[NodePair], list[NodePair]]:
     return same, renamed
 
 
-def _moved(before: GraphText, after: GraphText, pairs: list[NodePair]) -> list[NodePair]:
+def _moved(before: _Shown, after: _Shown, pairs: list[NodePair]) -> list[NodePair]:
     """The paired nodes outside the longest run of pairs that both graphs have in the same order."""
     old_position = {id(node): position for position, node in enumerate(before.nodes)}
     new_position = {id(node): position for position, node in enumerate(after.nodes)}
@@ -187,15 +251,15 @@ def _moved(before: GraphText, after: GraphText, pairs: list[NodePair]) -> list[N
     return [pair for index, pair in enumerate(ordered) if index not in kept]
 
 
-def _paired_graphs(old: tuple[GraphText, ...], new: tuple[GraphText, ...]) -> list[tuple[GraphText, GraphText]]:
+def _paired_graphs(old: list[_Shown], new: list[_Shown]) -> list[tuple[_Shown, _Shown]]:
     """By path; two texts of one graph each belong together whatever the class is called."""
     if len(old) == 1 and len(new) == 1:
         return [(old[0], new[0])]
     old_by_path = {graph.path: graph for graph in old}
     new_by_path = {graph.path: graph for graph in new}
     paths = list(dict.fromkeys([*new_by_path, *old_by_path]))
-    return [(old_by_path.get(path, GraphText(path, ())), new_by_path.get(path, GraphText(path, ()))) for path in paths]
+    return [(old_by_path.get(path, _Shown(path)), new_by_path.get(path, _Shown(path))) for path in paths]
 
 
-def _unified(before: list[str], after: list[str], before_name: str, after_name: str) -> tuple[str, ...]:
-    return tuple(difflib.unified_diff(before, after, before_name, after_name, lineterm=""))
+def _unified(before: list[str], after: list[str], old: Side, new: Side) -> tuple[str, ...]:
+    return tuple(difflib.unified_diff(before, after, old.name, new.name, lineterm=""))

@@ -29,8 +29,7 @@ from graphprobe.report.document import (
     Tone,
     plain,
 )
-from graphprobe.report.graph_diff import GraphDiff, NodeDiff
-from graphprobe.report.graph_text import Node
+from graphprobe.report.graph_diff import GraphDiff, Node, NodeDiff
 from graphprobe.report.visible import one_line
 from graphprobe.settings import text_from_size
 from graphprobe.store.address import addresses_from_events

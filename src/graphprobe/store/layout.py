@@ -116,6 +116,11 @@ def compile_file(model: int) -> str:
     return f"{model_folder(model)}/compile.json"
 
 
+def graphs_file(model: int) -> str:
+    """The nodes of the model's graphs, as records: `model__N/graphs.jsonl`."""
+    return f"{model_folder(model)}/graphs.jsonl"
+
+
 def dynamo_file(model: int) -> str:
     """The graph as Dynamo captured it: `model__N/dynamo_out_graph.txt`."""
     return f"{model_folder(model)}/dynamo_out_graph.txt"

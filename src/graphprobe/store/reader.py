@@ -11,7 +11,17 @@ from typing import Any, Literal
 import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
-from graphprobe.records import CompileFacts, Direction, Event, Manifest
+from graphprobe.records import (
+    CompileFacts,
+    Direction,
+    Event,
+    GraphRuns,
+    GraphsLine,
+    Manifest,
+    NodeLine,
+    NodeSource,
+    NodeTarget,
+)
 from graphprobe.store import layout
 from graphprobe.store.address import addresses_from_events, bare_address, find_address
 from graphprobe.store.files import digest_from_bytes, read_file
@@ -54,6 +64,15 @@ class PassPair(msgspec.Struct, frozen=True):
     after: Event
 
 
+class GraphRecords(msgspec.Struct):
+    """A `graphs.jsonl`: by path of a text the graphs in it, and the lists that they take their nodes from."""
+
+    graphs: dict[str, tuple[GraphRuns, ...]] = {}
+    targets: list[NodeTarget] = []
+    sources: list[NodeSource] = []
+    nodes: list[NodeLine] = []
+
+
 class Run:
     """One run as it stood when it was opened. `problems` says in words what could not be read."""
 
@@ -68,6 +87,7 @@ class Run:
         self.manifest = msgspec.convert(document, Manifest)
         self.problems: list[str] = []
         self._events: tuple[Event, ...] | None = None
+        self._graphs: dict[int, GraphRecords] = {}
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -170,6 +190,16 @@ class Run:
         except OSError as error:
             raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
 
+    def graph_records(self, event: Event) -> tuple[tuple[GraphRuns, ...], GraphRecords] | None:
+        """The graphs that the event's file shows, and where their nodes stand; None where the run has no records."""
+        model = event.where.model
+        if model is None or event.path is None or self._schema < 2:
+            return None
+        if model not in self._graphs:
+            self._graphs[model] = self._read_graphs(layout.graphs_file(model))
+        graphs = self._graphs[model].graphs.get(event.path)
+        return None if graphs is None else (graphs, self._graphs[model])
+
     def size_bytes(self, event: Event) -> int | None:
         """The size of the event's file: as written, or as it lies there for one that is rewritten; None without one."""
         if event.path is None or event.size_bytes is not None:
@@ -249,6 +279,30 @@ class Run:
                 self.problems.append(f"{layout.EVENTS} line {number} has seq {event.seq}, expected {expected}")
             expected = event.seq + 1
             yield event
+
+    def _read_graphs(self, name: str) -> GraphRecords:
+        """All lines up to the first that cannot be read, since what follows counts on it."""
+        found = GraphRecords()
+        try:
+            lines = read_file(self.tool_dir / name, below=self.tool_dir).split(b"\n")
+        except OSError:
+            return found
+        for number, data in enumerate(filter(None, lines), start=1):
+            try:
+                line = msgspec.json.decode(data, type=GraphsLine)
+            except UNREADABLE as error:
+                self.problems.append(f"{name} line {number} cannot be read, nor what follows: {error}")
+                break
+            found.targets += line.targets
+            found.sources += line.sources
+            found.nodes += line.nodes
+            ends = [first + count for graph in line.graphs for first, count in graph.nodes]
+            if max(ends, default=0) <= len(found.nodes) and all(
+                node.target < len(found.targets) and (node.source or 0) < max(len(found.sources), 1)
+                for node in line.nodes
+            ):
+                found.graphs[line.path] = line.graphs
+        return found
 
     def _model(self, number: int, events: list[Event]) -> Model:
         content: dict[str, Any] = {}

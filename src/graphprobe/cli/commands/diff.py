@@ -13,10 +13,8 @@ from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
+    from graphprobe.report.graph_diff import Side
     from graphprobe.store.reader import Run
-
-Side = tuple[str, str]
-"""What a side is called, and its text."""
 
 
 @click.command()
@@ -48,28 +46,29 @@ def command(
     """
     import msgspec
 
-    from graphprobe.report.graph_diff import diff_texts
+    from graphprobe.report.graph_diff import diff_sides
 
     if pass_name is not None:
-        (before_name, before), (after_name, after) = _sides_of_pass(words, pass_name, model, direction)
+        before, after = _sides_of_pass(words, pass_name, model, direction)
     else:
         if model is not None or direction is not None:
             raise UsageError("--model and --direction go with --pass; addresses say it themselves")
-        (before_name, before), (after_name, after) = _sides_of_addresses(words)
-    diff = diff_texts(before, after, before_name=before_name, after_name=after_name)
+        before, after = _sides_of_addresses(words)
+    diff = diff_sides(before, after)
     if as_json:
-        document = {"before": before_name, "after": after_name, "different": diff.different}
+        document = {"before": before.name, "after": after.name, "different": diff.different}
         echo(json.dumps(document | msgspec.to_builtins(diff), indent=2))
     else:
         from graphprobe.report.terminal import print_diff
 
-        print_diff(diff, before_name=before_name, after_name=after_name)
+        print_diff(diff, before_name=before.name, after_name=after.name)
     ctx.exit(EXIT_FOUND if diff.different else 0)
 
 
 def _sides_of_pass(
     words: tuple[str, ...], pass_name: str, model: int | None, direction: Direction | None
 ) -> tuple[Side, Side]:
+    from graphprobe.report.graph_diff import side_of
     from graphprobe.store.reader import Run
 
     if len(words) > 2:
@@ -79,9 +78,9 @@ def _sides_of_pass(
     if len(runs) == 1:
         run, pair = runs[0], pairs[0]
         after = pair.after.path if pair.after is not pair.before else f"{pair.before.path} (the pass changed nothing)"
-        return (str(pair.before.path), run.text(pair.before)), (str(after), run.text(pair.after))
+        return side_of(run, pair.before), side_of(run, pair.after, str(after))
     first, second = (
-        (f"{run.run_dir.name}/{pair.after.path}", run.text(pair.after)) for run, pair in zip(runs, pairs, strict=True)
+        side_of(run, pair.after, f"{run.run_dir.name}/{pair.after.path}") for run, pair in zip(runs, pairs, strict=True)
     )
     return first, second
 
@@ -98,5 +97,6 @@ def _sides_of_addresses(words: tuple[str, ...]) -> tuple[Side, Side]:
 
 
 def _side(run: Run, address: str) -> Side:
-    event = run.find(address)
-    return str(event.path), run.text(event)
+    from graphprobe.report.graph_diff import side_of
+
+    return side_of(run, run.find(address))

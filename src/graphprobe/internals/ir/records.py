@@ -82,13 +82,16 @@ class IRGraph(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: tuple[str, ...] = ()
 
 
-def source_line(node: Any) -> str:
-    """`file:line in function: code` of the user's line a node stems from; empty when unknown."""
-    trace = node.stack_trace
-    if not trace:
-        return ""
+def place_in(trace: str) -> tuple[str, int, str, str]:
+    """File, line, function and code of the innermost frame of a stack trace; empty when there is none."""
     found: list[tuple[str, ...]] = re.findall(r'File "([^"]*)", line (\d+), in (\S+)\n\s*(.*)', trace)
     if not found:
-        return ""
+        return "", 0, "", ""
     file, line, function, code = found[-1]
-    return f"{file}:{line} in {function}: {code.strip()}"
+    return file, int(line), function, code.strip()
+
+
+def source_line(node: Any) -> str:
+    """`file:line in function: code` of the user's line a node stems from; empty when unknown."""
+    file, line, function, code = place_in(node.stack_trace or "")
+    return f"{file}:{line} in {function}: {code}" if file else ""

@@ -62,14 +62,6 @@ def node_names(gm: fx.GraphModule) -> list[str]:
     return [f"{path}.{node.name}" if path else node.name for path, module in graphs for node in module.graph.nodes]
 
 
-def own_text(gm: fx.GraphModule) -> str | None:
-    """The graph as readable Python without the graphs nested in it; None where torch cannot print it."""
-    try:
-        return str(gm.graph.python_code("self", verbose=True, include_stride=True, include_device=True).src)
-    except Exception:  # in the middle of a pass
-        return None
-
-
 def fingerprint(gm: fx.GraphModule) -> bytes:
     """16 bytes that change when nodes, targets, arguments, names, called nested graphs or value metadata change.
 
@@ -77,30 +69,39 @@ def fingerprint(gm: fx.GraphModule) -> bytes:
     of one process with the same fingerprint print the same graph; across processes it may differ for the same graph,
     since objects without a stable text count by identity. Unlike the text, it is cheap enough to take around each pass.
     """
-    parts: list[str] = []
-    _add_graph(gm, parts, set())
-    return hashlib.blake2b("\n".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return fingerprint_from(node_marks(gm))
 
 
-def _add_graph(gm: fx.GraphModule, parts: list[str], seen: set[int]) -> None:
-    if id(gm) in seen:
-        parts.append(f"again {id(gm)}")
-        return
-    seen.add(id(gm))
-    add = parts.append
+def fingerprint_from(marks: dict[int, list[str]]) -> bytes:
+    """The fingerprint of a graph with these marks."""
+    text = "\n{\n".join(["\n".join(nodes) for nodes in marks.values()])
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def node_marks(gm: fx.GraphModule) -> dict[int, list[str]]:
+    """By identity of the graph and of each that it calls, a text for each node that changes when the node does."""
+    marks: dict[int, list[str]] = {}
+    _add_graph(gm, marks)
+    return marks
+
+
+def _add_graph(gm: fx.GraphModule, marks: dict[int, list[str]]) -> None:
+    add = marks.setdefault(id(gm), []).append
     for node in gm.graph.nodes:
         op, target = node.op, node.target
         label = target if type(target) is str else _callable_text(target)
         kwargs = _argument(node.kwargs) if node.kwargs else ""
-        add(f"{node.name}={op[-6:]} {label}{_argument(node.args)}{kwargs}{_meta(node.meta)}")
+        more = ""
         if type(target) is str and (op == "get_attr" or op == "call_module"):
-            nested = _attribute(gm, target)
-            if isinstance(nested, fx.GraphModule):
-                add("{")
-                _add_graph(nested, parts, seen)
-                add("}")
-            elif isinstance(nested, torch.Tensor):
-                add(f"tensor {id(nested)} {_value(nested)}")
+            held = _attribute(gm, target)
+            if isinstance(held, fx.GraphModule):
+                if id(held) in marks:
+                    more = f" again {id(held)}"
+                else:
+                    _add_graph(held, marks)
+            elif isinstance(held, torch.Tensor):
+                more = f" tensor {id(held)} {_value(held)}"
+        add(f"{node.name}={op[-6:]} {label}{_argument(node.args)}{kwargs}{_meta(node.meta)}{more}")
 
 
 def _attribute(gm: fx.GraphModule, target: str) -> object:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from graphprobe.report.document import Section
+from graphprobe.report.graph_nodes import GraphNode
 from graphprobe.report.graph_text import parse_graphs
 from graphprobe.report.html.graph_layout import layout
 from graphprobe.report.html.sources import Sources
@@ -21,10 +21,6 @@ SCHEMA = 1
 MOST_NODES = 60
 LETTER, PADDING, HEIGHT, NARROWEST, WIDEST = 7.3, 24.0, 62.0, 132.0, 268.0
 """Of the boxes, in pixels; a letter of the view's font is so wide."""
-
-_SOURCE = re.compile(r"File: (?P<file>.+):(?P<line>\d{1,9}) in ")
-_OPERATOR = re.compile(r"(?:torch\.ops\.)?(?P<op>[\w.]+)\(")
-_WORD = re.compile(r"[^\W\d]\w*")
 
 
 class WindowNode(msgspec.Struct, kw_only=True):
@@ -176,24 +172,20 @@ def _from_text(folder: Path, culprit: str | None) -> Window | None:
         known: set[str] = set()
         nodes, edges = [], []
         for node in chosen:
-            used = [word for word in dict.fromkeys(_WORD.findall(node.expression)) if word in known]
-            edges += [(word, node.name) for word in used if word != node.name]
+            edges += [(name, node.name) for name in dict.fromkeys(node.reads) if name in known and name != node.name]
             known.add(node.name)
             nodes.append(_node_of(node, accused=node.name == culprit))
         return Window(culprit=culprit or "", graph_nodes=len(listed), nodes=nodes, edges=edges)
     return None
 
 
-def _node_of(node: Any, *, accused: bool) -> WindowNode:
-    place = _SOURCE.match(node.source)
-    operator = _OPERATOR.match(node.expression)
-    kind = "placeholder" if node.expression == "placeholder" else "output" if node.name == "output" else "call_function"
-    op = operator["op"] if operator is not None else node.expression[:60]
+def _node_of(node: GraphNode, *, accused: bool) -> WindowNode:
+    operator = node.target.name.removeprefix("torch.ops.")
     return WindowNode(
         name=node.name,
-        kind=kind,
-        op="" if kind != "call_function" else op,
+        kind=node.op,
+        op=operator if node.op.startswith("call_") else "",
         type=node.type,
-        source=f"{place['file']}:{place['line']}" if place is not None else None,
+        source=node.source.place or None if node.source is not None else None,
         accused=accused,
     )

@@ -16,7 +16,6 @@ MOST_LINES = 4_000
 COMMENT = re.compile(
     r"^(?P<indent>\s*)# File: (?P<place>.+?:\d{1,9})(?: in (?P<function>[^,]*))?(?:, code: (?P<code>.*))?$"
 )
-_NAME = re.compile(r"^\s*(?P<name>[^\W\d]\w*)(?:: [^=]+?)? = ")
 _DEFINED = re.compile(r"(\w+) = async_compile\.")
 """Where generated code defines a kernel."""
 
@@ -73,9 +72,10 @@ def graph_pane(title: str, name: str, text: str, sources: Sources) -> tuple[Pane
             code = f"  {comment['code']}" if comment["code"] else ""
             found.append(("", cut(f"{comment['indent']}# {short}{code}"), short))
             continue
-        node = _NAME.match(line)
-        if node is not None:
-            nodes.setdefault(node["name"], index)
+        given, assigned, _ = line.strip().partition(" = ")
+        node = given.partition(": ")[0]
+        if assigned and node.isidentifier():
+            nodes.setdefault(node, index)
         found.append(("", cut(line), ""))
     return Pane(title, name, found, left=max(0, len(lines) - MOST_LINES)), nodes
 

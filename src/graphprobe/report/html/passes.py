@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.records import Event
 from graphprobe.report.document import Note, Section
-from graphprobe.report.graph_diff import GraphDiff, diff_texts
-from graphprobe.report.graph_text import Node
+from graphprobe.report.graph_diff import GraphDiff, Node, diff_sides, side_of
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.address import addresses_from_events
 from graphprobe.store.reader import Model, Run
@@ -23,8 +21,6 @@ MOST_NODES = 60
 
 MOST_TEXT = 400
 """Letters of one node's expression."""
-
-_PLACE = re.compile(r"File: (.+?:\d{1,9})(?: in |,|$)")
 
 
 def passes_section(run: Run, models: Sequence[Model], sources: Sources) -> Section | None:
@@ -104,10 +100,10 @@ class _Differ:
             return None
         self._read += size
         try:
-            texts = self._run.text(before), self._run.text(event)
+            sides = side_of(self._run, before), side_of(self._run, event)
         except ArtifactNotFoundError:
             return None
-        return self._plain(diff_texts(*texts, before_name=str(event.before), after_name=event.path))
+        return self._plain(diff_sides(*sides))
 
     def _plain(self, diff: GraphDiff) -> dict[str, Any]:
         graphs = []
@@ -131,8 +127,7 @@ class _Differ:
 
     def _node(self, node: Node) -> list[str]:
         """Name, type, expression and place."""
-        found = _PLACE.search(node.source)
-        place = self._sources.short(found[1]) if found else ""
+        place = self._sources.short(node.place)
         self._sources.link(place)
         text = node.expression
         return [node.name, node.type, text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …", place]
