@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from conftest import module_at
-from graphprobe.report.document import Report, Section, Verdict
-from graphprobe.report.html.page import write_page
+from graphprobe.report.document import Section, Verdict
+from graphprobe.report.html.page import Report, write_page
 
 
 def report_cases() -> Any:

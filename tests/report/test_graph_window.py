@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphprobe.report.document import Report, Verdict
+from graphprobe.report.document import Verdict
 from graphprobe.report.html.graph_layout import GAP_X, layout
 from graphprobe.report.html.graph_window import WINDOW, window_section
+from graphprobe.report.html.page import Report
 from graphprobe.report.html.sources import Sources
 from report.browser import Opened, OpenReport, axe_faults
 from report.made import page

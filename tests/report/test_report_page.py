@@ -9,8 +9,8 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from graphprobe.report.document import Prose, Report, Section, Verdict
-from graphprobe.report.html.page import asset, pieces, write_page
+from graphprobe.report.document import Prose, Section, Verdict
+from graphprobe.report.html.page import Report, asset, pieces, write_page
 from graphprobe.report.html.render import Html, html, rendered
 from graphprobe.report.html.sources import AROUND, MOST_LINES, Sources
 from report.browser import OpenReport, axe_faults

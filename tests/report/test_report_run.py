@@ -12,10 +12,9 @@ import torch
 import graphprobe
 from graphprobe.analysis.timing_records import Compile, Profile, Span
 from graphprobe.records import Where
-from graphprobe.report.document import Report
 from graphprobe.report.html import flame, passes
 from graphprobe.report.html.flame import Box, largest, tree_from_profile, tree_from_steps
-from graphprobe.report.html.page import write_page
+from graphprobe.report.html.page import Report, write_page
 from graphprobe.report.html.render import rendered
 from graphprobe.report.html.sections_run import report_from
 from graphprobe.report.html.sources import Sources

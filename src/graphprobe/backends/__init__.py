@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graphprobe.backends.explain import ExplainWithBackend
     from graphprobe.backends.ladder import LADDER, between
-    from graphprobe.backends.registry import Backend, describe, get, names
+    from graphprobe.backends.registry import describe, get, names
+    from graphprobe.backends.table import Backend
 
 _PUBLIC = {
     "LADDER": "graphprobe.backends.ladder",
-    "Backend": "graphprobe.backends.registry",
+    "Backend": "graphprobe.backends.table",
     "ExplainWithBackend": "graphprobe.backends.explain",
     "between": "graphprobe.backends.ladder",
     "describe": "graphprobe.backends.registry",

@@ -3,55 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 
 from graphprobe.backends.calling import BackendFunction
-from graphprobe.backends.ladder import LADDER
+from graphprobe.backends.table import BACKENDS, Backend, load
 from graphprobe.errors import UsageError
 from graphprobe.internals.dynamo.torch_backends import lookup
 
 PREFIX = "graphprobe:"
 """Before a name, in `torch.compile(backend=…)`, when graphprobe is installed."""
-
-
-class Backend(msgspec.Struct, frozen=True):
-    """A debug backend.
-
-    Attributes:
-        name: the name torch's own counterpart has, where there is one.
-        proves: what is shown by a program that is right, or raises nothing, under it.
-        target: `module:name` of the function.
-        options: keyword options and what they mean.
-        factory: `module:name` of what makes a configured backend, where options are not simply passed on.
-    """
-
-    name: str
-    proves: str
-    target: str
-    options: dict[str, str] = {}
-    factory: str | None = None
-
-    @property
-    def rung(self) -> int | None:
-        """Its place on the ladder, from 0; None when it is beside it."""
-        return next((index for index, rung in enumerate(LADDER) if rung.backend == self.name), None)
-
-    @property
-    def next_rung(self) -> str | None:
-        """The rung to try when this one passes; None at the top and beside the ladder."""
-        above = LADDER[self.rung + 1 :] if self.rung is not None else ()
-        return next((rung.backend for rung in above if not rung.side), None)
-
-    @property
-    def function(self) -> BackendFunction:
-        """The backend itself: `(gm, example_inputs, **options) -> callable`. The same object every time."""
-        found: BackendFunction = _load(self.target)
-        return found
 
 
 class Configured:
@@ -72,7 +35,7 @@ class Configured:
 
 def names() -> list[str]:
     """The names of all debug backends, in the order of the documentation."""
-    return list(_known())
+    return list(BACKENDS)
 
 
 def describe(name: str) -> Backend:
@@ -81,7 +44,7 @@ def describe(name: str) -> Backend:
     Raises:
         UsageError: there is no backend of that name; the nearest names are in the hint.
     """
-    known = _known()
+    known = BACKENDS
     bare = str(name).removeprefix(PREFIX)
     if bare not in known:
         near = difflib.get_close_matches(bare, known, n=3, cutoff=0.4)
@@ -114,7 +77,7 @@ def get(name: str, **options: Any) -> Callable[..., Any]:
     if not options:
         return backend.function
     if backend.factory is not None:
-        made: Callable[..., Any] = _load(backend.factory)(**options)
+        made: Callable[..., Any] = load(backend.factory)(**options)
         return made
     return Configured(backend.name, backend.function, options)
 
@@ -127,18 +90,7 @@ def resolve(inner: str | Callable[..., Any]) -> Callable[..., Any]:
     """
     if callable(inner):
         return inner
-    ours = str(inner).removeprefix(PREFIX) in _known()
+    ours = str(inner).removeprefix(PREFIX) in BACKENDS
     if not ours and inner in torch.compiler.list_backends(exclude_tags=()):
         return lookup(inner)
     return get(inner)
-
-
-def _load(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def _known() -> dict[str, Backend]:
-    from graphprobe.backends.table import BACKENDS  # the table is made of the records above
-
-    return BACKENDS

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from graphprobe.backends.registry import Backend
+import importlib
+from typing import Any
+
+import msgspec
+
+from graphprobe.backends.calling import BackendFunction
+from graphprobe.backends.ladder import LADDER
 
 _EAGER = "graphprobe.backends.eager"
 _AOT = "graphprobe.backends.aot"
@@ -17,6 +23,48 @@ _FAULTY_OPTIONS = {
     "inner": "what compiles the graph: a name or a callable",
     "amount": "what the kind accuracy adds",
 }
+
+
+class Backend(msgspec.Struct, frozen=True):
+    """A debug backend.
+
+    Attributes:
+        name: the name torch's own counterpart has, where there is one.
+        proves: what is shown by a program that is right, or raises nothing, under it.
+        target: `module:name` of the function.
+        options: keyword options and what they mean.
+        factory: `module:name` of what makes a configured backend, where options are not simply passed on.
+    """
+
+    name: str
+    proves: str
+    target: str
+    options: dict[str, str] = {}
+    factory: str | None = None
+
+    @property
+    def rung(self) -> int | None:
+        """Its place on the ladder, from 0; None when it is beside it."""
+        return next((index for index, rung in enumerate(LADDER) if rung.backend == self.name), None)
+
+    @property
+    def next_rung(self) -> str | None:
+        """The rung to try when this one passes; None at the top and beside the ladder."""
+        above = LADDER[self.rung + 1 :] if self.rung is not None else ()
+        return next((rung.backend for rung in above if not rung.side), None)
+
+    @property
+    def function(self) -> BackendFunction:
+        """The backend itself: `(gm, example_inputs, **options) -> callable`. The same object every time."""
+        found: BackendFunction = load(self.target)
+        return found
+
+
+def load(target: str) -> Any:
+    """What `module:name` stands for."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
 
 _ALL = (
     Backend("eager", "Dynamo's capture is right.", f"{_EAGER}:eager"),

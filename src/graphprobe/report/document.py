@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from graphprobe.report.html.sources import Sources
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 Tone = Literal["bad", "warn", "good", "info"]
 
@@ -203,27 +200,6 @@ class Section:
             raise ValueError(f"the id of a section is lower-case letters, digits and -, not {self.id!r}")
         if self.view and not re.fullmatch(r"[a-z_]+", self.view):
             raise ValueError(f"the name of a view is lower-case letters and _, not {self.view!r}")
-
-
-@dataclass(frozen=True)
-class Report:
-    """All that is told of a subject.
-
-    Attributes:
-        title: of the document, such as `graphprobe: FAULT in train.py`.
-        subject: what was looked at, as the user would name it; stands above the verdict.
-        verdict: the answer.
-        sections: in order. Source snippets are appended by the page.
-        sources: the lines of code that the sections link to; None where they name none.
-        facts: label and value of what stands in the foot: versions, command line.
-    """
-
-    title: str
-    subject: str
-    verdict: Verdict
-    sections: list[Section] = field(default_factory=list)
-    sources: Sources | None = None
-    facts: list[tuple[str, str]] = field(default_factory=list)
 
 
 def plain(content: Content) -> str:

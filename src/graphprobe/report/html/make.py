@@ -11,7 +11,7 @@ from graphprobe.errors import UsageError
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
-    from graphprobe.report.document import Report
+    from graphprobe.report.html.page import Report
 
 MARKS = (b"<title>graphprobe",)
 """What every page has."""

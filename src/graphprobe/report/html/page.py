@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import IO
@@ -10,10 +11,32 @@ from typing import IO
 import msgspec
 from jinja2 import Environment, Template
 
-from graphprobe.report.document import SIGNS, Report
+from graphprobe.report.document import SIGNS, Section, Verdict
 from graphprobe.report.html.render import Html, rendered
+from graphprobe.report.html.sources import Sources
 
 _ASSETS = "assets"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is told of a subject.
+
+    Attributes:
+        title: of the document, such as `graphprobe: FAULT in train.py`.
+        subject: what was looked at, as the user would name it; stands above the verdict.
+        verdict: the answer.
+        sections: in order. Source snippets are appended by the page.
+        sources: the lines of code that the sections link to; None where they name none.
+        facts: label and value of what stands in the foot: versions, command line.
+    """
+
+    title: str
+    subject: str
+    verdict: Verdict
+    sections: list[Section] = field(default_factory=list)
+    sources: Sources | None = None
+    facts: list[tuple[str, str]] = field(default_factory=list)
 
 
 def write_page(report: Report, file: IO[str]) -> None:

@@ -20,21 +20,10 @@ from graphprobe.report.comparison import (
     titled,
     what_is_wrong,
 )
-from graphprobe.report.document import (
-    Bullets,
-    Cards,
-    Code,
-    Content,
-    Facts,
-    Jump,
-    Muted,
-    Report,
-    Section,
-    Verdict,
-    counted,
-)
+from graphprobe.report.document import Bullets, Cards, Code, Content, Facts, Jump, Muted, Section, Verdict, counted
 from graphprobe.report.html.comparison_table import comparison_sections
 from graphprobe.report.html.heat import CALLS
+from graphprobe.report.html.page import Report
 from graphprobe.report.html.render import Html, html
 from graphprobe.report.html.sources import Sources
 

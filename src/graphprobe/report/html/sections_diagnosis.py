@@ -18,13 +18,13 @@ from graphprobe.report.document import (
     Grid,
     Jump,
     Place,
-    Report,
     Section,
     Verdict,
     counted,
 )
 from graphprobe.report.html.graph_window import window_section
 from graphprobe.report.html.ladder import ladder_section
+from graphprobe.report.html.page import Report
 from graphprobe.report.html.proof import code_section, proof_section, recorded_line
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.diagnosis_file import FINDING, Diagnosed, proof_of, read_diagnosed

@@ -7,23 +7,12 @@ from pathlib import Path
 
 from graphprobe.compare.open import open_dump
 from graphprobe.records import Manifest
-from graphprobe.report.document import (
-    Bullets,
-    Code,
-    Content,
-    Excerpt,
-    Facts,
-    Jump,
-    Report,
-    Section,
-    Tone,
-    Verdict,
-    counted,
-)
+from graphprobe.report.document import Bullets, Code, Content, Excerpt, Facts, Jump, Section, Tone, Verdict, counted
 from graphprobe.report.dump_health import Health
 from graphprobe.report.html.dump_table import dump_sections
 from graphprobe.report.html.heat import CALLS
 from graphprobe.report.html.overflow import findings_section, lines_of, sentence_of
+from graphprobe.report.html.page import Report
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.api_reader import ApiDump
 from graphprobe.store.calls import CallDump

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from graphprobe.analysis.timing import Summary, summary_of
 from graphprobe.analysis.timing_records import read_profile
-from graphprobe.report.document import Report, Section, Tone, Verdict
+from graphprobe.report.document import Section, Tone, Verdict
 from graphprobe.report.html.flame import flame_section, tree_from_profile
+from graphprobe.report.html.page import Report
 from graphprobe.report.html.sources import Sources
 from graphprobe.report.profile import grids_of, head_lines
 

@@ -14,9 +14,10 @@ from graphprobe.analysis.recompiles import RecompileReport, function_name
 from graphprobe.analysis.steps import described
 from graphprobe.analysis.steps import report_from_run as steps_of
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError
-from graphprobe.report.document import Bullets, Content, Facts, Grid, Muted, Prose, Report, Section, Verdict, counted
+from graphprobe.report.document import Bullets, Content, Facts, Grid, Muted, Prose, Section, Verdict, counted
 from graphprobe.report.html.flame import Box, flame_section, largest, tree_from_steps
 from graphprobe.report.html.launches import launches_section
+from graphprobe.report.html.page import Report
 from graphprobe.report.html.passes import passes_section
 from graphprobe.report.html.run_code import code_section
 from graphprobe.report.html.run_parts import breaks_section, graphs_section, recompiles_section
