@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import graphprobe
 from conftest import Finished
 from graphprobe.cli.main import COMMANDS, main
-from graphprobe.records import Manifest, Where
+from graphprobe.records import SCHEMA_VERSION, Manifest, Where
 from graphprobe.store import layout
 from graphprobe.store.writer import RunWriter
 
@@ -131,7 +131,7 @@ def test_wrong_usage_ends_with_two_and_says_why(
 def test_a_newer_schema_cannot_be_decided(invoke: Callable[..., Result], tmp_path: Path) -> None:
     writer = record(tmp_path / "new")
     path = writer.tool_dir / layout.MANIFEST
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 7'))
+    path.write_text(path.read_text().replace(f'"schema": {SCHEMA_VERSION}', '"schema": 7'))
     result = invoke("ls", str(writer.run_dir))
     assert result.exit_code == 125
     assert "schema 7" in result.stderr
