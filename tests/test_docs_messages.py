@@ -121,7 +121,7 @@ def test_commands(run_folder: Path, slug: str) -> None:
 
 def test_schema(run_folder: Path) -> None:
     file = run_folder / "run" / "graphprobe" / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema": 3}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema": 2}))
     is_shown("schema", CliRunner().invoke(main, ["ls", "run"]).stderr)
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 2
-"""Version of the on-disk layout and of every struct below; written to each manifest. 2 added `graphs.jsonl`."""
+SCHEMA_VERSION = 1
+"""Version of the on-disk layout and of every struct below; written to each manifest."""
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A whole number as a file may have it: one that is larger is refused when the file is read."""

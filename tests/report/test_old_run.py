@@ -14,14 +14,14 @@ from graphprobe.cli.main import main
 from graphprobe.records import SCHEMA_VERSION
 from graphprobe.store.reader import Run
 
-OLD = Path(__file__).parent.parent / "data" / "run_schema_1"
+OLD = Path(__file__).parent.parent / "data" / "run_of_0_1"
 
 
 def invoke(*args: object) -> Result:
     return CliRunner().invoke(main, list(map(str, args)))
 
 
-def test_it_opens_and_is_upgraded() -> None:
+def test_it_opens() -> None:
     run = Run.open(OLD)
     assert (run.manifest.graphprobe, run.manifest.schema) == ("0.1.0", SCHEMA_VERSION)
     assert run.problems == [] and run.verify() == []

@@ -193,7 +193,7 @@ class Run:
     def graph_records(self, event: Event) -> tuple[tuple[GraphRuns, ...], GraphRecords] | None:
         """The graphs that the event's file shows, and where their nodes stand; None where the run has no records."""
         model = event.where.model
-        if model is None or event.path is None or self._schema < 2:
+        if model is None or event.path is None:
             return None
         if model not in self._graphs:
             self._graphs[model] = self._read_graphs(layout.graphs_file(model))

@@ -13,7 +13,7 @@ from graphprobe.records import SCHEMA_VERSION, Event, Manifest
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
-UPGRADES: dict[int, Upgrade] = {1: dict}
+UPGRADES: dict[int, Upgrade] = {}
 """By version: what turns a manifest of that version into one of the next."""
 
 EVENT_UPGRADES: dict[int, Upgrade] = {}
