@@ -235,6 +235,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
         notes: what could not be checked and why; of an undecided verdict the reason stands first.
         raises: the exception in which the program ends, uncompiled and compiled; empty where it returns.
         rungs: the ladder, first rung first; of a backend that is not Inductor `dynamo` and `kernels` only.
+        unfinished: the budget ended it before all was looked into.
     """
 
     verdict: Literal["fault", "healthy", "undecided"]
@@ -248,6 +249,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     raises: str = ""
     rungs: list[Rung] = []
+    unfinished: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -284,17 +286,21 @@ class ScriptDocument(msgspec.Struct, kw_only=True):
         target: the script.
         ended: how the script ended, where it did not end well; None where it did, or has not ended yet.
         diagnoses: in the order in which they were made.
+        unfinished: the script has not come to its end, or something was not looked into for want of time.
     """
 
     schema: int = SCHEMA
     target: str
     ended: str | None = None
     diagnoses: list[FunctionDiagnosis] = []
+    unfinished: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The document as plain values, each diagnosis as its own `to_json` gives it, behind its function."""
         made = [{"function": d.function} | d.to_json() for d in self.diagnoses]
-        return {"schema": self.schema, "target": self.target, "ended": self.ended, "diagnoses": made}
+        return {"schema": self.schema, "target": self.target, "ended": self.ended, "diagnoses": made} | {
+            "unfinished": self.unfinished
+        }
 
 
 def read_document(document: Any, kind: type[T]) -> T:

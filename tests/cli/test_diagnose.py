@@ -106,7 +106,7 @@ def test_healthy_callable(diagnose: Python, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.out.startswith("HEALTHY: targets.py:small:")
     document = json.loads((tmp_path / "small.json").read_text())
-    fields = "verdict seconds graphs compiles findings ruled_out latent largest_z notes raises rungs"
+    fields = "verdict seconds graphs compiles findings ruled_out latent largest_z notes raises rungs unfinished"
     assert list(document) == fields.split()
     assert msgspec.convert(document, Diagnosis).verdict == "healthy"
     states = [(rung["name"], rung["state"]) for rung in document["rungs"]]
@@ -242,7 +242,7 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "json folder": (["--json", "there/is/none.json", "targets.py:small"], ["--json there/is/none.json", "no folder"]),
     "json exists": (["--json", "targets.py", "targets.py:small"], ["--json targets.py", "exists already"]),
     "out is used": (["--out", ".", "targets.py:small"], ["--out .", "empty folder"]),
-    "budget": (["--budget", "0", "targets.py:small"], ["--budget 0"]),
+    "budget": (["--budget", "0", "targets.py:small"], ["--budget is '0'"]),
     "compiles nothing": (["quiet.py"], ["quiet.py compiled nothing: no call of torch.compile"]),
     "calls nothing": (["unused.py"], ["unused.py compiled nothing: it gave 1 functions to torch.compile"]),
     "raises first": (["broken.py"], ["broken.py compiled nothing", "NameError: name 'x'", "run it with python"]),
@@ -258,7 +258,7 @@ def test_wrong_use(case: str, diagnose: Python, tmp_path: Path) -> None:
     before = {p.name for p in tmp_path.iterdir()}
     done = diagnose(*args)
     assert done.code == 2, done.out + done.err
-    assert done.err.splitlines()[-1].startswith(("error[usage]: ", "  hint: "))
+    assert done.err.splitlines()[-1].startswith(("error[usage]: ", "error[bad-setting]: ", "  hint: "))
     for word in expected:
         assert word in done.err
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == before

@@ -41,10 +41,19 @@ def states(found: Diagnosis) -> dict[str, str]:
     return {rung.name: rung.state for rung in found.rungs}
 
 
-@pytest.fixture
-def told() -> list[str]:
+class Told(list[str]):
     """The steps in the order in which they began."""
-    return []
+
+    def append(self, step: Any) -> None:
+        """What `on_step` is called with, each second again while the step runs."""
+        if not step.seconds:
+            super().append(step)
+
+
+@pytest.fixture
+def told() -> Told:
+    """The steps in the order in which they began."""
+    return Told()
 
 
 def test_a_healthy_program_is_not_looked_into(tmp_path: Path, told: list[str]) -> None:
@@ -318,13 +327,11 @@ def test_a_program_that_raises_both_ways_is_healthy_and_says_so(tmp_path: Path) 
     assert graphprobe.diagnose(refusing, X[:3], backend="eager", out=tmp_path / "out").raises == ""
 
 
-def test_the_budget_keeps_from_looking_inside(tmp_path: Path, told: list[str]) -> None:
-    found = graphprobe.diagnose(
-        program, X, backend="eager", out=tmp_path / "out", deep=True, budget_s=1e-6, on_step=told.append
-    )
-    assert found.verdict == "healthy"
-    assert "dynamo" not in told
-    assert any(note.startswith("dynamo was not looked into") for note in found.notes)
+def test_no_budget_is_left_for_anything(tmp_path: Path, told: list[str]) -> None:
+    found = graphprobe.diagnose(program, X, backend="eager", out=tmp_path / "out", budget_s=1e-6, on_step=told.append)
+    assert (found.verdict, found.exit_code, found.unfinished) == ("undecided", 125, True)
+    assert told == ["uncompiled"]
+    assert found.notes[0].startswith("the budget of 1e-06 s is spent: whether the compiled program is right was not")
 
 
 def test_what_runs_agree_on_is_kept_once(tmp_path: Path) -> None:

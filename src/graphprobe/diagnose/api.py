@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,12 +14,19 @@ from typing import Any, Literal
 
 import torch
 
-from graphprobe.diagnose.ladder import Ladder, Limits
-from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.settings import TIMEOUT_S, Compilation
+from graphprobe.diagnose.ladder import Ladder, Limits, NamedStep
+from graphprobe.diagnose.program import Program, tensors_of
+from graphprobe.diagnose.settings import Compilation, changed_settings
+from graphprobe.engine.finished import PARENT, FinishedSteps, begun_in, is_unfinished
+from graphprobe.engine.identity import Identity, identity_of
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, LargestZ
 from graphprobe.internals.dynamo.compile_calls import Compiled, mode_names, settings_of_compiled
+from graphprobe.internals.tensors.trees import tree_leaves
+from graphprobe.judge.contents import plain_parts
+from graphprobe.probe import environment
+from graphprobe.report.progress import shown_in_notebook
+from graphprobe.settings.limits import TimeBudget, limits_from
 
 
 def diagnose(
@@ -31,10 +41,12 @@ def diagnose(
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
     between: Callable[[Any, int], Any] | None = None,
     budget_s: float | None = None,
-    timeout_s: float = TIMEOUT_S,
+    step_limit_s: float | None = None,
+    first: bool | None = None,
+    timeout_s: float | None = None,
     deep: bool = False,
     out: str | Path | None = None,
-    on_step: Callable[[str], None] | None = None,
+    on_step: Callable[[NamedStep], None] | None = None,
     **kwargs: Any,
 ) -> Diagnosis:
     """Find out whether `fn` computes the same compiled as uncompiled, and if not, which stage, pass and op is to blame.
@@ -56,11 +68,14 @@ def diagnose(
         calls: `[(args, kwargs), …]` for a sequence of calls of one compiled function. `args` and `kwargs` are then left
             out, or are the first call's.
         between: called as `between(fn, i)` before call i, i ≥ 1.
-        budget_s: no further step begins after this many seconds; what was not looked into is named in `notes`.
-        timeout_s: a compilation that takes longer, with its runs, is taken for one that never ends.
+        budget_s: seconds after which it ends, whatever runs then; the same call in a later process goes on from there.
+        step_limit_s: a compilation that takes longer, with its runs, is taken for one that never ends; by default 600.
+            Its old name, `timeout_s`, goes in 0.4.
+        first: stop at the first rung that is wrong, and at the first fault on it.
         deep: look into a program that is right, too; what disagrees inside is told as `latent`.
         out: folder for the dossiers; by default a new one under `graphprobe-diagnosis`.
-        on_step: called with the name of each step before it begins: "uncompiled", "plain", "float64", then the rungs.
+        on_step: called with the name of each step when it begins, "uncompiled", "plain", "float64", then the rungs,
+            and each second while it runs. The name is a `str` with `seconds` and `doing`, what it does right now.
 
     Returns:
         the Diagnosis.
@@ -68,10 +83,89 @@ def diagnose(
     Raises:
         UsageError: an argument is not of the kind named above.
     """
-    asked = Asked(backend, dynamic, mode, options, fullgraph)
+    step_limit_s = step_limit_s if timeout_s is None else _by_its_old_name(timeout_s)
+    found = _checked_limits({"budget_s": budget_s, "step_limit_s": step_limit_s, "first": first})
+    asked, limits = Asked(backend, dynamic, mode, options, fullgraph), _limits_of(found, deep)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
-    compilation = replace(compilation, timeout_s=timeout_s)
-    return Ladder(program, compilation, Limits(budget_s, deep), on_step).climb()
+    with shown_in_notebook(on_step) as shown:
+        return climbed(program, with_limits(compilation, found), limits, on_step=shown, default=out is None)
+
+
+def _by_its_old_name(timeout_s: float) -> float:
+    text = "diagnose(timeout_s=…) is called step_limit_s now; the old name goes in 0.4"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return timeout_s
+
+
+def _limits_of(found: Mapping[str, Any], deep: bool) -> Limits:
+    return Limits(TimeBudget(found.get("budget_s")), deep, found.get("first", False))
+
+
+def _checked_limits(given: Mapping[str, object]) -> dict[str, Any]:
+    return limits_from(given, os.environ, called=lambda name: f"diagnose({name}=…)")
+
+
+def with_limits(compilation: Compilation, found: Mapping[str, Any]) -> Compilation:
+    """The same with the limits that were asked for, as `limits_from` gives them."""
+    limit, first = found.get("step_limit_s", compilation.timeout_s), found.get("first", False)
+    return replace(compilation, timeout_s=limit, first=first)
+
+
+def climbed(
+    program: Program,
+    compilation: Compilation,
+    limits: Limits,
+    *,
+    on_step: Callable[[NamedStep], None] | None = None,
+    default: bool = False,
+    part: bool = False,
+) -> Diagnosis:
+    """The diagnosis of a program, with the steps that an earlier process has finished.
+
+    Args:
+        default: nobody has named the folder, so that one which such a process has left is as good.
+        part: others of the same command may follow, so that what it came to is kept.
+    """
+    identity = identity_of_program(program, compilation, limits)
+    begun = begun_in(compilation.folder.parent, identity) if default else None
+    if begun is not None:
+        compilation = replace(compilation, folder=begun)
+    kept = FinishedSteps(compilation.folder, identity)
+    try:
+        known = kept.diagnosis()
+        if known is not None:
+            return known
+        with kept.as_begun():
+            result = Ladder(program, compilation, limits, on_step, kept).climb()
+        if not result.unfinished:
+            kept.done(result if part else None)
+        return result
+    finally:
+        kept.leave()
+
+
+def identity_of_program(program: Program, compilation: Compilation, limits: Limits) -> Identity | None:
+    """What decides the outcomes of all steps; None where it could not be told from another program."""
+    leaves = [leaf for call in program.calls for leaf in tree_leaves(call)]
+    plain = [leaf if isinstance(leaf, (bool, int, float, complex, str)) else type(leaf).__qualname__ for leaf in leaves]
+    backend = compilation.backend
+    facts = {
+        "leaves": plain,
+        "backend": backend if isinstance(backend, str) else [getattr(backend, "__qualname__", type(backend).__name__)],
+        "bound": _without_addresses(getattr(backend, "kwargs", None)),
+        "compilation": [compilation.dynamic, compilation.fullgraph, compilation.timeout_s, compilation.first],
+        "settings": _without_addresses(changed_settings().with_inductor(compilation.inductor_settings)),
+        "grad": program.grad,
+        "between": program.between is not None,
+        "deep": limits.deep,
+        "rank": environment.rank(),
+    }
+    values = [part for t in [*tensors_of(list(program.calls)), *program.state()] for part in plain_parts(t)]
+    return identity_of(facts, values, program.fn)
+
+
+def _without_addresses(settings: Any) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(settings))
 
 
 @dataclass(frozen=True)
@@ -133,8 +227,8 @@ def prepared(
         raise UsageError(f"diagnose(grad={grad!r}): it takes True, False or 'auto'")
     asked.check()
     listed = [(args, kwargs)] if calls is None else _checked_calls(calls)
-    folder = Path(out) if out is not None else _new_folder()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    folder = Path(out) if out is not None else new_folder_for_proofs()
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not is_unfinished(folder))):
         raise UsageError(f"diagnose(out={str(folder)!r}): it exists and is not an empty folder")
     compiled = asked.over(settings_of_compiled(fn))
     program = Program(compiled.fn, listed, between, grad=False if grad is False else None)
@@ -179,9 +273,10 @@ def _checked_calls(calls: Any) -> list[tuple[Sequence[Any], Mapping[str, Any]]]:
     return listed
 
 
-def _new_folder() -> Path:
+def new_folder_for_proofs() -> Path:
+    """One that nobody has named, and that is not there yet."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    return Path("graphprobe-diagnosis").resolve() / stamp
+    return Path(PARENT).resolve() / stamp
 
 
 __all__ = ["Diagnosis", "Finding", "LargestZ", "diagnose"]

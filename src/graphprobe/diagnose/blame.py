@@ -17,6 +17,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.doing import doing
 from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import op_of
@@ -86,6 +87,7 @@ def _search(
         reference = reference_of(case)
     except Exception:  # a node that cannot run by itself
         return _halves(graph, nodes, values, stage, compilation, grad)
+    doing(f"{len(nodes)} ops, each by itself, from {op_of(nodes[0])} on")
     outcome = isolated(lambda: _run(case, stage, compilation), timeout_s=compilation.timeout_s)
     if outcome.died or outcome.raised is not None:
         if len(nodes) > 1:

@@ -12,6 +12,7 @@ from torch.fx import Node
 from graphprobe.diagnose.local import LocalError, comparable, local_error
 from graphprobe.diagnose.rungs import StageGraph
 from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.doing import doing
 from graphprobe.engine.interpret import copied, flat_outputs, run_graph
 from graphprobe.engine.naming import op_of
 from graphprobe.internals.aot.backends import inductor_decompositions
@@ -31,8 +32,11 @@ def check_decompositions(
     checked = 0
     largest: tuple[str | None, float] = (None, 0.0)
 
+    numbers = {node: number for number, node in enumerate(graph.graph.graph.nodes, 1)}
+
     def watch(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal checked, largest
+        doing(f"{graph.direction}, op {numbers[node]} of {len(numbers)}")
         decomposition = table.get(node.target)
         if decomposition is None or not comparable(op_of(node)):
             return

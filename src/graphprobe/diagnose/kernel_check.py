@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from graphprobe.diagnose.local import Expectation, LocalError, comparable, local_error
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.doing import doing
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
 from graphprobe.engine.naming import op_of, source_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
@@ -90,7 +91,8 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
         names = [n.name if isinstance(n, Node) else None for n in _returned(compiled.final)]
         given = compiled.values[call][len(compiled.shown) :]
         shown |= {name: v for name, v in zip(names, given, strict=False) if name is not None and name not in shown}
-    for name, got in shown.items():
+    for number, (name, got) in enumerate(shown.items(), 1):
+        doing(f"{compiled.direction}, op {number} of {len(shown)}")
         node = nodes[name]
         if node.op != "call_function" or not _worth_checking(node):
             continue

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -19,9 +21,11 @@ from graphprobe.diagnose.exceptions import Origin, origin_of_stack
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.references import T, measure
 from graphprobe.diagnose.rungs import RungReport
-from graphprobe.diagnose.settings import TIMEOUT_S, Compilation
+from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.unexplained import findings_for
 from graphprobe.diagnose.whole_proof import NUMBERS, prove_by_program
+from graphprobe.engine.doing import Board, told_on
+from graphprobe.engine.finished import FinishedSteps
 from graphprobe.engine.isolate import Outcome, Raised, isolated
 from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, Rung, kind_of_death, told_more
@@ -31,6 +35,7 @@ from graphprobe.judge.judging import COMPILING, Difference, Reference, compare, 
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.refusals import refusal_of, user_line
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
+from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
 
 log = logging.getLogger(__name__)
 
@@ -75,17 +80,50 @@ ONE_THREAD = (
 """Of a healthy verdict for kernels on CPU: the number of threads is part of the code that Inductor writes."""
 
 
+GOES_ON = "the same command goes on from there"
+"""Behind what the budget has ended, where that is so."""
+
+STOOD = re.compile(r" It stood( in .+?)\.$")
+"""The place in the words for a step that was ended."""
+
+PROOF_S = 3600.0
+"""What the program as its own proof may take: several processes, each with a limit of its own."""
+
+TOLD_EVERY_S = 1.0
+"""How often it is told what a step is doing."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """How far a diagnosis goes.
 
     Attributes:
-        budget_s: no further step begins after so many seconds; None: no limit.
+        budget: what is left of the time for all steps.
         deep: look into a program that is right, too.
+        first: stop at the first rung that is wrong, and at the first fault on it.
     """
 
-    budget_s: float | None = None
+    budget: TimeBudget = field(default_factory=lambda: TimeBudget(None))
     deep: bool = False
+    first: bool = False
+
+
+class NamedStep(str):
+    """The name of a step, and how far it is.
+
+    Attributes:
+        seconds: since it began; 0 when it begins.
+        doing: what it does right now, e.g. `op 34 of 512`; empty where it does not say.
+    """
+
+    seconds: float
+    doing: str
+
+    def __new__(cls, name: str, seconds: float = 0.0, doing: str = "") -> NamedStep:
+        """The three together."""
+        made = super().__new__(cls, name)
+        made.seconds, made.doing = seconds, doing
+        return made
 
 
 class Ladder:
@@ -104,11 +142,13 @@ class Ladder:
         program: Program,
         compilation: Compilation,
         limits: Limits,
-        on_step: Callable[[str], None] | None = None,
+        on_step: Callable[[NamedStep], None] | None = None,
+        kept: FinishedSteps | None = None,
     ) -> None:
-        self.file = ValueFile()
+        self._kept = kept or FinishedSteps(compilation.folder, None)
+        self.file = ValueFile(self._kept.values_file)
         self.program, self.compilation, self.limits = replace(program, file=self.file), compilation, limits
-        self.on_step = on_step or (lambda name: None)
+        self._tell, self._name, self._began, self._board = on_step or (lambda step: None), "", 0.0, Board()
         self.started = time.monotonic()
         self.result = Diagnosis(verdict="undecided")
         self.failing: dict[RungName, list[Difference]] = {}
@@ -121,6 +161,7 @@ class Ladder:
         self.longest_s = 0.0  # of the steps so far that ended
         self.hangs = False
         self._measured = False
+        self._late = ""  # what the budget has ended first, in words
 
     def climb(self) -> Diagnosis:
         """Run the program as its user does, look into it where that differs, and say what was found."""
@@ -131,12 +172,16 @@ class Ladder:
         after_fork.preload()  # once here, not in each child
         self.reference = self._uncompiled()
         if self.reference is not None:
-            self._rung(self.top, partial(steps.plain, self.program, self.compilation))
+            with self.in_time("whether the compiled program is right"):
+                self._rung(self.top, partial(steps.plain, self.program, self.compilation))
             self._settle()
             names = RUNGS if self.compilation.is_inductor else ("dynamo", "kernels")
             self.result.rungs = [self._shown(name) for name in names]
             for finding in self.result.findings:
                 complete_dossier(finding, self.result.rungs, self.compilation.backend_name)
+        if self.result.verdict == "undecided" and self._late:  # the reason stands first
+            self.result.notes.remove(self._late)
+            self.result.notes.insert(0, self._late)
         if ranks > 1:
             self.result.notes.append(ALONE.format(ranks=ranks))
         self.result.seconds = round(time.monotonic() - self.started, 2)
@@ -148,42 +193,90 @@ class Ladder:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def step(self, step: Callable[[], Any], *, compilations: int = 1) -> Outcome:
-        """Run a step in a child process; one that makes several compilations gets the time of so many that hang."""
-        limit = self.compilation.timeout_s
-        limit = max(TIMEOUT_S, compilations * limit) if compilations > 1 and self.hangs else limit
-        outcome = isolated(step, timeout_s=limit, look=origin_of_stack)
+    def on_step(self, name: str) -> None:
+        """Tell that a step begins, which is told again each second while it runs."""
+        self._name, self._began = name, time.monotonic()
+        self._board.write("")
+        self._tell(NamedStep(name))
+
+    def step(self, step: Callable[[], Any], *, compilations: int = 1, least_s: float = 0.0) -> Outcome:
+        """Run a step in a child process, or take what became of it in an earlier process that was ended.
+
+        One that makes several compilations gets the time of so many that hang, and `least_s` in any case.
+
+        Raises:
+            NoTimeLeft: the time for all steps is, and this one was not begun or was ended.
+        """
+        named = getattr(step, "func", step)
+        label = f"{self._name}: {getattr(named, '__qualname__', type(named).__name__)}"
+        outcome = self._kept.outcome(label)
+        if outcome is None:
+            outcome = self._run(step, compilations, least_s)
+            self._kept.keep(label, outcome)
+            log.info("%s: %.1f s", label, outcome.seconds)
         if outcome.timed_out:  # it hangs: nobody waits as long for each of its parts
             enough = max(HANG_LEAST_S, HANG_FACTOR * self.longest_s)
             self.compilation = replace(self.compilation, timeout_s=min(self.compilation.timeout_s, enough))
             self.hangs = True
         else:
             self.longest_s = max(self.longest_s, outcome.seconds)
-        named = getattr(step, "func", step)
-        log.info("%s: %.1f s", getattr(named, "__qualname__", type(named).__name__), outcome.seconds)
         return outcome
 
-    def is_late(self, what: str) -> bool:
-        """Whether the budget is spent; `what` is then not done, and the notes say so."""
-        budget_s = self.limits.budget_s
-        if budget_s is None or time.monotonic() - self.started < budget_s:
-            return False
-        self.result.notes.append(f"{what} was not looked into: the budget of {budget_s:g} s is spent")
-        return True
+    def _run(self, step: Callable[[], Any], compilations: int, least_s: float) -> Outcome:
+        """Run a step in a child process, for as long as it may."""
+        budget, limit = self.limits.budget, self.compilation.timeout_s
+        limit = max(STEP_LIMIT_S, compilations * limit) if compilations > 1 and self.hangs else limit
+        limit = max(least_s, limit)
+        budget.check()
+        left, last = budget.left_s, time.monotonic()
+
+        def wait() -> None:
+            nonlocal last
+            if time.monotonic() - last >= TOLD_EVERY_S:
+                last = time.monotonic()
+                self._tell(NamedStep(self._name, last - self._began, self._board.read()))
+
+        with told_on(self._board):
+            outcome = isolated(step, timeout_s=min(limit, left), look=origin_of_stack, wait=wait)
+        if outcome.timed_out and left <= limit:  # it had its share of the time, which is not to say that it hangs
+            self._kept.sweep()
+            where = STOOD.search(outcome.end)
+            detail = f"the last {left:.0f} s in the step {self._name}{where[1] if where else ''}"
+            raise NoTimeLeft(budget.told, detail)
+        return outcome
+
+    @contextlib.contextmanager
+    def in_time(self, what: str) -> Iterator[None]:
+        """Leave the block where the budget is spent; the notes then say that `what` was not found out."""
+        try:
+            yield
+        except NoTimeLeft as spent:
+            self.late(what, spent)
+
+    def late(self, what: str, spent: NoTimeLeft) -> None:
+        """Note what the budget has ended."""
+        self.result.unfinished = True
+        told, *detail = spent.args
+        note = "; ".join([f"{told}: {what} was not found out", *detail, *([GOES_ON] if self._kept.active else [])])
+        self._late = self._late or note
+        self.result.notes.append(note)
 
     def _uncompiled(self) -> Reference | None:
         self.on_step("uncompiled")
         reports: list[steps.EagerReport] = []
         runs: list[list[Observation]] = []
-        for again in (False, True):
-            outcome = self.step(partial(steps.eager, self.program, unlike=again))
-            if outcome.died or outcome.raised is not None:
-                why = outcome.raised.message if outcome.raised is not None else f"{outcome.end}"
-                self.result.notes.append(f"the uncompiled program cannot be run: {why}")
-                return None
-            reports.append(msgspec.convert(outcome.value, steps.EagerReport))
-            self.file.learn(reports[-1].before[1])
-            runs.append(self._read(reports[-1].calls))
+        with self.in_time("whether the compiled program is right"):
+            for again in (False, True):
+                outcome = self.step(partial(steps.eager, self.program, unlike=again))
+                if outcome.died or outcome.raised is not None:
+                    why = outcome.raised.message if outcome.raised is not None else f"{outcome.end}"
+                    self.result.notes.append(f"the uncompiled program cannot be run: {why}")
+                    return None
+                reports.append(msgspec.convert(outcome.value, steps.EagerReport))
+                self.file.learn(reports[-1].before[1])
+                runs.append(self._read(reports[-1].calls))
+        if self.result.unfinished:
+            return None
         before = restored(*reports[0].before)
         values = chain(before[0], *(part for call in runs[0] for part in (call.outputs, call.inputs)))
         roundoff = roundoff_of(values)
@@ -210,7 +303,8 @@ class Ladder:
             outcome = self.step(lambda: step(self.program))  # in a child: it changes parameters in place
             return None if outcome.value is None else msgspec.convert(outcome.value, kind)
 
-        self.result.notes += measure(reference, run)
+        with self.in_time("how far rounding may take the results"):
+            self.result.notes += measure(reference, run)
 
     def compared(self, report: RungReport, *, better: list[Difference] | None = None) -> list[Difference]:
         """What differs in a rung's calls; noise is measured only where something does. `better` as for `compare`."""
@@ -219,6 +313,9 @@ class Ladder:
         if identical(self.reference, calls):
             return []
         self._measure_noise(self.reference)
+        with self.in_time("how far more roundings may take the results"):
+            return compare(self.reference, calls, better=better)
+        self.reference.more = None
         return compare(self.reference, calls, better=better)
 
     def differences(self, report: RungReport) -> list[Difference]:
@@ -270,9 +367,16 @@ class Ladder:
                 ("passes", partial(steps.passes, self.program, self.compilation)),
                 ("kernels", self._kernels),
             ]
-        for name, step in listed:
-            if not self.is_late(name):
-                self._rung(name, step)
+        late = [name for name, _ in listed]
+        try:
+            while late and not (self.limits.first and self._lower_is_wrong()):
+                self._rung(late[0], dict(listed)[late[0]])
+                late.pop(0)
+        except NoTimeLeft as spent:
+            self.late(f"what is wrong on the rungs {', '.join(late)}", spent)
+
+    def _lower_is_wrong(self) -> bool:
+        return any(state == "wrong" for name, state in self.states().items() if name != self.top)
 
     def _kernels(self, *, expose: bool = True) -> RungReport:
         accused = bool(self.result.findings)
@@ -282,7 +386,7 @@ class Ladder:
         """Leave the accused passes out and look again: is the program right then, or does another do the same?"""
         accused: set[tuple[str, str | None]] = {(f.stage, f.pass_) for f in findings if f.pass_}
         latest = list(findings)
-        while accused and latest and not self.is_late("what the passes do without the accused ones"):
+        while accused and latest:
             skip = [(stage, name) for stage, name in accused if name]
             outcome = self.step(partial(steps.passes, self.program, self.compilation, skip=skip))
             if outcome.died or outcome.raised is not None:
@@ -300,7 +404,12 @@ class Ladder:
     def _settle(self) -> None:
         user = state_of(self.failing.get(self.top))
         refusal = self._refusal()
-        excess = refusal is None and self._is_excess(user)
+        excess = False
+        try:
+            excess = refusal is None and self._is_excess(user)
+        except NoTimeLeft as spent:
+            self.late("whether kernels only keep narrow values wider", spent)
+            user = "unsure" if user == "wrong" else user
         self.result.verdict = verdict_of(user, refused=refusal is not None, excess=excess)
         if self.result.verdict == "healthy" and self.result.graphs == 0 and not self._raises():
             reasons = self.reports[self.top].given_up if self.top in self.reports else []
@@ -314,7 +423,7 @@ class Ladder:
             self.result.findings.append(refusal)
             self.result.notes.insert(0, refusal.reason)
             return
-        if self.result.verdict != "healthy" or self.limits.deep:
+        if not self.result.unfinished and (self.result.verdict != "healthy" or self.limits.deep):
             self._climb_rungs()
         if self.result.verdict == "fault":
             self._accuse()
@@ -338,13 +447,25 @@ class Ladder:
             self.result.findings += findings_for(self, first, certain)
         for finding in self.result.findings:
             finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
-        if not any(f.proof for f in self.result.findings) and not self.is_late("the program as a proof"):
-            self.on_step("proof")
-            where = next((d.where for d in certain), "")
-            prove_by_program(self.program, self.compilation, self.result.findings[0], where=where)
-        if not any(f.proof for f in self.result.findings):
-            self._repeat()
+        with self.in_time("whether the program fails by itself"):
+            if not any(f.proof for f in self.result.findings):
+                self._prove_by_program(next((d.where for d in certain), ""))
+            if not any(f.proof for f in self.result.findings):
+                self._repeat()
         self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
+
+    def _prove_by_program(self, where: str) -> None:
+        """The first finding with the program as its proof, in a child process, which can be ended."""
+        self.on_step("proof")
+        finding = self.result.findings[0]
+        outcome = self.step(
+            partial(prove_by_program, self.program, self.compilation, finding, where=where), least_s=PROOF_S
+        )
+        if outcome.died or outcome.raised is not None:
+            why = outcome.raised.line if outcome.raised is not None else outcome.end
+            finding.reason = told_more(finding.reason, f"The program could not be written down as a repro: {why}.")
+            return
+        self.result.findings[0] = msgspec.convert(outcome.value, Finding)
 
     def _repeat(self) -> None:
         """How often the program itself fails, where nothing else does; what never fails again is no fault."""
@@ -372,7 +493,7 @@ class Ladder:
         """What a reader of the verdict has to be told first."""
         assert self.reference is not None
         found = self.failing.get(self.top, [])
-        if user == "not_run":
+        if user == "not_run" and not self._late:
             why = self.result.notes.pop() if self.result.notes else "no reason was told"
             self.result.notes.insert(0, f"the compiled program itself was not run: {why}")
         if self.result.verdict == "undecided":
@@ -419,7 +540,7 @@ class Ladder:
         """Whether all that differs is gone once kernels round narrow values as eager does."""
         narrow = self.reference is not None and bool(self.reference.rounded) and self.compilation.is_inductor
         differs = user in ("wrong", "unsure") or bool(self.better.get(self.top))
-        if not narrow or not differs or "crash" in self._kinds() or self.is_late("excess precision"):
+        if not narrow or not differs or "crash" in self._kinds():
             return False
         self.on_step("rounded")
         rounding = self.compilation.with_setting(ROUNDING, True)
@@ -435,8 +556,9 @@ class Ladder:
     def _excess_note(self) -> str:
         """Which op keeps a narrow value wider, where, and what makes it round."""
         report = self.reports.get("kernels")
-        if report is None and (looked := self.step(self._kernels).value) is not None:
-            report = msgspec.convert(looked, RungReport)
+        with self.in_time("which op keeps a narrow value wider"):
+            if report is None and (looked := self.step(self._kernels).value) is not None:
+                report = msgspec.convert(looked, RungReport)
         places = [*report.wider, *report.suspected] if report is not None else []
         shown = [*self.failing.get(self.top, ()), *self.better.get(self.top, ())]
         first = next((p for p in places if p.op), None)

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.local import LocalError, comparable, local_error
 from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.doing import doing
 from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
 from graphprobe.engine.naming import name_of, op_of
 from graphprobe.engine.reference import is_noisy
@@ -61,7 +62,8 @@ def analyse(log: PassLog, inputs: Sequence[Any], direction: str) -> Step:
     last_run = run_graph(last.graph, inputs)
     if _compare(base.graph, base_run, last_run, inputs).answer != "worse" and last_run.failed is None:
         return Step([], last_run, [snapshot.name for snapshot in log.snapshots[1:]])
-    for snapshot in log.snapshots[1:]:
+    for number, snapshot in enumerate(log.snapshots[1:], 1):
+        doing(f"{direction}, pass {number} of {len(log.snapshots) - 1}")
         run = run_graph(snapshot.graph, inputs)
         error = _compare(base.graph, base_run, run, inputs)
         if error.answer != "worse":

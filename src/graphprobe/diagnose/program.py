@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from graphprobe.engine.accumulation import rough_sums
+from graphprobe.engine.doing import doing
 from graphprobe.engine.reference import InFloat64, is_noisy
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, untouched
@@ -87,6 +88,8 @@ class Program:
         """The calls one by one, each with the exception that ended it."""
         function = make(self.fn)
         for i, (args, kwargs) in enumerate(self.calls):
+            if len(self.calls) > 1:
+                doing(f"call {i + 1} of {len(self.calls)}")
             if i and self.between is not None:
                 self.between(self.fn, i)
             yield self._call(function, args, kwargs)

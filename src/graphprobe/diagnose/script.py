@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, flattened, mapped
-from graphprobe.probe import script
+from graphprobe.probe import environment, script
+from graphprobe.settings.limits import TimeBudget
 
 if TYPE_CHECKING:
     import torch
+
+    from graphprobe.diagnose.api import Asked
+    from graphprobe.diagnose.ladder import NamedStep
+    from graphprobe.engine.finished import FinishedSteps
 
 MOST = 3
 """Sequences of calls that are diagnosed for one function."""
@@ -31,8 +36,9 @@ class Options:
     Attributes:
         backend, dynamic: in the place of what the script gives to `torch.compile`, for the script's own calls too.
         grad: "auto": with gradients where they are on at the call.
-        budget_s: for one diagnosis.
-        timeout_s: for one compilation with its runs; None: as `diagnose` has it.
+        budget: of time, for all diagnoses together.
+        step_limit_s: for one compilation with its runs; None: as `diagnose` has it.
+        first: end at the first fault.
         out: folder that gets one folder for each diagnosis.
         deep: look into functions that are right, too.
     """
@@ -40,19 +46,38 @@ class Options:
     backend: str | None = None
     dynamic: bool | None = None
     grad: bool | Literal["auto"] = "auto"
-    budget_s: float | None = None
+    budget: TimeBudget = field(default_factory=lambda: TimeBudget(None))
     out: Path | None = None
     deep: bool = False
-    timeout_s: float | None = None
+    step_limit_s: float | None = None
+    first: bool = False
 
     def overrides(self) -> dict[str, Any]:
         """The arguments of `torch.compile` that are replaced."""
         return {k: v for k, v in (("backend", self.backend), ("dynamic", self.dynamic)) if v is not None}
 
-    def limits(self) -> dict[str, Any]:
-        """The arguments of `diagnose` that say how far it goes."""
-        limits: dict[str, Any] = {"budget_s": self.budget_s, "deep": self.deep}
-        return limits if self.timeout_s is None else {**limits, "timeout_s": self.timeout_s}
+    def diagnosis(
+        self,
+        fn: Any,
+        asked: Asked,
+        calls: list[tuple[Any, Mapping[str, Any]]],
+        *,
+        out: Path | None,
+        part: bool = False,
+        on_step: Callable[[NamedStep], None] | None = None,
+    ) -> Diagnosis:
+        """The diagnosis of calls of one function, as far as these options let it go."""
+        import torch
+
+        from graphprobe.diagnose.api import climbed, prepared, with_limits
+        from graphprobe.diagnose.ladder import Limits
+
+        grad = self.grad if torch.is_grad_enabled() else False
+        program, compilation = prepared(fn, (), {}, asked, grad=grad, calls=calls, out=out)
+        step_limit = {} if self.step_limit_s is None else {"step_limit_s": self.step_limit_s}
+        compilation = with_limits(compilation, {"first": self.first, **step_limit})
+        limits = Limits(self.budget, self.deep, self.first)
+        return climbed(program, compilation, limits, on_step=on_step, default=out is None, part=part)
 
 
 @dataclass(frozen=True)
@@ -62,10 +87,12 @@ class Ended:
     Attributes:
         diagnoses: name and diagnosis, in the order in which they were made.
         problem: what ended the script, one sentence; None where it ended well.
+        unfinished: the same command has something left to do.
     """
 
     diagnoses: list[tuple[str, Diagnosis]]
     problem: str | None = None
+    unfinished: bool = False
 
 
 def diagnose_script(path: str, argv: Sequence[str] = (), **options: Any) -> list[tuple[str, Diagnosis]]:
@@ -91,32 +118,39 @@ def run_diagnosed(
     options: Options,
     *,
     on_start: Callable[[str], None] = lambda name: None,
-    on_step: Callable[[str], None] | None = None,
+    on_step: Callable[[NamedStep], None] | None = None,
     on_diagnosis: Callable[[str, Diagnosis], None] = lambda name, diagnosis: None,
 ) -> Ended:
     """As `diagnose_script`, and tell of each diagnosis as soon as it is made, for the script may crash afterwards.
+
+    The script is ended once the budget is spent, or at the first fault if that is asked for.
 
     An exception that the script does not catch is printed as python would.
     """
     program = script.Program("script", path, tuple(argv))
     script.check(program)
-    watcher = _Watcher(options, on_start, on_step, on_diagnosis)
+    watcher = _Watcher(options, on_start, on_step, on_diagnosis, program)
     calls = CompileCalls(watcher.before, overrides=options.overrides())
     calls.install()
     try:
         ended = script.run(program)
     finally:
         calls.remove()
-    problem = None
-    if ended.error is not None:
+    problem = watcher.stopped
+    if problem is not None:
+        problem = f"the script was ended: {problem}"
+    elif ended.error is not None:
         problem = f"the script was ended by {ended.error.splitlines()[0]}"
     elif ended.code != 0:
         problem = f"the script ended with exit code {ended.code}"
-    if not watcher.diagnoses and ended.error is not None and ended.code > script.INTERRUPTED:
+    interrupted = ended.error is not None and ended.code > script.INTERRUPTED
+    unfinished = interrupted or any(diagnosis.unfinished for _, diagnosis in watcher.diagnoses)
+    watcher.end(unfinished=unfinished)
+    if not watcher.diagnoses and interrupted:
         raise KeyboardInterrupt
     if not watcher.diagnoses:
         raise _nothing(path, len(calls.compiled), problem)
-    return Ended(watcher.diagnoses, problem)
+    return Ended(watcher.diagnoses, problem, unfinished)
 
 
 def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
@@ -138,18 +172,31 @@ class _Past:
     kept: list[tuple[Any, tuple[Any, Mapping[str, Any]]]] = field(default_factory=list)
 
 
+class ScriptStopped(SystemExit):
+    """Ends a script of which no more is to be diagnosed."""
+
+
 class _Watcher:
-    """Decides which calls are diagnosed, and diagnoses them."""
+    """Decides which calls are diagnosed, and diagnoses them.
+
+    Attributes:
+        stopped: why the script goes on no further; None while it does.
+    """
 
     def __init__(
         self,
         options: Options,
-        on_start: Callable[[str], None],
-        on_step: Callable[[str], None] | None,
-        on_diagnosis: Callable[[str, Diagnosis], None],
+        on_start: Callable[[str], None] = lambda name: None,
+        on_step: Callable[[NamedStep], None] | None = None,
+        on_diagnosis: Callable[[str, Diagnosis], None] = lambda name, diagnosis: None,
+        program: script.Program | None = None,
     ) -> None:
+        """`program`: the script, which may be ended; None: somebody else's program, which goes on in any case."""
         self.options, self.on_start, self.on_step, self.on_diagnosis = options, on_start, on_step, on_diagnosis
         self.diagnoses: list[tuple[str, Diagnosis]] = []
+        self.stopped: str | None = None
+        self._program = program
+        self._whole: FinishedSteps | None = None
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Diagnose a call with a new signature; after a crash the script gets the function uncompiled."""
@@ -157,9 +204,15 @@ class _Watcher:
         past.calls += 1
         mode = mode_of(compiled.fn, args)
         signature = (mode, signature_of(args, kwargs))
-        if len(past.seen) >= MOST or signature in past.seen:
-            return
-        past.seen.add(signature)
+        if self.stopped is None and len(past.seen) < MOST and signature not in past.seen:
+            past.seen.add(signature)
+            self._look_at(compiled, past, mode, args, kwargs)
+        if self.stopped is not None:
+            raise ScriptStopped(0)
+
+    def _look_at(
+        self, compiled: Compiled, past: _Past, mode: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         name = past.name if past.calls == 1 else f"{past.name}, call {past.calls}"
         self.on_start(name)
         try:
@@ -175,37 +228,55 @@ class _Watcher:
             diagnosis.notes.append("the script went on with the uncompiled function")
         self.diagnoses.append((name, diagnosis))
         self.on_diagnosis(name, diagnosis)
+        if self._program is not None and not self.options.budget.left_s:
+            self.stopped = self.options.budget.told
+        elif self._program is not None and self.options.first and diagnosis.verdict == "fault":
+            self.stopped = "there is a first fault"
 
     def _diagnose(self, compiled: Compiled, name: str, calls: list[tuple[Any, Mapping[str, Any]]]) -> Diagnosis:
-        import torch
+        from graphprobe.diagnose.api import Asked
 
-        from graphprobe.diagnose.api import diagnose
-
-        out = None
-        if self.options.out is not None:
-            short = "".join(c if c.isalnum() else "-" for c in name.partition(" ")[0]).strip("-")
-            out = self.options.out / f"{len(self.diagnoses)}-{short}"
-        grad = self.options.grad
-        if not torch.is_grad_enabled():
-            grad = False
-        return diagnose(
+        short = "".join(c if c.isalnum() else "-" for c in name.partition(" ")[0]).strip("-")
+        folder = self._folder()
+        asked = Asked(compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph)
+        return self.options.diagnosis(
             compiled.fn,
-            backend=compiled.backend,
-            dynamic=compiled.dynamic,
-            mode=compiled.mode,
-            options=compiled.options,
-            fullgraph=compiled.fullgraph,
-            grad=grad,
-            calls=calls,
-            **self.options.limits(),
-            out=out,
+            asked,
+            calls,
+            out=None if folder is None else folder / f"{len(self.diagnoses)}-{short}",
+            part=self._whole is not None,
             on_step=self.on_step,
         )
+
+    def _folder(self) -> Path | None:
+        """Where the folder of each diagnosis goes: that of an earlier process that ran the same, if there is one."""
+        if self._program is None or self._whole is not None:
+            return self.options.out if self._whole is None else self._whole.folder
+        from graphprobe.diagnose.api import new_folder_for_proofs
+        from graphprobe.engine.finished import FinishedSteps, begun_in
+        from graphprobe.engine.identity import command_identity, digest_of_file
+
+        options = self.options
+        asked = [options.backend, options.dynamic, options.grad, options.deep, options.step_limit_s, options.first]
+        script_text = digest_of_file(self._program.target)
+        facts = {"script": [self._program.target, script_text], "arguments": self._program.arguments, "options": asked}
+        identity = command_identity(facts | {"rank": environment.rank()})
+        new = options.out or new_folder_for_proofs()
+        begun = begun_in(new.parent, identity) if options.out is None else None
+        self._whole = FinishedSteps(begun or new, identity)
+        return self._whole.folder
+
+    def end(self, *, unfinished: bool) -> None:
+        """The script has ended; what would serve a later process goes, unless that has something to do."""
+        if self._whole is not None and unfinished:
+            self._whole.leave()
+        elif self._whole is not None:
+            self._whole.done()
 
 
 def watcher_of(options: Options) -> _Watcher:
     """What diagnoses the calls of `CompileCalls`, for somebody who runs the program: `before`, and `diagnoses`."""
-    return _Watcher(options, lambda name: None, None, lambda name, diagnosis: None)
+    return _Watcher(options)
 
 
 def name_of(fn: Any) -> str:

@@ -14,12 +14,10 @@ from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_ho
 from graphprobe.diagnose.program_text.values import Unwritable
 from graphprobe.internals.dynamo.program_backends import registered
 from graphprobe.internals.require import require
+from graphprobe.settings.limits import STEP_LIMIT_S
 
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})
 """Changed by this package in its child processes, or without influence on results."""
-
-TIMEOUT_S = 600.0
-"""What one compilation with its runs may take, unless somebody says otherwise."""
 
 PACKAGES = ("inductor", "functorch", "dynamo")
 
@@ -34,6 +32,7 @@ class Compilation:
         align_random: compiled random ops draw what eager draws (Inductor's `fallback_random`).
         folder: where dossiers go.
         timeout_s: for one compilation with its runs.
+        first: one fault is enough.
         fullgraph: as `torch.compile` takes it.
         inductor_settings: what the mode and the options of `torch.compile` set for Inductor, by name.
     """
@@ -42,8 +41,9 @@ class Compilation:
     dynamic: bool | None
     folder: Path
     align_random: bool = False
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float = STEP_LIMIT_S
     fullgraph: bool = False
+    first: bool = False
     inductor_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -32,6 +32,7 @@ from graphprobe.diagnose.rungs import (
 )
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.suspects import Suspect
+from graphprobe.engine.doing import doing
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.value_file import stored
 from graphprobe.findings import LargestZ, Latent
@@ -344,7 +345,10 @@ def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> N
     groups: dict[tuple[str, str, str], list[Suspect]] = {}
     for suspect in suspects:
         groups.setdefault((suspect.stage, suspect.pass_ or suspect.op, suspect.direction), []).append(suspect)
-    for group in list(groups.values())[:MOST]:
+    for number, group in enumerate(list(groups.values())[:MOST], 1):
+        if prover.compilation.first and report.findings:
+            return
+        doing(f"proving suspect {number} of {len(groups)}, {group[0].op}")
         group.sort(key=lambda s: -s.error.excess)
         finding = next(filter(None, (prover.prove(s) for s in group[:2])), None)
         best = group[0]

@@ -29,6 +29,16 @@ SEARCHED = 20
 
 def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
     """Findings for a failure that shows first on `rung` and that nothing has explained: one at least."""
+    first = differences[0]
+    unnamed = Finding(kind=first.kind, reason=first.text, stage="unknown", worst=first.worst)
+    with ladder.in_time("which stage, pass and op is to blame"):
+        ladder.on_step("culprit")
+        return _found(ladder, rung, differences, unnamed)
+    return [unnamed]
+
+
+def _found(ladder: Ladder, rung: RungName, differences: Sequence[Difference], unnamed: Finding) -> list[Finding]:
+    """As `findings_for`; what is known before the searches goes into `unnamed`, too."""
     program, compilation = ladder.program, ladder.compilation
     first = differences[0]
     report = ladder.reports.get(rung)
@@ -50,8 +60,8 @@ def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     log.info("unexplained on %s: %s, since %s", rung, stage, why)
     known = _known(ladder, origin, first)
     whole = {"kind": first.kind, "reason": first.text, "stage": stage, "worst": first.worst, **known}
-    if ladder.is_late("which stage, pass and op"):
-        return [Finding(**whole)]
+    for name, value in whole.items():
+        setattr(unnamed, name, value)
     if evidence.cached:
         ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")
         observed = report.calls if report is not None else []

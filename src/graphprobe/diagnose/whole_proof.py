@@ -39,8 +39,8 @@ NUMBERS = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
 """Kinds of fault that are values out of bounds."""
 
 
-def prove_by_program(program: Program, compilation: Compilation, finding: Finding, *, where: str = "") -> None:
-    """Write the program as a repro and run it in a process of its own; fill in the finding if it fails there.
+def prove_by_program(program: Program, compilation: Compilation, finding: Finding, *, where: str = "") -> Finding:
+    """Write the program as a repro and run it in a process of its own; the finding, filled in if it fails there.
 
     Args:
         where: what differs, as `Difference.where` has it.
@@ -58,7 +58,7 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
         (folder / "repro.py").write_text(shown.short.text, "utf-8")
         (folder / "output.txt").write_text(shown.output, "utf-8")
         _proven(folder, finding, shown)
-        return
+        return finding
     for tolerance in (None, FINE) if finding.kind in NUMBERS else (None,):
         try:
             folder.mkdir(parents=True)
@@ -68,7 +68,7 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
         code = run_repro(folder) if not problems else None
         if code == REPRO_FAILS:
             _proven(folder, finding, None)
-            return
+            return finding
         log.info("the program as a repro: exit code %s, %s", code, problems)
         if problems:
             more = f"The program could not be written down as a repro: {'; '.join(problems)}."
@@ -81,6 +81,7 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
         folder.mkdir(parents=True, exist_ok=True)
         finding.dossier = str(folder)
         _write_beside(folder, finding, None)
+    return finding
 
 
 def _proven(folder: Path, finding: Finding, shown: Shown | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import ctypes
 import io
@@ -104,7 +105,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def isolated(
-    step: Callable[[], Any], *, timeout_s: float = 600.0, look: Callable[[FrameType], Any] = lambda frame: None
+    step: Callable[[], Any],
+    *,
+    timeout_s: float = 600.0,
+    look: Callable[[FrameType], Any] = lambda frame: None,
+    wait: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run `step` in a forked child and return what became of it; this process is left as it was.
 
@@ -112,7 +117,9 @@ def isolated(
     OpenMP's threads do not survive a fork but start anew for a new thread. What it returns must consist of what
     msgpack holds: None, numbers, strings, bytes, lists, dicts with string keys, and msgspec structs.
 
-    Where the step does not end in time, `look` is called in the child with the frame in which it stands.
+    Where the step does not end in time, `look` is called in the child with the frame in which it stands. Meanwhile this
+    process calls `wait` several times a second. Ctrl-C, and any other exception here, ends the step and all that it has
+    started.
 
     Where a fork is impossible (CUDA is in use, or not Linux) the step runs here, unprotected.
     """
@@ -129,7 +136,7 @@ def isolated(
             random.setstate(drawn)  # Python seeds it anew after a fork
             _child(step, reader, writer, output.fileno(), timeout_s, look)
         os.close(writer)
-        data, timed_out = _receive(reader, child, started + timeout_s + LOOK_S)
+        data, timed_out = _receive(reader, child, started + timeout_s + LOOK_S, wait)
         _, status = os.waitpid(child, 0)
         output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
         text = output.read().decode("utf-8", "replace")
@@ -237,7 +244,7 @@ def thread_settings() -> list[Callable[[], Any]]:
     return found
 
 
-def _receive(reader: int, child: int, deadline: float) -> tuple[bytes, bool]:
+def _receive(reader: int, child: int, deadline: float, wait: Callable[[], None]) -> tuple[bytes, bool]:
     """What the child sent until it closed its end or ended. At the deadline, or on an exception, it is killed.
 
     What it has started is killed in any case.
@@ -249,6 +256,7 @@ def _receive(reader: int, child: int, deadline: float) -> tuple[bytes, bool]:
             ready, _, _ = select.select([reader], [], [], max(0.0, min(POLL_S, deadline - time.monotonic())))
             part = os.read(reader, 1 << 20) if ready else b""
             parts.append(part)
+            wait()
             if done or (ready and not part):
                 done = True
                 return b"".join(parts), False
@@ -259,8 +267,27 @@ def _receive(reader: int, child: int, deadline: float) -> tuple[bytes, bool]:
         os.close(reader)
         if done:
             os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        started = [] if done else descendants(child)
         for kill in (os.killpg, os.kill):
-            try:
-                kill(child, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
+            _kill(kill, child)
+        for process in started:  # those in groups of their own
+            _kill(os.kill, process)
+
+
+def _kill(kill: Callable[[int, int], None], process: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill(process, signal.SIGKILL)
+
+
+def descendants(process: int) -> list[int]:
+    """The processes that a process has started, and what those have; none where the system does not say."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(name))
+    found = [process]
+    for one in found:  # grows meanwhile
+        found += children.get(one, ())
+    return found[1:]

@@ -1,9 +1,10 @@
-"""Large values in a file without a name that the processes of a diagnosis share: each content once, mapped if read."""
+"""Large values in a file that the processes of a diagnosis share: each content once, mapped if read."""
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import json
 import logging
 import mmap
@@ -12,7 +13,8 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from pathlib import Path
+from typing import IO, Any, overload
 
 import torch
 
@@ -38,29 +40,38 @@ SAMPLE = 64
 """Bytes at the beginning, in the middle and at the end that contents have to share before they are compared."""
 
 
-_open: weakref.WeakValueDictionary[int, ValueFile] = weakref.WeakValueDictionary()
-"""By the number of their descriptor, which is the same in every process."""
+_open: weakref.WeakValueDictionary[str, ValueFile] = weakref.WeakValueDictionary()
+"""By their keys, which are the same in every process."""
+
+_unnamed = itertools.count()
 
 
 class ValueFile:
     """Storages, one after the other, each at a multiple of the size of a page.
 
-    Processes that were forked after it was made write to the same file and read what the others have written. It has no
-    name, so that nothing is left of it, however they end: it is there as long as this object, or a value restored from
-    it. It lies where temporary files do (`TMPDIR`).
+    Processes that were forked after it was made write to the same file and read what the others have written. Without a
+    path it has no name, so that nothing is left of it, however they end: it is there as long as this object, or a value
+    restored from it, where temporary files are (`TMPDIR`). A path is that of a file that is there; a later process goes
+    on with what is in it.
     """
 
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when this object goes
+    def __init__(self, path: Path | None = None) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile() if path is None else path.open("r+b")  # noqa: SIM115
         self._known: dict[tuple[int, bytes], list[int]] = {}
-        _open[self._file.fileno()] = self
+        self.key = f"{next(_unnamed)}" if path is None else str(path.resolve())
+        _open[self.key] = self
 
-    def put(self, flat: torch.Tensor) -> dict[str, int] | None:
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def put(self, flat: torch.Tensor) -> dict[str, int | str] | None:
         """Where the bytes of a flat tensor on the CPU lie from now on; None if they stay in memory."""
         if flat.numel() < LARGE:
             return None
         place = self._place(flat)
-        return None if place is None else {"file": self._file.fileno(), "at": place}
+        return None if place is None else {"file": self.key, "at": place}
 
     def _place(self, flat: torch.Tensor) -> int | None:
         data = buffer_of(flat)
@@ -114,7 +125,7 @@ class ValueFile:
         number = self._file.fileno()
         fcntl.lockf(number, fcntl.LOCK_EX)  # of processes; a step runs in one thread
         try:
-            place = -(-os.fstat(number).st_size // PAGE) * PAGE
+            place = -(-self.size // PAGE) * PAGE
             done = 0
             while done < len(data):
                 done += os.pwrite(number, data[done:], place + done)

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from graphprobe.engine import replay
 from graphprobe.internals.quiet import hint, is_fake, quiet
 
-Put: TypeAlias = Callable[[torch.Tensor], dict[str, int] | None]
+Put: TypeAlias = Callable[[torch.Tensor], dict[str, int | str] | None]
 
 ALIGNMENT = 64
 """A storage's window starts at a multiple of this many bytes, so that restored tensors keep their alignment."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,9 +13,11 @@ import msgspec
 from graphprobe.errors import SettingError, nearest
 from graphprobe.select import layers_from_list, layers_from_text, steps_from_text
 
-Type = Literal["flag", "choice", "number", "size", "path", "directory", "file", "names", "steps", "layers"]
+Type = Literal["flag", "choice", "number", "seconds", "size", "path", "directory", "file", "names", "steps", "layers"]
 
 MAX_SIZE_BYTES = 2**63 - 1
+MAX_SECONDS = 1e9
+"""Some thirty years: as long as the waits of every system can be."""
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -24,6 +27,7 @@ _UNIT_BYTES |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt"
 _SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,9}))?\s*([a-zA-Z]*)", re.ASCII)
 _ACCEPTED = {
     "flag": "True or False",
+    "seconds": "a number of seconds above 0",
     "size": "a number, or one with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as 2GiB",
     "path": "a path",
     "directory": "a directory that exists and can be read and written",
@@ -55,7 +59,7 @@ class Option(msgspec.Struct, frozen=True):
 
     name: str
     type: Type
-    default: str | int | bool | None = None
+    default: str | float | bool | None = None
     env: str = ""
     spelled: str = ""
     help: str = ""
@@ -84,8 +88,8 @@ class Option(msgspec.Struct, frozen=True):
     def converted(self, value: object, *, from_text: bool = False) -> Any:
         """`value` as the option keeps it, None when it cannot take it.
 
-        Paths and steps are kept as text, layers as they were given, names as a tuple. Text becomes a size anywhere, and
-        a flag only with `from_text`: from the environment, where all is text.
+        Paths and steps are kept as text, layers as they were given, names as a tuple. Text becomes a size or seconds
+        anywhere, and a flag only with `from_text`: from the environment, where all is text.
 
         Raises:
             SettingError: steps or layers that are no such text, with the reason.
@@ -138,6 +142,14 @@ def _number(row: Option, value: object) -> int | None:
     return value if whole and isinstance(value, int) and row.least <= value <= row.most else None
 
 
+def _seconds(_row: Option, value: object) -> float | None:
+    try:
+        seconds = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
+        return None
+    return seconds if math.isfinite(seconds) and 0 < seconds <= MAX_SECONDS else None
+
+
 def _path(_row: Option, value: object) -> str | None:
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     return text if isinstance(text, str) and text and "\0" not in text else None
@@ -160,6 +172,7 @@ _CONVERTERS: dict[Type, Callable[[Option, Any], Any]] = {
     "flag": lambda _row, value: value if isinstance(value, bool) else None,
     "choice": lambda row, value: value if isinstance(value, str) and value in row.allowed else None,
     "number": _number,
+    "seconds": _seconds,
     "size": lambda row, value: _number(row, size_from_text(value) if isinstance(value, str) else value),
     "path": _path,
     "directory": _path,

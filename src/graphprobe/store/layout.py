@@ -24,6 +24,9 @@ LOGS = "logs"
 STEPS = "steps.jsonl"
 RESERVE = ".reserve"
 
+STEPS_NAME, STEPS_HEAD = "steps", "head"
+"""Of a diagnosis that is not finished: the folder below its own that holds its steps, and the file that says whose."""
+
 TEMPORARY_PREFIX = ".tmp-"
 MAX_NAME_LENGTH = 96
 """Longest pass name kept in a file name, in characters; file systems take 255 bytes in all."""

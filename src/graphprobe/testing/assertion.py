@@ -46,7 +46,7 @@ def assert_compiles_like_eager(
         args, kwargs: of the one call to make.
         backend, dynamic: as `torch.compile` takes them.
         grad: "auto": forward, and backward where any input or parameter requires a gradient. False: under `no_grad`.
-        budget_s: a program that differs: no further step of looking into it begins after so many seconds.
+        budget_s: end after so many seconds, with what is known then.
         out: a folder that is new or empty, for the dossiers; by default a new one under `graphprobe-diagnosis`.
 
     Raises:

@@ -18,8 +18,8 @@ import click
 
 from graphprobe.cli.ending import command_name
 from graphprobe.cli.output import new_folder
-from graphprobe.cli.progress import Progress
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
+from graphprobe.report.progress import Progress
 from graphprobe.report.visible import echo
 
 PLANTED = ("aten.relu.default", "codegen")

@@ -11,29 +11,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
+from graphprobe.cli.option_rows import options_from, take
 from graphprobe.cli.output import new_file, new_folder, write_json
-from graphprobe.cli.progress import Progress
 from graphprobe.cli.target import TargetCommand, call_from_file, callable_of, check_backend
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, UsageError
+from graphprobe.report.progress import Progress
 from graphprobe.report.visible import echo
+from graphprobe.settings.limits import LIMITS, TimeBudget, limits_from
+from graphprobe.store.files import read_file
+from graphprobe.store.layout import STEPS_HEAD, STEPS_NAME
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.script import Options
     from graphprobe.findings import Diagnosis
 
 
-STEPS = {
-    "uncompiled": "running it uncompiled",
-    "float64": "running it in float64",
-    "dynamo": "running Dynamo's graphs",
-    "aot": "running AOTAutograd's graphs",
-    "passes": "looking into the passes",
-    "kernels": "looking into the generated code",
-    "plain": "running it compiled, not looked into",
-    "proof": "making the program its own proof",
-    "rounded": "running it with narrow values rounded as uncompiled",
-}
-"""The steps of a diagnosis, in words."""
+GOES_ON = "graphprobe: not finished; the same command goes on from there"
+"""Where steps have been kept for it."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +50,7 @@ class _Told:
     "--dynamic/--no-dynamic", default=None, help="As dynamic=… of torch.compile. Default: as the script says."
 )
 @click.option("--grad/--no-grad", default=None, help="Check the backward too. Default: where gradients are required.")
-@click.option(
-    "--budget", "budget_s", type=float, metavar="SECONDS", help="Begin no further step after this; for each function."
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    metavar="SECONDS",
-    help="Take a compilation that lasts longer for one that never ends. Default: 600.",
-)
+@options_from(LIMITS)
 @click.option("--deep", is_flag=True, help="Look inside of what is right, too: tell what disagrees there.")
 @only_function_option
 @click.argument("target", metavar="TARGET", required=False)
@@ -73,17 +58,17 @@ class _Told:
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     json_path: str | None,
     out_dir: str | None,
     backend: str | None,
     dynamic: bool | None,
     grad: bool | None,
-    budget_s: float | None,
-    timeout_s: float | None,
     deep: bool,
     only_function: tuple[str, ...],
     target: str | None,
     arguments: tuple[str, ...],
+    **limits: Any,
 ) -> None:
     """Find out whether a program computes the same compiled as uncompiled; if not, name the culprit and prove it.
 
@@ -101,16 +86,15 @@ def command(
     """
     if not target:
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
-    result = new_file("--json", None if json_path is None else _of_rank(json_path))
-    out = None if out_dir is None else new_folder(_of_rank(out_dir))
-    for option, seconds in (("--budget", budget_s), ("--timeout", timeout_s)):
-        if seconds is not None and not seconds > 0:
-            raise UsageError(f"{option} {seconds:g}: it takes a number of seconds above 0")
+    found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name])
+    budget = TimeBudget(found.pop("budget_s", None))
+    result = _result_file(None if json_path is None else _of_rank(json_path))
+    out = None if out_dir is None else _folder(_of_rank(out_dir))
     if backend is not None:
         check_backend(backend)
     from graphprobe.diagnose.script import Options
 
-    options = Options(backend, dynamic, "auto" if grad is None else grad, budget_s, out, deep, timeout_s)
+    options = Options(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
     name = callable_of(target)
     if name is not None and arguments:
         raise UsageError(f"{target} takes no arguments, and got {' '.join(arguments)!r}")
@@ -123,6 +107,23 @@ def command(
     code = exit_code(only, told.code)
     _end(told, base, left_out=code != told.code)
     ctx.exit(code)
+
+
+_SPELLED = {row.name: row.spelled.partition("/")[0] for row in LIMITS}
+
+
+def _result_file(path: str | None) -> Path | None:
+    """The file of `--json`; one that an unfinished diagnosis has written is replaced."""
+    mark = b'"unfinished": true'
+    if path is not None and os.path.isfile(path) and mark in read_file(path):
+        return Path(path).absolute()
+    return new_file("--json", path)
+
+
+def _folder(path: str) -> Path:
+    """The folder of `--out`; one that an unfinished diagnosis has left is gone on with."""
+    left = Path(path, STEPS_NAME, STEPS_HEAD)
+    return Path(path).absolute() if left.is_file() else new_folder(path)
 
 
 def _of_rank(path: str) -> str:
@@ -143,7 +144,7 @@ def _script(target: str, arguments: tuple[str, ...], options: Options, result: P
         raise UsageError(
             f"no script at {target!r} (looked in {os.getcwd()})", hint="name a Python file, or FILE.py:CALLABLE"
         )
-    document = ScriptDocument(target=target)
+    document = ScriptDocument(target=target, unfinished=True)
     progress, names = Progress(), [target]
 
     def began(name: str) -> None:
@@ -162,16 +163,18 @@ def _script(target: str, arguments: tuple[str, ...], options: Options, result: P
             arguments,
             options,
             on_start=began,
-            on_step=lambda step: progress.tell(f"{names[-1]}: {STEPS.get(step, step)}"),
+            on_step=lambda step: progress.tell_step(names[-1], step),
             on_diagnosis=made,
         )
-    document.ended = ended.problem
+    document.ended, document.unfinished = ended.problem, ended.unfinished
     write_json(result, document.to_json())
     verdicts = [diagnosis.verdict for _, diagnosis in ended.diagnoses]
     healthy = verdicts.count("healthy")
     counts = [f"{n} {verdict}" for verdict in ("healthy", "fault", "undecided") if (n := verdicts.count(verdict))]
     if ended.problem is not None:
         echo(f"{target}: {ended.problem}")
+    if ended.unfinished:
+        echo(GOES_ON, err=True)
     code = EXIT_OK if healthy == len(verdicts) and ended.problem is None else EXIT_UNDECIDED
     if ended.problem is None and all(diagnosis.compiled_nothing for _, diagnosis in ended.diagnoses):
         code = EXIT_USAGE
@@ -198,21 +201,22 @@ def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def _function(target: str, name: str, options: Options, result: Path | None, base: Path) -> _Told:
     fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
-    from graphprobe.diagnose.api import diagnose
+    from graphprobe.diagnose.api import Asked
 
     _announce(target)
-    # As one call, so that the program's own keywords cannot be taken for those of `diagnose`.
-    with Progress() as progress:
-        diagnosis = diagnose(
-            fn,
-            backend=options.backend,
-            dynamic=options.dynamic,
-            grad=options.grad,
-            calls=[(args, kwargs)],
-            **options.limits(),
-            out=options.out,
-            on_step=lambda step: progress.tell(f"{target}: {STEPS.get(step, step)}"),
-        )
+    asked = Asked(options.backend, options.dynamic)
+    try:
+        with Progress() as progress:
+            diagnosis = options.diagnosis(
+                fn,
+                asked,
+                [(args, kwargs)],
+                out=options.out,
+                on_step=lambda step: progress.tell_step(target, step),
+            )
+    except KeyboardInterrupt:
+        echo(GOES_ON, err=True)
+        raise
     _show(target, diagnosis, base)
     write_json(result, diagnosis.to_json())
     return _Told(diagnosis.exit_code, target, diagnosis.verdict, [diagnosis])

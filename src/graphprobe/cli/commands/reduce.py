@@ -14,9 +14,9 @@ import click
 
 from graphprobe.cli.only_function import exit_code, filtered, only_function_option
 from graphprobe.cli.output import new_file, write_json
-from graphprobe.cli.progress import Progress as ProgressLine
 from graphprobe.cli.target import TargetCommand, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.progress import Progress as ProgressLine
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:

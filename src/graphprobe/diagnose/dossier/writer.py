@@ -24,6 +24,7 @@ from graphprobe.diagnose.dossier.plain_inputs import FILE
 from graphprobe.diagnose.dossier.report import CODES, backends_of, report_text, title_of, with_backends
 from graphprobe.diagnose.dossier.repro import repro_source
 from graphprobe.diagnose.dossier.short import Short
+from graphprobe.diagnose.dossier.watch import end_with_parent
 from graphprobe.engine.values import one_file_bytes, tensor_file, to_bytes
 from graphprobe.errors import EXIT_UNDECIDED, UsageError
 from graphprobe.findings import Diagnosis, Finding, Rung
@@ -242,6 +243,7 @@ def _run(arguments: Sequence[str], timeout_s: float) -> tuple[int, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
         try:
             output, _ = process.communicate(timeout=timeout_s)

@@ -1,0 +1,342 @@
+"""The steps of a diagnosis that have ended, on disk as soon as they have, so that a later process need not run them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from graphprobe.engine.identity import Generators, Identity
+from graphprobe.engine.isolate import Outcome
+from graphprobe.errors import UsageError
+from graphprobe.findings import Diagnosis, read_document
+from graphprobe.store.files import replace_file
+from graphprobe.store.layout import STEPS_HEAD, STEPS_NAME
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+
+KEPT_BYTES = 4 << 30
+"""Of all steps of one diagnosis; a step that would go beyond is run again."""
+
+LARGE = 1 << 12
+"""Bytes from which on a value is written as it is, behind the rest."""
+
+SIGNS, HALF = ("finding.json", "repro.py", "exact"), re.compile(r"\..+\.\d+-\d+")
+"""What a folder has that a step makes for a finding, and how one is called that was to become one; or it is empty."""
+
+
+class StepsHead(msgspec.Struct, frozen=True):
+    """The first file: whose steps these are.
+
+    Attributes:
+        schema: version of the format.
+        identity: of the program and of what was asked.
+        generators: where the random generators stood; every step begins from there.
+        made: the folder was not there before.
+    """
+
+    schema: int
+    identity: Identity
+    generators: Generators
+    made: bool
+
+
+class Kept(msgspec.Struct):
+    """One step: what became of it, and which folders there were when it had ended.
+
+    Attributes:
+        label: what was run.
+        outcome: with numbers in the place of large values, which follow behind in that order.
+        sizes: of these values, in bytes.
+        values_size: of the file of values when the step had ended, in bytes: the outcome may name any place in it.
+    """
+
+    label: str
+    outcome: Outcome
+    sizes: list[int]
+    entries: list[str]
+    values_size: int = 0
+
+
+class FinishedSteps:
+    """The steps of one diagnosis, by their numbers. Where nothing can be written they are not kept, and that is all.
+
+    Attributes:
+        resumed: an earlier process has left some.
+    """
+
+    def __init__(self, folder: Path, identity: Identity | None) -> None:
+        """Take up what lies in `folder`, if it is of this identity; else begin anew. None: nothing is kept.
+
+        Raises:
+            UsageError: another process is at work there.
+        """
+        self.folder, self._steps = folder, folder / STEPS_NAME
+        self._values = self._steps / "values"
+        self._number, self._bytes = 0, 0
+        self._entries: list[str] = []
+        self._lock: IO[bytes] | None = None
+        self.resumed = False
+        self.generators: Generators | None = None
+        if identity is None:
+            return
+        try:
+            head = _head_of(folder)
+            self._lock = _locked(self._steps) if head is not None else None
+            if head is not None and head.identity.holds(identity):
+                self._take_up(head)
+                return
+            if head is not None:
+                log.info("%s belongs to another program, or to other options: begun anew", self._steps)
+                clear(folder)
+            self._begin(identity, made=not folder.exists() or (head is not None and head.made))
+        except OSError as error:
+            log.info("steps are not kept: %s", error)
+            self._close()
+
+    def _begin(self, identity: Identity, *, made: bool) -> None:
+        self._steps.mkdir(parents=True)
+        self._lock = _locked(self._steps)
+        self._head = StepsHead(SCHEMA, identity, Generators.now(), made)
+        self._values.touch()
+        replace_file(self._steps / STEPS_HEAD, msgspec.msgpack.encode(self._head))
+        self.generators = self._head.generators
+
+    def _take_up(self, head: StepsHead) -> None:
+        self._head, self.generators, self.resumed = head, head.generators, True
+        self._values.touch()
+        files = sorted(self._steps.glob("*.step"))
+        self._bytes = sum(file.stat().st_size for file in files)
+        for file in files:
+            kept = _read(file)
+            self._entries = kept[0].entries if kept is not None else self._entries
+        self.sweep()
+
+    @property
+    def active(self) -> bool:
+        """Whether steps are kept."""
+        return self._lock is not None
+
+    @property
+    def values_file(self) -> Path | None:
+        """Where large values of the steps go, see `engine.value_file`; None where no steps are kept."""
+        return self._values if self.active else None
+
+    @property
+    def _values_size(self) -> int:
+        try:
+            return self._values.stat().st_size
+        except OSError:
+            return 0
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def outcome(self, label: str) -> Outcome | None:
+        """What became of the next step, if an earlier process has run it; `keep` is due otherwise."""
+        if self._lock is None:
+            return None
+        self._number += 1
+        kept = _read(self._file)
+        if kept is None or kept[0].label != label or self._values_size < kept[0].values_size:
+            return None
+        return kept[1]
+
+    def keep(self, label: str, outcome: Outcome) -> None:
+        """Write down the step that `outcome` did not know."""
+        if self._lock is None:
+            return
+        values: list[Any] = []
+        plain = msgspec.structs.replace(outcome, value=_without(outcome.value, values))
+        with contextlib.suppress(OSError):
+            self._entries = sorted(os.listdir(self.folder))
+        head = msgspec.msgpack.encode(Kept(label, plain, [len(v) for v in values], self._entries, self._values_size))
+        size = len(head) + sum(len(v) for v in values)
+        temporary = self._file.with_suffix(".new")
+        try:
+            if self._bytes + size > KEPT_BYTES or 2 * size > shutil.disk_usage(self._steps).free:
+                return
+            with temporary.open("wb") as file:
+                for part in (len(head).to_bytes(8, "little"), head, *values):
+                    file.write(part)
+            os.replace(temporary, self._file)
+            self._bytes += size
+        except OSError as error:
+            log.info("a step is not kept: %s", error)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+    @property
+    def _file(self) -> Path:
+        return self._steps / f"{self._number:04}.step"
+
+    def sweep(self) -> None:
+        """Take away the folders of findings that a step has begun and did not come to tell of."""
+        if self._lock is None:
+            return
+        for entry in sorted(set(os.listdir(self.folder)) - {STEPS_NAME, *self._entries}):
+            if _is_of_a_finding(self.folder / entry):
+                shutil.rmtree(self.folder / entry, ignore_errors=True)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def diagnosis(self) -> Diagnosis | None:
+        """What the steps came to, where an earlier process has got that far."""
+        try:
+            return read_document(json.loads((self._steps / "diagnosis.json").read_bytes()), Diagnosis)
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return None
+
+    def done(self, diagnosis: Diagnosis | None = None) -> None:
+        """All steps have been made. What they came to stays if it is given, and nothing of them otherwise."""
+        if self._lock is None:
+            return
+        with contextlib.suppress(OSError):
+            if diagnosis is not None:
+                text = json.dumps(diagnosis.to_json(), ensure_ascii=False, allow_nan=False)
+                replace_file(self._steps / "diagnosis.json", text.encode())
+                for file in (*self._steps.glob("*.step"), self._values):
+                    file.unlink()
+            else:
+                for part in [entry for entry in self.folder.iterdir() if is_unfinished(entry)]:
+                    shutil.rmtree(part / STEPS_NAME, ignore_errors=True)
+                    if not any(part.iterdir()):
+                        part.rmdir()
+                shutil.rmtree(self._steps, ignore_errors=True)
+                if self._head.made:
+                    for folder in (self.folder, self.folder.parent if self.folder.parent.name == PARENT else None):
+                        if folder is not None:
+                            folder.rmdir()  # one that holds something stays
+        self._close()
+
+    def _close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def leave(self) -> None:
+        """Let another process go on from here."""
+        self._close()
+
+    @contextlib.contextmanager
+    def as_begun(self) -> Iterator[None]:
+        """The random generators as they stood when the first process began; afterwards, as they stand now."""
+        now = Generators.now()
+        if self.resumed and self.generators is not None:
+            self.generators.put_in_place()
+        try:
+            yield
+        finally:
+            if self.resumed:
+                now.put_in_place()
+
+
+PARENT = "graphprobe-diagnosis"
+"""The folder that gets the folders of diagnoses for which nobody has named one."""
+
+
+def begun_in(parent: Path, identity: Identity | None) -> Path | None:
+    """The newest folder in `parent` with unfinished steps of this identity that no other process is at work on."""
+    if identity is None or not parent.is_dir():
+        return None
+    for folder in sorted((f for f in parent.iterdir() if f.is_dir()), reverse=True):
+        head = _head_of(folder)
+        if head is not None and head.identity.holds(identity):
+            try:
+                _locked(folder / STEPS_NAME).close()
+            except (OSError, UsageError):
+                continue
+            return folder
+    return None
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder is that of a diagnosis, or of a script's, that has been begun and not ended."""
+    return _head_of(folder) is not None
+
+
+def clear(folder: Path) -> None:
+    """Take away what an unfinished diagnosis has written into a folder, and nothing else."""
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and is_unfinished(entry):
+            clear(entry)
+            with contextlib.suppress(OSError):
+                entry.rmdir()
+        elif _is_of_a_finding(entry):
+            shutil.rmtree(entry, ignore_errors=True)
+    shutil.rmtree(folder / STEPS_NAME, ignore_errors=True)
+
+
+def _is_of_a_finding(entry: Path) -> bool:
+    if not entry.is_dir() or entry.is_symlink():
+        return False
+    return (
+        any((entry / sign).exists() for sign in SIGNS)
+        or HALF.fullmatch(entry.name) is not None
+        or not any(entry.iterdir())
+    )
+
+
+def _head_of(folder: Path) -> StepsHead | None:
+    try:
+        head = msgspec.msgpack.decode((folder / STEPS_NAME / STEPS_HEAD).read_bytes(), type=StepsHead)
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None
+    return head if head.schema == SCHEMA else None
+
+
+def _locked(steps: Path) -> IO[bytes]:
+    """The file that one process at a time has; its children do not, and it is free once the process is gone."""
+    file = (steps / "lock").open("ab")
+    try:
+        import fcntl
+
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # not Unix
+        return file
+    except OSError as error:
+        file.close()
+        raise UsageError(
+            f"another process diagnoses into {steps.parent}", hint="wait for it, or name another folder"
+        ) from error
+    return file
+
+
+def _without(value: Any, values: list[Any]) -> Any:
+    """The value with a number in the place of each large piece of bytes, which goes to `values`."""
+    if isinstance(value, bytes) and len(value) >= LARGE:
+        values.append(value)
+        return msgspec.msgpack.Ext(1, (len(values) - 1).to_bytes(8, "little"))
+    if isinstance(value, dict):
+        return {key: _without(item, values) for key, item in value.items()}
+    return [_without(item, values) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _with(value: Any, values: list[bytes]) -> Any:
+    if isinstance(value, msgspec.msgpack.Ext):
+        return values[int.from_bytes(value.data, "little")]
+    if isinstance(value, dict):
+        return {key: _with(item, values) for key, item in value.items()}
+    return [_with(item, values) for item in value] if isinstance(value, list) else value
+
+
+def _read(path: Path) -> tuple[Kept, Outcome] | None:
+    """A step with its outcome whole; None where there is none that can be read."""
+    try:
+        with path.open("rb") as file:
+            kept = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(8), "little")), type=Kept)
+            values = [file.read(size) for size in kept.sizes]
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None
+    if any(len(v) != size for v, size in zip(values, kept.sizes, strict=True)):
+        return None
+    return kept, msgspec.structs.replace(kept.outcome, value=_with(kept.outcome.value, values))
