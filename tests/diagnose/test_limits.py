@@ -228,8 +228,8 @@ def test_first_leaves_the_rungs_above_alone(tmp_path: Path, monkeypatch: pytest.
         return report
 
     monkeypatch.setattr(ladder.steps, "dynamo", as_if_wrong)
-    monkeypatch.setattr(torch._inductor.config.cpp, "inject_relu_bug_TESTING_ONLY", "accuracy")
-    found = graphprobe.diagnose(program, X, out=tmp_path / "out", first=True, on_step=only_begun(told))
+    with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
+        found = graphprobe.diagnose(program, X, out=tmp_path / "out", first=True, on_step=only_begun(told))
     assert found.verdict == "fault"
     assert "dynamo" in told and not {"aot", "passes", "kernels"} & set(told)
     assert not found.unfinished

@@ -31,7 +31,6 @@ def check_decompositions(
     measured: dict[str, LocalError] = {}
     checked = 0
     largest: tuple[str | None, float] = (None, 0.0)
-
     numbers = {node: number for number, node in enumerate(graph.graph.graph.nodes, 1)}
 
     def watch(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -66,21 +65,11 @@ def check_decompositions(
     if run.failed is not None and failed is not None and failed.name in passed:
         text = f"uncompiled it raises {type(run.failed[1]).__name__}; its decomposition does not"
         found.append((failed, LocalError("worse", "missing_exception", math.inf, math.inf, text)))
-    suspects = [
-        Suspect(
-            error.kind,
-            "decomposition",
-            graph.direction,
-            graph.graph,
-            node,
-            run.values,
-            error,
-            list(inputs),
-            measured=measured,
-        )
-        for node, error in found
-        if not (error.kind == "extra_exception" and failed is node)
-    ]
+    suspects = []
+    for node, error in found:
+        if error.kind != "extra_exception" or failed is not node:
+            place = (error.kind, "decomposition", graph.direction, graph.graph, node, run.values, error, list(inputs))
+            suspects.append(Suspect(*place, measured=measured))
     return suspects, checked, largest
 
 
