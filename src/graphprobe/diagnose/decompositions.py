@@ -65,11 +65,12 @@ def check_decompositions(
     if run.failed is not None and failed is not None and failed.name in passed:
         text = f"uncompiled it raises {type(run.failed[1]).__name__}; its decomposition does not"
         found.append((failed, LocalError("worse", "missing_exception", math.inf, math.inf, text)))
-    suspects = []
-    for node, error in found:
-        if error.kind != "extra_exception" or failed is not node:
-            place = (error.kind, "decomposition", graph.direction, graph.graph, node, run.values, error, list(inputs))
-            suspects.append(Suspect(*place, measured=measured))
+    given, where = list(inputs), graph.direction
+    suspects = [
+        Suspect(error.kind, "decomposition", where, graph.graph, node, run.values, error, given, measured=measured)
+        for node, error in found
+        if error.kind != "extra_exception" or failed is not node
+    ]
     return suspects, checked, largest
 
 
