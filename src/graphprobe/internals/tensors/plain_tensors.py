@@ -7,7 +7,7 @@ one tells the same, and keeps it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,6 +26,34 @@ def is_plain(tensor: Any) -> bool:
     if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or tensor.layout is not _STRIDED:
         return False
     return not is_lazy(tensor) and is_backed(tensor)
+
+
+class InputMemory:
+    """The inputs of compiled code, those of a class that says nothing of its memory as plain tensors of that memory.
+
+    Compiled code takes such an input for its memory. Where torch calls an operator, it asks the class, and may refuse
+    it. What the code gives back of its inputs is what it would have been: `restored`.
+    """
+
+    def __init__(self, given: Iterable[Any]) -> None:
+        self._kept: dict[int, tuple[Any, Any]] = {}
+        self.values = [self._plain(value) for value in given]
+
+    def _plain(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in PLAIN_TYPES or not isinstance(value, torch.Tensor):
+            return value
+        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return value
+        plain = value.as_subclass(torch.Tensor)
+        self._kept[id(plain)] = (plain, value)
+        return plain
+
+    def restored(self, result: Any) -> Any:
+        """What the code gave, with its inputs as they came."""
+        if not self._kept or not isinstance(result, (list, tuple)):
+            return result
+        return type(result)([self._kept.get(id(value), (None, value))[1] for value in result])
 
 
 def is_backed(tensor: torch.Tensor) -> bool:

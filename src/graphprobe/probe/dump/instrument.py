@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from graphprobe.internals.inductor.post_grad_tap import after_post_grad
 from graphprobe.internals.inductor.stages import compile_kernels
 from graphprobe.internals.operators.side_effects import define_side_effect
+from graphprobe.internals.tensors.plain_tensors import InputMemory
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import ops_of_graph
 from graphprobe.probe.dump.instrument_graph import INPUTS, OUTPUTS, Inserted, insert_recorders
@@ -87,6 +88,8 @@ def _watched(instrumented: _Instrumented, plain: Callable[[Any], Any]) -> Callab
 
     def run(inputs: Any) -> Any:
         forward, call = session.begin(graph, inputs)
+        given = InputMemory(inputs)
+        inputs[:] = given.values
         if call is None:
             with unseen, _frames.entered(None):
                 result = plain(inputs)
@@ -97,7 +100,7 @@ def _watched(instrumented: _Instrumented, plain: Callable[[Any], Any]) -> Callab
                         call.record(op.index, (), (("output.0", inputs[position]),))
                 result = plain(inputs)
         session.finish(graph, forward, result)
-        return result
+        return given.restored(result)
 
     run.__dict__.update(getattr(plain, "__dict__", {}))
     return run

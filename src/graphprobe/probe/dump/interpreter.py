@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Interpreter, Node
 
+from graphprobe.internals.tensors.plain_tensors import InputMemory
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import DATA_OPS, ops_of_graph
 from graphprobe.probe.dump.model import DumpModel
@@ -32,6 +33,8 @@ def interpreted(
 
     def run(*args: Any) -> Any:
         forward, call = session.begin(graph, args)
+        plain = InputMemory(args if perturbs else ())  # the graphs of eager backends get what torch gives them
+        args = tuple(plain.values) if perturbs else args
         with unseen:
             if call is None:
                 result = gm(*args)
@@ -39,7 +42,7 @@ def interpreted(
                 with under_way(call):
                     result = call.result = _Watched(gm, call, ops).run(*args, enable_io_processing=False)
         session.finish(graph, forward, result)
-        return result
+        return plain.restored(result)
 
     return run
 
