@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -89,7 +90,11 @@ def wrong(gm: Any, inputs: Any) -> Any:
 
 
 def rounded_otherwise(gm: Any, inputs: Any) -> Any:
-    return lambda *args: [value * (1 + 2**-10) for value in gm.forward(*args)]
+    return lambda *args: [value * (1 + 2**-23) for value in gm.forward(*args)]
+
+
+def infinite(gm: Any, inputs: Any) -> Any:
+    return lambda *args: [value / 0 for value in gm.forward(*args)]
 
 
 # -- the budget ------------------------------------------------------------------------------------------------------
@@ -134,6 +139,9 @@ class SpentAt:
 
         return on_step
 
+    def alarmed(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def check(self) -> None:
         self._spent = self._spent or self._now == self._name
         if self._spent:
@@ -147,13 +155,29 @@ def test_a_step_limit_makes_a_hang_of_what_a_budget_only_ends(tmp_path: Path, mo
     assert found.unfinished and any("what is wrong on the rungs dynamo was not" in note for note in found.notes)
 
 
-def test_numbers_that_differ_are_no_fault_before_rounding_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("backend", [rounded_otherwise, wrong, infinite])
+def test_numbers_that_differ_are_neither_right_nor_a_fault_before_rounding_is_measured(
+    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SpentAt("float64", monkeypatch)
-    found = graphprobe.diagnose(program, X, backend=rounded_otherwise, out=tmp_path / "out")
+    found = graphprobe.diagnose(program, X, backend=backend, out=tmp_path / "out")
     assert (found.verdict, found.findings) == ("undecided", [])
-    assert found.notes[0].startswith("the budget of 60 s is spent: how far rounding may take the results was not found")
+    assert found.notes[0].startswith(
+        "the budget of 60 s is spent: whether rounding explains what differs was not found"
+    )
+
+
+@pytest.mark.timeout(300, method="thread")  # the other method has the alarm for itself
+def test_the_judge_is_interrupted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*args: Any, **kwargs: Any) -> Any:
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(ladder, "compare", endless)
+    found = graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "out", budget_s=10)
+    assert (found.verdict, found.unfinished) == ("undecided", True)
+    assert found.notes[0].startswith("the budget of 10 s is spent: ")
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 @pytest.mark.parametrize("step", ["dynamo", "culprit", "proof"])

@@ -86,6 +86,9 @@ GOES_ON = "the same command goes on from there"
 STOOD = re.compile(r" It stood( in .+?)\.$")
 """The place in the words for a step that was ended."""
 
+UNJUDGED = "it differs, and it is not known whether rounding explains that"
+"""Of what is no difference where float64 cannot tell, or where no time was left to look."""
+
 PROOF_S = 3600.0
 """What the program as its own proof may take: several processes, each with a limit of its own."""
 
@@ -161,6 +164,7 @@ class Ladder:
         self.longest_s = 0.0  # of the steps so far that ended
         self.hangs = False
         self._measured = False
+        self._noise_unknown = False  # for want of time
         self._late = ""  # what the budget has ended first, in words
 
     def climb(self) -> Diagnosis:
@@ -303,8 +307,7 @@ class Ladder:
             outcome = self.step(lambda: step(self.program))  # in a child: it changes parameters in place
             return None if outcome.value is None else msgspec.convert(outcome.value, kind)
 
-        with self.in_time("how far rounding may take the results"):
-            self.result.notes += measure(reference, run)
+        self.result.notes += measure(reference, run)
 
     def compared(self, report: RungReport, *, better: list[Difference] | None = None) -> list[Difference]:
         """What differs in a rung's calls; noise is measured only where something does. `better` as for `compare`."""
@@ -312,11 +315,15 @@ class Ladder:
         calls = self._read(report.calls)
         if identical(self.reference, calls):
             return []
-        self._measure_noise(self.reference)
-        with self.in_time("how far more roundings may take the results"):
-            return compare(self.reference, calls, better=better)
-        self.reference.more = None
-        return compare(self.reference, calls, better=better)
+        found: list[Difference] = []
+        try:
+            with self.limits.budget.alarmed():
+                self._measure_noise(self.reference)
+                found = compare(self.reference, calls, better=better)
+        except NoTimeLeft as spent:
+            self._noise_unknown = True
+            self.late("whether rounding explains what differs", spent)
+        return unsure_of_numbers(found) if self._noise_unknown else found
 
     def differences(self, report: RungReport) -> list[Difference]:
         """What is certainly wrong with a rung's calls."""
@@ -581,6 +588,15 @@ class Ladder:
         """Whether a finding is of a stage that the rung has: later faults do not make it fail."""
         last = STAGES.index(LAST_STAGE[rung])
         return any(f.stage not in STAGES or STAGES.index(f.stage) <= last for f in self.result.findings)
+
+
+def unsure_of_numbers(found: Sequence[Difference]) -> list[Difference]:
+    """Differences as they are to be taken where nobody has measured how far rounding may go: it may explain numbers.
+
+    Something differs, or nothing would have had to be measured.
+    """
+    weighed = [replace(d, weight="unsure") if d.kind in NUMBERS else d for d in found]
+    return weighed or [Difference("wrong_value", 0, "outputs", UNJUDGED, weight="unsure")]
 
 
 def in_one_thread(reference: Reference) -> bool:

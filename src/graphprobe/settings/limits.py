@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from graphprobe.errors import SettingError
@@ -11,6 +15,9 @@ from graphprobe.settings.option import Option, from_environment
 
 STEP_LIMIT_S = 600.0
 """What one compilation with its runs may take, unless somebody says otherwise."""
+
+LEAST_S = 1e-3
+"""Of an alarm, which never comes for 0."""
 
 LIMITS: tuple[Option, ...] = (
     Option(
@@ -75,6 +82,27 @@ class TimeBudget:
     def told(self) -> str:
         """That it is spent, in words."""
         return f"the budget of {self.seconds:g} s is spent"
+
+    @contextlib.contextmanager
+    def alarmed(self) -> Iterator[None]:
+        """Raise NoTimeLeft in the middle of the block once nothing is left, where a signal can do that."""
+        here = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+        if self.seconds is None or not here or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:
+            yield
+            return
+        pid = os.getpid()
+
+        def come(*_: object) -> None:
+            if os.getpid() == pid:
+                raise NoTimeLeft(self.told)
+
+        signal.signal(signal.SIGALRM, come)
+        signal.setitimer(signal.ITIMER_REAL, max(self.left_s, LEAST_S))
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     def check(self) -> None:
         """Raise NoTimeLeft where nothing is left."""
