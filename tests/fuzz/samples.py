@@ -13,7 +13,9 @@ from compare import pairs
 from conftest import ROOT
 from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, write_profile
 from graphprobe.cli.main import main
+from graphprobe.records import GraphArgument, GraphRuns, GraphsLine, NodeLine, NodeSource, NodeTarget, NodeValue
 from graphprobe.store import layout
+from graphprobe.store.schema import json_from_value
 from report import samples
 from report.test_graph_window import dossier
 from store.test_frame_record import RECORD, put
@@ -23,6 +25,7 @@ LOG = """2026-01-31 12:00:00,000 DEBUG torch._dynamo.convert_frame convert_frame
   of two lines
 V0131 12:00:02.123456 77 torch/_dynamo/guards.py:3] [0/0] [__guards] GUARDS:
 """
+RECORDED = "001_aot_forward_graph_after_remove_noop_ops"
 OPS = {"ts": 0.0, "dur": 1.5, "pid": 1, "tid": 1, "cat": "kernel"}
 
 
@@ -85,11 +88,30 @@ def _run(folder: Path) -> None:
     made.add_losses()
     made.writer.append_text(layout.LOG, LOG)
     made.writer.append_text(layout.log_file("dynamo"), LOG)
+    for line in _records():
+        made.writer.append_text(layout.graphs_file(0), json_from_value(line).decode() + "\n")
     shutil.move(made.close(), folder)
     (captured,) = folder.rglob("captured_ops.json")
     document = json.loads(captured.read_text())
     document["traceEvents"] = [event | OPS for event in document["traceEvents"]]
     captured.write_text(json.dumps(document))
+
+
+def _records() -> list[GraphsLine]:
+    """Records of one graph of the run; those of the others are read from their texts."""
+    value = NodeValue("float32", (2, "s0"), ("s0", 1), "cpu")
+    several = GraphArgument(kind="dict", items=(GraphArgument(text="torch.float32"), None, True, 2.5), keys=("a", "b"))
+    nodes = (
+        NodeLine(name="x", op="placeholder", target=0, values=(value,)),
+        NodeLine(name="mm", op="call_function", target=1, source=0, args=(GraphArgument(node="x"), 2), values=(value,)),
+        NodeLine(name="topk", op="call_function", target=2, args=(several,), values=(value, value), several=True),
+        NodeLine(name="output", op="output", target=3, args=(GraphArgument(items=(GraphArgument(node="topk"),)),)),
+    )
+    targets = tuple(map(NodeTarget, ("x", "torch.ops.aten.mm.default", "torch.ops.aten.topk.default", "output")))
+    source = NodeSource("model.py", 3, "forward", "y = x @ x", "mlp")
+    graph, inner = GraphRuns("GraphModule", ((0, 2), (3, 1))), GraphRuns("GraphModule/body_0", ((2, 2),))
+    changed, failed = (f"model__0/forward/{name}.txt" for name in (RECORDED, "002_failure"))
+    return [GraphsLine(changed, (graph, inner), targets, (source,), nodes), GraphsLine(failed, (graph,))]
 
 
 def _diagnosis(folder: Path) -> None:

@@ -79,6 +79,7 @@ READERS: dict[str, Reader] = {
     "run: steps and breaks": Reader("run", "*/steps.jsonl */recompiles.jsonl */graph_breaks.jsonl", RUN),
     "run: logs": Reader("run", "graphprobe/**/*.log", RUN),
     "run: facts of a compile": Reader("run", "**/model__0/**/*.json", RUN),
+    "run: records of graphs": Reader("run", "**/graphs.jsonl", RUN),
     "run: graphs and code": Reader("run", "**/forward/*.txt **/forward/*.py", RUN),
     "diagnosis": Reader("diagnosis", "result.json", DIAGNOSIS),
     "dossier": Reader("diagnosis", "proofs/*/*", DOSSIER),

@@ -297,11 +297,14 @@ class Run:
             found.sources += line.sources
             found.nodes += line.nodes
             ends = [first + count for graph in line.graphs for first, count in graph.nodes]
-            if max(ends, default=0) <= len(found.nodes) and all(
-                node.target < len(found.targets) and (node.source or 0) < max(len(found.sources), 1)
-                for node in line.nodes
-            ):
-                found.graphs[line.path] = line.graphs
+            ends += [sum(count for _, count in graph.nodes) for graph in line.graphs]  # none has a node twice
+            targets = [node.target + 1 for node in line.nodes]
+            sources = [node.source + 1 for node in line.nodes if node.source is not None]
+            held = ((ends, found.nodes), (targets, found.targets), (sources, found.sources))
+            if any(max(numbers, default=0) > len(listed) for numbers, listed in held):
+                self.problems.append(f"{name} line {number} refers to what is not there, and so does what follows")
+                break
+            found.graphs[line.path] = line.graphs
         return found
 
     def _model(self, number: int, events: list[Event]) -> Model:
