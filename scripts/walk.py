@@ -81,11 +81,9 @@ def collecting(folder: Path) -> tuple[Walk, int]:
     config.dump_config.dump_data = "stats"
     walk, compiled = Walk(), torch.compile(model(), backend=graphprobe.get_backend(compiler_config=config))
     with torch.no_grad():
-        for step in range(3):
-            if step < 2:
-                compiled(torch.ones(2, 8))
-            else:
-                walk.over(lambda: compiled(torch.ones(2, 8)))
+        for _ in range(2):
+            compiled(torch.ones(2, 8))
+        walk.over(lambda: compiled(torch.ones(2, 8)))
     sessions.close_all()
     return walk, sum(op.record.place.step == 2 for op in graphprobe.open_dump(folder).ops())
 

@@ -218,6 +218,24 @@ class Rung(msgspec.Struct, kw_only=True):
     difference: str = ""
 
 
+class NamedStep(str):
+    """The name of a step, and how far it is.
+
+    Attributes:
+        seconds: since it began; 0 when it begins.
+        doing: what it does right now, e.g. `op 34 of 512`; empty where it does not say.
+    """
+
+    seconds: float
+    doing: str
+
+    def __new__(cls, name: str, seconds: float = 0.0, doing: str = "") -> NamedStep:
+        """The three together."""
+        made = super().__new__(cls, name)
+        made.seconds, made.doing = seconds, doing
+        return made
+
+
 class Diagnosis(msgspec.Struct, kw_only=True):
     """The answer.
 

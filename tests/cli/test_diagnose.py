@@ -218,6 +218,25 @@ def test_what_dynamo_gives_up_on_runs_uncompiled_and_is_right(diagnose: Python, 
     assert (found["verdict"], found["graphs"]) == ("healthy", 0)
 
 
+NOT_TRIED = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+own = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
+print(torch.compile(torch.nn.parallel.DistributedDataParallel(own), backend="eager")(torch.ones(2, 8)).shape)
+"""
+
+
+def test_a_generator_that_dynamo_leaves_does_not_make_a_program_healthy(diagnose: Python, tmp_path: Path) -> None:
+    (tmp_path / "left.py").write_text(NOT_TRIED)
+    done = diagnose("--json", "result.json", "left.py")
+    assert done.code == 2, done.out + done.err
+    (found,) = json.loads((tmp_path / "result.json").read_text())["diagnoses"]
+    assert (found["verdict"], found["graphs"]) == ("undecided", 0)
+    assert found["notes"][0].startswith("nothing was compiled")
+
+
 def test_script_goes_on_after_a_crash(diagnose: Python, tmp_path: Path) -> None:
     (tmp_path / "crashing.py").write_text(CRASHING)
     done = diagnose("crashing.py")

@@ -73,11 +73,10 @@ def test_compare_names_the_rank_the_call_and_the_step(dumps: tuple[str, Path], t
     assert named in cause["evidence"][0]
 
 
+@pytest.mark.parametrize("dumps", ["fsdp2"], indirect=True)
 def test_a_shard_is_blamed_on_the_rank_that_holds_it(dumps: tuple[str, Path], tmp_path: Path) -> None:
     """All ranks gather the wrong shard; the one that got it from nowhere is to blame, and not what gathers it."""
     kind, folder = dumps
-    if kind != "fsdp2":
-        pytest.skip("DDP has no shards")
     cause = first_cause(folder, "shard", tmp_path / "out.json")
     assert (cause["kind"], cause["rank"], cause["step"]) == ("changed_unseen", WRONG[kind], 1)
     assert cause["candidate"]["label"] == "ops.fsdp.all_gather_copy_in.2.forward"

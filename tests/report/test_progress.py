@@ -12,6 +12,7 @@ import pytest
 
 from graphprobe.engine.doing import SIZE, Board, doing, told_on
 from graphprobe.engine.isolate import isolated
+from graphprobe.findings import NamedStep
 from graphprobe.report import progress
 from graphprobe.report.progress import Progress, shown_in_notebook
 
@@ -23,24 +24,13 @@ class Clock:
         return self.now
 
 
-class Step(str):
-    seconds = 0.0
-    doing = ""
-
-
-def step(name: str, seconds: float, doing: str = "") -> Step:
-    made = Step(name)
-    made.seconds, made.doing = seconds, doing
-    return made
-
-
 def test_a_terminal_is_drawn_anew_each_time_and_left_empty() -> None:
     ours, theirs = pty.openpty()
     clock = Clock()
     with open(theirs, "w", buffering=1) as file, Progress(file, clock=clock) as shown:
         for second in range(3):
             clock.now = 100.0 + second
-            shown.tell_step("model.py:make", step("kernels", second, f"op {34 + second} of 512"))
+            shown.tell_step("model.py:make", NamedStep("kernels", second, f"op {34 + second} of 512"))
         shown.stop()
         text = os.read(ours, 1 << 16).decode()
     os.close(ours)
@@ -56,7 +46,7 @@ def test_a_pipe_gets_a_line_each_half_a_minute() -> None:
     shown = Progress(pipe, clock=clock)
     for second in range(95):
         clock.now = 100.0 + second
-        shown.tell_step("train.py", step("plain", second - 20.0, "call 2 of 3"))
+        shown.tell_step("train.py", NamedStep("plain", second - 20.0, "call 2 of 3"))
     assert pipe.getvalue().splitlines() == [
         f"graphprobe: train.py: running it compiled, not looked into … {second - 20} s, call 2 of 3; {second} s in all"
         for second in (30, 60, 90)
@@ -67,7 +57,7 @@ def test_what_a_program_calls_itself_steers_nothing() -> None:
     clock, pipe = Clock(), io.StringIO()
     shown = Progress(pipe, clock=clock)
     clock.now = 200.0
-    shown.tell_step("a\nHEALTHY\x1b[2J", step("plain", 100.0))
+    shown.tell_step("a\nHEALTHY\x1b[2J", NamedStep("plain", 100.0))
     assert pipe.getvalue().count("\n") == 1 and "\x1b" not in pipe.getvalue()
 
 
@@ -76,8 +66,8 @@ def test_a_notebook_has_one_line_of_text(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     with shown_in_notebook(clock=Clock()) as shown:
         assert shown is not None
-        shown(step("uncompiled", 0.0))
-        shown(step("plain", 1.0, "call 1 of 2"))
+        shown(NamedStep("uncompiled", 0.0))
+        shown(NamedStep("plain", 1.0, "call 1 of 2"))
     text = capsys.readouterr().err
     assert "\n" not in text and "\x1b" not in text
     first, second, empty = text.split("\r")[1:4]
@@ -87,7 +77,7 @@ def test_a_notebook_has_one_line_of_text(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_elsewhere_nothing_is_shown_and_the_callers_own_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def own(step: Step) -> None:
+    def own(step: NamedStep) -> None:
         raise AssertionError("nothing runs here")
 
     with shown_in_notebook() as shown:
@@ -113,8 +103,6 @@ def test_a_child_says_what_it_does_and_its_parent_reads_it() -> None:
 
 
 def test_a_step_is_told_when_it_begins_and_each_second() -> None:
-    from graphprobe.diagnose.ladder import NamedStep
-
     assert NamedStep("plain") == "plain" and NamedStep("plain").seconds == 0.0
     told = NamedStep("plain", 3.5, "op 1 of 2")
     assert (told, told.seconds, told.doing) == ("plain", 3.5, "op 1 of 2")

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import torch
 
-from graphprobe.diagnose.ladder import Ladder, Limits, NamedStep
+from graphprobe.diagnose.ladder import Ladder, Limits
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation, changed_settings
 from graphprobe.engine.finished import PARENT, FinishedSteps, begun_in, is_unfinished
 from graphprobe.engine.identity import Identity, identity_of
 from graphprobe.errors import UsageError
-from graphprobe.findings import Diagnosis, Finding, LargestZ
+from graphprobe.findings import Diagnosis, Finding, LargestZ, NamedStep
 from graphprobe.internals.dynamo.compile_calls import Compiled, mode_names, settings_of_compiled
 from graphprobe.internals.tensors.trees import tree_leaves
 from graphprobe.judge.contents import plain_parts

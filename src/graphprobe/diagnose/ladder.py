@@ -28,7 +28,7 @@ from graphprobe.engine.doing import Board, told_on
 from graphprobe.engine.finished import FinishedSteps
 from graphprobe.engine.isolate import Outcome, Raised, isolated
 from graphprobe.engine.value_file import ValueFile, restored
-from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, Rung, kind_of_death, told_more
+from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more
 from graphprobe.internals import after_fork
 from graphprobe.internals.operators import collectives
 from graphprobe.judge.judging import COMPILING, Difference, Reference, compare, identical, roundoff_of, worst_of
@@ -109,24 +109,6 @@ class Limits:
     budget: TimeBudget = field(default_factory=lambda: TimeBudget(None))
     deep: bool = False
     first: bool = False
-
-
-class NamedStep(str):
-    """The name of a step, and how far it is.
-
-    Attributes:
-        seconds: since it began; 0 when it begins.
-        doing: what it does right now, e.g. `op 34 of 512`; empty where it does not say.
-    """
-
-    seconds: float
-    doing: str
-
-    def __new__(cls, name: str, seconds: float = 0.0, doing: str = "") -> NamedStep:
-        """The three together."""
-        made = super().__new__(cls, name)
-        made.seconds, made.doing = seconds, doing
-        return made
 
 
 class Ladder:

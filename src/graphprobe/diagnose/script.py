@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from graphprobe.errors import UsageError
-from graphprobe.findings import Diagnosis
+from graphprobe.findings import Diagnosis, NamedStep
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, flattened, mapped
 from graphprobe.probe import environment, script
 from graphprobe.settings.limits import TimeBudget
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from graphprobe.diagnose.api import Asked
-    from graphprobe.diagnose.ladder import NamedStep
     from graphprobe.engine.finished import FinishedSteps
 
 MOST = 3

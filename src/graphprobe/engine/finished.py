@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 
 KEPT_BYTES = 4 << 30
-"""Of all steps of one diagnosis; a step that would go beyond is run again."""
+"""Of all steps of one diagnosis, less what lies in the file of values; a step that would go beyond is run again."""
 
 LARGE = 1 << 12
 """Bytes from which on a value is written as it is, behind the rest."""
@@ -332,11 +333,13 @@ def _with(value: Any, values: list[bytes]) -> Any:
 def _read(path: Path) -> tuple[Kept, Outcome] | None:
     """A step with its outcome whole; None where there is none that can be read."""
     try:
-        with path.open("rb") as file:
-            kept = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(8), "little")), type=Kept)
-            values = [file.read(size) for size in kept.sizes]
+        data = memoryview(path.read_bytes())
+        at = 8 + int.from_bytes(data[:8], "little")
+        kept = msgspec.msgpack.decode(data[8:at], type=Kept)
     except (OSError, msgspec.MsgspecError, ValueError):
         return None
-    if any(len(v) != size for v, size in zip(values, kept.sizes, strict=True)):
+    if min(kept.sizes, default=0) < 0 or at + sum(kept.sizes) != len(data):
         return None
+    ends = list(accumulate(kept.sizes, initial=at))
+    values = [bytes(data[begin:end]) for begin, end in pairwise(ends)]
     return kept, msgspec.structs.replace(kept.outcome, value=_with(kept.outcome.value, values))

@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
+from graphprobe.findings import NamedStep
 from graphprobe.report.terminal import Text
 from graphprobe.report.visible import one_line
 
@@ -33,13 +34,6 @@ LINE_EVERY_S = 30.0
 """How often a line is written where none can be drawn anew."""
 
 
-class StepNow(Protocol):
-    """A step of a diagnosis, as `diagnose` tells of it: its name, which is how it prints, and how far it is."""
-
-    seconds: float
-    doing: str
-
-
 class Progress:
     """Shows what is being done, from the first time that it is told something to `stop`.
 
@@ -59,7 +53,7 @@ class Progress:
         if file.isatty():
             self._draw(f"graphprobe: {what} … {self._clock() - self._began:.0f} s", file)
 
-    def tell_step(self, name: str, step: StepNow) -> None:
+    def tell_step(self, name: str, step: NamedStep) -> None:
         """Show a step of what is called `name`: at once on a terminal, in other files each half a minute."""
         text = self.line_of(name, step)
         file = self._file if self._file is not None else sys.stderr
@@ -70,7 +64,7 @@ class Progress:
             file.write(f"{one_line(text)}\n")
             file.flush()
 
-    def line_of(self, name: str, step: StepNow) -> str:
+    def line_of(self, name: str, step: NamedStep) -> str:
         """The step in words, with its seconds, what it does, and the seconds since the beginning."""
         what, doing = STEPS.get(str(step), str(step)), f", {step.doing}" if step.doing else ""
         total_s = self._clock() - self._began
@@ -121,7 +115,7 @@ def shown_in_notebook(
         return
     lines, longest = Progress(clock=clock), 0
 
-    def tell(step: StepNow) -> None:
+    def tell(step: NamedStep) -> None:
         nonlocal longest
         text = one_line(lines.line_of("diagnosing", step))
         longest = max(longest, len(text))
