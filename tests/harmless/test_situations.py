@@ -59,7 +59,9 @@ def test_torch_logs_say_what_they_said(logs: str, watched_and_not: Callable[...,
     assert run.manifest.missing == []
 
 
-LAUNCHER = re.compile(r'File "(<frozen runpy>|[^"]*/click/[^"]*|[^"]*/graphprobe/(__main__|cli/\w+|probe/script)\.py)"')
+LAUNCHER = re.compile(
+    r'File "(<frozen runpy>|[^"]*/click/[^"]*|[^"]*/graphprobe/(__main__|cli/(commands/)?\w+|probe/script)\.py)"'
+)
 """Frames below the program's first one. torch prints the whole stack of a graph break, and `-m graphprobe` is in it."""
 
 
