@@ -62,8 +62,7 @@ def compare(
     chosen_steps, chosen_ranks = _numbers("steps", steps), _numbers("ranks", ranks)
     mine, theirs = _opened("candidate", candidate), _opened("reference", reference)
 
-    from graphprobe.compare.jobs import default_jobs, has_values
-    from graphprobe.compare.options import Options
+    from graphprobe.compare.options import Options, default_jobs, has_values
     from graphprobe.compare.run import compare_dumps
 
     values = has_values(mine) and has_values(theirs)

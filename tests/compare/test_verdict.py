@@ -10,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from compare import pairs
+from compare.made import chain
 from compare.pairs import compared
+from compare.recording import MemoryDump
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.run import compare_dumps
 from graphprobe.diagnose.call_arguments import NotReplayableError, function_of
@@ -181,3 +184,27 @@ def test_compressed_values_are_bounded(tmp_path: Path) -> None:
     assert bomb.stat().st_size < 1 << 20
     with pytest.raises(ArtifactNotFoundError, match="compressed"):
         read_tensor(bomb)
+
+
+@pytest.mark.parametrize(("ranks", "outcome"), [((0,), "undecided"), ((0, 1), "different")])
+def test_a_collective_is_accused_only_where_all_that_it_gets_is_known(ranks: tuple[int, ...], outcome: str) -> None:
+    """What it gives is made of what other ranks have, which a dump of one rank alone does not show."""
+    apis = ["torch.sin", "torch.distributed.all_reduce", "torch.exp"]
+    dumps = [
+        MemoryDump(
+            [msgspec.structs.replace(c, rank=rank) for rank in ranks for c in chain(apis, seed=rank, scale=scale)]
+        )
+        for scale in ({}, {1: 1.5}, {0: 1.5})
+    ]
+    reference, reduced, before = dumps
+    with compare_dumps(reduced, reference) as found:
+        assert found.summary.outcome == outcome
+        named = [(cause.kind, cause.candidate and cause.candidate.label) for cause in found.summary.findings]
+    kind = "unrecorded_origin" if outcome == "undecided" else "wrong_value"
+    assert named == [(kind, "all_reduce.0.forward")] * len(named) and named
+    with compare_dumps(before, reference) as found:
+        first = found.summary.first
+        assert (found.summary.outcome, first and first.candidate and first.candidate.label) == (
+            "different",
+            "sin.0.forward",
+        )

@@ -17,9 +17,8 @@ import graphprobe
 from compare.made import call, chain, tensor
 from compare.recording import MemoryDump
 from graphprobe.compare.extras import extra_module
-from graphprobe.compare.jobs import processors, with_jobs
 from graphprobe.compare.open import MERGED, open_dump
-from graphprobe.compare.options import Options
+from graphprobe.compare.options import Options, processors, with_jobs
 from graphprobe.compare.ranks import MergedDump, shared_values
 from graphprobe.compare.remote import is_remote
 from graphprobe.compare.run import Comparison, compare_dumps

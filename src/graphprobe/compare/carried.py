@@ -1,5 +1,5 @@
-"""Inputs that are not what a call gave: weights that something changed between the step of an optimizer, or a copy of
-them, and the call that gets them. No record shows such a change; the other side, which has none, shows where it was."""
+"""Inputs that are not what a call gave or got before: weights and buffers that something changed since the step of an
+optimizer, a copy of them, or the last call that got them. The other side, which has no such change, shows where."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Stray(msgspec.Struct, frozen=True, gc=False):
         name: of the argument, and of the parameter where it is known.
         level: how far the two are apart, in the measure of `Mark.level`.
         side: which got what was given: 1 the candidate, 2 the reference.
-        place: the position in the same step of the call that gave it; −1 for a step of an optimizer before that.
+        place: the position in the same step of the call that gave it; −1 for a call before that.
         number: the number of that one's row; else −1.
+        kept: no call gave it; the call of that row got it.
     """
 
     value: int
@@ -33,6 +34,7 @@ class Stray(msgspec.Struct, frozen=True, gc=False):
     side: int
     place: int = -1
     number: int = -1
+    kept: bool = False
 
 
 class _Given:
@@ -55,11 +57,40 @@ class _Given:
                     self.rows[slot.name] = task.number
 
 
+class _Kept:
+    """What calls of one rank got of the state of modules: each value with that of the other side, and the row."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.before: tuple[dict[object, tuple[object, int]], dict[object, tuple[object, int]]] = ({}, {})
+        self.here: tuple[dict[object, tuple[object, int]], dict[object, tuple[object, int]]] = ({}, {})
+
+    def enter(self, step: int) -> None:
+        """What was got in the step before `step` stays known."""
+        if step != self.step:
+            self.before = self.here if step == self.step + 1 else ({}, {})
+            self.here, self.step = ({}, {}), step
+
+    def add(self, marks: tuple[object, object], number: int) -> None:
+        """Note what a call got on the two sides."""
+        self.here[0][marks[0]] = marks[1], number
+        self.here[1][marks[1]] = marks[0], number
+
+    def unlike(self, marks: tuple[object, object]) -> tuple[int, int] | None:
+        """The side whose value has stayed, 1 or 2, and the row that got it with another value on the other side."""
+        for side, mine, theirs in ((1, marks[0], marks[1]), (2, marks[1], marks[0])):
+            before = self.here[side - 1].get(mine) or self.before[side - 1].get(mine)
+            if before is not None and before[0] != theirs:
+                return side, before[1]
+        return None
+
+
 class Carried:
-    """What the last steps of optimizers gave, of each rank."""
+    """What the last steps of optimizers gave, and the last calls got, of each rank."""
 
     def __init__(self) -> None:
         self._given: dict[int, _Given] = {}
+        self._kept: dict[int, _Kept] = {}
 
     def add(self, task: Task) -> None:
         """Note what a step of an optimizer gives."""
@@ -68,10 +99,20 @@ class Carried:
         self._given[task.rank].add(task)
 
     def strays(self, plan: Plan, task: Task, row: CallResult) -> tuple[Stray, ...]:
-        """Inputs of a pair that are, on one side alone, what a call of this step or the optimizer's last step gave."""
-        if not row.inherited and not any(slot.fault for slot in row.slots):
-            return ()
-        found = []
+        """Inputs of a pair that are, on one side alone, what a call of this step or the optimizer's last step gave, or
+        what calls of this step or the last one got."""
+        kept = self._kept.setdefault(task.rank, _Kept(task.step))
+        kept.enter(task.step)
+        found = self._strays(plan, task, row) if row.inherited or any(slot.fault for slot in row.slots) else []
+        for slot in row.slots:
+            if slot.origin == "state" and slot.role not in OUTPUT_ROLES:
+                mine, theirs = _slot(task.candidate, slot.name), _slot(task.reference, slot.reference_name or slot.name)
+                if mine is not None and theirs is not None:
+                    kept.add((fingerprint(mine), fingerprint(theirs)), row.number)
+        return tuple(found)
+
+    def _strays(self, plan: Plan, task: Task, row: CallResult) -> list[Stray]:
+        found: list[Stray] = []
         for slot in row.slots:
             if slot.origin not in ("state", "unrecorded") or slot.role in OUTPUT_ROLES or not slot.level:
                 continue
@@ -79,7 +120,7 @@ class Carried:
             if mine is not None and theirs is not None and mine.meta is not None:
                 stray = self._stray(plan, task, (mine, theirs), unit_of(slot) * slot.level)
                 found.extend([] if stray is None else [stray])
-        return tuple(found)
+        return found
 
     def _stray(self, plan: Plan, task: Task, slots: tuple[CallSlot, CallSlot], level: float) -> Stray | None:
         marks = fingerprint(slots[0]), fingerprint(slots[1])
@@ -91,14 +132,21 @@ class Carried:
             return Stray(value, name, level, 1 if made[0] >= 0 else 2, place=max(made))
         given = self._given.get(task.rank)
         if given is None or slots[0].meta is None:
-            return None
+            return self._unlike(task, marks, value, name, level)
         names = [names.get(mark) for names, mark in zip(given.names, marks, strict=True)]
         parameter = names[0] or names[1]
         size = math.prod(slots[0].meta.shape)
-        if parameter is None or all(names) or given.elements[parameter] != [size, size]:
+        if parameter is None:
+            return self._unlike(task, marks, value, name, level)
+        if all(names) or given.elements[parameter] != [size, size]:
             return None
         name = f"{name} ({parameter.removeprefix('output.')})"
         return Stray(value, name, level, 1 if names[0] else 2, number=given.rows[parameter])
+
+    def _unlike(self, task: Task, marks: tuple[object, object], value: int, name: str, level: float) -> Stray | None:
+        """State that no step of an optimizer gave to either side, and that has stayed what it was on one of them."""
+        unlike = self._kept[task.rank].unlike(marks)
+        return None if unlike is None else Stray(value, name, level, unlike[0], number=unlike[1], kept=True)
 
 
 def _producers(plan: Plan, task: Task, slots: tuple[CallSlot, CallSlot]) -> tuple[int, int]:

@@ -13,21 +13,25 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
+from graphprobe.compare.doubt import doubts
 from graphprobe.compare.marks import (
+    GROWN,
+    LARGE,
     OWN,
+    REGION,
+    REGION_NOISE,
+    REWIRED,
+    Decision,
     Inherited,
     Mark,
-    grown,
     inherited_by,
     inherited_by_backwards,
     inherited_by_collectives,
     pass_to_backwards,
 )
 from graphprobe.compare.places import Places, container_of, recorded_inside, steps_of_data
-from graphprobe.compare.precision import coarsest, out_of_line
-from graphprobe.compare.result import UNDECIDED_KINDS, Blame, FindingKind, Verdict
+from graphprobe.compare.precision import out_of_line
+from graphprobe.compare.result import UNDECIDED_KINDS, FindingKind, Verdict
 
 FEW = 3
 """Calls of a group from which its own amplification is learnt."""
@@ -53,19 +57,6 @@ FLAT = 0.25
 PEAK = 16.0
 """The largest z may exceed what is tolerated of its rms by this factor, times what the inputs' own peaks explain."""
 
-REGION = 8
-REGION_NOISE = 64.0
-"""Calls without a partner, on one side, beyond which they are a part of the program that the other side runs in
-another way, compiled as a whole, say; and the units of noise that such a part may add."""
-
-REWIRED = 4.0
-"""Times the largest error so far from which an input that comes from elsewhere is another value."""
-
-GROWN = 1024.0
-LARGE = 0.5
-"""Units of noise, or share of the values, by which results may differ that nobody is to blame for; beyond, no verdict
-says that two programs are the same."""
-
 REGION_LARGE = 1 / 16
 """Share of its values by which what a compiled region gives may be off by rounding, whatever its precision."""
 
@@ -75,21 +66,7 @@ REGION_STEP = 2.0
 SKIPPED, UNSURE, OK, WORSE = 1, 2, 3, 4
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """What is said of one row. `kind` is that of the finding; None where the call is no cause.
-
-    Attributes:
-        after, before: numbers of the paired rows between which a call without a partner stands; -1 where unknown.
-        instead: number of the row of what the other side calls in its place; -1 for nothing.
-    """
-
-    verdict: Verdict = "ok"
-    blame: Blame = ""
-    kind: FindingKind | None = None
-    reason: str = ""
-    after: int = -1
-    before: int = -1
-    instead: int = -1
+TOLD = Decision("differs", "inherited", None, "what it gets differs, as told of the call before it")
 
 
 @dataclass(slots=True)
@@ -139,7 +116,7 @@ def locate(
     _pass_on(marks, result)
     if not any(d.kind is not None and d.kind not in UNDECIDED_KINDS for d in result.decisions.values()):
         whole = [m for m in marks if (m.rank, m.step) not in split or m.kind == "optimizer"]
-        _doubt(whole, walk.places, loose, result)
+        result.decisions.update(doubts(whole, walk.places, loose, result.decisions, random=bool(result.random)))
     return result
 
 
@@ -152,8 +129,10 @@ class _Walk:
         entered: ranks and steps in which an error came in by something else than a paired call.
         parted: ranks and steps with parts, whose noise nobody has measured.
         formal: calls that differ in form, or get a weight that was changed: so do their backwards.
+        alone_of_ranks: no other rank was recorded: what collectives get of others is not known.
         inside: of a module, what innocent modules inside it give.
         lacking: ranks in which a gradient is missing on one side: parameters are not changed by it.
+        accused: ranks in which a cause was named.
         other_numbers: ranks in which whole numbers differ, such as tokens, because of a cause.
     """
 
@@ -170,6 +149,7 @@ class _Walk:
         self.places, self.loose, self.split, self.connected = places, loose, split, connected
         forwards = inherited_by_backwards(marks)
         self.inherited = [inherited_by(m, forwards) for m in marks]
+        self.alone_of_ranks = len({m.rank for m in marks}) == 1
         self.together = inherited_by_collectives(marks, self.inherited)
         self.factors = _amplifications(marks, self.inherited)
         self.odd = out_of_line([m for m in marks if not m.side])
@@ -189,6 +169,7 @@ class _Walk:
         self.seen_states: set[int] = set()
         self.seen_strays: set[tuple[int, int]] = set()
         self.seen_unrecorded: set[int] = set()
+        self.accused: set[int] = set()
 
     def pass_by(self, mark: Mark) -> None:
         """Decides on the next row."""
@@ -222,6 +203,9 @@ class _Walk:
         in_part = self.here in self.split and mark.kind != "optimizer"
         if decision is None and not container and not in_part:
             decision = _numbers(mark, got, self.factors.get(mark.group), self.result)
+            if decision is not None and decision.blame == "local" and mark.collective and self.alone_of_ranks:
+                text = "it gives what other ranks gave to it, and the dumps are of one rank alone"
+                decision = Decision("inconclusive", "unrecorded", "unrecorded_origin", text)
         if decision is None or decision.kind is None:
             decision = _unrecorded(mark, self.seen_unrecorded, self.connected, self.highest) or decision
         if decision is not None and mark.backward and (mark.rank, mark.step, mark.me) in self.formal:
@@ -265,21 +249,27 @@ class _Walk:
         for stray in mark.strays:
             at = self.places.at(mark, stray.side, stray.place)
             source = self.marks[stray.number] if stray.number >= 0 else at
-            if source is None or source.side:
+            if source is None or (stray.kept and mark.rank in self.accused):
                 continue
-            if stray.level <= max(REWIRED * source.level, PEAK * OWN * mark.unit):
+            known = 0.0 if source.side else max(source.level, source.state_level)
+            if stray.level <= max(REWIRED * known, PEAK * OWN * mark.unit):
                 continue
+            if source.side:
+                _accuse(self.places.first_lone(source), mark, self.places, self.result)
+                return TOLD
             self.formal.add((mark.rank, mark.step, mark.me))
             if (mark.rank, stray.value) in self.seen_strays:
                 return Decision("differs", "inherited", None, "what it gets was changed, as told above")
             self.seen_strays.add((mark.rank, stray.value))
             changed = "reference" if stray.side == 1 else "candidate"
-            text = f"in the {changed}, {stray.name} was changed after a call gave it, and no record shows by what"
+            had = "got" if stray.kept else "gave"
+            text = f"in the {changed}, {stray.name} was changed after a call {had} it, and no record shows by what"
             return Decision("differs", "structure", "changed_unseen", text, after=source.number, before=mark.number)
         return None
 
     def _decide(self, mark: Mark, decision: Decision) -> None:
         self.result.decisions[mark.number] = decision
+        self.accused.update([] if decision.kind is None else [mark.rank])
         self.other_numbers.update([mark.rank] if mark.exact_in or mark.exact_out else [])
         if decision.kind in ("scalar", "shape", "dtype"):
             self.formal.add((mark.rank, mark.step, mark.me))
@@ -327,7 +317,6 @@ def _entered(mark: Mark, places: Places, floor: float, peak: float, result: Loca
     What came in must have come from a call without a partner; or something has changed a value in between, which no
     record shows.
     """
-    told = Decision("differs", "inherited", None, "what it gets differs, as told of the call before it")
     for lacks, name in mark.lost:
         forward = places.forward_of(mark)
         if forward is None or not places.alike:
@@ -338,7 +327,7 @@ def _entered(mark: Mark, places: Places, floor: float, peak: float, result: Loca
         if source is not None and source.side == lacks:
             text = f"what it gives carries no gradient back in the {side}, and the other side has one there"
             _accuse(places.first_lone(source) if not source.kept else source, forward, places, result, text)
-            return told
+            return TOLD
         return Decision("differs", "structure", "lost_gradient", f"the {side} computes no gradient of an argument")
     floor *= 1.0 if mark.values else STATISTICS
     for level, z, mine, theirs in mark.wired:
@@ -356,7 +345,7 @@ def _entered(mark: Mark, places: Places, floor: float, peak: float, result: Loca
             if places.follows_forward(lone):
                 return None
             _accuse(lone, mark, places, result)
-            return told
+            return TOLD
         if mark.backward:
             if not places.alike:
                 return None
@@ -551,34 +540,6 @@ def _join(marks: Sequence[Mark], result: Located) -> None:
             why = "other weights, as told above" if weights else "the cause told above, from the same line"
             text = f"{decision.reason}: {why}"
             result.decisions[m.number] = Decision(decision.verdict, decision.blame, None, text)
-
-
-def _doubt(marks: Sequence[Mark], places: Places, loose: Collection[int], result: Located) -> None:
-    """Where nobody is accused: what stands against saying that the two are the same."""
-    for m in marks:
-        if places.alike and m.side and m.number in loose and m.number not in result.decisions:
-            side, other = ("candidate", "reference") if m.side == 1 else ("reference", "candidate")
-            text = f"only the {side} calls it; nothing recorded uses what it gives, and the {other} has no equal value"
-            before = places.before(m)
-            result.decisions[m.number] = Decision(
-                "inconclusive", "structure", "unpaired", text, after=before.number if before is not None else -1
-            )
-            break
-    unit = max([coarsest(marks), *(m.region.unit for m in marks)])
-    states: dict[tuple[int, int], float] = {}  # of parameters that earlier steps have changed
-    for m in marks if not result.random else ():
-        here = (m.rank, m.step)
-        states[here] = max(states.get(here, 0.0), m.state_level)
-        limit = max(min(GROWN * unit, LARGE), REGION_NOISE * states[here])
-        if not m.side and not m.random and grown(m, unit) > limit:
-            if m.number in result.decisions:
-                continue
-            text = (
-                f"the results are {grown(m, unit) / unit:.3g} units of noise apart: no call adds more than rounding "
-                "may, and all together are too far apart to call the two the same"
-            )
-            result.decisions[m.number] = Decision("inconclusive", "inherited", "growth", text)
-            break
 
 
 def _pass_on(marks: Sequence[Mark], result: Located) -> None:

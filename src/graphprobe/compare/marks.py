@@ -1,4 +1,4 @@
-"""What is kept in memory of each judged pair, to find out whose fault a difference is: a few numbers."""
+"""What is kept in memory of each judged pair, to find out whose fault a difference is; and what is said of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphprobe.compare.naming import canonical
 from graphprobe.compare.outline import OUTPUT_ROLES
 from graphprobe.compare.randomness import draws, is_collective, is_overwritten, overwrites
 from graphprobe.compare.regions import Region, region_of
-from graphprobe.compare.result import CallResult, SlotResult
+from graphprobe.compare.result import Blame, CallResult, FindingKind, SlotResult, Verdict
 from graphprobe.compare.slots import of_node
 from graphprobe.numerics.dtypes import DTYPES, FLOAT32, accumulation_roundoff
 from graphprobe.store.calls import Call
@@ -118,6 +118,36 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     side: int = 0
     opposite: int = -1
 
+
+class Decision(msgspec.Struct, frozen=True):
+    """What is said of one row. `kind` is that of the finding; None where the call is no cause.
+
+    Attributes:
+        after, before: numbers of the paired rows between which a call without a partner stands; -1 where unknown.
+        instead: number of the row of what the other side calls in its place; -1 for nothing.
+    """
+
+    verdict: Verdict = "ok"
+    blame: Blame = ""
+    kind: FindingKind | None = None
+    reason: str = ""
+    after: int = -1
+    before: int = -1
+    instead: int = -1
+
+
+REGION = 8
+REGION_NOISE = 64.0
+"""Calls without a partner, on one side, beyond which they are a part of the program that the other side runs in
+another way, compiled as a whole, say; and the units of noise that such a part may add."""
+
+REWIRED = 4.0
+"""Times the largest error so far from which an input that comes from elsewhere is another value."""
+
+GROWN = 1024.0
+LARGE = 0.5
+"""Units of noise, or share of the values, by which results may differ that nobody is to blame for; beyond, no verdict
+says that two programs are the same."""
 
 OWN = 4.0
 """Noise, rms of z, that any operation may add."""
