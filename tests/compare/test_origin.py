@@ -196,3 +196,28 @@ def test_a_dump_that_does_not_tell_goes_by_the_names_of_arguments(tmp_path: Path
 )
 def test_weights_by_name(api: str, slot: str, weight: bool) -> None:
     assert is_weight_by_name(api, slot) is weight
+
+
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+def test_a_lone_call_is_named_though_others_pass_on_what_it_gives(data: Any, tmp_path: Path) -> None:
+    """Between the call that is wrong and the one that gets its result, a view gives the same value again."""
+
+    def program(path: Path, factor: float | None) -> Path:
+        torch.manual_seed(0)
+        x = torch.randn(6, 8)
+        with graphprobe.dump(path, data=data):
+            y = torch.tanh(x)
+            if factor is not None:
+                flat = y.flatten()
+                y = torch.cat([flat[:1] * factor, flat[1:]]).view_as(y)
+            torch.exp(y).sum()
+        return path
+
+    good, healthy = program(tmp_path / "good", None), program(tmp_path / "healthy", 1.0)
+    wrong = program(tmp_path / "wrong", 1.05)
+    assert compared(healthy, good).outcome == "same"
+    for candidate, reference, kind in ((wrong, good, "extra_call"), (good, wrong, "missing_call")):
+        summary = compared(candidate, reference)
+        assert [summary.outcome, *(cause.kind for cause in summary.findings)] == ["different", kind]
+        named = summary.findings[0].candidate or summary.findings[0].reference
+        assert named is not None and named.label in ("Tensor.__getitem__.0.forward", "Tensor.mul.0.forward")

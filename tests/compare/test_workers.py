@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 import graphprobe
 from compare.made import call, chain, tensor
@@ -23,6 +27,7 @@ from graphprobe.compare.ranks import MergedDump, shared_values
 from graphprobe.compare.remote import is_remote
 from graphprobe.compare.run import Comparison, compare_dumps
 from graphprobe.errors import RunNotFoundError, UsageError
+from graphprobe.store.api_shards import Shard
 from graphprobe.store.calls import CallDump
 
 APIS = ["torch.relu", "torch.exp", "torch.relu"] * 60
@@ -38,6 +43,30 @@ def test_threads_give_the_rows_of_one_in_order() -> None:
     alone = rows_of(compare_dumps(a, b, Options(jobs=1)))
     assert rows_of(compare_dumps(a, b, Options(jobs=3))) == alone
     assert len(alone) == len(APIS) and b"candidate_worse" in alone[100] and b"candidate_worse" not in alone[99]
+
+
+def test_threads_open_a_file_of_values_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is open is kept by path, whose hash is computed in Python: between two threads that look one up at the same
+    time, the interpreter itself has crashed."""
+    monkeypatch.setattr("graphprobe.store.api_sink.SHARD_BYTES", 1)
+    with graphprobe.dump(tmp_path, data="tensor"):
+        for number in range(6):
+            torch.full((3,), float(number)).exp()
+    dump = open_dump(tmp_path)
+    slots = [(c, slot) for c in dump.calls(0, 0) for slot in c.slots if slot.value and slot.role == "output"]
+    opened: Counter[Path] = Counter()
+
+    class Slow(Shard):
+        def __init__(self, path: Path) -> None:
+            opened[path] += 1
+            time.sleep(0.01)
+            super().__init__(path)
+
+    monkeypatch.setattr("graphprobe.store.api_reader.Shard", Slow)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda one: dump.values(*one).tolist(), [one for one in slots for _ in range(8)]))
+    assert found == [dump.values(*one).tolist() for one in slots for _ in range(8)]
+    assert len(opened) > 4 and set(opened.values()) == {1}
 
 
 def test_threads_judge_values_and_one_thread_statistics() -> None:

@@ -57,7 +57,7 @@ class _Given:
                     self.rows[slot.name] = task.number
 
 
-class _Kept:
+class _StateSeen:
     """What calls of one rank got of the state of modules: each value with that of the other side, and the row."""
 
     def __init__(self, step: int) -> None:
@@ -90,7 +90,7 @@ class Carried:
 
     def __init__(self) -> None:
         self._given: dict[int, _Given] = {}
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _StateSeen] = {}
 
     def add(self, task: Task) -> None:
         """Note what a step of an optimizer gives."""
@@ -101,7 +101,7 @@ class Carried:
     def strays(self, plan: Plan, task: Task, row: CallResult) -> tuple[Stray, ...]:
         """Inputs of a pair that are, on one side alone, what a call of this step or the optimizer's last step gave, or
         what calls of this step or the last one got."""
-        kept = self._kept.setdefault(task.rank, _Kept(task.step))
+        kept = self._kept.setdefault(task.rank, _StateSeen(task.step))
         kept.enter(task.step)
         found = self._strays(plan, task, row) if row.inherited or any(slot.fault for slot in row.slots) else []
         for slot in row.slots:

@@ -337,7 +337,8 @@ def _entered(mark: Mark, places: Places, floor: float, peak: float, result: Loca
             continue
         producer = places.at(mark, 1, mine) if mine >= 0 else None
         other = places.at(mark, 2, theirs) if theirs >= 0 else None
-        lone = next((c for c in (producer, other) if c is not None and c.side and not c.kept), None)
+        alone = (places.first_lone(c) for c in (producer, other) if c is not None and c.side)
+        lone = next((c for c in alone if not c.kept), None)
         if lone is None and mark.backward:
             lone = places.last_lone(mark)
         if lone is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections import OrderedDict
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,7 +96,9 @@ class ApiDump:
         self.by_rank = ranks
         self.facts = _facts(ranks)
         self._only_step = only_step
-        self._shards: OrderedDict[Path, Shard] = OrderedDict()
+        self._shards: dict[Path, Shard] = {}
+        # Threads judge. The hash of a path is computed in Python, in the middle of what a dict does with it.
+        self._opening = threading.Lock()
         self._problems: dict[str, None] = {}
         self._named: set[Path] = set()
 
@@ -123,15 +125,19 @@ class ApiDump:
         if os.path.isabs(shard) or ".." in Path(shard).parts:
             raise ArtifactNotFoundError(f"{self.title}: {slot.name} of {call.label} lies outside the dump: {shard}")
         path = self._rank(call.rank).folder / shard
-        found = self._shards.pop(path, None)
-        try:
-            found = found or Shard(path)
-        except SchemaError as error:
-            raise ArtifactNotFoundError(str(error)) from error
-        self._shards[path] = found
-        if len(self._shards) > _OPEN_SHARDS:
-            self._shards.popitem(last=False)
-        return found.read(name, slot.meta.dtype, None if slot.sampled else slot.meta.shape)
+        return self._shard(path).read(name, slot.meta.dtype, None if slot.sampled else slot.meta.shape)
+
+    def _shard(self, path: Path) -> Shard:
+        """The shard at a path, of which the last ones asked for stay open."""
+        with self._opening:
+            try:
+                found = self._shards.pop(path, None) or Shard(path)
+            except SchemaError as error:
+                raise ArtifactNotFoundError(str(error)) from error
+            self._shards[path] = found
+            if len(self._shards) > _OPEN_SHARDS:
+                del self._shards[next(iter(self._shards))]
+        return found
 
     def problems(self) -> tuple[str, ...]:
         said = {text: None for one in self.by_rank.values() for text in one.manifest.missing}
