@@ -26,16 +26,6 @@ TORCH_SIDE = frozenset({"internals", "engine", "judge", "probe", "backends", "op
 
 LAZY = frozenset({"__init__", "__main__", "scope", "api", "compat", "testing", "cli"})
 
-EXCEPTIONS = frozenset(
-    {
-        # With `TORCH_COMPILE_DEBUG` set the package loads its switch; `test_cold_import.py` watches what that costs.
-        ("graphprobe", "graphprobe.probe.switch"),
-        # Upwards, by a constant that `import_module` gets. `make sizes` counts them; none may come.
-        ("graphprobe.probe.active", "graphprobe.diagnose.reduction.watch_script"),
-    }
-)
-"""Modules, and what each may import although its row forbids it."""
-
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "__init__": frozenset(),
     "__main__": frozenset(),
@@ -104,8 +94,6 @@ def torch_attributes(tree: ast.Module) -> Iterator[tuple[str, ast.Attribute]]:
 def import_faults(found: Any, module: str) -> Iterator[str]:
     """What is wrong with one import in `module`."""
     room = sizes.room_of(module)
-    if any(found.name == name or found.name.startswith(f"{name}.") for owner, name in EXCEPTIONS if owner == module):
-        return
     top = found.name.split(".")[0]
     if top in PICKLE:
         yield f"{found.line}: imports {top}: no pickle here"
@@ -181,7 +169,7 @@ def test_rooms_form_no_cycle() -> None:
         targets = {
             sizes.room_of(found.name)
             for found in sizes.imports(module.tree, module.name, is_package=module.is_package)
-            if found.name.split(".")[0] == "graphprobe" and (module.name, found.name) not in EXCEPTIONS
+            if found.name.split(".")[0] == "graphprobe"
         }
         edges.setdefault(sizes.room_of(module.name), set()).update(targets & RANK.keys() - {sizes.room_of(module.name)})
     assert sizes.circles(edges) == []
@@ -251,7 +239,7 @@ def test_checker_objects(module: str, text: str, expected: str) -> None:
         ("graphprobe.cli.commands.run", "if TYPE_CHECKING:\n from graphprobe.probe import session\nprint('x')"),
         ("graphprobe", "def __getattr__(name):\n from .probe import session\nfrom .errors import UsageError"),
         ("graphprobe.engine.capture", "import torch\ntorch.load('f', weights_only=True)"),
-        ("graphprobe", "if x:\n from graphprobe.probe.switch import obey_environment"),
+        ("graphprobe", "if x:\n from graphprobe.api import obey_environment"),
         ("graphprobe.engine.fp64", "import torch\ntorch.ops.aten._softmax.default(x)"),
         ("graphprobe.store.writer", "\n" * LINE_LIMIT),
     ],

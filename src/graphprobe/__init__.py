@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graphprobe import compat as compat
     from graphprobe import ops as ops
     from graphprobe import scope as scope
-    from graphprobe.api import compare, open_run, reduce, report
+    from graphprobe.api import compare, enable, open_run, reduce, report, trace
     from graphprobe.backends.configured import get_backend
     from graphprobe.backends.eager import GraphRaisedError, OperatorSchemaError
     from graphprobe.backends.explain import explain
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from graphprobe.export.forms import Exported, export
     from graphprobe.findings import Diagnosis, Finding
-    from graphprobe.probe.active import disable, enable, trace
+    from graphprobe.probe.active import disable
     from graphprobe.probe.api.dump import ApiDumper, dump
     from graphprobe.probe.api.overflow import OverflowFoundError
     from graphprobe.probe.passes import observe_pass
@@ -97,7 +97,7 @@ _PUBLIC = {
     "assert_compiles_like_eager": "graphprobe.testing.assertion",
     "disable": "graphprobe.probe.active",
     "dump": "graphprobe.probe.api.dump",
-    "enable": "graphprobe.probe.active",
+    "enable": "graphprobe.api",
     "explain": "graphprobe.backends.explain",
     "faulty": "graphprobe.backends.faulty",
     "get_backend": "graphprobe.backends.configured",
@@ -106,7 +106,7 @@ _PUBLIC = {
     "open_run": "graphprobe.api",
     "profile": "graphprobe.probe.profile",
     "recompiles": "graphprobe.probe.recompiles",
-    "trace": "graphprobe.probe.active",
+    "trace": "graphprobe.api",
     "wrap": "graphprobe.backends.wrap",
 }
 
@@ -194,6 +194,6 @@ def __dir__() -> list[str]:
 
 if "TORCH_COMPILE_DEBUG" in os.environ:
     # The value decides; the check itself stays out of the way of everybody who has not set it.
-    from graphprobe.probe.switch import obey_environment as _obey_environment
+    from graphprobe.api import obey_environment as _obey_environment
 
     _obey_environment(os.environ)

@@ -1,23 +1,105 @@
-"""Functions of `graphprobe` that put several rooms together: `compare`, `reduce`, `report`, `open_run`."""
+"""Functions of `graphprobe` that put several rooms together: `enable`, `compare`, `reduce`, `report`, `open_run`."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from graphprobe.errors import UsageError
+from graphprobe.errors import GraphprobeWarning, UsageError
 
 if TYPE_CHECKING:
     from graphprobe.compare.run import Comparison
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
+    from graphprobe.probe.active import Companion
     from graphprobe.reduce.progress import Progress
+    from graphprobe.settings import RunSettings
     from graphprobe.store.calls import CallDump
     from graphprobe.store.reader import Run
 
 AnyPath = str | os.PathLike[str]
+
+
+def enable(out_dir: AnyPath | None = None, **settings: Unpack[RunSettings]) -> Path:
+    """Collect every compile of this process from now on.
+
+    Args:
+        out_dir: folder that gets the run folder; default `torch_compile_debug` in the working directory.
+        **settings: any setting by name, e.g. `save_inputs=True`, `graph_dump="py"`. As flags, True or False:
+            `save_inputs`, `capture_ops`, `record_frames`. As text: `graph_dump`, "txt", "pbtxt" or "py"; `log_level`,
+            "warning", "info" or "debug"; `config_path`, a JSON file with settings. As names with commas between, or a
+            list: `logs`, `only_function`. `max_bytes`: a number of bytes, or text such as "2GiB".
+
+    Returns:
+        The run folder.
+
+    Raises:
+        UsageError: collecting is on already, or the folder cannot be written to.
+        SettingError: a setting that does not exist, or a value that it cannot take.
+    """
+    from graphprobe.probe.active import enable_with, resolved
+
+    chosen = resolved({**settings, "out_dir": None if out_dir is None else os.fspath(out_dir)})
+    return enable_with(chosen, companion=_reducer())
+
+
+@contextmanager
+def trace(out_dir: AnyPath | None = None, **settings: Unpack[RunSettings]) -> Iterator[Path]:
+    """`enable` for the length of a block; yields the run folder. Arguments and errors as `enable`."""
+    from graphprobe.probe.active import close
+
+    folder = enable(out_dir, **settings)
+    try:
+        yield folder
+    except BaseException as error:
+        close("failed", f"{type(error).__name__}: {error}")
+        raise
+    else:
+        close("finished")
+
+
+def obey_environment(environ: Mapping[str, str]) -> None:
+    """Collect if torch would; say so if torch would ignore the value."""
+    from graphprobe.settings import torch_compile_debug_state
+
+    state = torch_compile_debug_state(environ)
+    if state == "ignored":
+        value = environ["TORCH_COMPILE_DEBUG"]
+        warnings.warn(
+            f"TORCH_COMPILE_DEBUG={value!r} switches nothing on: torch takes only '1' (what is no number "
+            "keeps some versions from being imported), and so does graphprobe. "
+            "Set TORCH_COMPILE_DEBUG=1 to collect, or unset it.",
+            GraphprobeWarning,
+            stacklevel=3,
+        )
+    elif state == "on":
+        from graphprobe.probe.active import enable_on_first_use
+
+        enable_on_first_use(_reducer)
+
+
+def _reducer() -> Companion | None:
+    """What reduces failing graphs, where the environment or torch's settings ask for that; raises UsageError."""
+    from graphprobe.internals.dynamo.repro_hooks import VARIABLES, asked_of_torch
+
+    if not any(name in os.environ for name in VARIABLES) and asked_of_torch()[0] is None:
+        return None
+    from graphprobe.diagnose.reduction.watch_script import watch_environment
+
+    found = watch_environment()
+    if found is None:
+        return None
+    watch = found
+
+    def start() -> Callable[[], None]:
+        watch.install()
+        return watch.remove
+
+    return start
 
 
 def compare(

@@ -11,9 +11,8 @@ from graphprobe.backends.configured import dumping_backend
 from graphprobe.backends.wrap import Wrapped
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.dynamo.compile_settings import Backend, CompileSettings, Settings, default_backend
-from graphprobe.probe.dump.observers import begin_single_ops
 from graphprobe.probe.dump.session import DumpSession
-from graphprobe.probe.dump.sessions import session_for
+from graphprobe.probe.dump.sessions import begin_single_ops, session_for
 
 logger = logging.getLogger("graphprobe")
 

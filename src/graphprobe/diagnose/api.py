@@ -17,6 +17,7 @@ import torch
 from graphprobe.diagnose.ladder import Ladder, Limits
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation, changed_settings
+from graphprobe.diagnose.unexplained import findings_for
 from graphprobe.engine.finished import PARENT, FinishedSteps, begun_in, is_unfinished
 from graphprobe.engine.identity import Identity, identity_of
 from graphprobe.errors import UsageError
@@ -136,7 +137,7 @@ def climbed(
         if known is not None:
             return known
         with kept.as_begun():
-            result = Ladder(program, compilation, limits, on_step, kept).climb()
+            result = Ladder(program, compilation, limits, on_step, kept).climb(findings_for)
         if not result.unfinished:
             kept.done(result if part else None)
         return result

@@ -22,7 +22,6 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.references import T, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.diagnose.unexplained import findings_for
 from graphprobe.diagnose.whole_proof import NUMBERS, prove_by_program
 from graphprobe.engine.doing import Board, told_on
 from graphprobe.engine.finished import FinishedSteps
@@ -111,6 +110,10 @@ class Limits:
     first: bool = False
 
 
+Explain = Callable[["Ladder", RungName, Sequence[Difference]], list[Finding]]
+"""Findings for differences that show first on a rung: one at least."""
+
+
 class Ladder:
     """One diagnosis under way.
 
@@ -149,8 +152,12 @@ class Ladder:
         self._noise_unknown = False  # for want of time
         self._late = ""  # what the budget has ended first, in words
 
-    def climb(self) -> Diagnosis:
-        """Run the program as its user does, look into it where that differs, and say what was found."""
+    def climb(self, explain: Explain) -> Diagnosis:
+        """Run the program as its user does, look into it where that differs, and say what was found.
+
+        `explain` finds what is to blame for a failure that no check of a rung has explained.
+        """
+        self._explain = explain
         ranks = collectives.ranks()
         if ranks > 1 and not after_fork.can_fork():
             self.result.notes.append(NO_FORK.format(ranks=ranks))
@@ -433,7 +440,7 @@ class Ladder:
         assert first is not None
         certain = [d for d in self.failing[first] if d.certain]
         if not self._explained(first):
-            self.result.findings += findings_for(self, first, certain)
+            self.result.findings += self._explain(self, first, certain)
         for finding in self.result.findings:
             finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
         with self.in_time("whether the program fails by itself"):

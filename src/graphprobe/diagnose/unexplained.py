@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from graphprobe.diagnose import steps
 from graphprobe.diagnose.exceptions import Origin
+from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole import find_whole
 from graphprobe.findings import Finding, Stage, told_more
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.stage_table import Evidence, Graphs, stage_of
 from graphprobe.judge.verdict import FIRST_STAGE, RungName
-
-if TYPE_CHECKING:
-    from graphprobe.diagnose.ladder import Ladder
 
 log = logging.getLogger(__name__)
 

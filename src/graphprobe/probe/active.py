@@ -1,32 +1,29 @@
-"""The session of this process: at most one at a time, switched on and off by `enable`, `disable` and `trace`."""
+"""The session of this process: at most one at a time, switched on by `enable_with`, off by `disable`."""
 
 from __future__ import annotations
 
 import atexit
-import importlib
 import inspect
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Literal
 
 from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
 from graphprobe.internals.dynamo import dynamo_taps as dynamo
-from graphprobe.internals.dynamo.repro_hooks import VARIABLES, asked_of_torch
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.probe.session import Session, check_watching, open_session
-from graphprobe.settings import RunSettings, Settings, resolve, torch_compile_debug_state
+from graphprobe.settings import Settings, resolve, torch_compile_debug_state
 from graphprobe.store import layout
 
-REDUCER = "graphprobe.diagnose.reduction.watch_script"
-"""Reduces what fails, in the place of torch's minifier. By name: it lies in a later row, and is loaded when asked for.
-"""
-
 Companion = Callable[[], Callable[[], None]]
-"""Begins beside a session; what it returns ends it."""
+"""Begins beside a session, such as what reduces a graph that fails; what it returns ends it."""
+
+
+def _none() -> None:
+    return None
 
 
 class _Switch:
@@ -37,6 +34,8 @@ class _Switch:
         self.session: Session | None = None
         self.companion_ends: Callable[[], None] | None = None
         self.waiting: ImportHook | None = None
+        self.companion: Callable[[], Companion | None] = _none
+        """Of the session that is waited for."""
         self.at_exit = False
 
 
@@ -48,26 +47,6 @@ def session() -> Session | None:
     return _switch.session
 
 
-def enable(out_dir: str | os.PathLike[str] | None = None, **settings: Unpack[RunSettings]) -> Path:
-    """Collect every compile of this process from now on.
-
-    Args:
-        out_dir: folder that gets the run folder; default `torch_compile_debug` in the working directory.
-        **settings: any setting by name, e.g. `save_inputs=True`, `graph_dump="py"`. As flags, True or False:
-            `save_inputs`, `capture_ops`, `record_frames`. As text: `graph_dump`, "txt", "pbtxt" or "py"; `log_level`,
-            "warning", "info" or "debug"; `config_path`, a JSON file with settings. As names with commas between, or a
-            list: `logs`, `only_function`. `max_bytes`: a number of bytes, or text such as "2GiB".
-
-    Returns:
-        The run folder.
-
-    Raises:
-        UsageError: collecting is on already, or the folder cannot be written to.
-        SettingError: a setting that does not exist, or a value that it cannot take.
-    """
-    return enable_with(resolved({**settings, "out_dir": None if out_dir is None else os.fspath(out_dir)}))
-
-
 def resolved(arguments: Mapping[str, object]) -> Settings:
     """The settings that `enable` would work with; errors as there."""
     settings = resolve(arguments=arguments, environ=os.environ)
@@ -76,10 +55,10 @@ def resolved(arguments: Mapping[str, object]) -> Settings:
 
 
 def enable_with(settings: Settings, *, companion: Companion | None = None) -> Path:
-    """`enable` with settings resolved before.
+    """Collect every compile of this process from now on; `companion` begins and ends with the session.
 
-    Args:
-        companion: begins and ends with the session; None: the reducer, where TORCHDYNAMO_REPRO_AFTER asks for it.
+    Raises:
+        UsageError: collecting is on already, or the folder cannot be written to.
     """
     return _open(settings, everything=True, companion=companion).writer.run_dir
 
@@ -94,7 +73,9 @@ def ensure() -> Session:
     with _switch.lock:
         if _switch.session is not None:
             return _switch.session
-        return _open(resolve(arguments={}, environ=os.environ), everything=_switch.waiting is not None)
+        everything = _switch.waiting is not None
+        companion = _switch.companion() if everything else None
+        return _open(resolve(arguments={}, environ=os.environ), everything=everything, companion=companion)
 
 
 def disable() -> Path | None:
@@ -106,51 +87,24 @@ def disable() -> Path | None:
     return _close("finished", None)
 
 
-@contextmanager
-def trace(out_dir: str | os.PathLike[str] | None = None, **settings: Unpack[RunSettings]) -> Iterator[Path]:
-    """`enable` for the length of a block; yields the run folder. Arguments and errors as `enable`."""
-    folder = enable(out_dir, **settings)
-    try:
-        yield folder
-    except BaseException as error:
-        _close("failed", f"{type(error).__name__}: {error}")
-        raise
-    else:
-        _close("finished", None)
-
-
-def enable_on_first_use() -> None:
+def enable_on_first_use(companion: Callable[[], Companion | None]) -> None:
     """Collect as soon as the program loads torch's compiler: what `import graphprobe` does under TORCH_COMPILE_DEBUG=1.
 
     Nothing is made before that, so that a program which compiles nothing leaves nothing behind. A folder that cannot
-    be written to is a warning here: the program did not ask by a call.
+    be written to is a warning here: the program did not ask by a call. `companion` is asked for at that time.
     """
 
     def open_now(_: object) -> None:
         with _switch.lock:
             _switch.waiting = None
         try:
-            _open(resolve(arguments={}, environ=os.environ), everything=True)
+            _open(resolve(arguments={}, environ=os.environ), everything=True, companion=companion())
         except GraphprobeError as error:
             warnings.warn(f"nothing is collected: {error.render()}", GraphprobeWarning, stacklevel=3)
 
     hook = ImportHook({"torch._dynamo": open_now})
-    _switch.waiting = hook
+    _switch.waiting, _switch.companion = hook, companion
     hook.install()
-
-
-def _reducer() -> Companion | None:
-    """What reduces failing graphs, where the environment or torch's settings ask for that; raises UsageError."""
-    if not any(name in os.environ for name in VARIABLES) and asked_of_torch()[0] is None:
-        return None
-    watch = importlib.import_module(REDUCER).watch_environment()
-
-    def start() -> Callable[[], None]:
-        watch.install()
-        end: Callable[[], None] = watch.remove
-        return end
-
-    return None if watch is None else start
 
 
 def _open(settings: Settings, *, everything: bool, companion: Companion | None = None) -> Session:
@@ -164,8 +118,6 @@ def _open(settings: Settings, *, everything: bool, companion: Companion | None =
                 f"collecting is on already, into {current.writer.run_dir}",
                 hint="leave the enclosing trace() or call graphprobe.disable() first",
             )
-        if everything and companion is None:
-            companion = _reducer()
         if current is not None:
             _close("finished", None)
         opened = open_session(

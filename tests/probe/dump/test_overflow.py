@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from graphprobe.probe.dump import observers
+from graphprobe.probe.dump import sessions
 from graphprobe.probe.dump.overflow import OverflowObserver
 from probe.dump.conftest import Dumping
 from probe.dump.scenes import documents, findings, scene_backend
@@ -222,7 +222,7 @@ def test_flags_that_are_read_back_later_find_the_same(
     def make(plan: Any, writer: Any) -> OverflowObserver:
         return OverflowObserver(plan, writer, held_bytes=held_bytes, deferred=True)
 
-    monkeypatch.setattr(observers, "OverflowObserver", make)
+    monkeypatch.setattr(sessions, "OverflowObserver", make)
 
     def program(x: torch.Tensor) -> torch.Tensor:
         y = x * 1e30

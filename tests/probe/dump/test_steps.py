@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.probe.dump.steps import Forward, Forwards
+from graphprobe.probe.dump.forwards import Forward, Forwards
 
 
 def f(x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from diagnose.planted import codegen_shared_storage
-from graphprobe.probe.dump import observers
+from graphprobe.probe.dump import sessions
 from graphprobe.probe.dump.watch import WatchObserver
 from graphprobe.probe.dump.watched import WatchedValue
 from probe.dump.conftest import Dumping
@@ -76,7 +76,7 @@ def test_comparisons_that_are_read_back_later_find_the_same(
     """The path of a device, here on CPU tensors; the value is overwritten twice, and the first is told."""
     monkeypatch.setattr(WatchedValue, "on_cpu", False)
     monkeypatch.setattr(
-        observers, "WatchObserver", lambda plan, writer: WatchObserver(plan, writer, copy_bytes=copy_bytes)
+        sessions, "WatchObserver", lambda plan, writer: WatchObserver(plan, writer, copy_bytes=copy_bytes)
     )
     writes = False
     with operator("later") as define:
@@ -194,7 +194,7 @@ def test_what_is_written_on_purpose_is_silent(backend: str, dumping: Dumping) ->
 
 
 def test_of_what_is_over_the_budget_a_digest_is_kept(dumping: Dumping, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observers, "WatchObserver", lambda plan, writer: WatchObserver(plan, writer, copy_bytes=0))
+    monkeypatch.setattr(sessions, "WatchObserver", lambda plan, writer: WatchObserver(plan, writer, copy_bytes=0))
     with operator("quiet_write") as define:
 
         def quiet_write(x: torch.Tensor) -> torch.Tensor:

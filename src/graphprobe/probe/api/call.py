@@ -1,21 +1,397 @@
-"""One call while it runs: what it was given, taken before it begins; what it gave, taken when it is over."""
+"""A call of an API while it runs: its inputs and results, the hooks of its backward, and what takes their records."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import msgspec
 import torch
 
-from graphprobe.internals.operators.autograd_edges import Edge, edge_of, sequence_number
+from graphprobe.internals.operators.autograd_edges import (
+    Edge,
+    NodePlan,
+    at_end_of_backward,
+    edge_of,
+    graph_task,
+    only_node,
+    plans_between,
+    sequence_number,
+    unseen,
+)
+from graphprobe.internals.quiet import quiet
 from graphprobe.probe.api.arguments import INPUTS, output_name, take
-from graphprobe.probe.api.backward import Head, watch_backward
-from graphprobe.probe.api.values import PLAIN
-from graphprobe.store.api_jobs import Slot
+from graphprobe.probe.api.plan import ApiPlan
+from graphprobe.probe.api.values import PLAIN, Values
+from graphprobe.store.api_jobs import RawCall, Slot
 from graphprobe.store.api_records import ApiSlot
-from graphprobe.store.calls import CompiledRegion, SlotRole
+from graphprobe.store.api_writer import ApiWriter
+from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion, SlotRole
 
-if TYPE_CHECKING:
-    from graphprobe.probe.api.session import ApiSession
+logger = logging.getLogger("graphprobe")
+
+Wanted = list[tuple[int, int]]
+"""(place among the gradients of a node, slot)."""
+Named = tuple[int, str, SlotRole]
+"""(place among the gradients of a node, name and role of the slot)."""
+Gradients = Sequence[torch.Tensor | None]
+
+_ROLES: dict[str, SlotRole] = {"parameter": "grad_parameter", "output": "grad_output"}
+
+
+class Head(msgspec.Struct, gc=False):
+    """What a backward has in common with its forward."""
+
+    step: int
+    kind: CallKind
+    api: str
+    label: str
+    number: int
+    module: str
+    source: str
+    stack: tuple[str, ...]
+    thread: str
+
+
+MAX_FAILURES = 16
+"""Failures of the observers before they are detached."""
+_SLOT_BYTES = 400
+"""What a slot without values takes in the queue, roughly."""
+
+
+class ThreadState(threading.local):
+    """What belongs to one thread.
+
+    Attributes:
+        off: how many reasons there are not to watch: an optimizer's step, compiled code.
+        modules: the running modules, outermost first: the module, its path, and its call where it is recorded.
+        name: of the thread; empty for the one that began the dump.
+    """
+
+    def __init__(self, owner: int) -> None:
+        thread = threading.current_thread()
+        self.off = 0
+        self.modules: list[tuple[torch.nn.Module, str, OpenCall | None]] = []
+        self.name = "" if thread.ident == owner else thread.name
+
+
+class Collector:
+    """Takes the records of calls and of their backwards. `on` says whether anything is collected now.
+
+    Attributes:
+        plan, writer, values: what it works with.
+        state: of the calling thread.
+        broken: its observers have failed too often; nothing more is collected.
+    """
+
+    def __init__(self, plan: ApiPlan, writer: ApiWriter) -> None:
+        self.plan = plan
+        self.writer = writer
+        self.values = Values(keep=plan.data == "tensor" and plan.mode != "stack", sample=plan.sample, writer=writer)
+        self.state = ThreadState(threading.get_ident())
+        self.on = False
+        self.broken = False
+        self._failures = 0
+        self._pid = os.getpid()
+        self._tasks: dict[int, dict[Callable[[], None], None]] = {}
+
+    def submit(
+        self,
+        head: Head,
+        direction: CallDirection,
+        slots: list[Slot],
+        notes: tuple[str, ...] = (),
+        *,
+        compiled: CompiledRegion | None = None,
+    ) -> None:
+        """Hand in a record."""
+        values = self.values
+        if values.notes:
+            notes, values.notes = (*notes, *values.notes), []
+        self.writer.submit(
+            RawCall(
+                head.step,
+                head.kind,
+                head.api,
+                f"{head.label}.{direction}",
+                direction,
+                head.number,
+                head.module,
+                head.source,
+                head.stack,
+                head.thread if direction == "forward" else self.state.name,
+                slots if self.plan.mode != "stack" else [],
+                notes,
+                _SLOT_BYTES * (len(slots) + 1),
+                compiled,
+            )
+        )
+
+    def submit_backward(self, head: Head, slots: list[Slot], notes: tuple[str, ...]) -> None:
+        """Hand in the backward of a call."""
+        self.submit(head, "backward", slots, notes)
+
+    def backward_began(self, task: int, finish: Callable[[], None]) -> None:
+        """Some nodes of a call have run in this backward, and others may never: then its end calls `finish`."""
+        waiting = self._tasks.get(task)
+        if waiting is None:
+            waiting = self._tasks[task] = {}
+            at_end_of_backward(lambda: self._end_backward(task))
+        waiting[finish] = None
+
+    def backward_done(self, task: int, finish: Callable[[], None]) -> None:
+        """All nodes of a call have run."""
+        waiting = self._tasks.get(task)
+        if waiting is not None:
+            waiting.pop(finish, None)
+
+    def fail(self, observer: str, error: BaseException) -> None:
+        """An observer failed: a record is missing, and the dump says so; the program goes on, after many failures
+        without the observers."""
+        if self.broken:
+            return
+        self._failures += 1
+        why = f"{type(error).__name__}: {error}"
+        if self._failures < MAX_FAILURES:
+            reason = f"the observer of {observer} failed, and a record is missing: {why}"
+        else:
+            self.broken, self.on = True, False
+            reason = f"the observer of {observer} failed {self._failures} times and was detached: {why}"
+            self.writer.stop(reason)
+        self.writer.missing(reason)
+        if os.getpid() == self._pid and (self.broken or self._failures == 1):
+            told = "nothing more is dumped" if self.broken else "the dump goes on"
+            logger.warning("graphprobe: %s; %s", reason, told, exc_info=error)
+
+    def _end_backward(self, task: int) -> None:
+        for finish in self._tasks.pop(task, {}):
+            if self.on:
+                finish()
+
+
+def watch_backward(
+    session: Collector,
+    head: Head,
+    inputs: Sequence[tuple[str, Edge]],
+    outputs: Sequence[tuple[str, torch.Tensor]],
+    first_sequence: int,
+    notes: tuple[str, ...] = (),
+) -> bool:
+    """Hook the nodes between `inputs` and `outputs`; False when the call made none.
+
+    Args:
+        head: of the call.
+        inputs: slot name and edge of what required a gradient before it.
+        outputs: slot name and tensor of what requires one after it.
+        first_sequence: number of the next node, before the call.
+    """
+    if len(outputs) == 1:
+        name, tensor = outputs[0]
+        only = only_node(inputs, tensor, first_sequence)
+        if only is not None:
+            node, places = only
+            first = (tensor.output_nr, *gradient_name(name))
+            rest = tuple([(place, *gradient_name(inputs[number][0])) for place, number in places])
+            node.register_hook(_OnlyNode(session, head, first, rest, notes))
+            return True
+    plans = plans_between(
+        [(number, edge) for number, (_, edge) in enumerate(inputs)],
+        [(len(inputs) + number, tensor) for number, (_, tensor) in enumerate(outputs)],
+        first_sequence,
+    )
+    if not plans:
+        return False
+    names = [gradient_name(name) for name, _ in inputs] + [gradient_name(name) for name, _ in outputs]
+    call = BackwardCall(session, head, names, len(inputs), plans, notes)
+    for plan in plans:
+        # Not the plan itself: it holds the node, and a node that holds itself is never freed.
+        plan.node.register_hook(_Node(call, plan.outputs, plan.late, plan.inputs))
+    return True
+
+
+_NO_SLOTS: frozenset[int] = frozenset()
+_ONE_EACH: dict[int, int] = {}
+_NOTHING: dict[int, Any] = {}
+"""Never added to: before a backward begins and after it is over."""
+
+
+@functools.cache
+def gradient_name(slot: str) -> tuple[str, SlotRole]:
+    """`input.0` -> `grad_input.0`, `kwarg.bias` -> `grad_kwarg.bias`, and the role."""
+    return f"grad_{slot}", _ROLES.get(slot.partition(".")[0], "grad_input")
+
+
+class _OnlyNode(msgspec.Struct, gc=False):
+    """The hook of a call that made one node: there is nothing to wait for and nothing to add up.
+
+    Hooks live as long as the graph. The garbage collector need not look at them: they hold no node and no tensor.
+    """
+
+    session: Collector
+    head: Head
+    output: Named
+    inputs: tuple[Named, ...]
+    notes: tuple[str, ...]
+    passes: int = 0
+
+    def __call__(self, grad_inputs: Gradients, grad_outputs: Gradients) -> None:
+        """The node has run. Never raises, and changes no gradient."""
+        session = self.session
+        if not session.on:
+            return
+        try:
+            with unseen():
+                self.passes += 1
+                slot_of, slots = session.values.slot, []
+                place, name, role = self.output
+                grad = grad_outputs[place]
+                if grad is not None:
+                    slots.append(slot_of(name, role, grad))
+                for place, name, role in self.inputs:
+                    grad = grad_inputs[place]
+                    if grad is not None:
+                        slots.append(slot_of(name, role, grad))
+                if slots:
+                    notes = self.notes if self.passes == 1 else (*self.notes, _again(self.passes))
+                    session.submit(self.head, "backward", slots, notes)
+        except Exception as error:
+            session.fail("backward", error)
+
+
+class _Node(msgspec.Struct, gc=False):
+    """The hook of one node of several, as a plan has it; the places are those of the node's gradients."""
+
+    call: BackwardCall
+    outputs: Wanted
+    late: Wanted
+    inputs: Wanted
+
+    def __call__(self, grad_inputs: Gradients, grad_outputs: Gradients) -> None:
+        """A node has run. Never raises, and changes no gradient."""
+        session = self.call.session
+        if not session.on:
+            return
+        try:
+            with unseen():
+                self.call.fired(self, grad_inputs, grad_outputs)
+        except Exception as error:
+            session.fail("backward", error)
+
+
+class BackwardCall:
+    """The backward of one call. Held by the graph through the hooks; holds no node and, once done, no tensor."""
+
+    __slots__ = (
+        "_alone", "_expected", "_fired", "_found", "_head", "_inputs", "_names", "_notes", "_passes", "_said",
+        "_shares", "_sums", "_task", "session",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        session: Collector,
+        head: Head,
+        names: list[tuple[str, SlotRole]],
+        inputs: int,
+        plans: list[NodePlan],
+        notes: tuple[str, ...],
+    ) -> None:
+        self.session = session
+        self._head = head
+        self._names = names
+        self._inputs = inputs
+        self._notes = notes
+        self._expected = len(plans)
+        # Outputs whose node has nothing else to tell; it may be replaced, and then never runs.
+        self._alone: frozenset[int] = _NO_SLOTS
+        if any(plan.late for plan in plans):
+            self._alone = frozenset(plan.outputs[0][1] for plan in plans if len(plan.outputs) == 1 and not plan.inputs)
+        # How many edges lead to an input, where there are several.
+        self._shares: dict[int, int] = _ONE_EACH
+        slots = [slot for plan in plans for _, slot in plan.inputs]
+        if len(set(slots)) < len(slots):
+            self._shares = {slot: slots.count(slot) for slot in slots}
+        self._task = -1
+        self._passes = 0
+        self._fired = 0
+        self._found: dict[int, Slot] = _NOTHING
+        self._sums: dict[int, tuple[torch.Tensor, int]] = _NOTHING
+        self._said: Sequence[str] = ()
+
+    def fired(self, node: _Node, grad_inputs: Gradients, grad_outputs: Gradients) -> None:
+        """A node has run."""
+        task = graph_task()
+        if task != self._task or self._found is _NOTHING:
+            self._begin(task)
+        for place, slot in node.outputs:
+            self._take(slot, grad_outputs[place])
+        for place, slot in node.late:
+            if slot not in self._found:
+                self._take(slot, grad_outputs[place])
+                self._said = (
+                    *self._said,
+                    f"{self._names[slot][0]}: of its base, since it was changed in place afterwards",
+                )
+                self._fired += slot in self._alone
+        for place, slot in node.inputs:
+            grad = grad_inputs[place]
+            if self._shares.get(slot, 1) == 1:
+                self._take(slot, grad)
+            else:
+                self._add(slot, grad)
+        self._fired += 1
+        if self._fired >= self._expected:
+            self.session.backward_done(task, self.finish)
+            self.finish()
+
+    def finish(self) -> None:
+        """Hand in what was found; the same nodes may run again."""
+        for slot, (tensor, _) in self._sums.items():
+            self._take(slot, tensor)
+        found, self._found, self._sums = self._found, _NOTHING, _NOTHING
+        self._fired, self._task = 0, -1
+        notes, self._said = (*self._notes, *self._said), ()
+        if self._passes > 1:
+            notes = (*notes, _again(self._passes))
+        if not found:
+            return
+        first = self._inputs
+        order = [slot for slot in found if slot >= first] + sorted([slot for slot in found if slot < first])
+        self.session.submit_backward(self._head, [found[slot] for slot in order], notes)
+
+    def _begin(self, task: int) -> None:
+        self._task = task
+        self._passes += 1
+        self._fired = 0
+        self._found, self._sums, self._said = {}, {}, ()
+        if self._expected > 1 and task >= 0:
+            self.session.backward_began(task, self.finish)
+
+    def _take(self, slot: int, grad: torch.Tensor | None) -> None:
+        if grad is not None:
+            name, role = self._names[slot]
+            self._found[slot] = self.session.values.slot(name, role, grad)
+
+    def _add(self, slot: int, grad: torch.Tensor | None) -> None:
+        """Of several edges to one input, the sum is the call's share."""
+        before = self._sums.get(slot)
+        left = (self._shares[slot] if before is None else before[1]) - 1
+        total: Any = grad if before is None else before[0]
+        if before is not None and grad is not None:
+            with quiet():
+                total = before[0].detach() + grad.detach()
+        if total is not None:
+            self._sums[slot] = (total, left)
+        if not left and total is not None:
+            self._take(slot, total)
+            del self._sums[slot]
+
+
+def _again(number: int) -> str:
+    return f"backward number {number} through this call"
 
 
 class OpenCall:
@@ -33,7 +409,7 @@ class OpenCall:
         "changes", "compiled", "head", "notes", "only_backward", "slots",
     )  # fmt: skip
 
-    def __init__(self, session: ApiSession, head: Head, *, changes: bool, only_backward: bool) -> None:
+    def __init__(self, session: Collector, head: Head, *, changes: bool, only_backward: bool) -> None:
         self.head = head
         self.slots: list[Slot] = []
         self.notes: list[str] = []

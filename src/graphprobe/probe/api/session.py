@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,77 +11,43 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.operators.autograd_edges import at_end_of_backward, graph_task, in_compiled_backward
-from graphprobe.probe.api.backward import BackwardCall, Head
-from graphprobe.probe.api.call import OpenCall
+from graphprobe.internals.operators.autograd_edges import graph_task, in_compiled_backward
+from graphprobe.probe.api.call import Collector, Head, OpenCall
 from graphprobe.probe.api.frames import Frames, in_recomputation
 from graphprobe.probe.api.paths import Paths
 from graphprobe.probe.api.plan import ApiPlan
 from graphprobe.probe.api.selection import CallSelection
-from graphprobe.probe.api.values import Values
-from graphprobe.store.api_jobs import RawCall, Slot
 from graphprobe.store.api_writer import ApiWriter
-from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion
-
-logger = logging.getLogger("graphprobe")
-
-MAX_FAILURES = 16
-"""Failures of the observers before they are detached."""
-_SLOT_BYTES = 400
-"""What a slot without values takes in the queue, roughly."""
+from graphprobe.store.calls import CallKind
 
 
-class ThreadState(threading.local):
-    """What belongs to one thread.
-
-    Attributes:
-        off: how many reasons there are not to watch: an optimizer's step, compiled code.
-        modules: the running modules, outermost first: the module, its path, and its call where it is recorded.
-        name: of the thread; empty for the one that began the dump.
-    """
-
-    def __init__(self, owner: int) -> None:
-        thread = threading.current_thread()
-        self.off = 0
-        self.modules: list[tuple[torch.nn.Module, str, OpenCall | None]] = []
-        self.name = "" if thread.ident == owner else thread.name
-
-
-class ApiSession:
+class ApiSession(Collector):
     """One dump. `on` says whether anything is collected now.
 
     Attributes:
-        plan, writer, values, paths, frames: what it works with.
-        state: of the calling thread.
+        paths, frames: what it works with.
         step: the number of the current step.
     """
 
     def __init__(self, plan: ApiPlan, writer: ApiWriter, *, model: Any = None) -> None:
-        self.plan = plan
-        self.writer = writer
-        self.values = Values(keep=plan.data == "tensor" and plan.mode != "stack", sample=plan.sample, writer=writer)
+        super().__init__(plan, writer)
         self.paths = Paths(model)
         for one in model.values() if isinstance(model, Mapping) else [model]:
             if one is not None:
                 self.values.held.learn(one, below=True)
         self.frames = Frames()
-        self.state = ThreadState(threading.get_ident())
         self.selection = CallSelection(plan)
         self.step = 0
-        self.broken = False
-        self._failures = 0
         self.closed = False
         self.recomputed = 0
         self.recover: Callable[[], None] = _nothing
         """Called where collecting is off, to find out whether what has switched it off is gone by an exception."""
         self.watch_calls: Callable[[bool], bool] = bool
         """Called between two steps with whether the next is wanted; says whether calls are watched from now on."""
-        self._pid = os.getpid()
         self._lock = threading.RLock()
         self._counts: dict[tuple[str, str], itertools.count[int]] = {}
         self._step_is_due = False
         self._by_hand = plan.step_at == "hand"
-        self._tasks: dict[int, dict[BackwardCall, None]] = {}
         self.on = self._wants(0)
 
     # What the observers call.
@@ -122,74 +86,6 @@ class ApiSession:
         stack = self.frames.stack(frame) if self.plan.stack else ()
         head = Head(self.step, kind, api, full, index, module, source, stack, self.state.name)
         return OpenCall(self, head, changes=changes, only_backward=again)
-
-    def submit(
-        self,
-        head: Head,
-        direction: CallDirection,
-        slots: list[Slot],
-        notes: tuple[str, ...] = (),
-        *,
-        compiled: CompiledRegion | None = None,
-    ) -> None:
-        """Hand in a record."""
-        values = self.values
-        if values.notes:
-            notes, values.notes = (*notes, *values.notes), []
-        self.writer.submit(
-            RawCall(
-                head.step,
-                head.kind,
-                head.api,
-                f"{head.label}.{direction}",
-                direction,
-                head.number,
-                head.module,
-                head.source,
-                head.stack,
-                head.thread if direction == "forward" else self.state.name,
-                slots if self.plan.mode != "stack" else [],
-                notes,
-                _SLOT_BYTES * (len(slots) + 1),
-                compiled,
-            )
-        )
-
-    def submit_backward(self, head: Head, slots: list[Slot], notes: tuple[str, ...]) -> None:
-        """Hand in the backward of a call."""
-        self.submit(head, "backward", slots, notes)
-
-    def backward_began(self, task: int, call: BackwardCall) -> None:
-        """Some nodes of a call have run in this backward, and others may never."""
-        waiting = self._tasks.get(task)
-        if waiting is None:
-            waiting = self._tasks[task] = {}
-            at_end_of_backward(lambda: self._end_backward(task))
-        waiting[call] = None
-
-    def backward_done(self, task: int, call: BackwardCall) -> None:
-        """All nodes of a call have run."""
-        waiting = self._tasks.get(task)
-        if waiting is not None:
-            waiting.pop(call, None)
-
-    def fail(self, observer: str, error: BaseException) -> None:
-        """An observer failed: a record is missing, and the dump says so; the program goes on, after many failures
-        without the observers."""
-        if self.broken:
-            return
-        self._failures += 1
-        why = f"{type(error).__name__}: {error}"
-        if self._failures < MAX_FAILURES:
-            reason = f"the observer of {observer} failed, and a record is missing: {why}"
-        else:
-            self.broken, self.on = True, False
-            reason = f"the observer of {observer} failed {self._failures} times and was detached: {why}"
-            self.writer.stop(reason)
-        self.writer.missing(reason)
-        if os.getpid() == self._pid and (self.broken or self._failures == 1):
-            told = "nothing more is dumped" if self.broken else "the dump goes on"
-            logger.warning("graphprobe: %s; %s", reason, told, exc_info=error)
 
     # Steps.
 
@@ -246,11 +142,6 @@ class ApiSession:
         if counter is None:
             counter = self._counts.setdefault(key, itertools.count())
         return next(counter)
-
-    def _end_backward(self, task: int) -> None:
-        for call in self._tasks.pop(task, {}):
-            if self.on:
-                call.finish()
 
     @property
     def folder(self) -> Path:

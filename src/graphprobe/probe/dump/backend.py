@@ -18,10 +18,8 @@ from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.instrument import compile_instrumented
 from graphprobe.probe.dump.interpreter import boxed, interpreted
 from graphprobe.probe.dump.kernel import compile_watched
-from graphprobe.probe.dump.model import DumpModel
-from graphprobe.probe.dump.observers import begin_single_ops
-from graphprobe.probe.dump.session import DumpSession
-from graphprobe.probe.dump.sessions import session_for
+from graphprobe.probe.dump.session import DumpModel, DumpSession
+from graphprobe.probe.dump.sessions import begin_single_ops, session_for
 from graphprobe.records import Direction
 from graphprobe.store.dump_records import Engine
 

@@ -10,9 +10,7 @@ from typing import Any
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.dump.model import DumpGraph, DumpModel, why_no_call
-from graphprobe.probe.dump.ops import GraphOp, OpExecution
-from graphprobe.probe.dump.running import GraphCall
+from graphprobe.probe.dump.session import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, why_no_call
 from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
 from graphprobe.probe.dump.tensors import dump_value, is_tensor
 from graphprobe.store import dump_layout

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from torch.fx import Graph, Node
 
 from graphprobe.engine.naming import LINE, TORCH, module_of, op_of
-from graphprobe.probe.dump.ops import DATA, GraphOp
 from graphprobe.probe.dump.scoped import is_scoped
+from graphprobe.probe.dump.session import DATA, GraphOp
 from graphprobe.probe.dump.traits import traits_of_graph
 from graphprobe.records import Direction
 from graphprobe.select import OpFacts

@@ -21,10 +21,8 @@ from graphprobe.internals.tensors.plain_tensors import InputMemory
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import ops_of_graph
 from graphprobe.probe.dump.instrument_graph import INPUTS, OUTPUTS, Inserted, insert_recorders
-from graphprobe.probe.dump.model import DumpGraph, DumpModel
-from graphprobe.probe.dump.ops import GraphOp, OpExecution
-from graphprobe.probe.dump.running import GraphCall, under_way
 from graphprobe.probe.dump.scoped import is_scoped
+from graphprobe.probe.dump.session import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, under_way
 from graphprobe.records import Direction
 
 

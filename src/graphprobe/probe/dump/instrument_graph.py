@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from graphprobe.internals.operators.operators import operator_of, value_of, writes_to
 from graphprobe.probe.dump.facts import DATA_OPS
-from graphprobe.probe.dump.ops import GraphOp, Values
+from graphprobe.probe.dump.session import GraphOp, Values
 from graphprobe.store.dump_slots import slots_from_inputs, slots_from_outputs
 
 INPUTS, OUTPUTS, BOTH = 1, 2, 3

@@ -10,9 +10,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.internals.tensors.plain_tensors import InputMemory
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import DATA_OPS, ops_of_graph
-from graphprobe.probe.dump.model import DumpModel
-from graphprobe.probe.dump.ops import GraphOp
-from graphprobe.probe.dump.running import GraphCall, under_way
+from graphprobe.probe.dump.session import DumpModel, GraphCall, GraphOp, under_way
 from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.records import Direction
 from graphprobe.store.dump_slots import slots_from_inputs, slots_from_outputs

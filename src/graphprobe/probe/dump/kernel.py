@@ -11,8 +11,7 @@ from graphprobe.internals.inductor.dump_taps import Lowered, NotSeen, lower
 from graphprobe.internals.launches.launches import Launching, LaunchTap
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.launch_ops import LaunchOp, ops_of_code
-from graphprobe.probe.dump.model import DumpGraph, DumpModel
-from graphprobe.probe.dump.running import current_call, under_way
+from graphprobe.probe.dump.session import DumpGraph, DumpModel, current_call, under_way
 from graphprobe.records import Direction
 
 

@@ -14,8 +14,8 @@ from graphprobe.internals.inductor.dump_taps import Lowered
 from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.launches.launch_io import LaunchIO, Use, launch_ios
 from graphprobe.probe.dump.facts import DATA_OPS, facts_of, source_text, type_of
-from graphprobe.probe.dump.ops import DATA, GraphOp, Values
 from graphprobe.probe.dump.scoped import is_scoped
+from graphprobe.probe.dump.session import DATA, GraphOp, Values
 from graphprobe.probe.dump.traits import OpTraits, traits_of_launches
 from graphprobe.records import Direction
 from graphprobe.select import OpFacts

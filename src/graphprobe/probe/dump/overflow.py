@@ -13,12 +13,10 @@ import torch
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.dump.model import DumpGraph, DumpModel, why_no_call
-from graphprobe.probe.dump.ops import GraphOp, OpExecution, Values
 from graphprobe.probe.dump.overflow_repro import repro_of
 from graphprobe.probe.dump.overflow_rules import Judge, Summary, Verdict
 from graphprobe.probe.dump.overflow_values import elements, judged, memory_of, row_of, summary_from_row, summary_of
-from graphprobe.probe.dump.running import GraphCall
+from graphprobe.probe.dump.session import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, Values, why_no_call
 from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
 from graphprobe.probe.dump.tensors import dump_value, is_tensor
 from graphprobe.store import dump_layout

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.probe.dump.ops import GraphOp, Values
+from graphprobe.probe.dump.session import GraphOp, Values
 
 _TEMPLATE = '''"""Runs {name} again on the inputs in {file}: {why}. Exit code 1 when it happens again."""
 import json, math, pathlib, struct, sys

@@ -12,8 +12,8 @@ from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors.weak_storage import span_of
 from graphprobe.probe.dump.infinities import largest
-from graphprobe.probe.dump.ops import Values
 from graphprobe.probe.dump.overflow_rules import Problem, Summary
+from graphprobe.probe.dump.session import Values
 
 MOST_ELEMENTS = 8
 """Elements of an output that are named."""

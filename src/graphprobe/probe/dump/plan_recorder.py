@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from graphprobe.dump_plan import DumpPlan, ModelEntry
-from graphprobe.probe.dump.model import DumpGraph
 from graphprobe.probe.dump.recorder import OP_SWITCH, Recorder
+from graphprobe.probe.dump.session import DumpGraph
 from graphprobe.probe.dump.single_ops import MODEL
 from graphprobe.store.dump_writer import DumpWriter
 

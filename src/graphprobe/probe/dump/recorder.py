@@ -8,9 +8,16 @@ from typing import Any, NamedTuple
 
 from graphprobe.dump_plan import Chosen, DumpPlan, ModelEntry, OpChooser
 from graphprobe.probe.dump.memo import Stats, StatsMemo
-from graphprobe.probe.dump.model import DumpGraph, DumpModel, why_no_call
-from graphprobe.probe.dump.ops import GraphOp, OpExecution, Values
-from graphprobe.probe.dump.running import GraphCall, place_of
+from graphprobe.probe.dump.session import (
+    DumpGraph,
+    DumpModel,
+    GraphCall,
+    GraphOp,
+    OpExecution,
+    Values,
+    place_of,
+    why_no_call,
+)
 from graphprobe.probe.dump.tensors import dump_value, is_tensor, stream_of
 from graphprobe.records import TensorMeta
 from graphprobe.store.dump_form import OpForm

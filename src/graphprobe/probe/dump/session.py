@@ -1,4 +1,7 @@
-"""A dump of this process: the plan, the writer, the models that were compiled, and the observers of their ops."""
+"""A dump of this process while the program runs: the session, its models, graphs and ops, and each call of a graph.
+
+An op of a graph is told to observers before and after it has run; the faults of these are kept in.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,316 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import GraphprobeError
 from graphprobe.probe import environment
-from graphprobe.probe.dump.model import DumpGraph, DumpModel
-from graphprobe.probe.dump.observers import observers_of
-from graphprobe.probe.dump.ops import GraphOp, OpObserver
-from graphprobe.probe.dump.running import GraphCall
-from graphprobe.probe.dump.steps import Forward, StepCounter
+from graphprobe.probe.dump.forwards import Forward, Forwards, StepCounter
 from graphprobe.probe.dump.tensors import device_index, is_capturing
+from graphprobe.probe.dump.traits import NONE, OpTraits
 from graphprobe.records import Direction
+from graphprobe.select import OpFacts
 from graphprobe.settings import resolve
-from graphprobe.store.dump_records import DumpManifest, Engine, dump_manifest_from_run
+from graphprobe.store.dump_records import DumpManifest, Engine, OpInfo, Place, dump_manifest_from_run
 from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
 
 logger = logging.getLogger("graphprobe")
+
+
+class DumpModel:
+    """One compile by Dynamo. A recompile, and what follows a graph break, is a model of its own.
+
+    Attributes:
+        session: the dump it belongs to.
+        name: the class of the module, or the function, that was compiled; `names` are all it goes by.
+        number: in order of appearance, from 0; the `model_id`.
+        counter: of the steps; recompilations of a function share it.
+    """
+
+    def __init__(self, session: DumpSession, names: Sequence[str], number: int, counter: StepCounter) -> None:
+        self.session = session
+        self.names = tuple(dict.fromkeys(names)) or ("graph",)
+        self.name = self.names[0]
+        self.number = number
+        self.counter = counter
+        self.forwards = Forwards()
+        self.called = False
+        self._dumped = 0
+        self._lock = threading.Lock()
+
+    def data_index(self, forward: Forward, *, by_step: bool) -> int:
+        """The folder of a step: its number when steps are selected, else how many were dumped before it."""
+        with self._lock:
+            if forward.data_index is None:
+                forward.data_index = forward.step if by_step else self._dumped
+                self._dumped += 1
+            return forward.data_index
+
+
+class DumpGraph:
+    """A graph of a model, with its ops in the order in which they run.
+
+    Attributes:
+        direction: `forward` also for a graph without a backward; `pre_grad` for Dynamo's own.
+        engine, perturbs: what runs it, and whether that changes what the program computes.
+        trains: whether a backward of it may come.
+    """
+
+    def __init__(
+        self,
+        model: DumpModel,
+        direction: Direction,
+        ops: Sequence[GraphOp],
+        *,
+        engine: Engine,
+        perturbs: bool,
+        trains: bool = False,
+    ) -> None:
+        self.model = model
+        self.direction: Direction = direction
+        self.ops = tuple(ops)
+        self.engine: Engine = engine
+        self.perturbs = perturbs
+        self.trains = trains
+
+    def __repr__(self) -> str:
+        return f"{self.model.name} ({self.model.number}), {self.direction}"
+
+
+def why_no_call(plan: DumpPlan, models: Iterable[DumpModel]) -> str:
+    """Why nothing of these models was looked at, although it was wanted."""
+    models = list(models)
+    called = [model for model in models if model.called]
+    if not models:
+        return "no model was compiled with this backend"
+    if not called:
+        return "no model that was compiled has run"
+    steps = max(model.counter.steps for model in called)
+    if plan.steps is not None and plan.steps.ranges[0][0] >= steps:
+        of = "" if len(called) == len(models) else f" of {', '.join(dict.fromkeys(m.name for m in called))}"
+        return f"dump_step selects none of the steps 0 to {steps - 1}{of}, which were all"
+    return "the graphs that hold what is selected were not called in a step that is dumped"
+
+
+DATA = "Data"
+"""Type of an op that is a graph input or a constant, as TorchAir has it."""
+
+Values = Sequence[tuple[str, Any]]
+"""Slots with the live value of each: tensors, and arguments without any. Only good until the op goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOp:
+    """An op of a graph, or a launch of its compiled code.
+
+    Attributes:
+        index: its position in `DumpGraph.ops`.
+        info: what every record of it says.
+        facts: what it can be selected by.
+        data: whether it is a graph input or a constant of the graph.
+        reads_data: indices of the data ops that it reads.
+        notes: for its records, e.g. which buffer lies in which slot.
+        scoped: whether the program marked it, in a block that asks for a dump.
+        traits: what it reads and writes by name, and which infinities are meant.
+    """
+
+    index: int
+    info: OpInfo
+    facts: OpFacts
+    data: bool = False
+    reads_data: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+    scoped: bool = False
+    traits: OpTraits = NONE
+
+
+@dataclass(slots=True, eq=False)
+class OpExecution:
+    """One execution of an op, from just before it runs until just after.
+
+    Attributes:
+        op, call: which op, in which call of its graph.
+        inputs: what it reads, live. An op that writes into one has done so in `after`.
+        outputs: what it wrote, live; None before it has run.
+        state: by observer, whatever `before` wants `after` to find.
+    """
+
+    op: GraphOp
+    call: GraphCall
+    inputs: Values
+    outputs: Values | None = None
+    state: dict[OpObserver, Any] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> DumpGraph:
+        """The graph that the op belongs to."""
+        return self.call.graph
+
+
+class OpObserver(Protocol):
+    """Told what ops read and wrote, on the thread that runs them. May look at live tensors, and change none.
+
+    One that raises is detached and reported; the program and the other observers go on.
+    """
+
+    def wants(self, graph: DumpGraph) -> Collection[int]:
+        """A graph was compiled: indices of the ops it wants to be told of."""
+
+    def due(self, graph: DumpGraph, step: int) -> bool:
+        """Whether it wants a call of this graph; asked once a call."""
+
+    def before(self, execution: OpExecution) -> None:
+        """An op is about to run."""
+
+    def after(self, execution: OpExecution) -> None:
+        """An op has run."""
+
+    def raised(self, execution: OpExecution, error: BaseException) -> None:
+        """An op has raised; the error goes on to the program."""
+
+    def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
+        """The graph has returned or raised."""
+
+    def close(self) -> list[str]:
+        """The dump ends. Returns what the user should know, one sentence each."""
+
+
+class GraphCall:
+    """One call of a graph, of which at least one observer wants to know.
+
+    Attributes:
+        graph: what is called.
+        forward: the step that it belongs to.
+        device_id: index of the device, 0 for the CPU.
+        wanted: indices of the ops that somebody wants to be told of.
+        result: what the graph has returned; None before.
+        state: by observer, whatever it keeps for the length of the call.
+    """
+
+    def __init__(
+        self,
+        session: DumpSession,
+        graph: DumpGraph,
+        forward: Forward,
+        device_id: int,
+        observers: Sequence[tuple[OpObserver, frozenset[int]]],
+    ) -> None:
+        self.session = session
+        self.graph = graph
+        self.forward = forward
+        self.device_id = device_id
+        self.result: Any = None
+        self.state: dict[OpObserver, Any] = {}
+        self.wanted: frozenset[int] = frozenset().union(*(wanted for _, wanted in observers))
+        self._observers = tuple(observers)
+        self._alike = all(wanted == self.wanted for _, wanted in observers)
+        """Whether each observer wants whatever any of them wants."""
+
+    @property
+    def step(self) -> int:
+        """Number of the step, from 0."""
+        return self.forward.step
+
+    def before(self, index: int, inputs: Values) -> OpExecution | None:
+        """The op of that index is about to run with `inputs`; the result is for `after`. None: nobody wants it."""
+        if index not in self.wanted:
+            return None
+        execution = OpExecution(self.graph.ops[index], self, inputs)
+        for item in self._observers_of(index):
+            try:
+                item[0].before(execution)
+            except Exception as error:
+                self._detach(item, error, index)
+        return execution
+
+    def after(self, execution: OpExecution | None, outputs: Values) -> None:
+        """It has run, and wrote `outputs`."""
+        if execution is not None:
+            execution.outputs = outputs
+            index = execution.op.index
+            for item in self._observers_of(index):
+                try:
+                    item[0].after(execution)
+                except Exception as error:
+                    self._detach(item, error, index)
+
+    def raised(self, execution: OpExecution | None, error: BaseException) -> None:
+        """It has raised."""
+        if execution is not None:
+            index = execution.op.index
+            for item in self._observers_of(index):
+                try:
+                    item[0].raised(execution, error)
+                except Exception as own:
+                    self._detach(item, own, index)
+
+    def record(self, index: int, inputs: Values, outputs: Values) -> None:
+        """`before` and `after` in one, for an engine that sees an op only once it has run."""
+        self.after(self.before(index, inputs), outputs)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The graph has returned, or raised."""
+        for item in self._observers:
+            try:
+                item[0].call_ends(self, error)
+            except Exception as own:
+                self._detach(item, own, None)
+
+    def _observers_of(self, index: int) -> Sequence[tuple[OpObserver, frozenset[int]]]:
+        """Those that want an op which somebody wants. Not changed when one is detached meanwhile."""
+        return self._observers if self._alike else [item for item in self._observers if index in item[1]]
+
+    def _detach(self, item: tuple[OpObserver, frozenset[int]], error: Exception, index: int | None) -> None:
+        """The program must not see our faults."""
+        self._observers = tuple(other for other in self._observers if other is not item)
+        where = self.graph.ops[index].info.op_name if index is not None else repr(self.graph)
+        self.session.detach(item[0], error, where)
+
+
+class _Calls(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[GraphCall] = []
+
+
+_calls = _Calls()
+
+
+def current_call() -> GraphCall | None:
+    """The call under way on this thread, for ops that know nothing but their index. None when none is dumped."""
+    return _calls.stack[-1] if _calls.stack else None
+
+
+class under_way:  # noqa: N801  # reads as a statement: `with under_way(call):`
+    """Makes `call` the current one of this thread, and ends it on the way out, also on an error."""
+
+    def __init__(self, call: GraphCall) -> None:
+        self._call = call
+
+    def __enter__(self) -> GraphCall:
+        _calls.stack.append(self._call)
+        return self._call
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: object) -> None:
+        _calls.stack.remove(self._call)
+        self._call.end(error)
+
+
+def place_of(call: GraphCall, *, by_step: bool) -> Place:
+    """The folder that a call's records go to; `by_step`: it is named by the step, else by a counter."""
+    model = call.graph.model
+    return Place(
+        model_name=model.name,
+        model_id=model.number,
+        data_index=model.data_index(call.forward, by_step=by_step),
+        device_id=call.device_id,
+        step=call.step,
+    )
 
 
 class DumpSession:
@@ -49,8 +341,9 @@ class DumpSession:
         self._lost: dict[str, tuple[str, str]] = {}
         self._detached: set[int] = set()
         self._closed = False
-        self.observers, lacking = observers_of(self)
-        for text in (*plan.warnings, *lacking):
+        self.observers: tuple[OpObserver, ...] = ()
+        """Told of the ops; handed in before the first model is compiled."""
+        for text in plan.warnings:
             self.note(text)
 
     # -- what engines call --------------------------------------------------------------------------------------------

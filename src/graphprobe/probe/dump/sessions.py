@@ -1,4 +1,4 @@
-"""The dumps of this process: one for each plan, closed when the process ends."""
+"""The dumps of this process: one for each plan, with the observers it asks for, closed when the process ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from collections.abc import Callable
 import msgspec
 
 from graphprobe.dump_plan import DumpPlan
-from graphprobe.probe.dump.session import DumpSession
+from graphprobe.probe.dump.exception import ExceptionObserver
+from graphprobe.probe.dump.overflow import OverflowObserver
+from graphprobe.probe.dump.plan_recorder import PlanRecorder
+from graphprobe.probe.dump.session import DumpSession, OpObserver
+from graphprobe.probe.dump.single_ops import SingleOps
+from graphprobe.probe.dump.watch import WatchObserver
 
 
 class _Sessions:
@@ -31,6 +36,7 @@ def session_for(plan: DumpPlan) -> DumpSession:
         found = _sessions.by_plan.get(key)
         if found is None or found.closed:
             found = _sessions.by_plan[key] = DumpSession(plan)
+            found.observers = observers_of(found)
         if _sessions.at_exit is None:
             _sessions.at_exit = atexit.register(close_all)
         return found
@@ -48,3 +54,25 @@ def close_all() -> None:
         session.close()
     with _sessions.lock:
         _sessions.by_plan.clear()
+
+
+def observers_of(session: DumpSession) -> tuple[OpObserver, ...]:
+    """Those that a session's plan asks for."""
+    plan = session.plan
+    found: list[OpObserver] = [PlanRecorder(plan, session.writer)] if plan.models or plan.single_ops else []
+    if plan.overflow:
+        found.append(OverflowObserver(plan, session.writer))
+    if plan.watch:
+        found.append(WatchObserver(plan, session.writer))
+    if plan.exceptions:
+        found.append(ExceptionObserver(plan, session.writer))
+    if plan.single_ops:
+        found.append(SingleOps(session))
+    return tuple(found)
+
+
+def begin_single_ops(session: DumpSession) -> None:
+    """Watch the ops outside compiled graphs, if the plan asks for that; on this thread, from now on."""
+    for observer in session.observers:
+        if isinstance(observer, SingleOps):
+            observer.start()

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from graphprobe.dump_plan import DumpPlan
-from graphprobe.probe.dump.ops import GraphOp
-from graphprobe.probe.dump.running import GraphCall, place_of
+from graphprobe.probe.dump.session import GraphCall, GraphOp, place_of
 from graphprobe.store import dump_layout
 from graphprobe.store.dump_append import AppendFile
 from graphprobe.store.dump_records import Place

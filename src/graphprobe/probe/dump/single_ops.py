@@ -10,10 +10,8 @@ from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps, Lines, in_backward, program_lines
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import source_text, type_of
-from graphprobe.probe.dump.model import DumpGraph, DumpModel
-from graphprobe.probe.dump.ops import GraphOp, OpExecution
-from graphprobe.probe.dump.running import GraphCall, under_way
-from graphprobe.probe.dump.steps import Forward, Forwards, StepCounter
+from graphprobe.probe.dump.forwards import Forward, Forwards, StepCounter
+from graphprobe.probe.dump.session import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, under_way
 from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.probe.dump.traits import OpTraits
 from graphprobe.records import Direction

@@ -12,9 +12,7 @@ import torch
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors.weak_storage import span_of
-from graphprobe.probe.dump.model import DumpGraph, why_no_call
-from graphprobe.probe.dump.ops import GraphOp, OpExecution
-from graphprobe.probe.dump.running import GraphCall
+from graphprobe.probe.dump.session import DumpGraph, GraphCall, GraphOp, OpExecution, why_no_call
 from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
 from graphprobe.probe.dump.tensors import dump_value, is_tensor
 from graphprobe.probe.dump.watched import COPY_BYTES, Budget, Change, WatchedValue, change_from_row, watch

@@ -13,7 +13,7 @@ from graphprobe.engine.tensor_stats import readable, stats_of
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors.weak_storage import WeakMemory, span_of, version_of
-from graphprobe.probe.dump.ops import GraphOp
+from graphprobe.probe.dump.session import GraphOp
 
 COPY_BYTES = 256 << 20
 """Copies of watched values; of what is over, digests are kept, which tell that something changed and not where."""
