@@ -137,8 +137,7 @@ def compare(
         NotComparableError: one is of compiled graphs, and the other of API calls.
         SchemaError: a dump was written by a newer graphprobe.
     """
-    if jobs is not None and not _is_number(jobs):
-        raise UsageError(f"compare(jobs={jobs!r}): it takes a number of threads from 1, or None")
+    _check_number("compare", "threads", jobs=jobs)
     if not isinstance(scheduler, str):
         raise UsageError(f"compare(scheduler={scheduler!r}): it takes the address of a Dask scheduler as text")
     chosen_steps, chosen_ranks = _numbers("steps", steps), _numbers("ranks", ranks)
@@ -188,10 +187,8 @@ def reduce(
         case: a dossier that `diagnose` wrote, a graph of a run as Python, or the folder of a reduction. It is imported,
             so it can do whatever a script can. `graphprobe reduce SCRIPT` takes a whole program.
         out: folder of the reduction, new or empty, except with `resume`. Default: `CASE-reduced`, beside the case.
-        check: a shell command that says whether a repro fails, and runs in its folder: exit code 0 passes, 125 is
-            unresolved, all others fail.
-        fail_regex: what the failure must match: the exception with its traceback, the differences, or the output of
-            `check`.
+        check: a shell command that runs in the repro's folder: exit code 0 passes, 125 is unresolved, all others fail.
+        fail_regex: what must match: the exception with its traceback, the differences, or the output of `check`.
         timeout_s: for one candidate.
         memory_bytes: that one candidate may take; None: three quarters of what is free.
         budget_s, max_calls: end after so many seconds or candidates with what was found.
@@ -206,20 +203,10 @@ def reduce(
     Raises:
         UsageError: the case cannot be read or run uncompiled, or an argument is not of the kind named above.
     """
-    for name, value in (("timeout_s", timeout_s), ("budget_s", budget_s), ("memory_bytes", memory_bytes)):
-        if value is not None and not _is_amount(value):
-            raise UsageError(f"reduce({name}={value!r}): it takes a number above 0")
-    if max_calls is not None and not _is_number(max_calls):
-        raise UsageError(f"reduce(max_calls={max_calls!r}): it takes a number of candidates from 1, or None")
-    if isinstance(hints, str):
-        raise UsageError(f"reduce(hints={hints!r}): it takes a list of names", hint=f"hints=[{hints!r}]")
-    try:
-        re.compile(fail_regex or "")
-    except (re.error, TypeError) as error:
-        raise UsageError(f"reduce(fail_regex={fail_regex!r}): it is no regular expression: {error}") from error
+    _check_search(hints, fail_regex, max_calls)
+    _check_amounts("reduce", timeout_s=timeout_s, budget_s=budget_s, memory_bytes=memory_bytes)
     path = _path("reduce(case", case)
     folder = reduction_folder(path, resume=resume) if out is None else _path("reduce(out", out).absolute()
-
     from graphprobe.diagnose.reduction.load_case import load_case
     from graphprobe.diagnose.reduction.reduce_case import reduce_case
 
@@ -313,6 +300,28 @@ def _path(argument: str, value: Any) -> Path:
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
         raise UsageError(f"{argument}={value!r:.80}): it takes a path")
     return Path(value)
+
+
+def _check_amounts(function: str, **given: object) -> None:
+    for name, value in given.items():
+        if value is not None and not _is_amount(value):
+            raise UsageError(f"{function}({name}={value!r}): it takes a number above 0")
+
+
+def _check_number(function: str, noun: str, **given: object) -> None:
+    for name, value in given.items():
+        if value is not None and not _is_number(value):
+            raise UsageError(f"{function}({name}={value!r}): it takes a number of {noun} from 1, or None")
+
+
+def _check_search(hints: object, fail_regex: str | None, max_calls: object) -> None:
+    _check_number("reduce", "candidates", max_calls=max_calls)
+    if isinstance(hints, str):
+        raise UsageError(f"reduce(hints={hints!r}): it takes a list of names", hint=f"hints=[{hints!r}]")
+    try:
+        re.compile(fail_regex or "")
+    except (re.error, TypeError) as error:
+        raise UsageError(f"reduce(fail_regex={fail_regex!r}): it is no regular expression: {error}") from error
 
 
 def _is_amount(value: object) -> bool:

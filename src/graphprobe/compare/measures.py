@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -243,62 +244,9 @@ def measure_statistics(
         return Measures(basis="statistics", reason="masked with the largest number of the dtype, which hides all else")
     if "nan" not in known:
         candidate, reference = _of_all_elements(candidate), _of_all_elements(reference)
-    u = noise_unit(*dtypes)
-    n = max(1, reference.count)
-    rms = max(_rms(candidate, known), _rms(reference, known))
-    share = 1 / math.sqrt(n) + C0
-    smallest = _smallest_normal(*dtypes)
-    top, worst_name, unequal = 0.0, "", 0
-    rounded = True
-    u_or_exact = u if u else 2.0**-24
-    pairs = (
-        ("max", candidate.max, reference.max),
-        ("min", candidate.min, reference.min),
-        ("mean", candidate.mean, reference.mean),
-        ("l2", candidate.l2, reference.l2),
-        ("std", candidate.std, reference.std),
-    )
-    for name, a, b in pairs:
-        if a == b or a is None or b is None or name not in known or (a != a and b != b):
-            continue
-        if reduction and name in ("mean", "l2", "std") and _overflowed(a, b, candidate, reference, known):
-            continue
-        error = abs(a - b)
-        if not error < math.inf:
-            unequal += 1
-            top, worst_name, rounded = HUGE, name, False
-            continue
-        size = abs(a) if abs(a) > abs(b) else abs(b)
-        if name in ("max", "min"):
-            limit = size if size > smallest else smallest
-            unit = u_or_exact * limit + C0 * u * rms
-            rounded = rounded and error <= 1.0001 * u * limit
-        elif name == "mean":
-            unit = u_or_exact * max(rms, smallest) * share if u else u_or_exact * size
-        else:
-            unit = u_or_exact * max(size, smallest) * (share if u else 1.0)
-            unit = max(unit, u_or_exact * rms * share) if name == "std" else unit
-        # What another tool wrote as float32 has that rounding on top.
-        unit += 2.0**-23 * size
-        allowed = 2.0**-23 * size if reduction else 0.0
-        if reduction and name not in ("max", "min"):
-            summed = 2.0**-23 * rms if name == "mean" else 2.0**-24 * size * n / 1024
-            own = reduction * size + summed
-            unit, allowed = unit + own, ROUNDED * own
-        unequal += error > allowed
-        z = min(error / unit, HUGE) if unit else HUGE
-        if z > top:
-            top, worst_name = z, name
-        rounded = rounded and z <= ROUNDED
-    wrong = worse = 0
-    for name, mine, theirs in (
-        ("nan", candidate.nan, reference.nan),
-        ("positive_inf", candidate.positive_inf, reference.positive_inf),
-        ("negative_inf", candidate.negative_inf, reference.negative_inf),
-    ):
-        if mine != theirs and name in known:
-            gap = mine - theirs
-            wrong, worse = wrong + abs(gap), worse + gap
+    rounding = _rounding_of(candidate, reference, known, dtypes, reduction)
+    top, worst_name, unequal, rounded = _differences(candidate, reference, known, rounding)
+    wrong, worse = _other_classes(candidate, reference, known)
     reason = ""
     if top:
         reason = f"{worst_name} {getattr(candidate, worst_name):.6g} for {getattr(reference, worst_name):.6g}"
@@ -312,6 +260,98 @@ def measure_statistics(
         rounding=rounded and not wrong,
         reason=reason,
     )
+
+
+class _Rounding(NamedTuple):
+    """What rounding may do to the statistics of two tensors.
+
+    Attributes:
+        u, least: of the coarser dtype; `least` is that of float32 where the dtype is exact.
+        rms: of the larger side.
+        share: of an error of one element in that of a sum.
+        smallest: the smallest normal number.
+        reduction: u of the dtype in which one side was computed, 0 if both come from one exact way.
+    """
+
+    u: float
+    least: float
+    elements: int
+    rms: float
+    share: float
+    smallest: float
+    reduction: float
+
+    def unit_of(self, name: str, size: float) -> float:
+        """What it does to a statistic of that size."""
+        if name in ("max", "min"):
+            unit = self.least * max(size, self.smallest) + C0 * self.u * self.rms
+        elif name == "mean":
+            unit = self.least * max(self.rms, self.smallest) * self.share if self.u else self.least * size
+        else:
+            unit = self.least * max(size, self.smallest) * (self.share if self.u else 1.0)
+            unit = max(unit, self.least * self.rms * self.share) if name == "std" else unit
+        # What another tool wrote as float32 has that rounding on top.
+        return unit + 2.0**-23 * size
+
+    def of_reduction(self, name: str, size: float) -> float:
+        """What torch's own reduction adds to that of a mean, l2 or standard deviation."""
+        if not self.reduction or name in ("max", "min"):
+            return 0.0
+        summed = 2.0**-23 * self.rms if name == "mean" else 2.0**-24 * size * self.elements / 1024
+        return self.reduction * size + summed
+
+
+def _rounding_of(
+    candidate: TensorStats,
+    reference: TensorStats,
+    known: frozenset[str],
+    dtypes: tuple[str, str],
+    reduction: float,
+) -> _Rounding:
+    u, count = noise_unit(*dtypes), max(1, reference.count)
+    rms = max(_rms(candidate, known), _rms(reference, known))
+    share = 1 / math.sqrt(count) + C0
+    return _Rounding(u, u if u else 2.0**-24, count, rms, share, _smallest_normal(*dtypes), reduction)
+
+
+def _differences(
+    candidate: TensorStats, reference: TensorStats, known: frozenset[str], rounding: _Rounding
+) -> tuple[float, str, int, bool]:
+    """The largest difference in units of rounding, of which statistic; how many differ; whether all may be rounding."""
+    top, worst_name, unequal, rounded = 0.0, "", 0, True
+    for name in ("max", "min", "mean", "l2", "std"):
+        a, b = getattr(candidate, name), getattr(reference, name)
+        if a == b or a is None or b is None or name not in known or (a != a and b != b):
+            continue
+        extreme = name in ("max", "min")
+        if rounding.reduction and not extreme and _overflowed(a, b, candidate, reference, known):
+            continue
+        error = abs(a - b)
+        if not error < math.inf:
+            unequal += 1
+            top, worst_name, rounded = HUGE, name, False
+            continue
+        size = max(abs(a), abs(b))
+        if extreme:
+            rounded = rounded and error <= 1.0001 * rounding.u * max(size, rounding.smallest)
+        own = rounding.of_reduction(name, size)
+        unit = rounding.unit_of(name, size) + own
+        unequal += error > (2.0**-23 * size if rounding.reduction and extreme else ROUNDED * own)
+        z = min(error / unit, HUGE) if unit else HUGE
+        if z > top:
+            top, worst_name = z, name
+        rounded = rounded and z <= ROUNDED
+    return top, worst_name, unequal, rounded
+
+
+def _other_classes(candidate: TensorStats, reference: TensorStats, known: frozenset[str]) -> tuple[int, int]:
+    """By how much the counts of NaN and infinities differ, and how many more the candidate has."""
+    gaps = [
+        getattr(candidate, name) - getattr(reference, name)
+        for name in ("nan", "positive_inf", "negative_inf")
+        if name in known
+    ]
+    return sum(map(abs, gaps)), sum(gaps)
 
 
 @functools.cache

@@ -85,7 +85,7 @@ def faulty_launches(
         most: stop after so many.
     """
     report = MixingReport(launches=len(mixed.launches))
-    search = _Search(mixed, inputs, judge, wide)
+    search = _KernelSearch(mixed, inputs, judge, wide)
     before = mixed.runs
     with watched_lowering() as compiled:
         report.problem = search.find(most)
@@ -103,7 +103,7 @@ def _faulty(at: int, launch: MixedLaunch, runs: int, error: LocalError) -> Fault
     return FaultyLaunch(at, io.name, io.line, launch.how, launch.sources, launch.lines, runs, wrong, error.z)
 
 
-class _Search:
+class _KernelSearch:
     def __init__(self, mixed: MixedGraph, inputs: Sequence[Any], judge: Judge, wide: bool) -> None:
         self._mixed, self._inputs, self._judge, self._wide = mixed, inputs, judge, wide
         self._usable: list[int] = []

@@ -200,6 +200,34 @@ def _call(fn: Callable[..., Any], state: dict[str, Any], args: Any, kwargs: Any)
     return [array_from(leaf) for leaf in leaves(result) if is_noisy(leaf)]
 
 
+def _runner(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    roundoff: float,
+    shared: torch.Generator,
+    pointwise: bool,
+) -> Callable[..., list[Array]]:
+    """Runs `fn` in float64: as `run()` on the captured inputs, `run(number)` on perturbed ones."""
+    state: dict[str, Any] = {}
+    if isinstance(fn, torch.nn.Module):
+        state = {**dict(fn.named_parameters()), **dict(fn.named_buffers())}
+    positional, named = _map(_wide_dtype, tuple(args)), _map(_wide_dtype, dict(kwargs))
+
+    def run(number: int | None = None, magnitude: bool = False) -> list[Array]:
+        generator = None if number is None else shared
+        flips: Iterator[int] = itertools.repeat(1)
+        if pointwise and number is not None:  # the same signs in each run, but for the flips
+            generator, flips = (
+                torch.Generator().manual_seed(shared.initial_seed()),
+                itertools.cycle(BALANCED[number % len(BALANCED)]),
+            )
+        change = functools.partial(_input, roundoff=roundoff, generator=generator, magnitude=magnitude, flips=flips)
+        return _call(fn, _map(change, state), _map(change, positional), _map(change, named))
+
+    return run
+
+
 def references(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -238,20 +266,8 @@ def references(
     """
     if runs < 0:
         raise UsageError(f"runs must not be negative, not {runs}")
-    state: dict[str, Any] = {}
-    if isinstance(fn, torch.nn.Module):
-        state = {**dict(fn.named_parameters()), **dict(fn.named_buffers())}
     shared = torch.Generator().manual_seed(seed)
-    positional, named = _map(_wide_dtype, tuple(args)), _map(_wide_dtype, dict(kwargs or {}))
-
-    def run(number: int | None = None, magnitude: bool = False) -> list[Array]:
-        generator = None if number is None else shared
-        flips: Iterator[int] = itertools.repeat(1)
-        if pointwise and number is not None:  # the same signs in each run, but for the flips
-            generator, flips = torch.Generator().manual_seed(seed), itertools.cycle(BALANCED[number % len(BALANCED)])
-        change = functools.partial(_input, roundoff=roundoff, generator=generator, magnitude=magnitude, flips=flips)
-        return _call(fn, _map(change, state), _map(change, positional), _map(change, named))
-
+    run = _runner(fn, args, kwargs or {}, roundoff, shared, pointwise)
     exact = run()
     sigmas = [RunningSigma(values, roundoff) for values in exact]
     for number in range(runs):

@@ -213,11 +213,7 @@ def divergences(
     Raises:
         UsageError: shapes differ.
     """
-    for run in runs:
-        if run.values.shape != reference.shape:
-            raise UsageError(f"a run has shape {run.values.shape}, the reference {reference.shape}")
-    if noise.sigma.shape != reference.shape:
-        raise UsageError(f"the noise has shape {noise.sigma.shape}, the reference {reference.shape}")
+    _check_shapes(reference, noise, runs)
     total = int(np.prod(reference.shape))
     typical = typical_magnitude(reference)
     exact = flat(reference)
@@ -244,6 +240,14 @@ def divergences(
                 tally.add_classes(np.where(unstable, allowed, kind), allowed, others, low)
                 _measure(widen(value[part]), r, d, (kind == FINITE) & ~unstable, dtype, tally, low)
     return [tally.finish() for tally in tallies]
+
+
+def _check_shapes(reference: Array, noise: Noise, runs: Sequence[Run]) -> None:
+    for run in runs:
+        if run.values.shape != reference.shape:
+            raise UsageError(f"a run has shape {run.values.shape}, the reference {reference.shape}")
+    if noise.sigma.shape != reference.shape:
+        raise UsageError(f"the noise has shape {noise.sigma.shape}, the reference {reference.shape}")
 
 
 def _measure(

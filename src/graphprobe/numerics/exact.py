@@ -84,24 +84,8 @@ def judge_indices(
     size = values.shape[axis]
     bad = (candidate < 0) | (candidate >= size)
     if distinct:
-        order = np.argsort(candidate, axis=axis, kind="stable")
-        ranked = np.take_along_axis(candidate, order, axis)
-        repeats = np.diff(ranked, axis=axis, prepend=-1) == 0
-        again = np.zeros(candidate.shape, bool)
-        np.put_along_axis(again, order, repeats, axis)
-        bad |= again
-    mine = np.take_along_axis(values, np.clip(candidate, 0, size - 1), axis)
-    theirs = np.take_along_axis(values, expected, axis)
-    if dtype.is_exact:
-        z = np.where(mine == theirs, 0.0, np.inf)
-    else:
-        known = noise if noise is not None else Noise(np.nan_to_num(magnitude(values), posinf=0.0))
-        d = scale(values, known, dtype, typical_magnitude(values), slice(None), c0=0.0).reshape(values.shape)
-        width = np.take_along_axis(d, np.clip(candidate, 0, size - 1), axis) + np.take_along_axis(d, expected, axis)
-        with np.errstate(invalid="ignore"):
-            z = np.where(classes_of(mine) == classes_of(theirs), np.abs(mine - theirs) / width, np.inf)
-        z = np.where((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)), 0.0, z)
-    z = np.where(bad, np.inf, z)
+        bad |= _repeats(candidate, axis)
+    z = np.where(bad, np.inf, _margins(np.clip(candidate, 0, size - 1), expected, values, dtype, axis, noise))
     worst = int(np.argmax(flat(z)))
     top = float(flat(z)[worst])
     index = tuple(int(i) for i in np.unravel_index(worst, z.shape))
@@ -112,3 +96,28 @@ def judge_indices(
         what = f"index {flat(candidate)[worst]} for {flat(expected)[worst]} at {list(index)}, {moved} moved"
         return Verdict("candidate_worse", what, found, (), (limit,), top / limit.limit, "indices", index)
     return Verdict("ok", f"{moved} of {z.size} indices moved, all within noise", found, (), (limit,), limit.ratio)
+
+
+def _repeats(indices: Array, axis: int) -> Array:
+    """Which of them stand in their row a second time."""
+    order = np.argsort(indices, axis=axis, kind="stable")
+    ranked = np.take_along_axis(indices, order, axis)
+    again = np.zeros(indices.shape, bool)
+    np.put_along_axis(again, order, np.diff(ranked, axis=axis, prepend=-1) == 0, axis)
+    return again
+
+
+def _margins(
+    candidate: Array, expected: Array, values: Array, dtype: WorkingDtype, axis: int, noise: Noise | None
+) -> Array:
+    """How far the values lie apart that two indices point at, in units of their noise."""
+    mine = np.take_along_axis(values, candidate, axis)
+    theirs = np.take_along_axis(values, expected, axis)
+    if dtype.is_exact:
+        return np.where(mine == theirs, 0.0, np.inf)
+    known = noise if noise is not None else Noise(np.nan_to_num(magnitude(values), posinf=0.0))
+    d = scale(values, known, dtype, typical_magnitude(values), slice(None), c0=0.0).reshape(values.shape)
+    width = np.take_along_axis(d, candidate, axis) + np.take_along_axis(d, expected, axis)
+    with np.errstate(invalid="ignore"):
+        z = np.where(classes_of(mine) == classes_of(theirs), np.abs(mine - theirs) / width, np.inf)
+    return np.where((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)), 0.0, z)

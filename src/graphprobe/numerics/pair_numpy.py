@@ -101,6 +101,93 @@ def _gaps(a: _Side, b: _Side, begin: int, end: int, mine: Floats, theirs: Floats
     return gaps
 
 
+class _Sums:
+    """What is added up of both tensors, segment by segment."""
+
+    def __init__(
+        self, a: _Side, b: _Side, smallest_normal: float, unit_roundoff: float, floor: float, limit: float
+    ) -> None:
+        self.a, self.b = a, b
+        self.smallest_normal, self.unit_roundoff, self.floor, self.limit = smallest_normal, unit_roundoff, floor, limit
+        self.bits_equal = True
+        self.classes = np.zeros(16, dtype=np.int64)
+        self.first_mismatch, self.unequal, self.zero_reference, self.above = -1, 0, 0, 0
+        self.within = [0, 0]
+        self.dot = self.error_squares = self.z_squares = self.halves = 0.0
+        self.absolute, self.relative, self.z_top = _Largest(), _Largest(), _Largest()
+
+    def add(self, begin: int, end: int) -> None:
+        """One segment more."""
+        a, b = self.a, self.b
+        mine, theirs = a.values(begin, end), b.values(begin, end)
+        self.bits_equal = self.bits_equal and bool(np.array_equal(a.raw(begin, end), b.raw(begin, end)))
+        classes_mine, classes_theirs = _class_numbers(mine), _class_numbers(theirs)
+        self.classes += np.bincount(4 * classes_mine + classes_theirs, minlength=16)
+        mismatch = np.flatnonzero(classes_mine != classes_theirs)
+        self.unequal += mismatch.size
+        if mismatch.size and self.first_mismatch < 0:
+            self.first_mismatch = begin + int(mismatch[0])
+        both = (classes_mine == 0) & (classes_theirs == 0)
+        a.add(mine, classes_mine == 0, both)
+        b.add(theirs, classes_theirs == 0, both)
+        mine, theirs = np.where(both, mine, 0.0), np.where(both, theirs, 0.0)
+        gap = _gaps(a, b, begin, end, mine, theirs)
+        self.dot += total(mine * a.scale * (theirs * b.scale))
+        error = gap * min(a.scale, b.scale)
+        self.error_squares += total(error * error)
+        self.absolute.add(gap, begin)
+        self._add_ratios(gap, theirs, begin, masked=int((~both).sum()))
+        self._add_units(gap, mine, theirs, begin, masked=int((~both).sum()))
+
+    def _add_ratios(self, gap: Floats, theirs: Floats, begin: int, *, masked: int) -> None:
+        """|c − r| / |r|, where r is not 0."""
+        different, zero = gap != 0, theirs == 0
+        self.unequal += int(different.sum())
+        lost = int((zero & different).sum())
+        self.zero_reference += lost
+        ratio = np.where(zero, 0.0, gap / np.abs(theirs))
+        self.relative.add(ratio, begin)
+        bounds = zip(self.within, (0.001, 0.005), strict=True)
+        self.within = [n + int((ratio < bound).sum()) - lost - masked for n, bound in bounds]
+
+    def _add_units(self, gap: Floats, mine: Floats, theirs: Floats, begin: int, *, masked: int) -> None:
+        """|c − r| in units of the last place and of the noise."""
+        size = np.maximum(np.maximum(np.abs(mine), np.abs(theirs)), self.smallest_normal)
+        # 2^(1-e) of a number with exponent e, by its bits: never subnormal, unlike 2^-e.
+        exponent = size.view(np.int64) & 0x7FF0000000000000
+        self.halves = max(self.halves, float((gap * (0x7FF0000000000000 - exponent).view(np.float64)).max()))
+        z = np.where(gap != 0, gap / (self.unit_roundoff * size + self.floor), 0.0)
+        self.z_top.add(z, begin)
+        self.z_squares += total(z * z)
+        self.above += int((z > self.limit).sum()) - (masked if self.limit < 0 else 0)
+
+    def result(self) -> tuple[Any, ...]:
+        """The fields of `pair.Raw`."""
+        return (
+            self.bits_equal,
+            self.unequal,
+            tuple(int(n) for n in self.classes),
+            self.first_mismatch,
+            self.dot,
+            self.a.squares,
+            self.b.squares,
+            self.error_squares,
+            self.absolute.value,
+            self.absolute.index,
+            self.relative.value,
+            self.relative.index,
+            self.zero_reference,
+            *self.within,
+            self.halves,
+            self.z_squares,
+            self.z_top.value,
+            self.z_top.index,
+            self.above,
+            *self.a.result(),
+            *self.b.result(),
+        )
+
+
 @np.errstate(all="ignore")  # NaN and Inf are what is being counted; a wide enough range is the caller's business
 def compute(
     candidate_address: int,
@@ -129,68 +216,8 @@ def compute(
     """
     a = _Side(candidate_address, candidate_kind, candidate_table, count, candidate_scale)
     b = _Side(reference_address, reference_kind, reference_table, count, reference_scale)
-    bits_equal = candidate_kind == reference_kind and candidate_table == reference_table
-    classes = np.zeros(16, dtype=np.int64)
-    first_mismatch, unequal, zero_reference, above = -1, 0, 0, 0
-    within = [0, 0]
-    dot = error_squares = z_squares = halves = 0.0
-    absolute, relative, z_top = _Largest(), _Largest(), _Largest()
+    sums = _Sums(a, b, smallest_normal, unit_roundoff, floor, limit)
+    sums.bits_equal = candidate_kind == reference_kind and candidate_table == reference_table
     for begin in range(0, count, SEGMENT):
-        end = min(begin + SEGMENT, count)
-        mine, theirs = a.values(begin, end), b.values(begin, end)
-        bits_equal = bits_equal and bool(np.array_equal(a.raw(begin, end), b.raw(begin, end)))
-        classes_mine, classes_theirs = _class_numbers(mine), _class_numbers(theirs)
-        classes += np.bincount(4 * classes_mine + classes_theirs, minlength=16)
-        mismatch = np.flatnonzero(classes_mine != classes_theirs)
-        if mismatch.size and first_mismatch < 0:
-            first_mismatch = begin + int(mismatch[0])
-        both = (classes_mine == 0) & (classes_theirs == 0)
-        a.add(mine, classes_mine == 0, both)
-        b.add(theirs, classes_theirs == 0, both)
-        mine, theirs = np.where(both, mine, 0.0), np.where(both, theirs, 0.0)
-        gap = _gaps(a, b, begin, end, mine, theirs)
-        dot += total(mine * a.scale * (theirs * b.scale))
-        error = gap * min(a.scale, b.scale)
-        error_squares += total(error * error)
-        absolute.add(gap, begin)
-        different, zero = gap != 0, theirs == 0
-        unequal += int(different.sum()) + mismatch.size
-        lost = int((zero & different).sum())
-        ratio = np.where(zero, 0.0, gap / np.abs(theirs))
-        relative.add(ratio, begin)
-        zero_reference += lost
-        masked = int((~both).sum())
-        within = [
-            n + int((ratio < bound).sum()) - lost - masked for n, bound in zip(within, (0.001, 0.005), strict=True)
-        ]
-        size = np.maximum(np.maximum(np.abs(mine), np.abs(theirs)), smallest_normal)
-        # 2^(1-e) of a number with exponent e, by its bits: never subnormal, unlike 2^-e.
-        exponent = size.view(np.int64) & 0x7FF0000000000000
-        halves = max(halves, float((gap * (0x7FF0000000000000 - exponent).view(np.float64)).max()))
-        z = np.where(different, gap / (unit_roundoff * size + floor), 0.0)
-        z_top.add(z, begin)
-        z_squares += total(z * z)
-        above += int((z > limit).sum()) - (masked if limit < 0 else 0)
-    return (
-        bits_equal,
-        unequal,
-        tuple(int(n) for n in classes),
-        first_mismatch,
-        dot,
-        a.squares,
-        b.squares,
-        error_squares,
-        absolute.value,
-        absolute.index,
-        relative.value,
-        relative.index,
-        zero_reference,
-        *within,
-        halves,
-        z_squares,
-        z_top.value,
-        z_top.index,
-        above,
-        *a.result(),
-        *b.result(),
-    )
+        sums.add(begin, min(begin + SEGMENT, count))
+    return sums.result()

@@ -96,10 +96,6 @@ def reduce(
     the same arguments and the same answers the search is the same, which is what lets a journal resume it. Ctrl-C and a
     spent budget end it with the best case so far.
 
-    A failure is taken to be steady until it once stays away: the best case is asked again after many candidates in a
-    row that do not fail, and at the end, unless the latest candidates have failed. Then its rate is measured, what
-    seemed to pass is forgotten, and every candidate is asked as often as the rate requires.
-
     Args:
         space: subsets of the failing case; with all its units it is the case itself.
         oracle: judges a case. What it raises goes through.
@@ -124,87 +120,109 @@ def reduce(
     bad = [hint for hint in hints if not 0 <= hint < len(space.units)]
     if bad:
         raise ValueError(f"hints: {bad} are no indices into {len(space.units)} units")
-    repeats = repeats or Repeats()
     gate = Gate(original, oracle, budget=budget, journal=journal, on_best=on_best, on_progress=on_progress)
-    answers: list[Answer] = []
-    rate = stopped = None
-
-    def ask() -> Answer:
-        answers.append(gate.ask(original, ORIGINAL))
-        return answers[-1]
-
-    try:
-        habit = observe(ask, repeats, signature=signature)
-        if habit.signature:
-            gate.look_for(habit.signature, repeats=repeats_for(habit, repeats))
-            subsets = Subsets(space, gate)
-
-            def search() -> None:
-                if subsets.current or rebase is None:
-                    reduce_units(subsets, hints=hints, seed=seed)
-                _settle(gate, subsets, shrinks, rebase, seed)
-
-            if not (habit.steady and _steadily(gate, search, repeats)):
-                if habit.steady:  # as it seemed
-                    gate.forget(repeats=repeats_for(Habit(_measured(gate, repeats), gate.signature), repeats))
-                    subsets.forget()
-                search()
-                rate = Habit(_measured(gate, repeats), gate.signature).rate
-    except BudgetSpent as spent:
-        stopped = str(spent)
-    except KeyboardInterrupt:
-        stopped = INTERRUPTED
-    return Reduction(
-        case=gate.best,
-        original=original,
-        signature=gate.signature,
-        answers=tuple(answers),
-        rate=rate,
-        stopped=stopped,
-        calls=gate.calls,
-        replayed=gate.replayed,
-        seconds=gate.elapsed_s,
-        passes=gate.passes,
-        others=gate.others,
-    )
+    return _Search(space, gate, shrinks, rebase, hints, seed, repeats or Repeats()).run(original, signature)
 
 
-def _steadily(gate: Gate[C], search: Callable[[], None], repeats: Repeats) -> bool:
-    """Search for a failure that is taken to be steady. Whether it was, as far as could be seen."""
-    try:
-        if repeats.first > 1:
-            gate.doubt_after(DOUBT_AFTER)
-        search()
-        gate.confirm(repeats.first - 1)
-    except Unsteady:
-        return False
-    return True
+class _Search(Generic[C]):
+    """One search for the simplest case.
 
-
-def _measured(gate: Gate[C], repeats: Repeats) -> tuple[Answer, ...]:
-    """Answers to the best case, enough for an idea of its rate."""
-    return tuple(gate.ask(gate.best, RESULT) for _ in range(repeats.most))
-
-
-def _settle(
-    gate: Gate[C],
-    subsets: Subsets[C],
-    shrinks: Sequence[Shrink[C]],
-    rebase: Callable[[C], Space[C]] | None,
-    seed: int,
-) -> None:
-    """Shrink, and search for fewer units of what came out, until neither changes anything.
-
-    The whole search is repeated, even where nothing was shrunk: halves of what it has left, or a single unit, may fail
-    although nothing fails that is one unit less. Most of what it asks is known by then.
+    A failure is taken to be steady until it once stays away: the best case is asked again after many candidates in a
+    row that do not fail, and at the end, unless the latest candidates have failed. Then its rate is measured, what
+    seemed to pass is forgotten, and every candidate is asked as often as the rate requires.
     """
-    while True:
-        shrink_all(gate, shrinks)
-        if not subsets.current:
-            if rebase is None:
-                return
-            subsets = Subsets(rebase(gate.best), gate)
-        before = gate.best.digest
-        reduce_units(subsets, seed=seed)
-        if gate.best.digest == before:
+
+    def __init__(
+        self,
+        space: Space[C],
+        gate: Gate[C],
+        shrinks: Sequence[Shrink[C]],
+        rebase: Callable[[C], Space[C]] | None,
+        hints: Sequence[int],
+        seed: int,
+        repeats: Repeats,
+    ) -> None:
+        self._answers: list[Answer] = []
+        self._rate: float | None = None
+        self._space, self._gate = space, gate
+        self._shrinks, self._rebase = shrinks, rebase
+        self._hints, self._seed, self._repeats = hints, seed, repeats
+
+    def run(self, original: C, signature: str) -> Reduction[C]:
+        """Look for the failure of the original, and for the simplest case that has it."""
+        gate, stopped = self._gate, None
+        try:
+            self._search(original, signature)
+        except BudgetSpent as spent:
+            stopped = str(spent)
+        except KeyboardInterrupt:
+            stopped = INTERRUPTED
+        return Reduction(
+            case=gate.best,
+            original=original,
+            signature=gate.signature,
+            answers=tuple(self._answers),
+            rate=self._rate,
+            stopped=stopped,
+            calls=gate.calls,
+            replayed=gate.replayed,
+            seconds=gate.elapsed_s,
+            passes=gate.passes,
+            others=gate.others,
+        )
+
+    def _search(self, original: C, signature: str) -> None:
+        def ask() -> Answer:
+            self._answers.append(self._gate.ask(original, ORIGINAL))
+            return self._answers[-1]
+
+        gate, repeats = self._gate, self._repeats
+        habit = observe(ask, repeats, signature=signature)
+        if not habit.signature:
             return
+        gate.look_for(habit.signature, repeats=repeats_for(habit, repeats))
+        subsets = Subsets(self._space, gate)
+        if not (habit.steady and self._steadily(subsets)):
+            if habit.steady:  # as it seemed
+                gate.forget(repeats=repeats_for(Habit(self._measured(), gate.signature), repeats))
+                subsets.forget()
+            self._once(subsets)
+            self._rate = Habit(self._measured(), gate.signature).rate
+
+    def _once(self, subsets: Subsets[C]) -> None:
+        if subsets.current or self._rebase is None:
+            reduce_units(subsets, hints=self._hints, seed=self._seed)
+        self._settle(subsets)
+
+    def _steadily(self, subsets: Subsets[C]) -> bool:
+        """Search for a failure that is taken to be steady. Whether it was, as far as could be seen."""
+        try:
+            if self._repeats.first > 1:
+                self._gate.doubt_after(DOUBT_AFTER)
+            self._once(subsets)
+            self._gate.confirm(self._repeats.first - 1)
+        except Unsteady:
+            return False
+        return True
+
+    def _measured(self) -> tuple[Answer, ...]:
+        """Answers to the best case, enough for an idea of its rate."""
+        return tuple(self._gate.ask(self._gate.best, RESULT) for _ in range(self._repeats.most))
+
+    def _settle(self, subsets: Subsets[C]) -> None:
+        """Shrink, and search for fewer units of what came out, until neither changes anything.
+
+        The whole search is repeated, even where nothing was shrunk: halves of what it has left, or a single unit, may
+        fail although nothing fails that is one unit less. Most of what it asks is known by then.
+        """
+        gate = self._gate
+        while True:
+            shrink_all(gate, self._shrinks)
+            if not subsets.current:
+                if self._rebase is None:
+                    return
+                subsets = Subsets(self._rebase(gate.best), gate)
+            before = gate.best.digest
+            reduce_units(subsets, seed=self._seed)
+            if gate.best.digest == before:
+                return

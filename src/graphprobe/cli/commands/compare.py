@@ -52,13 +52,10 @@ FAIL_ON = ("difference", "candidate_worse", "undecided", "nothing")
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     candidate: str,
     reference: str,
-    json_file: str | None,
-    csv_file: str | None,
     stack: bool,
-    out: str | None,
-    force: bool,
     no_replay: bool,
     jobs: int | None,
     scheduler: str,
@@ -67,6 +64,7 @@ def command(
     candidate_data: str | None,
     reference_data: str | None,
     fail_on: str,
+    **files: Any,  # where to write
 ) -> None:
     """Compare the dump CANDIDATE with the dump REFERENCE, and name the first call that goes wrong by itself.
 
@@ -88,13 +86,12 @@ def command(
     from graphprobe.compare.open import open_dump
 
     wanted_steps, wanted_ranks = _numbers(steps, "--steps"), _numbers(ranks, "--ranks")
-    if stack and csv_file is None and out is None:
+    if stack and files["csv_file"] is None and files["out"] is None:
         raise UsageError("--stack: no CSV is written, so this has no effect", hint="add --csv FILE or --out DIR")
     mine = open_dump(candidate, data_dir=candidate_data)
     theirs = open_dump(reference, data_dir=reference_data)
-    targets = _targets(json_file, csv_file, out, force)
-    progress = Progress()
-    with progress:
+    targets = _targets(**files)
+    with Progress() as progress:
         compared = compare(
             candidate=mine,
             reference=theirs,
@@ -107,20 +104,24 @@ def command(
         )
     with compared as comparison:
         _write(comparison, targets, stack)
-        if json_file == "-":
-            echo(json.dumps(_document(comparison), indent=2))
-        else:
-            from graphprobe.report.comparison import print_comparison
-
-            print_comparison(comparison.summary, _unpaired(comparison))
-        for name in targets:
-            echo(f"Wrote {name}", err=json_file == "-")
-        if json_file != "-":
-            from graphprobe.report.comparison import print_end
-
-            echo()
-            print_end(comparison.summary, candidate)
+        _tell(comparison, targets, candidate, as_json=files["json_file"] == "-")
         ctx.exit(exit_code(comparison.summary, fail_on))
+
+
+def _tell(comparison: Comparison, targets: dict[str, Any], candidate: str, *, as_json: bool) -> None:
+    if as_json:
+        echo(json.dumps(_document(comparison), indent=2))
+    else:
+        from graphprobe.report.comparison import print_comparison
+
+        print_comparison(comparison.summary, _unpaired(comparison))
+    for name in targets:
+        echo(f"Wrote {name}", err=as_json)
+    if not as_json:
+        from graphprobe.report.comparison import print_end
+
+        echo()
+        print_end(comparison.summary, candidate)
 
 
 def exit_code(summary: Summary, fail_on: str) -> int:

@@ -70,23 +70,17 @@ GIGABYTE = 1024**3
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     out_dir: str | None,
     after: str | None,
     level: str | None,
-    check: str | None,
-    fail_regex: str | None,
-    timeout_s: float,
     memory_gb: float | None,
-    budget_s: float | None,
-    max_calls: int | None,
     modules: tuple[str, ...],
-    hints: tuple[str, ...],
-    resume: bool,
-    seed: int,
     json_path: str | None,
     only_function: tuple[str, ...],
     case: str,
     arguments: tuple[str, ...],
+    **options: Any,  # of the function `reduce`
 ) -> None:
     """Cut a failing graph down to what still fails in the same way, and write a repro of it.
 
@@ -107,11 +101,12 @@ def command(
     Exit codes: 1 the case fails and was reduced, 0 it does not fail, 2 wrong usage, 125 undecided, or the repro does
     not show the fault by itself.
     """
-    for name, value in (("--timeout", timeout_s), ("--memory", memory_gb), ("--budget", budget_s)):
+    amounts = (("--timeout", options["timeout_s"]), ("--memory", memory_gb), ("--budget", options["budget_s"]))
+    for name, value in amounts:
         if value is not None and not value > 0:
             raise UsageError(f"{name} {value:g}: it takes a number above 0")
-    if fail_regex is not None:
-        _check_regex(fail_regex)
+    if options["fail_regex"] is not None:
+        _check_regex(options["fail_regex"])
     result = new_file("--json", json_path)
     if not os.path.exists(case):
         raise UsageError(
@@ -120,17 +115,7 @@ def command(
         )
     for module in modules:
         import_first(module)
-    options: dict[str, Any] = {
-        "check": check,
-        "fail_regex": fail_regex,
-        "timeout_s": timeout_s,
-        "memory_bytes": None if memory_gb is None else int(memory_gb * GIGABYTE),
-        "budget_s": budget_s,
-        "max_calls": max_calls,
-        "resume": resume,
-        "seed": seed,
-        "hints": hints,
-    }
+    options["memory_bytes"] = None if memory_gb is None else int(memory_gb * GIGABYTE)
     if _is_script(case):
         with filtered(only_function) as only:
             code = _script(case, arguments, _asked(after, level), out_dir, options, result)

@@ -144,23 +144,30 @@ def program_proof(
         except Unwritable as second:
             return ProgramProof(problems=[f"the program cannot be told as text: {error}; nor be imported: {second}"])
         notes.append(f"It imports the program's own file, because this cannot be told as text: {error}.")
-    names = sorted(name for name in text.names if name.isidentifier())
     more = {"grad": grad, "seed": seed, "tolerance": tolerance, "hang": kind == "hang" or None}
-    arguments = [
-        f"fn={text.roots['fn']}",
-        f"calls={text.roots['calls']}",
-        joined("compiled=dict(", [f"{name}={value!r}" for name, value in given.items() if value is not None], ")"),
-        *([f"between={text.roots['between']}"] if between is not None else []),
-        *(f"{name}={value!r}" for name, value in more.items() if value is not None),
-        *([joined("names=globals(), watched=[", [repr(name) for name in names], "]")] if names else []),
-        *([f"modules={('__main__', *text.modules)!r}"] if text.modules else []),
-    ]
+    check = joined("CHECK = dict(", _check_arguments(text, given, more, between=between is not None), ")")
     body = [*state_lines(grad), *setting_lines(settings or {})], text.text, own_text
-    script = _script([what, *notes], text, ["\n".join(body[0]), *body[1:]], joined("CHECK = dict(", arguments, ")"))
+    script = _script([what, *notes], text, ["\n".join(body[0]), *body[1:]], check)
     files = {"repro.py": script.encode(), **{name: part.encode() for name, part in text.files.items()}}
     if text.stored:
         files[TENSORS] = safetensors_bytes(text.stored, {"format": "pt"})
     return ProgramProof(files, [], notes)
+
+
+def _check_arguments(
+    text: ProgramText, given: Mapping[str, Any], more: Mapping[str, Any], *, between: bool
+) -> list[str]:
+    """What the script checks with: the program by its names in the script, how it is compiled, and the rest."""
+    names = sorted(name for name in text.names if name.isidentifier())
+    return [
+        f"fn={text.roots['fn']}",
+        f"calls={text.roots['calls']}",
+        joined("compiled=dict(", [f"{name}={value!r}" for name, value in given.items() if value is not None], ")"),
+        *([f"between={text.roots['between']}"] if between else []),
+        *(f"{name}={value!r}" for name, value in more.items() if value is not None),
+        *([joined("names=globals(), watched=[", [repr(name) for name in names], "]")] if names else []),
+        *([f"modules={('__main__', *text.modules)!r}"] if text.modules else []),
+    ]
 
 
 class _Name(str):

@@ -28,6 +28,7 @@ from graphprobe.diagnose.dossier.watch import end_with_parent
 from graphprobe.engine.values import one_file_bytes, tensor_file, to_bytes
 from graphprobe.errors import EXIT_UNDECIDED, UsageError
 from graphprobe.findings import Diagnosis, Finding, Rung
+from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_text import graph_text
 from graphprobe.store.files import replace_file, write_new_file
 
@@ -104,41 +105,10 @@ def write_dossier(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} holds something already", hint="Name a folder that does not exist yet.")
     script = repro_source(case, title=title_of(finding), flaky_rate=finding.flaky_rate)
-    files: dict[str, tuple[str, bytes]] = {
-        "repro.py": ("shows the fault", script.source.encode()),
-        "test_repro.py": ("the same as a test", TEST.encode()),
-        "finding.json": ("what was found", finding_json(finding)),
-        "graph.txt": ("the minimal graph", graph_text(case.graph).encode()),
-    }
-    exact = shown is not None
-    if shown is not None:
-        files[f"{EXACT}/repro.py"] = ("the recorded graph on the recorded bits", files["repro.py"][1])
-        files["repro.py"] = ("shows the fault", shown.short.text.encode())
-        files["output.txt"] = ("what it printed", shown.output.encode())
-        if shown.short.tensors:
-            files[FILE] = ("what repro.py reads", tensor_file(shown.short.tensors))
-    if before is not None:
-        files["graph_before.txt"] = ("the graph before the pass", graph_text(before).encode())
-    if generated_code is not None:
-        files["generated_code.py"] = ("what the compiler generated", generated_code.encode("utf-8", "replace"))
-    if kernel_source is not None:
-        suffix, text = kernel_source
-        meaning = f"source of `{finding.kernel}`, as it was generated for the program"
-        files[f"kernel{suffix}"] = (meaning, text.encode("utf-8", "replace"))
-    if window is not None:
-        files["window.json"] = ("the nodes around the accused one in the whole graph, with the error of each", window)
-    data: dict[str, tuple[str, bytes]] = {}
-    for i, call in enumerate(case.calls):
-        values, records = to_bytes(call)
-        data[f"call{i}.inputs.safetensors"] = (f"memory of the arguments of call {i}", values)
-        data[f"call{i}.inputs.json"] = ("their shapes, strides and settings", records)
-    if script.constants is not None:
-        data[script.constants_name] = ("parameters, buffers and constants of the graph", script.constants)
-    if case.allowed:
-        data["allowed.safetensors"] = ("how far each element may be off", one_file_bytes({"allowed": case.allowed}))
-    files |= {f"{EXACT}/{name}" if exact else name: entry for name, entry in data.items()}
-    changes = [(name, key, value) for name, values in case.configs.items() for key, value in values.items()]
-    settings = [f"torch._{name}.config.{key} = {value!r}" for name, key, value in changes]
+    files = _repro_files(case, finding, script, shown)
+    files |= _other_files(finding, before, generated_code, kernel_source, window)
+    data = _data_files(case, script)
+    files |= data if shown is None else {f"{EXACT}/{name}": entry for name, entry in data.items()}
     report = report_text(
         finding,
         code=(script.source if shown is None else shown.short.text),
@@ -149,10 +119,71 @@ def write_dossier(
         graph="" if shown else graph_text(case.graph),
         problems=script.problems if shown is None else (),
         neighbour=neighbour,
-        settings=settings if shown is None else (),
+        settings=_settings(case) if shown is None else (),
     )
     _write_folder(folder, {"REPORT.md": report.encode(), **{name: data for name, (_, data) in files.items()}})
     return list(script.problems)
+
+
+_Files = dict[str, tuple[str, bytes]]
+"""By name: what is in a file, in words, and its bytes."""
+
+
+def _repro_files(case: Case, finding: Finding, script: Script, shown: Shown | None) -> _Files:
+    files: _Files = {
+        "repro.py": ("shows the fault", script.source.encode()),
+        "test_repro.py": ("the same as a test", TEST.encode()),
+        "finding.json": ("what was found", finding_json(finding)),
+        "graph.txt": ("the minimal graph", graph_text(case.graph).encode()),
+    }
+    if shown is not None:
+        files[f"{EXACT}/repro.py"] = ("the recorded graph on the recorded bits", files["repro.py"][1])
+        files["repro.py"] = ("shows the fault", shown.short.text.encode())
+        files["output.txt"] = ("what it printed", shown.output.encode())
+        if shown.short.tensors:
+            files[FILE] = ("what repro.py reads", tensor_file(shown.short.tensors))
+    return files
+
+
+def _other_files(
+    finding: Finding,
+    before: fx.GraphModule | None,
+    generated_code: str | None,
+    kernel_source: tuple[str, str] | None,
+    window: bytes | None,
+) -> _Files:
+    files: _Files = {}
+    if before is not None:
+        files["graph_before.txt"] = ("the graph before the pass", graph_text(before).encode())
+    if generated_code is not None:
+        files["generated_code.py"] = ("what the compiler generated", generated_code.encode("utf-8", "replace"))
+    if kernel_source is not None:
+        suffix, text = kernel_source
+        meaning = f"source of `{finding.kernel}`, as it was generated for the program"
+        files[f"kernel{suffix}"] = (meaning, text.encode("utf-8", "replace"))
+    if window is not None:
+        files["window.json"] = ("the nodes around the accused one in the whole graph, with the error of each", window)
+    return files
+
+
+def _data_files(case: Case, script: Script) -> _Files:
+    """What the repro of the recorded graph reads."""
+    data: _Files = {}
+    for i, call in enumerate(case.calls):
+        values, records = to_bytes(call)
+        data[f"call{i}.inputs.safetensors"] = (f"memory of the arguments of call {i}", values)
+        data[f"call{i}.inputs.json"] = ("their shapes, strides and settings", records)
+    if script.constants is not None:
+        data[script.constants_name] = ("parameters, buffers and constants of the graph", script.constants)
+    if case.allowed:
+        data["allowed.safetensors"] = ("how far each element may be off", one_file_bytes({"allowed": case.allowed}))
+    return data
+
+
+def _settings(case: Case) -> list[str]:
+    """The changed ones of torch, as assignments."""
+    changes = [(name, key, value) for name, values in case.configs.items() for key, value in values.items()]
+    return [f"torch._{name}.config.{key} = {value!r}" for name, key, value in changes]
 
 
 def complete_dossier(finding: Finding, rungs: Sequence[Rung], backend: str) -> None:

@@ -29,7 +29,6 @@ from graphprobe.reduce.journal import Journal
 from graphprobe.reduce.outcome import Answer
 from graphprobe.reduce.progress import Progress
 from graphprobe.reduce.reducer import Reduction, reduce
-from graphprobe.reduce.space import Space
 
 TIMEOUT_S = 300.0
 STALE_S = 5.0
@@ -96,6 +95,15 @@ class _Saver:
         self.finding: Finding | None = None
         self.problems: list[str] = []
         self._when = 0.0
+
+    def __enter__(self) -> _Saver:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """What is left by an exception leaves the best case on disk."""
+        if error is not None:
+            with contextlib.suppress(Exception):
+                self.write()
 
     def on_best(self, candidate: FxCandidate) -> None:
         """Take note of a new best case."""
@@ -171,22 +179,12 @@ def reduce_case(
     tried: tuple[Answer, Problem] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> CaseReduction:
-    """Reduce a case.
+    """Reduce a case. Arguments that are not told of here are as `graphprobe.reduce` has them.
 
     Args:
         folder: for the original case, the journal and the repro; new or empty, except with `resume`.
-        check: a command that says whether a repro fails, see `CommandOracle`.
-        fail_regex: what the failure must match: the exception with its traceback, the differences, or the output of
-            `check`.
         backend: makes what to compile with, for backends without a name.
-        timeout_s: for one candidate.
-        memory_bytes: that a candidate may take; None: three quarters of what is free.
-        budget_s, max_calls: when to end with what was found.
-        resume: go on with the reduction in `folder`, without asking again what was answered; begin where none is.
-        seed: of the order of some tries.
-        hints: names of suspected nodes, the most suspected first.
         tried: what the case was just seen to do, and the case with its values: neither is found out again.
-        on_progress: is told after each answer.
 
     Ctrl-C ends it with what was found.
 
@@ -200,40 +198,30 @@ def reduce_case(
     identity = combined(whole.digest, case.backend, case.grad, case.dynamic, check, fail_regex, _settings(case))
     state = State(identity=identity, check=check, fail_regex=fail_regex)
     place = CaseFolder.resume(folder, case, state) if resume else CaseFolder.begin(folder, case, state)
-    saver = _Saver(place, problem)
     if backend is None and case.own_backend is not None:
         backend = case.own_backend.value
     service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=backend)
-
-    def rebase(candidate: FxCandidate) -> Space[FxCandidate]:
-        return service.problem_based_on(candidate.recipe, timeout_s=timeout_s)
-
     with contextlib.ExitStack() as stack:
         oracle = _oracle(service, place, timeout_s, first)  # a worker, which ends with it
         stack.callback(oracle.close)
         journal = stack.enter_context(Journal.open(folder / JOURNAL, identity=identity, resume=resume))
-        try:
-            reduction: Reduction[FxCandidate] = reduce(
-                problem,
-                oracle,
-                shrinks=shrinks_for(problem),
-                rebase=rebase,
-                signature=place.state.signature,
-                hints=_indices(problem, hints),
-                seed=seed,
-                budget=Budget(max_calls, budget_s),
-                journal=journal,
-                on_best=saver.on_best,
-                on_progress=on_progress,
-            )
-        except BaseException:
-            with contextlib.suppress(Exception):
-                saver.write()
-            raise
-    alone = backend is None or case.own_backend is not None  # the repro has all that it needs
+        saver = stack.enter_context(_Saver(place, problem))
+        reduction: Reduction[FxCandidate] = reduce(
+            problem,
+            oracle,
+            shrinks=shrinks_for(problem),
+            rebase=lambda candidate: service.problem_based_on(candidate.recipe, timeout_s=timeout_s),
+            signature=place.state.signature,
+            hints=_indices(problem, hints),
+            seed=seed,
+            budget=Budget(max_calls, budget_s),
+            journal=journal,
+            on_best=saver.on_best,
+            on_progress=on_progress,
+        )
     took_s = oracle.longest_s if isinstance(oracle, CompilerOracle) else 0.0
-    by_command = check is not None
-    return _finished(reduction, saver, whole.calls, folder, run=alone, took_s=took_s, by_command=by_command)
+    alone = backend is None or case.own_backend is not None  # the repro has all that it needs
+    return _finished(reduction, saver, whole.calls, run=alone, took_s=took_s, by_command=check is not None)
 
 
 def _oracle(
@@ -270,13 +258,13 @@ def _finished(
     reduction: Reduction[FxCandidate],
     saver: _Saver,
     before: int,
-    folder: Path,
     *,
     run: bool,
     took_s: float,
     by_command: bool,
 ) -> CaseReduction:
     code: int | None = None
+    folder = saver.folder.path
     if reduction.failed:
         saver.best = reduction.case
         saver.folder.found(reduction.signature)

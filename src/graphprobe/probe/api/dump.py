@@ -198,10 +198,14 @@ def dump(
     arguments = arguments_from_file(os.fspath(config)) if config is not None else {}
     arguments |= {name: value for name, value in given.items() if value is not None}
     plan = plan_from_arguments(arguments)
+    _check_model(model)
+    return ApiDumper(plan, model=model)
+
+
+def _check_model(model: Any) -> None:
     several = list(model.values()) if isinstance(model, Mapping) else [model]
     if model is not None and not all(isinstance(one, torch.nn.Module) for one in several):
         raise UsageError(f"model is a {type(model).__name__}: expected a torch.nn.Module, or several by name")
-    return ApiDumper(plan, model=model)
 
 
 def _rank(rank: int, world_size: int) -> tuple[int, int]:

@@ -190,24 +190,14 @@ def ir_py_source(
         donated_idxs: inputs that a backward may overwrite (`internals.inductor_ir.donated_inputs()`).
         inputs: example inputs of the compile, fake tensors and symbolic numbers; None takes the placeholders' values.
     """
-    from graphprobe.internals.ir import (
-        scheduler_nodes as inductor_ir,  # private torch is loaded only where Inductor ran
-    )
+    # Private torch is loaded only where Inductor ran.
+    from graphprobe.internals.ir import scheduler_nodes as inductor_ir
 
     graph = GraphSource(gm)
     given = example_inputs(gm) if inputs is None else list(inputs)
     examples = _body("examples", "[", [_example(graph, value) for value in given], "]")
     metadata = _body("metadata", "{", _metadata(graph, gm, ""), "}")
     known, guards = inductor_ir.symbols(given)
-    rows = [
-        (
-            node.name,
-            node.kind,
-            list(node.members),
-            [(out.name, out.dtype, _list(out.shape), _list(out.stride), out.device) for out in node.outputs],
-        )
-        for node in ir.nodes
-    ]
     facts = {
         "STAGE": stage,
         "TAP": "log_ir_pre_fusion" if stage == "original" else "log_ir_post_fusion",
@@ -222,7 +212,7 @@ def ir_py_source(
     }
     head = preamble(title, graph, given)  # after every literal was made, so that it lists all problems
     settings = "".join(f"{name} = {value!r}\n" for name, value in facts.items())
-    tables = f"SYMBOLS = {metas_text(known)}\nRECORDED = {metas_text(rows)}\n"
+    tables = f"SYMBOLS = {metas_text(known)}\nRECORDED = {metas_text(_rows(ir))}\n"
     data = settings + tables.rstrip()
     parts = [head.rstrip(), data, inductor_ir.rows_source().rstrip(), examples, metadata, LOWER.strip()]
     return Script(
@@ -230,6 +220,19 @@ def ir_py_source(
         constants=one_file_bytes(graph.tensors) if graph.tensors else None,
         problems=tuple(graph.problems),
     )
+
+
+def _rows(ir: IRGraph) -> list[tuple[Any, ...]]:
+    """The recorded nodes, as `rows_source` makes them of those of the run."""
+    return [
+        (
+            node.name,
+            node.kind,
+            list(node.members),
+            [(out.name, out.dtype, _list(out.shape), _list(out.stride), out.device) for out in node.outputs],
+        )
+        for node in ir.nodes
+    ]
 
 
 def _list(values: tuple[str, ...] | None) -> list[str] | None:
