@@ -31,7 +31,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.rounding import MORE_RUNS, RUNS, RoundedAnew, judge_narrow, untouched
 from graphprobe.judge.observation import Observation, read
-from graphprobe.numerics.divergence import Run
+from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.noise import Noise, sigma_from_runs
 from graphprobe.numerics.verdict import NARROW, judge, tolerated
 
@@ -470,9 +470,9 @@ def by_float64(seen: Observed, name: str, value: Tensor) -> tuple[str, str]:
     u = max(facts.unit_roundoff, seen.roundoff)
     runs = [array_from(run[name]) for run in seen.coarse]
     noise = Noise(sigma_from_runs(wide, runs, seen.roundoff) * (u / facts.unit_roundoff))
-    eager = [Run(array_from(run[name]), facts) for run in seen.eager]
+    eager = [RunValues(array_from(run[name]), facts) for run in seen.eager]
     held = tolerated(facts)
-    verdict = judge(Run(array_from(value), facts), wide, noise, eager, thresholds=held, flush=True)
+    verdict = judge(RunValues(array_from(value), facts), wide, noise, eager, thresholds=held, flush=True)
     return ("worse" if verdict.answer == "candidate_worse" else "ok"), verdict.reason
 
 

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch._dynamo.utils import same
 
-from graphprobe.engine.reference import Reference, array_from, dtype_of, references
-from graphprobe.numerics.divergence import Run
+from graphprobe.engine.reference import OpReference, array_from, dtype_of, references
+from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.verdict import Verdict, judge
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -128,23 +128,27 @@ def run_op(op: Op, dtype: torch.dtype, scale: float, seed: int, compiled: Callab
     eager = op.fn(*inputs)
     began = time.perf_counter()
     facts = dtype_of(eager)
-    reference: Reference = references(op.fn, inputs, roundoff=facts.unit_roundoff, terms=op.terms, seed=seed)[0]
+    reference: OpReference = references(op.fn, inputs, roundoff=facts.unit_roundoff, terms=op.terms, seed=seed)[0]
     seconds["float64 reference"] += time.perf_counter() - began
     r64 = torch.from_numpy(reference.values)
-    legitimate = [Run(array_from(eager), facts)]
+    legitimate = [RunValues(array_from(eager), facts)]
     in_range = dtype is not torch.float16 or scale == 1.0
     steps = [
-        Run(array_from(fn(*inputs)), facts) for name, fn in op.benign.items() if name.startswith("per-op") and in_range
+        RunValues(array_from(fn(*inputs)), facts)
+        for name, fn in op.benign.items()
+        if name.startswith("per-op") and in_range
     ]
     for name, bug, value in candidates(op, inputs, eager, compiled, scale, seed):
         if bug and bits_equal(eager, value):
             continue
         case = Case(op.name, op.tuning, str(dtype)[6:], scale, seed, name, bug, is_visible(eager, value))
         began = time.perf_counter()
-        case.verdict = judge(Run(array_from(value), facts), reference.values, reference.noise, legitimate)
+        case.verdict = judge(RunValues(array_from(value), facts), reference.values, reference.noise, legitimate)
         case.alarms[GRAPHPROBE] = case.verdict.answer == "candidate_worse"
         seconds[GRAPHPROBE] += time.perf_counter() - began
-        with_steps = judge(Run(array_from(value), facts), reference.values, reference.noise, [*legitimate, *steps])
+        with_steps = judge(
+            RunValues(array_from(value), facts), reference.values, reference.noise, [*legitimate, *steps]
+        )
         case.alarms[BOTH] = with_steps.answer == "candidate_worse"
         for criterion, alarm in baselines(eager, value, r64).items():
             began = time.perf_counter()

@@ -41,12 +41,12 @@ from typing import Any
 from unittest import mock
 
 from graphprobe.reduce import search, sweep
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.reduce.reducer import reduce
 from graphprobe.reduce.space import Unit
 
 CONSTRAINTS = 32
-ANSWERS = {verdict: Answer(verdict, "boom" if verdict is Verdict.FAILS else "") for verdict in Verdict}
+ANSWERS = {verdict: Answer(verdict, "boom" if verdict is OracleVerdict.FAILS else "") for verdict in OracleVerdict}
 NAMES = ("graphprobe", "ddmin", "CDD", "torch")
 
 
@@ -58,19 +58,19 @@ class Fault:
         self.nodes = nodes
         self.culprits = frozenset(rng.sample(range(nodes), culprits))
         self.pairs = [tuple(rng.sample(range(nodes), 2)) for _ in range(constraints)]
-        self.known: dict[bytes, Verdict] = {}
+        self.known: dict[bytes, OracleVerdict] = {}
 
-    def judge(self, keep: Collection[int]) -> Verdict:
+    def judge(self, keep: Collection[int]) -> OracleVerdict:
         kept = frozenset(keep)
         if any(a in kept and b not in kept for a, b in self.pairs):
-            return Verdict.UNRESOLVED
-        return Verdict.FAILS if self.culprits <= kept else Verdict.PASSES
+            return OracleVerdict.UNRESOLVED
+        return OracleVerdict.FAILS if self.culprits <= kept else OracleVerdict.PASSES
 
     def fails(self, keep: list[int]) -> bool:
         key = digest(keep)
         if key not in self.known:
             self.known[key] = self.judge(keep)
-        return self.known[key] is Verdict.FAILS
+        return self.known[key] is OracleVerdict.FAILS
 
 
 def digest(keep: Collection[int]) -> bytes:
@@ -98,7 +98,7 @@ class Graph:
 
 def by_graphprobe(fault: Fault) -> tuple[int, int]:
     done = reduce(Graph(fault.nodes), lambda case: ANSWERS[fault.judge(case.keep)])
-    assert fault.judge(done.case.keep) is Verdict.FAILS
+    assert fault.judge(done.case.keep) is OracleVerdict.FAILS
     return done.calls, len(done.case.keep)
 
 
@@ -214,7 +214,7 @@ def by_torch(fault: Fault, limit_s: float) -> tuple[int, int, bool]:
             raise TimeIsUp
         calls += 1
         keep = [node.kwargs["alpha"] for node in module.graph.nodes if node.op == "call_function"]
-        failing = fault.judge(keep) is Verdict.FAILS
+        failing = fault.judge(keep) is OracleVerdict.FAILS
         best = min(best, len(keep)) if failing else best
         return failing
 

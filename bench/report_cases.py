@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from graphprobe.compare.result import CallName, CallResult, Counts, Finding, Side, SlotResult, SlotSide, Summary
+from graphprobe.compare.result import CallName, CallResult, Counts, Side, SlotResult, SlotSide, Summary, WrongCall
 from graphprobe.report.comparison import document_from
 
 BLOCKS = 24
@@ -102,7 +102,7 @@ def summary(count: int) -> Summary:
     findings = []
     if first is not None:
         findings = [
-            Finding(
+            WrongCall(
                 kind="wrong_value",
                 verdict="candidate_worse",
                 row=first.number,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
+import traceback
 from collections.abc import Iterable
+
+import msgspec
 
 EXIT_OK = 0
 EXIT_FOUND = 1
@@ -127,3 +131,43 @@ class UnsupportedTorchError(GraphprobeError):
 
 class GraphprobeWarning(UserWarning):
     """Something the user should know about what was, or could not be, collected."""
+
+
+COMPILER_ERROR = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: (?P<error>.+)(?:\n +\d+ \| +(?P<line>.+))?")
+"""What a C++ compiler says of an error, and the line that it quotes below."""
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An exception as a record: its class by qualified name, its text, and the formatted traceback."""
+
+    type: str
+    message: str
+    trace: str
+
+    @property
+    def line(self) -> str:
+        """The class and the first two lines of the text, in one."""
+        return f"{self.type.rpartition('.')[2]}: {'; '.join(self.message.splitlines()[:2])}"
+
+    @property
+    def short(self) -> str:
+        """The class by qualified name, the first two lines of the text, and the first error of a compiler in it.
+
+        Of the text two lines, for a wrapper's first line often says only that there is a second.
+        """
+        text = " ".join(line.strip() for line in self.message.strip().splitlines()[:2])[:240].strip()
+        error = COMPILER_ERROR.search(self.message)
+        if error is not None and error["error"] not in text:
+            text += f": {error['error'].strip()}" + (f", in `{error['line'].strip()}`" if error["line"] else "")
+        return f"{self.type}: {text}"
+
+
+def raised_from(error: BaseException) -> Raised:
+    """The record of an exception."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its text cannot be had)"
+    return Raised(name, message, "".join(traceback.format_exception(error)))

@@ -12,7 +12,7 @@ from graphprobe.analysis import breaks
 from graphprobe.analysis.breaks import fill, judge, report_from_facts, user_frame
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame, facts_from_lines, line_from_fact
 from graphprobe.analysis.breaks_rules import RULES
-from graphprobe.analysis.breaks_text import Line, Part, as_mask, parts_of, plain_name
+from graphprobe.analysis.breaks_text import BreakLine, Part, as_mask, parts_of, plain_name
 
 ITEM = """Unsupported Tensor.item() call with capture_scalar_outputs=False
   Explanation: Dynamo does not support tracing `Tensor.item()`
@@ -78,11 +78,11 @@ def test_text_of_torch_is_taken_apart() -> None:
     ],
 )
 def test_names_on_a_line(source: str, name: str, value: str) -> None:
-    assert getattr(Line(source), name) == value
+    assert getattr(BreakLine(source), name) == value
 
 
 def test_calls_on_a_line() -> None:
-    line = Line("y = a.b(x[m > 0]).item() + torch.nonzero(z).sum(")
+    line = BreakLine("y = a.b(x[m > 0]).item() + torch.nonzero(z).sum(")
     assert line.call("item") == "a.b(x[m > 0]).item()" and line.owner("item") == "a.b(x[m > 0])"
     assert line.owner("nonzero") == "z" and line.mask() == ("x", "m > 0")
     assert line.call("absent") == "" and line.owner("absent") == ""
@@ -114,7 +114,7 @@ def test_calls_on_a_line() -> None:
 )
 def test_names_at_a_place(statement: str, code: str, name: str, value: object) -> None:
     """The line holds other statements too, which are left alone."""
-    line = Line(f"first(x).item(); {statement}", statement, code)
+    line = BreakLine(f"first(x).item(); {statement}", statement, code)
     found = getattr(line, name)
     assert (found("absent") if name in ("owner", "call") else found() if name == "mask" else found) == value
 
@@ -228,6 +228,6 @@ def test_rules_are_whole() -> None:
     assert RULES[-1].match("anything\nat all", "", "", "") == {}
     assert all(re.fullmatch("[a-z-]+", rule.kind) for rule in RULES)
     for rule in RULES:
-        names = breaks._names(Part("title"), Line("x"), "f", rule.source, {})
+        names = breaks._names(Part("title"), BreakLine("x"), "f", rule.source, {})
         for sentence in (rule.cause, rule.remedy):
             assert not re.search(r"\{\w*\}", fill(sentence, names)), rule.kind

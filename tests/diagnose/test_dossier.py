@@ -15,7 +15,7 @@ import torch
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier import watch
-from graphprobe.diagnose.dossier.comparison import Outcome, compare, compare_call, sharing
+from graphprobe.diagnose.dossier.comparison import CallOutcome, compare, compare_call, sharing
 from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
 from graphprobe.engine.values import capture
 from graphprobe.errors import UsageError
@@ -253,7 +253,7 @@ def test_comparison(want: Any, have: Any, allowed: torch.Tensor | None, expected
 
 
 def test_strides_and_shared_memory_count_only_where_they_are_the_fault() -> None:
-    want, have = Outcome(), Outcome()
+    want, have = CallOutcome(), CallOutcome()
     want.leaves = have.leaves = [("output 0", torch.ones(2, 3))]
     want.strides, have.strides = {"output 0": (3, 1)}, {"output 0": (1, 2)}
     x = torch.ones(3)

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.diagnose.passes import Step, analyse, different
 from graphprobe.diagnose.suspects import Suspect
-from graphprobe.internals.inductor.executable_snapshots import PassLog, Snapshot
+from graphprobe.internals.inductor.executable_snapshots import ExecutableSnapshot, PassLog
 from graphprobe.internals.inductor.stages import copy_graph
 
 ATEN = torch.ops.aten
@@ -22,13 +22,13 @@ Edit = Callable[[Graph], Any]
 def log_of(fn: Callable[..., Any], inputs: list[Any], *passes: tuple[str, Edit], phase: str = "post_grad") -> PassLog:
     """What a group of passes did, each of them an edit of the graph that the one before has left."""
     gm = make_fx(fn)(*[i.clone() for i in inputs])
-    log = PassLog(phase, [Snapshot("", gm)])
+    log = PassLog(phase, [ExecutableSnapshot("", gm)])
     for name, edit in passes:
         gm = copy_graph(gm)
         edit(gm.graph)
         gm.graph.lint()
         gm.recompile()
-        log.snapshots.append(Snapshot(name, gm))
+        log.snapshots.append(ExecutableSnapshot(name, gm))
     return log
 
 
@@ -248,7 +248,7 @@ def test_what_runs_before_a_pass_is_named_as_it_is() -> None:
 def test_nothing_to_look_at() -> None:
     assert analyse(PassLog("joint"), [X], "backward").suspects == []
     gm = make_fx(lambda x: ATEN.mm.default(x, x))(torch.ones(3, 3))
-    step = analyse(PassLog("joint", [Snapshot("", gm)]), [torch.ones(2, 3)], "forward")
+    step = analyse(PassLog("joint", [ExecutableSnapshot("", gm)]), [torch.ones(2, 3)], "forward")
     assert (step.suspects, step.last, step.passes) == ([], None, []), "it does not run, whatever the passes did"
 
 
@@ -291,6 +291,6 @@ def test_different(a: Any, b: Any, answer: bool) -> None:
 
 def test_a_graph_that_the_passes_did_not_change() -> None:
     gm: GraphModule = make_fx(program)(X, Y)
-    step = analyse(PassLog("post_grad", [Snapshot("", gm)]), [X, Y], "forward")
+    step = analyse(PassLog("post_grad", [ExecutableSnapshot("", gm)]), [X, Y], "forward")
     assert (step.suspects, step.passes) == ([], [])
     assert step.last is not None and torch.equal(step.last.outputs, program(X, Y))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.diagnose.python_culprit import Side, applied_in, argument_names, branch_names, returned_names
-from graphprobe.diagnose.python_source import Place, is_users, places_of, source_at
+from graphprobe.diagnose.python_culprit import TorchCall, applied_in, argument_names, branch_names, returned_names
+from graphprobe.diagnose.python_source import FramePlace, is_users, places_of, source_at
 
 
 def written(text: str, name: str) -> str:
@@ -23,12 +23,12 @@ def written(text: str, name: str) -> str:
     return file
 
 
-def place(file: str, text: str) -> Place:
+def place(file: str, text: str) -> FramePlace:
     """Where this expression is in the file."""
     source = source_at(file)
     assert source is not None
     node = next(n for n in ast.walk(source.tree) if isinstance(n, ast.expr) and ast.unparse(n) == text)
-    return Place(file, node.lineno, node.end_lineno or -1, node.col_offset, node.end_col_offset or -1, "program")
+    return FramePlace(file, node.lineno, node.end_lineno or -1, node.col_offset, node.end_col_offset or -1, "program")
 
 
 VALUES = {
@@ -112,7 +112,7 @@ def test_a_branch_that_one_side_takes() -> None:
         "    if bool(n):\n        return x.tan()\n    return x.exp()\n"
     )
     file = written(text, "branches")
-    sin, cos, tan, last = (Side([place(file, f"x.{name}()")], name) for name in ("sin", "cos", "tan", "exp"))
+    sin, cos, tan, last = (TorchCall([place(file, f"x.{name}()")], name) for name in ("sin", "cos", "tan", "exp"))
     names = [[n.name for n in branch_names(*sides)] for sides in ((sin, None, []), (cos, tan, []), (last, cos, []))]
     assert names == [["callable"], ["len", "bool"], ["len"]]
     assert branch_names(last, last, []) == []
@@ -120,7 +120,7 @@ def test_a_branch_that_one_side_takes() -> None:
 
 
 def test_frames_are_those_of_the_user() -> None:
-    def call() -> list[Place]:
+    def call() -> list[FramePlace]:
         return places_of(sys._getframe(0), sys._getframe(1).f_code)
 
     (frame,) = call()
@@ -131,5 +131,5 @@ def test_frames_are_those_of_the_user() -> None:
 
 def test_what_an_operators_line_calls() -> None:
     file = written("def program(x):\n    return torch.func.jvp(Twice.apply, (x,), (x,))\n", "operators")
-    assert applied_in(Place(file, 2)) == "Twice.apply"
-    assert applied_in(Place("/nowhere.py", 1)) is None
+    assert applied_in(FramePlace(file, 2)) == "Twice.apply"
+    assert applied_in(FramePlace("/nowhere.py", 1)) is None

@@ -12,7 +12,7 @@ from graphprobe.compiler_config import CompilerConfig
 from graphprobe.dump_plan.conflicts import CONFLICTS
 from graphprobe.dump_plan.document import DUMP
 from graphprobe.dump_plan.options import OPTIONS
-from graphprobe.dump_plan.shapes import Items, Table
+from graphprobe.dump_plan.shapes import Items, TableShape
 from graphprobe.errors import DumpConfigError
 
 PAGE = (ROOT / "docs" / "dump_config.md").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def test_tables_are_complete() -> None:
         assert f"| `{row.name}` |" in PAGE and f"`{row.env}`" in PAGE
         assert all(f"`{value}`" in PAGE for value in row.allowed)
     entries = DUMP.keys["dump_list"].shape
-    assert isinstance(entries, Items) and isinstance(entries.item, Table)
+    assert isinstance(entries, Items) and isinstance(entries.item, TableShape)
     for key in (*DUMP.keys, *entries.item.keys):
         assert f"`{key}`" in PAGE
     for conflict in CONFLICTS:

@@ -20,7 +20,8 @@ import torch
 import torch._inductor.async_compile  # once here, not in each child
 import torch._inductor.config
 
-from graphprobe.engine.isolate import TAIL, Raised, isolated, raised_from
+from graphprobe.engine.isolate import TAIL, isolated
+from graphprobe.errors import Raised, raised_from
 from graphprobe.internals import after_fork
 
 SOME = "graphprobe.tests.set_in_a_child"

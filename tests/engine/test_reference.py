@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graphprobe.engine.reference import InFloat64, array_from, dtype_of, leaves, references, terms_of
-from graphprobe.numerics.divergence import Run
+from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.verdict import Verdict, judge
 
 U = 2.0**-8
@@ -15,7 +15,7 @@ U = 2.0**-8
 
 def judged(fn: object, candidate: torch.Tensor, eager: torch.Tensor, *args: torch.Tensor) -> Verdict:
     (found,) = references(fn, args, roundoff=dtype_of(eager).unit_roundoff)  # type: ignore[arg-type]
-    runs = [Run(array_from(value), dtype_of(value)) for value in (candidate, eager)]
+    runs = [RunValues(array_from(value), dtype_of(value)) for value in (candidate, eager)]
     return judge(runs[0], found.values, found.noise, runs[1:])
 
 

@@ -14,8 +14,8 @@ import torch
 
 from graphprobe.diagnose.program import Program
 from graphprobe.engine.interpret import copied_together
-from graphprobe.engine.isolate import Raised
 from graphprobe.engine.value_file import InFile, ValueFile
+from graphprobe.errors import Raised
 from graphprobe.judge.judging import Difference, Reference, compare, identical, strides, while_compiling
 from graphprobe.judge.observation import Observation, read
 

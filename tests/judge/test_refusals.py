@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.engine.isolate import Raised, raised_from
+from graphprobe.errors import Raised, raised_from
 from graphprobe.judge.refusals import REFUSALS, refusal_of
 
 X = torch.linspace(-1, 1, 4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphprobe.engine.isolate import Raised
+from graphprobe.errors import Raised
 from graphprobe.findings import Worst, in_words
 from graphprobe.judge.judging import Difference, Reference, compare, log_of, whole_log, worst_of
 from graphprobe.judge.observation import Observation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graphprobe.numerics.divergence import Run
+from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.numerics.noise import Noise
 from graphprobe.numerics.verdict import Verdict, judge
@@ -19,7 +19,7 @@ def verdict(seed: int, factor: float) -> Verdict:
     reference = rng.standard_normal(64) * 10.0 ** rng.uniform(-26, -17, 64)
     eager, candidate = rng.standard_normal((2, 64)) * 1e-9
     candidate *= factor
-    return judge(Run(candidate, FLOAT32), reference, Noise(np.abs(reference)), [Run(eager, FLOAT32)])
+    return judge(RunValues(candidate, FLOAT32), reference, Noise(np.abs(reference)), [RunValues(eager, FLOAT32)])
 
 
 @pytest.mark.parametrize("seed", range(40))

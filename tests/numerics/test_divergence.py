@@ -10,7 +10,7 @@ import pytest
 from graphprobe.errors import UsageError
 from graphprobe.numerics import divergence as module
 from graphprobe.numerics.classes import classes_of
-from graphprobe.numerics.divergence import ZERO, Divergence, Run, divergences
+from graphprobe.numerics.divergence import ZERO, Divergence, RunValues, divergences
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.numerics.noise import Noise, scale, typical_magnitude
 
@@ -19,7 +19,7 @@ SINGLE, HALF, E4M3 = DTYPES["float32"], DTYPES["float16"], DTYPES["float8_e4m3fn
 
 def measure(values: np.ndarray, reference: np.ndarray, dtype: object = SINGLE, **kwargs: object) -> Divergence:
     noise = Noise(kwargs.pop("sigma", np.abs(np.nan_to_num(reference, posinf=0.0, neginf=0.0))))  # type: ignore[arg-type]
-    return divergences(reference, noise, [Run(values, dtype)], **kwargs)[0]  # type: ignore[arg-type]
+    return divergences(reference, noise, [RunValues(values, dtype)], **kwargs)[0]  # type: ignore[arg-type]
 
 
 def test_statistics_against_a_plain_formula(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_wrong_classes_are_counted_by_what_the_run_has() -> None:
 def test_a_class_that_a_legitimate_run_has_is_forgiven_where_it_has_it() -> None:
     reference = np.ones(3)
     mine, eager = np.array([np.inf, np.inf, 1.0]), np.array([np.inf, 1.0, np.inf])
-    runs = [Run(mine, HALF), Run(eager, HALF)]
+    runs = [RunValues(mine, HALF), RunValues(eager, HALF)]
     first, second = divergences(reference, Noise(np.zeros(3)), runs, forgiving=[1])
     assert (first.wrong_class, first.shared, first.worst) == (1, 1, 1)
     assert second.wrong_class == 2
@@ -142,7 +142,7 @@ def test_complex_numbers_are_measured_by_modulus() -> None:
 
 def test_each_run_is_measured_in_its_own_dtype() -> None:
     reference = np.array([1.0])
-    runs = [Run(np.array([1.001]), SINGLE), Run(np.array([1.001]), DTYPES["bfloat16"])]
+    runs = [RunValues(np.array([1.001]), SINGLE), RunValues(np.array([1.001]), DTYPES["bfloat16"])]
     single, bf16 = divergences(reference, Noise(np.ones(1)), runs)
     assert single.max == pytest.approx(bf16.max * 2**16)
 
@@ -151,7 +151,7 @@ def test_memory_stays_bounded() -> None:
     reference = np.random.default_rng(4).standard_normal(1 << 21)
     values, noise = reference.astype(np.float32), Noise(np.abs(reference))
     tracemalloc.start()
-    divergences(reference, noise, [Run(values, SINGLE)])
+    divergences(reference, noise, [RunValues(values, SINGLE)])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16 << 20  # the reference alone takes 16 MiB

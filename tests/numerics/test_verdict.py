@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphprobe.errors import UsageError
-from graphprobe.numerics.divergence import Run
+from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.numerics.noise import Noise
 from graphprobe.numerics.verdict import Thresholds, Verdict, judge
@@ -22,8 +22,8 @@ SINGLE, HALF = DTYPES["float32"], DTYPES["float16"]
 def verdict(values: np.ndarray, reference: np.ndarray, eager: np.ndarray | None = None, **kwargs: object) -> Verdict:
     dtype = kwargs.pop("dtype", SINGLE)
     noise = Noise(kwargs.pop("sigma", np.abs(np.nan_to_num(reference, posinf=0.0, neginf=0.0))))  # type: ignore[arg-type]
-    legitimate = [] if eager is None else [Run(eager, dtype)]  # type: ignore[arg-type]
-    return judge(Run(values, dtype), reference, noise, legitimate, **kwargs)  # type: ignore[arg-type]
+    legitimate = [] if eager is None else [RunValues(eager, dtype)]  # type: ignore[arg-type]
+    return judge(RunValues(values, dtype), reference, noise, legitimate, **kwargs)  # type: ignore[arg-type]
 
 
 def case(seed: int, error: float, n: int = 500) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,7 +130,7 @@ def test_empty_and_scalar() -> None:
 
 def test_exact_dtypes_are_refused() -> None:
     with pytest.raises(UsageError, match="int64"):
-        judge(Run(np.ones(2), DTYPES["int64"]), np.ones(2), Noise(np.zeros(2)))
+        judge(RunValues(np.ones(2), DTYPES["int64"]), np.ones(2), Noise(np.zeros(2)))
 
 
 def test_a_verdict_survives_json() -> None:

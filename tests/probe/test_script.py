@@ -9,7 +9,7 @@ import pytest
 
 from graphprobe.errors import UsageError
 from graphprobe.probe import script
-from graphprobe.probe.script import Program
+from graphprobe.probe.script import ScriptTarget
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_accepted_without_importing_anything(kind: str, target: str, folder: Path) -> None:
     before, path = set(sys.modules), list(sys.path)
-    script.check(Program(kind, target))
+    script.check(ScriptTarget(kind, target))
     assert not {name for name in set(sys.modules) - before if name.partition(".")[0] in ("loud", "good", "timeit")}
     assert sys.path == path
 
@@ -72,7 +72,7 @@ def test_accepted_without_importing_anything(kind: str, target: str, folder: Pat
 def test_refused(kind: str, target: str, words: str, folder: Path) -> None:
     before = list(sys.path)
     with pytest.raises(UsageError) as raised:
-        script.check(Program(kind, target))
+        script.check(ScriptTarget(kind, target))
     assert words in str(raised.value)
     assert raised.value.exit_code == 2
     assert sys.path == before
@@ -85,6 +85,6 @@ def test_an_exception_that_cannot_be_shown_ends_the_program_all_the_same(
         monkeypatch.setattr(sys, name, list(getattr(sys, name)))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     source = "class E(Exception):\n    def __str__(self): raise ValueError('no text')\nraise E\n"
-    ended = script.run(Program("code", source))
+    ended = script.run(ScriptTarget("code", source))
     assert ended == script.Ended(1, "E: <exception str() failed>")
     assert "E: <exception str() failed>" in capsys.readouterr().err

@@ -8,12 +8,12 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator
 
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.reduce.space import Unit
 
-FAILS = Answer(Verdict.FAILS, "boom")
-PASSES = Answer(Verdict.PASSES)
-UNRESOLVED = Answer(Verdict.UNRESOLVED, detail="cannot be built")
+FAILS = Answer(OracleVerdict.FAILS, "boom")
+PASSES = Answer(OracleVerdict.PASSES)
+UNRESOLVED = Answer(OracleVerdict.UNRESOLVED, detail="cannot be built")
 
 
 @dataclasses.dataclass(frozen=True)

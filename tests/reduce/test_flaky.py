@@ -7,11 +7,11 @@ import random
 import pytest
 
 from graphprobe.reduce.flaky import Habit, Repeats, observe, repeats_for
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.reduce.reducer import reduce
 from reduce.abstract import FAILS, PASSES, UNRESOLVED, Case, Halve, Numbers, Rule, space
 
-OTHER = Answer(Verdict.FAILS, "other")
+OTHER = Answer(OracleVerdict.FAILS, "other")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from conftest import ROOT
 from graphprobe.errors import UsageError
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.journal import Journal
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.reduce.reducer import Reduction, reduce
 from reduce.abstract import FAILS, PASSES, Case, Rule, scattered, space
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_resumed_is_left_alone(tmp_path: Path, text: str, message
 
 def test_text_that_no_file_can_hold_ends_nothing(tmp_path: Path) -> None:
     def oracle(case: Case) -> Answer:
-        return Answer(Verdict.FAILS, "no such file: \udcff", "\udcfe") if 3 in case.keep else PASSES
+        return Answer(OracleVerdict.FAILS, "no such file: \udcff", "\udcfe") if 3 in case.keep else PASSES
 
     calls = []
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_text_that_no_file_can_hold_ends_nothing(tmp_path: Path) -> None:
 
 def test_answers_come_back_as_they_were(tmp_path: Path) -> None:
     answer = Answer(
-        Verdict.FAILS,
+        OracleVerdict.FAILS,
         "RuntimeError: \u201equoted\u201c\n\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"),
         "x\n",
         0.25,

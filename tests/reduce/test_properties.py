@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.reduce.reducer import Reduction, reduce
 from reduce.abstract import Case, Halve, Numbers, Refused, Rule
 
@@ -52,15 +52,15 @@ def run(space: Numbers, rule: Rule, *, seed: int = 0, hints: tuple[int, ...] = (
 def check(space: Numbers, rule: Rule, done: Reduction[Case]) -> None:
     whole = Case(frozenset(space.among), space.value)
     assert done.minimal
-    assert rule.judge(done.case) == Answer(Verdict.FAILS, done.signature)
+    assert rule.judge(done.case) == Answer(OracleVerdict.FAILS, done.signature)
     assert (done.case.size, done.case.digest) <= (whole.size, whole.digest)
     for unit in done.case.keep:
         less = done.case.keep - {unit}
         if less and space.buildable(less):
-            assert rule.judge(dataclasses.replace(done.case, keep=less)).verdict is not Verdict.FAILS
+            assert rule.judge(dataclasses.replace(done.case, keep=less)).verdict is not OracleVerdict.FAILS
             assert dataclasses.replace(done.case, keep=less).digest in rule.asked
     for smaller in Halve().proposals(done.case):
-        assert rule.judge(smaller).verdict is not Verdict.FAILS
+        assert rule.judge(smaller).verdict is not OracleVerdict.FAILS
     confirmed = done.passes["confirm"].asked if "confirm" in done.passes else 0
     assert len(rule.asked) - len(set(rule.asked)) == confirmed <= 6  # only what fails is asked again
     assert len(rule.asked) == done.calls == done.total.asked
@@ -109,12 +109,12 @@ def test_the_result_is_a_fixed_point_of_the_whole_reduction(
 def test_an_oracle_without_any_rule(count: int, rng: Any) -> None:
     """Every subset fails, passes or cannot be judged by chance, but always in the same way."""
     table: dict[str, Answer] = {}
-    kinds = [Answer(Verdict.FAILS, "boom"), Answer(Verdict.FAILS, "other"), Answer(Verdict.PASSES)]
+    kinds = [Answer(OracleVerdict.FAILS, "boom"), Answer(OracleVerdict.FAILS, "other"), Answer(OracleVerdict.PASSES)]
 
     def judge(case: Case) -> Answer:
         if len(case.keep) == count:
             return kinds[0]
-        return table.setdefault(case.digest, rng.choice([*kinds, Answer(Verdict.UNRESOLVED)]))
+        return table.setdefault(case.digest, rng.choice([*kinds, Answer(OracleVerdict.UNRESOLVED)]))
 
     done = reduce(Numbers(tuple(range(count))), judge)
     assert judge(done.case) == kinds[0]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from graphprobe.reduce.gate import Budget, Gate
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.reduce.progress import Progress
 from graphprobe.reduce.reducer import INTERRUPTED, reduce
 from graphprobe.reduce.shrink import shrink_once
@@ -24,7 +24,7 @@ def case(*keep: int, value: int = 0) -> Case:
 
 def test_the_gate_takes_only_what_fails_in_the_same_way_and_is_simpler() -> None:
     answers = {
-        case(1): Answer(Verdict.FAILS, "another"),
+        case(1): Answer(OracleVerdict.FAILS, "another"),
         case(2): UNRESOLVED,
         case(3): PASSES,
         case(1, 2): FAILS,
@@ -51,7 +51,7 @@ def test_a_case_that_does_not_fail_is_said_not_to() -> None:
     assert not done.failed
     assert not done.minimal
     assert done.case == done.original
-    assert [answer.verdict for answer in done.answers] == [Verdict.PASSES] * 10
+    assert [answer.verdict for answer in done.answers] == [OracleVerdict.PASSES] * 10
 
 
 def test_a_case_that_cannot_be_judged_is_left_soon() -> None:
@@ -69,7 +69,7 @@ def test_another_failure_is_not_followed() -> None:
     def oracle(case: Case) -> Answer:
         if {3, 40} <= case.keep:
             return FAILS
-        return Answer(Verdict.FAILS, "other") if 3 in case.keep else PASSES
+        return Answer(OracleVerdict.FAILS, "other") if 3 in case.keep else PASSES
 
     done = reduce(space(64), oracle)
     assert done.case.keep == {3, 40}
@@ -197,8 +197,8 @@ def test_a_subset_that_cannot_be_built_costs_no_call() -> None:
     gate = Gate(whole.candidate(frozenset(range(8))) or case(), rule)
     gate.look_for("boom")
     subsets = Subsets(whole, gate)
-    assert subsets.drop([0], "p") is Verdict.UNRESOLVED
-    assert subsets.drop([0], "p") is Verdict.UNRESOLVED
+    assert subsets.drop([0], "p") is OracleVerdict.UNRESOLVED
+    assert subsets.drop([0], "p") is OracleVerdict.UNRESOLVED
     assert rule.calls == 0
     stats = gate.passes["p"]
     assert (stats.proposed, stats.unbuildable, stats.known) == (2, 1, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import module_at
-from graphprobe.report.document import Section, Verdict
+from graphprobe.report.document import DocumentVerdict, Section
 from graphprobe.report.html.page import Report, write_page
 
 
@@ -17,7 +17,9 @@ def report_cases() -> Any:
 
 def page_of(file: Path, *sections: Section, **more: Any) -> Path:
     """A page of these sections."""
-    return page(file, Report("made up", "made up", Verdict("info", "MADE UP", "Nothing."), list(sections), **more))
+    return page(
+        file, Report("made up", "made up", DocumentVerdict("info", "MADE UP", "Nothing."), list(sections), **more)
+    )
 
 
 def page(file: Path, report: Report) -> Path:

@@ -16,8 +16,8 @@ INLINE = (
     d.Code(EVIL),
     d.Prose(f"{EVIL} `{EVIL}`"),
     d.Muted(EVIL),
-    d.Place(EVIL, line=EVIL),
-    d.Place(EVIL, anchor="src-0-1"),
+    d.SourcePlace(EVIL, line=EVIL),
+    d.SourcePlace(EVIL, anchor="src-0-1"),
     d.Jump("findings", EVIL),
     d.Badge("bad", EVIL),
 )
@@ -69,7 +69,7 @@ def test_the_terminal_breaks_prose_and_leaves_whole_what_is_copied() -> None:
     path = "/a/path/that/is/longer/than/thirty/columns.py:3"
     facts = d.Facts(
         [
-            ("line", [d.Place(path), d.Excerpt("x = 1")]),
+            ("line", [d.SourcePlace(path), d.Excerpt("x = 1")]),
             ("why", "it is said in more words than fit"),
             ("more", d.Folded("figures", ["one", "two"])),
         ]

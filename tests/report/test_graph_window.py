@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphprobe.report.document import Verdict
+from graphprobe.report.document import DocumentVerdict
 from graphprobe.report.html.graph_layout import GAP_X, layout
 from graphprobe.report.html.graph_window import WINDOW, window_section
 from graphprobe.report.html.page import Report
@@ -94,7 +94,7 @@ def opened(folder: Path, open_report: OpenReport, **how: Any) -> Opened:
     sources = Sources(folder)
     section = window_section(dossier(folder), sources)
     assert section is not None and section.summary == "6 of 145 nodes"
-    report = Report("t", "t", Verdict("bad", "FAULT", "relu is wrong."), [section], sources)
+    report = Report("t", "t", DocumentVerdict("bad", "FAULT", "relu is wrong."), [section], sources)
     return open_report(page(folder / "report.html", report), **how)
 
 

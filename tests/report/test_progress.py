@@ -14,7 +14,7 @@ from graphprobe.engine.doing import SIZE, Board, doing, told_on
 from graphprobe.engine.isolate import isolated
 from graphprobe.findings import NamedStep
 from graphprobe.report import progress
-from graphprobe.report.progress import Progress, shown_in_notebook
+from graphprobe.report.progress import ProgressLine, shown_in_notebook
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 def test_a_terminal_is_drawn_anew_each_time_and_left_empty() -> None:
     ours, theirs = pty.openpty()
     clock = Clock()
-    with open(theirs, "w", buffering=1) as file, Progress(file, clock=clock) as shown:
+    with open(theirs, "w", buffering=1) as file, ProgressLine(file, clock=clock) as shown:
         for second in range(3):
             clock.now = 100.0 + second
             shown.tell_step("model.py:make", NamedStep("kernels", second, f"op {34 + second} of 512"))
@@ -43,7 +43,7 @@ def test_a_terminal_is_drawn_anew_each_time_and_left_empty() -> None:
 
 def test_a_pipe_gets_a_line_each_half_a_minute() -> None:
     clock, pipe = Clock(), io.StringIO()
-    shown = Progress(pipe, clock=clock)
+    shown = ProgressLine(pipe, clock=clock)
     for second in range(95):
         clock.now = 100.0 + second
         shown.tell_step("train.py", NamedStep("plain", second - 20.0, "call 2 of 3"))
@@ -55,7 +55,7 @@ def test_a_pipe_gets_a_line_each_half_a_minute() -> None:
 
 def test_what_a_program_calls_itself_steers_nothing() -> None:
     clock, pipe = Clock(), io.StringIO()
-    shown = Progress(pipe, clock=clock)
+    shown = ProgressLine(pipe, clock=clock)
     clock.now = 200.0
     shown.tell_step("a\nHEALTHY\x1b[2J", NamedStep("plain", 100.0))
     assert pipe.getvalue().count("\n") == 1 and "\x1b" not in pipe.getvalue()

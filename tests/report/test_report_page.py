@@ -9,14 +9,14 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from graphprobe.report.document import Prose, Section, Verdict
+from graphprobe.report.document import DocumentVerdict, Prose, Section
 from graphprobe.report.html.page import Report, asset, pieces, write_page
 from graphprobe.report.html.render import Html, html, rendered
 from graphprobe.report.html.sources import AROUND, MOST_LINES, Sources
 from report.browser import OpenReport, axe_faults
 
 EVIL = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
-VERDICT = Verdict("bad", "FAULT", "relu gives wrong numbers.")
+VERDICT = DocumentVerdict("bad", "FAULT", "relu gives wrong numbers.")
 
 
 def written(report: Report, folder: Path) -> Path:
@@ -50,7 +50,7 @@ def test_text_is_escaped_and_html_is_not() -> None:
 
 
 def test_data_cannot_end_its_element() -> None:
-    text = "".join(pieces(Report(EVIL, EVIL, Verdict("bad", EVIL, EVIL), [Section("a", EVIL, "code", [EVIL])])))
+    text = "".join(pieces(Report(EVIL, EVIL, DocumentVerdict("bad", EVIL, EVIL), [Section("a", EVIL, "code", [EVIL])])))
     assert "hacked = 1</script>" not in text
     assert len(re.findall("</script", text)) == len(re.findall("<script", text))
 
@@ -137,7 +137,11 @@ def test_nothing_of_the_data_is_run(tmp_path: Path, open_report: OpenReport) -> 
     pane = {"title": EVIL, "name": EVIL, "lines": [[EVIL, EVIL, ""], ["1", EVIL, EVIL]]}
     view = [{"title": EVIL, "panes": [pane], "links": [{"label": EVIL, "marks": [[0]]}]}]
     report = Report(
-        EVIL, EVIL, Verdict("bad", EVIL, EVIL), [Section("a", EVIL, "code", view, summary=EVIL)], facts=[(EVIL, EVIL)]
+        EVIL,
+        EVIL,
+        DocumentVerdict("bad", EVIL, EVIL),
+        [Section("a", EVIL, "code", view, summary=EVIL)],
+        facts=[(EVIL, EVIL)],
     )
     opened = open_report(written(report, tmp_path))
     assert "onerror" in opened.text("#a .view")

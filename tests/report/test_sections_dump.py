@@ -18,7 +18,7 @@ from compare.made import call, scalar, tensor
 from graphprobe.errors import RunNotFoundError
 from graphprobe.records import TensorStats
 from graphprobe.report.document import Section
-from graphprobe.report.dump_health import Judge, infinite_of, told
+from graphprobe.report.dump_health import HealthJudge, infinite_of, told
 from graphprobe.report.html.render import rendered
 from graphprobe.report.html.sections_dump import report_from
 from graphprobe.store.calls import Call
@@ -172,7 +172,7 @@ def one(api: str, given: list[float], gave: list[float], *more: Any, **how: Any)
     ],
 )
 def test_what_a_call_did(made: Call, word: str) -> None:
-    judge = Judge({"it overflows": "overflows"})
+    judge = HealthJudge({"it overflows": "overflows"})
     stats = {slot.name: slot.stats for slot in made.slots if slot.stats is not None}
     assert judge.word(made, stats) == word and judge.health.words == {word: 1}
 
@@ -201,7 +201,7 @@ def test_a_dump_of_another_tool(tmp_path: Path) -> None:
 
 
 def test_a_backward_through_a_spoiled_forward_begins_nothing() -> None:
-    judge = Judge({})
+    judge = HealthJudge({})
     forward = one("torch.mul", [3e38], [np.inf])
     backward = one("torch.mul", [1], [np.nan], direction="backward")
     words = [judge.word(c, {s.name: s.stats for s in c.slots if s.stats is not None}) for c in (forward, backward)]

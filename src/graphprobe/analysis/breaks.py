@@ -11,7 +11,7 @@ import msgspec
 
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame
 from graphprobe.analysis.breaks_rules import CONSEQUENCES, RULES
-from graphprobe.analysis.breaks_text import RESUMED, Line, Part, parts_of, plain_name
+from graphprobe.analysis.breaks_text import RESUMED, BreakLine, Part, parts_of, plain_name
 
 Outcome = Literal["continued", "rest", "function", "died", "raised"]
 OUTCOMES: tuple[Outcome, ...] = ("continued", "rest", "function", "died", "raised")
@@ -76,7 +76,7 @@ class GraphBreak(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.file}{'' if self.line is None else f':{self.line}'} in {self.function}"
 
 
-class Uncompiled(msgspec.Struct, frozen=True, kw_only=True):
+class UncompiledFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A function that Dynamo gave up on.
 
     Attributes:
@@ -121,7 +121,7 @@ class BreakReport(msgspec.Struct, kw_only=True):
 
     graphs: list[GraphSeen] = []
     breaks: list[GraphBreak] = []
-    uncompiled: list[Uncompiled] = []
+    uncompiled: list[UncompiledFunction] = []
 
     @property
     def break_count(self) -> int:
@@ -134,7 +134,7 @@ class BreakReport(msgspec.Struct, kw_only=True):
         return [row for row in self.breaks if row.outcome == "died"]
 
     @property
-    def own_uncompiled(self) -> list[Uncompiled]:
+    def own_uncompiled(self) -> list[UncompiledFunction]:
         """Those that are neither torch's nor Python's."""
         return [row for row in self.uncompiled if row.inside is None]
 
@@ -170,7 +170,7 @@ def report_from_facts(
             row = msgspec.structs.replace(row, outcome="died", error=_error(errors[number]))
         key = (row.kind, row.cause, row.file, row.line)
         rows[key] = _merged(rows[key], row) if key in rows else row
-    frames: dict[tuple[Any, ...], Uncompiled] = {}
+    frames: dict[tuple[Any, ...], UncompiledFunction] = {}
     for left in uncompiled:
         seen = _uncompiled(left)
         what = (seen.function, seen.file, seen.line, seen.kind, seen.cause)
@@ -247,7 +247,7 @@ def user_frame(stack: Sequence[UserFrame]) -> UserFrame | None:
     return found[-1] if found else None
 
 
-def _uncompiled(fact: UncompiledFact) -> Uncompiled:
+def _uncompiled(fact: UncompiledFact) -> UncompiledFunction:
     function = plain_name(fact.function)
     place = user_frame(fact.stack)
     part = parts_of(fact.reason)[0]
@@ -256,7 +256,7 @@ def _uncompiled(fact: UncompiledFact) -> Uncompiled:
         kind, cause, remedy = "break", f"the graph break{at}", "mend that break"
     else:
         kind, cause, remedy = _judged(part, place, function, fact.stack)
-    return Uncompiled(
+    return UncompiledFunction(
         function=function,
         file=fact.file,
         line=fact.first_line,
@@ -268,7 +268,7 @@ def _uncompiled(fact: UncompiledFact) -> Uncompiled:
 
 
 def _judged(part: Part, place: UserFrame | None, function: str, stack: Sequence[UserFrame]) -> tuple[str, str, str]:
-    line = Line("") if place is None else Line(place.source, place.statement, place.code)
+    line = BreakLine("") if place is None else BreakLine(place.source, place.statement, place.code)
     form = line.form
     use = "conversion" if function in CONVERTING else line.use
     inner = "".join(f"\nin {frame.function}" for frame in stack if frame.inside is not None)
@@ -281,7 +281,7 @@ def _judged(part: Part, place: UserFrame | None, function: str, stack: Sequence[
     raise AssertionError("the last rule matches everything")
 
 
-def _names(part: Part, line: Line, function: str, pattern: str, groups: Mapping[str, str]) -> dict[str, str]:
+def _names(part: Part, line: BreakLine, function: str, pattern: str, groups: Mapping[str, str]) -> dict[str, str]:
     """What the sentences of a rule may name, with plain words where the line does not have it."""
     found = re.search(pattern, line.code) if pattern else None
     on_line = next(filter(None, found.groups()), "") if found is not None else ""

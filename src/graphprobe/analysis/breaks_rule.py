@@ -10,7 +10,7 @@ import msgspec
 IDENTITY = "the identity (`id`, `hash`, `is`, `data_ptr`) of something that only exists while tracing is used"
 
 
-class Rule(msgspec.Struct, frozen=True):
+class BreakRule(msgspec.Struct, frozen=True):
     """One kind of break.
 
     Attributes:

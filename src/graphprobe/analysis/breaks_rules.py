@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphprobe.analysis.breaks_rule import IDENTITY, Rule
+from graphprobe.analysis.breaks_rule import IDENTITY, BreakRule
 from graphprobe.analysis.breaks_rules_types import RULES_ON_TYPES
 
 OUTSIDE = (
@@ -26,8 +26,8 @@ LOOP = (
     "compile its body"
 )
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[BreakRule, ...] = (
+    BreakRule(
         "dynamo-error",
         r"Dynamo failed with (?!BackendCompilerFailed).*",
         "{title}",
@@ -35,34 +35,34 @@ RULES: tuple[Rule, ...] = (
         "and report it to PyTorch",
     ),
     # -- the program asks a tensor for its values ---------------------------------------------------------------------
-    Rule(
+    BreakRule(
         "data-dependent-assert",
         JUMP + r"|assert with non-string message",
         "the assertion `{condition}` depends on the values of a tensor, and its message is computed",
         'make the message a plain string: `assert {condition}, "…"`; or use `torch._assert_async({choice})`',
         form=("Assert",),
     ),
-    Rule(
+    BreakRule(
         "data-dependent-loop",
         JUMP,
         "how often the loop runs, `{condition}`, depends on the values of a tensor",
         LOOP,
         form=("While", "For"),
     ),
-    Rule(
+    BreakRule(
         "data-dependent-branch",
         JUMP,
         "which way the program goes, `{condition}`, depends on the values of a tensor",
         CHOOSE,
     ),
-    Rule(
+    BreakRule(
         "random",
         SCALAR + "|.*numpy.*random.*|random.Random.*|" + SKIPPED + "|Unsupported method call",
         "`{call}` draws a random number that is not torch's",
         "draw it with torch, `torch.rand(())`, which can be part of the graph; or " + OUTSIDE,
         source=r"\b(?P<name>(?:np|numpy)\.random\.\w+|random\.\w+)\(",
     ),
-    Rule(
+    BreakRule(
         "tensor-item",
         SCALAR,
         "how often the loop runs depends on a value of a tensor, `{call}`",
@@ -70,7 +70,7 @@ RULES: tuple[Rule, ...] = (
         use=("count",),
         source=AS_NUMBER,
     ),
-    Rule(
+    BreakRule(
         "tensor-item",
         SCALAR,
         "a size depends on the value of a tensor, `{number}`",
@@ -79,7 +79,7 @@ RULES: tuple[Rule, ...] = (
         use=("size",),
         source=AS_NUMBER,
     ),
-    Rule(
+    BreakRule(
         "tensor-item",
         SCALAR,
         "`{indexed}` needs the value of a tensor as an index",
@@ -87,7 +87,7 @@ RULES: tuple[Rule, ...] = (
         use=("index",),
         source=AS_NUMBER,
     ),
-    Rule(
+    BreakRule(
         "tensor-item",
         SCALAR,
         "how often the loop runs, `{condition}`, depends on the values of a tensor",
@@ -95,7 +95,7 @@ RULES: tuple[Rule, ...] = (
         use=("loop",),
         source=AS_NUMBER,
     ),
-    Rule(
+    BreakRule(
         "tensor-item",
         SCALAR,
         "which way the program goes, `{condition}`, depends on the values of a tensor",
@@ -103,7 +103,7 @@ RULES: tuple[Rule, ...] = (
         use=("test",),
         source=AS_NUMBER,
     ),
-    Rule(
+    BreakRule(
         "tensor-item",
         SCALAR,
         "`{function}` must return a number of Python's, and `{number}` has it from the values of a tensor",
@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
         use=("conversion",),
         source=AS_NUMBER,
     ),
-    Rule(
+    BreakRule(
         "tensor-item",
         SCALAR,
         "`{number}` needs the value of a tensor as a number of Python's",
@@ -119,7 +119,7 @@ RULES: tuple[Rule, ...] = (
         "`torch._dynamo.config.capture_scalar_outputs = True`",
         source=AS_NUMBER,
     ),
-    Rule(
+    BreakRule(
         "tensor-item",
         SCALAR
         + r"|Dynamic slicing with Tensor arguments|Indexing .* with non-scalar tensor|unsupported index\(Tensor\)",
@@ -127,7 +127,7 @@ RULES: tuple[Rule, ...] = (
         "keep the number a tensor, or work it out before the compiled function; or set "
         "`torch._dynamo.config.capture_scalar_outputs = True`",
     ),
-    Rule(
+    BreakRule(
         "tensor-tolist",
         r"Tensor\.tolist\(\).*",
         "`{call}` turns a tensor into numbers of Python's",
@@ -136,14 +136,14 @@ RULES: tuple[Rule, ...] = (
         text=r"(?P<name>to_?list)",
         use=("count",),
     ),
-    Rule(
+    BreakRule(
         "tensor-tolist",
         r"Tensor\.tolist\(\).*",
         "`{call}` turns a tensor into numbers of Python's",
         "index the tensor, `{owner}[i]`, and leave out `.tolist()`; or call it outside the compiled function",
         text=r"(?P<name>to_?list)",
     ),
-    Rule(
+    BreakRule(
         "dynamic-shape-operator",
         SHAPES + "|.*one_hot.*data-dependent.*",
         "how large the result of `{masked}[{mask}]` is depends on the values of a tensor",
@@ -152,7 +152,7 @@ RULES: tuple[Rule, ...] = (
         text=r"aten\.nonzero",
         source=r"\w\[[^\]]*[<>=~&|!][^\]]*\]|\[\w*mask\w*\]",
     ),
-    Rule(
+    BreakRule(
         "dynamic-shape-operator",
         SHAPES,
         "how large the result of `{call}` is depends on the values of a tensor",
@@ -161,7 +161,7 @@ RULES: tuple[Rule, ...] = (
         text=r"aten\.(?P<name>nonzero)",
         source=r"\bnonzero\(",
     ),
-    Rule(
+    BreakRule(
         "dynamic-shape-operator",
         SHAPES + "|.*data-dependent output shape",
         "how large the result of `{name}` is depends on the values of a tensor",
@@ -170,7 +170,7 @@ RULES: tuple[Rule, ...] = (
         names=r"(?P<name>aten\.\w+|(?<=Operator `)[\w.]+)",
     ),
     # -- output -------------------------------------------------------------------------------------------------------
-    Rule(
+    BreakRule(
         "print",
         BUILTIN,
         "`print` writes something in the middle of the compiled code",
@@ -178,14 +178,14 @@ RULES: tuple[Rule, ...] = (
         + "; `torch._dynamo.config.reorderable_logging_functions.add(print)` prints it when the graph has run",
         text=r"builtin (operator `)?(?P<name>print)\b",
     ),
-    Rule(
+    BreakRule(
         "logging",
         r"logging\.Logger method.*|attempted to reorder a debugging function.*",
         "the logger's method `{call}` writes something in the middle of the compiled code",
         IS_COMPILING + "; `torch._dynamo.config.ignore_logging_functions.add({method})` leaves out every call of it",
         names=r"method: <[^>]*>\.(?P<name>\w+)",
     ),
-    Rule(
+    BreakRule(
         "warning",
         SKIPPED,
         "`{call}` warns in the middle of the compiled code",
@@ -195,89 +195,89 @@ RULES: tuple[Rule, ...] = (
         text=r"Python builtin `_warnings\.(?P<name>warn)`",
     ),
     # -- calls that Dynamo does not follow ----------------------------------------------------------------------------
-    Rule(
+    BreakRule(
         "disabled",
         r"Skip (calling|inlining) `torch\.compiler\.disable\(\)`d function|Forced graph break on leaf function",
         "`{name}` is marked with `torch.compiler.disable`",
         "remove `torch.compiler.disable` from `{name}`, or call `{name}` before or after the compiled function",
         names=r"<(?:bound method|function) (?P<name>[\w.<>]+)",
     ),
-    Rule(
+    BreakRule(
         "explicit-break",
         r"Call to `torch\._dynamo\.(graph_break|skip_frame|step_unsupported)\(\)`|ComptimeContext graph break",
         "the program itself asks for a break with `{name}`",
         "remove the call of `{name}`",
         names=r"(?P<name>torch\._dynamo\.\w+\(\))",
     ),
-    Rule(
+    BreakRule(
         "class-definition",
         r"Invalid call to __build_class__|LOAD_BUILD_CLASS.*",
         "`class {defined}` is defined inside the compiled function",
         "define `class {defined}` at the top of the module",
         form=("ClassDef",),
     ),
-    Rule(
+    BreakRule(
         "class-definition",
         r"Invalid call to __build_class__|LOAD_BUILD_CLASS.*",
         "`{call}` defines a class while it runs",
         OUTSIDE,
     ),
-    Rule(
+    BreakRule(
         "deepcopy",
         r"Attempted to copy\.deepcopy a tensor|copy\.deepcopy\(\).*",
         "`{call}` copies an object that holds tensors by way of Python",
         "make the copy outside the compiled function, and use it in there",
         text=r"in _(?:reconstruct|deepcopy_\w+)",
     ),
-    Rule(
+    BreakRule(
         "deepcopy",
         r"Attempted to copy\.deepcopy a tensor|copy\.deepcopy\(\).*",
         "`{call}` copies a tensor by way of Python",
         "write `{owner}.clone()` in the place of `{call}`",
         text=r"(?P<name>deepcopy)",
     ),
-    Rule(
+    BreakRule(
         "frame-inspection",
         SKIPPED,
         "`{line}` looks at its own frame, which does not exist in compiled code",
         "look at it outside the compiled function",
         text=r"sys\._getframe",
     ),
-    Rule(
+    BreakRule(
         "c-function",
         SKIPPED + r"|can't handle functions not implemented in python.*|vectorcall_maybe on C method.*",
         "`{name}` is written in C, so Dynamo cannot look into it",
         OUTSIDE + "; if it computes on tensors, make it an operator with `torch.library.custom_op`",
         text=r"Python builtin `(?P<name>[^`]+?)\.?`|the builtin `(?:<unknown module>\.)?(?P<other>[^`]+?)\.?`",
     ),
-    Rule(
+    BreakRule(
         "skipped-function",
         SKIPPED + r"|Unsupported function call.*",
         "`{name}` is on the list of functions that Dynamo does not trace",
         "call `{call}` before or after the compiled function",
         names=r"(?s)(?:.*module: (?P<module>[\w.]+), qualname: (?P<name>[\w.]+))|function `(?P<other>[^`]+)`",
     ),
-    Rule(
+    BreakRule(
         "file",
         BUILTIN,
         "`{call}` opens a file in the middle of the compiled code",
         "read the file before the compiled function, and pass in what it holds",
         text=r"builtin (operator `)?(?P<name>open)\b",
     ),
-    Rule(
+    BreakRule(
         "unsupported-builtin",
         BUILTIN + r"|invalid call to builtin op handler|unimplemented builtin op.*",
         "Dynamo cannot trace Python's `{name}` with these arguments",
         OUTSIDE,
         names=r"builtin (?:operator )?`?(?P<name>\w+)`?",
     ),
-    Rule(
+    BreakRule(
         "random",
         r"torch\.Generator method|random\.Random\(\).*|Tensor\.(random_|uniform_) .*",
         "`{call}` draws random numbers in a way that cannot be part of a graph",
         "use `torch.rand`, `torch.randn` or `torch.randint` without a generator; or draw outside the compiled function",
     ),
-    Rule(
+    BreakRule(
         "unsupported-method",
         r"Unsupported method call|Unhandled tensor method|Unsupported Tensor\.\w+\(\) call(?<!backward\(\) call)"
         r"(?<!requires_grad_\(\) call)|Unhandled args for method|constant-like method call.*|Unsupported \w+ method.*",
@@ -286,40 +286,40 @@ RULES: tuple[Rule, ...] = (
         names=r"method `(?P<name>[^`]+)` of class (?P<class>`[^`]+`)|Tensor\.(?P<other>\w+)",
     ),
     # -- with, generators, exceptions ---------------------------------------------------------------------------------
-    Rule(
+    BreakRule(
         "context-manager",
         r"Unsupported context manager|.*contextlib.*|.*context ?manager.*|.*escaped from compiled.*",
         "Dynamo does not know the context manager `{manager}`",
         "put `with {manager}:` around the call of the compiled function",
         names=r"enter a `(?P<class>[^`]+)`",
     ),
-    Rule(
+    BreakRule(
         "generator",
         r"Attempt to trace generator|.*[Gg]enerator.*",
         "`{function}` is a generator, which cannot be compiled itself",
         "compile the function that uses the generator, or return a list: `return [ … ]` in the place of `yield`",
     ),
-    Rule(
+    BreakRule(
         "formatting",
         r"Observed exception.*",
         "`{call}` asks for the text of a tensor's value, which there is only when the code has run",
         "make the text outside the compiled function, of what it returns",
         text=r"TypeError\(\"object of type 'str' has no len",
     ),
-    Rule(
+    BreakRule(
         "object-identity",
         r"Observed exception.*",
         IDENTITY,
         "compare values instead, or work it out outside the compiled function",
         source=r"\b(id|hash)\(|\.data_ptr\(",
     ),
-    Rule(
+    BreakRule(
         "generator",
         r"Read uninitialized cell",
         "`{function}` goes on behind an earlier break, where Dynamo has lost the variables from around it",
         "mend the break before it in `{function}`: this one comes of it",
     ),
-    Rule(
+    BreakRule(
         "exception",
         r"Observed exception.*|Failed to raise exception|.*[Ee]xception (object|constructor|with).*|Caught non-.*",
         "the exception `{exception}` leaves the compiled function, or Dynamo meets it where Python would not",

@@ -72,7 +72,7 @@ def plain_name(function: str) -> str:
     return function
 
 
-class Line:
+class BreakLine:
     """The names of the code at which tracing stopped. Everything is empty where it is not found there."""
 
     def __init__(self, source: str, statement: str = "", code: str = "") -> None:

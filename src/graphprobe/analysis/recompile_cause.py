@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import msgspec
 
 from graphprobe.analysis.recompile_facts import FailedGuard, Recompile
-from graphprobe.analysis.recompile_guards import Check, check_from_text, counted_keys, root_name
+from graphprobe.analysis.recompile_guards import ReadGuard, check_from_text, counted_keys, root_name
 
 Aspect = tuple[str, str, int | None]
-Read = tuple[FailedGuard, Check]
+Read = tuple[FailedGuard, ReadGuard]
 
 SHARED = "shared-code"
 MODES = frozenset(
@@ -27,7 +27,7 @@ class Versions(msgspec.Struct):
     dynamic: set[Aspect] = set()
     """What has changed once, so that torch makes later versions for any value of it."""
 
-    def add(self, fact: Recompile, checks: Sequence[Check]) -> None:
+    def add(self, fact: Recompile, checks: Sequence[ReadGuard]) -> None:
         """The version that is compiled for this call."""
         if fact.compile_id is None or fact.limit_hit is not None:
             return
@@ -52,7 +52,7 @@ class Cause(msgspec.Struct, frozen=True):
     """
 
     kind: str
-    check: Check
+    check: ReadGuard
     guard: FailedGuard | None
     values: tuple[str, ...]
 
@@ -71,7 +71,7 @@ def causes_of(fact: Recompile, versions: Versions) -> list[Cause]:
     """
     read = [(guard, _learnt(_completed(check_from_text(guard.text), guard), guard, versions)) for guard in fact.guards]
     if not read:
-        return [Cause("unexplained", Check("unexplained"), None, ())]
+        return [Cause("unexplained", ReadGuard("unexplained"), None, ())]
     nearest = _nearest(read, fact)
     fresh = [(guard, check) for guard, check in nearest if _is_new(check, nearest, versions)]
     versions.add(fact, [check for _, check in read])
@@ -98,15 +98,15 @@ def _is_other(guard: FailedGuard, fact: Recompile) -> bool:
     return None not in (guard.owner, fact.owner) and guard.owner != fact.owner
 
 
-def _states(check: Check) -> frozenset[str]:
+def _states(check: ReadGuard) -> frozenset[str]:
     return frozenset((check.condition or check.kind).split()) if check.kind in MODES else frozenset()
 
 
-def _aspect(check: Check) -> Aspect:
+def _aspect(check: ReadGuard) -> Aspect:
     return check.kind, check.source, check.dim
 
 
-def _is_new(check: Check, nearest: Sequence[Read], versions: Versions) -> bool:
+def _is_new(check: ReadGuard, nearest: Sequence[Read], versions: Versions) -> bool:
     made_for = [versions.values.get(guard.entry, {}).get(_aspect(check)) for guard, _ in nearest]
     if check.actual is None:
         return True
@@ -116,7 +116,7 @@ def _is_new(check: Check, nearest: Sequence[Read], versions: Versions) -> bool:
     return same.isdisjoint(made_for)
 
 
-def _learnt(check: Check, guard: FailedGuard, versions: Versions) -> Check:
+def _learnt(check: ReadGuard, guard: FailedGuard, versions: Versions) -> ReadGuard:
     """Keep what the guard tells of its version; of keys, what is known already says more than their number."""
     if check.expected is None:
         return check
@@ -128,7 +128,7 @@ def _learnt(check: Check, guard: FailedGuard, versions: Versions) -> Check:
     return check
 
 
-def _completed(check: Check, guard: FailedGuard) -> Check:
+def _completed(check: ReadGuard, guard: FailedGuard) -> ReadGuard:
     """With the value that came, where torch does not say it; of keys, all those that the guard tells about."""
     if check.kind == "keys-changed" and check.dim is not None and check.expected is not None:
         # A guard on the keys comes behind the one on their number, and those before it were the same.
@@ -173,12 +173,12 @@ def _settled_size(read: Sequence[Read], fact: Recompile) -> Read:
     return guard, check
 
 
-def _cause(guard: FailedGuard, check: Check, fact: Recompile) -> Cause:
+def _cause(guard: FailedGuard, check: ReadGuard, fact: Recompile) -> Cause:
     if _is_other(guard, fact):
-        check = Check(SHARED, expected=guard.owner, actual=fact.owner)
+        check = ReadGuard(SHARED, expected=guard.owner, actual=fact.owner)
     if check.kind == "alias-changed" and guard.actual not in (None, "Tensor"):
         # Two objects that are no tensors: the first is compared with the second by identity.
-        check = Check("object-changed", check.source.partition(" and ")[0], actual=guard.actual)
+        check = ReadGuard("object-changed", check.source.partition(" and ")[0], actual=guard.actual)
     values = tuple(value for value in (check.expected, check.actual) if value is not None)
     return Cause(_kind(check, guard, fact), check, guard, values)
 
@@ -192,7 +192,7 @@ _OF_A_VARIABLE = frozenset(
 _OF_AN_INSTANCE = frozenset({*_OF_A_VARIABLE, "attribute-changed", "length-changed", "keys-changed"})
 
 
-def _kind(check: Check, guard: FailedGuard, fact: Recompile) -> str:
+def _kind(check: ReadGuard, guard: FailedGuard, fact: Recompile) -> str:
     root = root_name(check.source)
     if check.kind in _OF_A_VARIABLE and check.source.startswith("G["):
         return "global-changed"
@@ -204,7 +204,7 @@ def _kind(check: Check, guard: FailedGuard, fact: Recompile) -> str:
     return "closure-changed" if around and check.kind in _OF_A_VARIABLE else check.kind
 
 
-def _sentence(kind: str, check: Check, name: str, values: list[str], limit: int | None) -> str:
+def _sentence(kind: str, check: ReadGuard, name: str, values: list[str], limit: int | None) -> str:
     seen = ("; " if kind == "keys-changed" else ", ").join(values)
     dim = f"dim {check.dim} of {name}"
     condition = re.sub(r"\s+", " ", check.condition or "")

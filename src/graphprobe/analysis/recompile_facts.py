@@ -7,7 +7,7 @@ import msgspec
 from graphprobe.records import Int64
 
 
-class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+class CodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the program; `function` is the one it lies in."""
 
     file: str
@@ -33,7 +33,7 @@ class FailedGuard(msgspec.Struct, frozen=True, omit_defaults=True):
 
     entry: str
     text: str
-    where: Place | None = None
+    where: CodeLine | None = None
     where_from: str | None = None
     actual: str | None = None
     owner: str | None = None
@@ -67,7 +67,7 @@ class Recompile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     line: Int64
     guards: tuple[FailedGuard, ...] = ()
     compile_id: str | None = None
-    caller: Place | None = None
+    caller: CodeLine | None = None
     thread: str = ""
     versions: Int64 | None = None
     limit: Int64 | None = None

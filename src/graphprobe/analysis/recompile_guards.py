@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 
-class Check(msgspec.Struct, frozen=True):
+class ReadGuard(msgspec.Struct, frozen=True):
     """A failed guard.
 
     Attributes:
@@ -89,16 +89,16 @@ _TENSOR_KINDS = {
 }
 
 
-def check_from_text(text: str) -> Check:
+def check_from_text(text: str) -> ReadGuard:
     """Read one guard; of a kind that is not known, `other`."""
     code = guard_code(text)
-    readers: tuple[Callable[[str, str], Check | None], ...]
+    readers: tuple[Callable[[str, str], ReadGuard | None], ...]
     readers = (_fixed, _tensor, _state, _identity, _size_condition, _container, _value)
     for read in readers:
         check = read(code, text)
         if check is not None:
             return check
-    return Check("other", condition=code)
+    return ReadGuard("other", condition=code)
 
 
 def guard_code(text: str) -> str:
@@ -111,104 +111,106 @@ def tidy(text: str) -> str:
     return re.sub(r" {3,}", "  ", " ".join(text.strip().splitlines()))
 
 
-def _fixed(code: str, text: str) -> Check | None:
+def _fixed(code: str, text: str) -> ReadGuard | None:
     if code.startswith("BACKEND_MATCH failure"):
-        return Check("backend-changed")
+        return ReadGuard("backend-changed")
     if code.startswith("Unexpected recompilation"):
-        return Check("unexplained")
+        return ReadGuard("unexplained")
     if "_dynamo_dim_marking" in code or re.search(r"'_dynamo_\w+_(?:indices|range)'", code):
-        return Check("dynamic-mark-changed")
+        return ReadGuard("dynamic-mark-changed")
     if code.startswith("Duplicate tensors found"):
         names = re.findall(r"[\"']([^\"',]+)[\"']", code.partition(":")[2])
-        return Check("alias-changed", " and ".join(names), expected="different tensors", actual="one tensor")
+        return ReadGuard("alias-changed", " and ".join(names), expected="different tensors", actual="one tensor")
     freed = _FREED.match(code)
     if freed is not None:
-        return Check("object-freed", _local(freed["source"]))
+        return ReadGuard("object-freed", _local(freed["source"]))
     return None
 
 
-def _tensor(code: str, text: str) -> Check | None:
+def _tensor(code: str, text: str) -> ReadGuard | None:
     found = _TENSOR.match(code)
     if found is not None:
         return _tensor_mismatch(found, text)
     if "device index" in code:
         device = _DEVICE_INDEX.match(code)
         if device is not None:
-            return Check("device-changed", device["source"] or "", None, device["expected"], device["actual"])
+            return ReadGuard("device-changed", device["source"] or "", None, device["expected"], device["actual"])
     other = _NO_TENSOR.match(code)
     if other is None:
         return None
     found_type = other["found"]
     if found_type == "NoneType":
-        return Check("none-changed", other["source"], None, "a tensor", "None")
+        return ReadGuard("none-changed", other["source"], None, "a tensor", "None")
     plain = found_type in ("int", "float", "bool", "str", "list", "tuple", "dict", "complex")
-    return Check("type-changed" if plain else "tensor-class-changed", other["source"], None, "a tensor", found_type)
+    return ReadGuard("type-changed" if plain else "tensor-class-changed", other["source"], None, "a tensor", found_type)
 
 
-def _tensor_mismatch(found: re.Match[str], text: str) -> Check:
+def _tensor_mismatch(found: re.Match[str], text: str) -> ReadGuard:
     source, what = found["source"], found["what"]
     dim = None if found["dim"] is None else int(found["dim"])
     parameter = "Guard failed on a parameter" in text or "._parameters[" in source
     if what == "requires_grad":
         grad = found["rest"].startswith("requires_grad=1")
-        return Check("requires-grad-changed", source, None, str(grad), str(not grad), parameter=parameter)
+        return ReadGuard("requires-grad-changed", source, None, str(grad), str(not grad), parameter=parameter)
     pair = _PAIR.match(found["rest"])
     expected, actual = (None, None) if pair is None else (pair["expected"], pair["actual"])
     if what == "dtype":
         expected, actual = (None if name is None else _DTYPES.get(name, name) for name in (expected, actual))
     if what == "dispatch key set":
         return _dispatch_keys(source, expected or "", actual or "")
-    return Check(_TENSOR_KINDS[what], source, dim, expected, actual, parameter=parameter)
+    return ReadGuard(_TENSOR_KINDS[what], source, dim, expected, actual, parameter=parameter)
 
 
-def _dispatch_keys(source: str, expected: str, actual: str) -> Check:
+def _dispatch_keys(source: str, expected: str, actual: str) -> ReadGuard:
     before, after = (set(re.findall(r"\w+", keys.partition("(")[2])) for keys in (expected, actual))
     devices = [", ".join(sorted(keys & _DEVICES)).lower() for keys in (before, after)]
     if devices[0] != devices[1]:
-        return Check("device-changed", source, None, devices[0], devices[1])
+        return ReadGuard("device-changed", source, None, devices[0], devices[1])
     lost, gained = (", ".join(sorted(keys)) for keys in (before - after, after - before))
     if lost.startswith("Autograd") and not gained:
-        return Check("tensor-state-changed", source, None, "an ordinary tensor", "an inference tensor")
+        return ReadGuard("tensor-state-changed", source, None, "an ordinary tensor", "an inference tensor")
     if gained.startswith("Autograd") and not lost:
-        return Check("tensor-state-changed", source, None, "an inference tensor", "an ordinary tensor")
+        return ReadGuard("tensor-state-changed", source, None, "an inference tensor", "an ordinary tensor")
     sides = (f"without {gained}", f"with {gained}") if gained else (f"with {lost}", f"without {lost}")
-    return Check("tensor-state-changed", source, None, *sides)
+    return ReadGuard("tensor-state-changed", source, None, *sides)
 
 
-def _state(code: str, text: str) -> Check | None:
+def _state(code: str, text: str) -> ReadGuard | None:
     found = _GLOBAL_STATE.match(code)
     if found is not None:
         names = found["names"].split()
         for slug, start in (("grad-mode-changed", "grad_mode"), ("autocast-changed", "autocast")):
             if any(name.startswith(start) for name in names):
-                return Check(slug, condition=" ".join(names))
-        return Check("global-state-changed", condition=" ".join(names))
+                return ReadGuard(slug, condition=" ".join(names))
+        return ReadGuard("global-state-changed", condition=" ".join(names))
     if code.startswith("___check_torch_function_mode_stack"):
-        return Check("function-mode-changed")
+        return ReadGuard("function-mode-changed")
     if "CURRENT_DEVICE" in code:
-        return Check("global-state-changed", condition="default_device")
+        return ReadGuard("global-state-changed", condition="default_device")
     return None
 
 
-def _identity(code: str, text: str) -> Check | None:
+def _identity(code: str, text: str) -> ReadGuard | None:
     found = _OBJECT.match(code)
     if found is not None:
         source, type_name = found["source"], _type_name(found["type"])
         if found["what"] == "type":
-            return Check("type-changed", source, None, type_name)
+            return ReadGuard("type-changed", source, None, type_name)
         function = type_name in ("function", "builtin_function_or_method", "code", "method")
         # Of what is compared by identity, torch keeps the type alone: no value that could be met again.
-        return Check("function-changed" if function else "object-changed", source.removesuffix(".__code__"))
+        return ReadGuard("function-changed" if function else "object-changed", source.removesuffix(".__code__"))
     none = _NONE.match(code)
     if none is not None:
-        return Check("none-changed", none["source"], None, "not None" if none["no"] else "None")
+        return ReadGuard("none-changed", none["source"], None, "not None" if none["no"] else "None")
     same = _SAME.match(code)
     if same is not None:
-        return Check("alias-changed", f"{same['source']} and {same['other']}", None, "one object", "different objects")
+        return ReadGuard(
+            "alias-changed", f"{same['source']} and {same['other']}", None, "one object", "different objects"
+        )
     return None
 
 
-def _size_condition(code: str, text: str) -> Check | None:
+def _size_condition(code: str, text: str) -> ReadGuard | None:
     """A guard of the shape environment: 0/1 specialisation, or a condition that the program's code asked for."""
     dims = list(_DIMS.finditer(code))
     if not dims:
@@ -220,15 +222,15 @@ def _size_condition(code: str, text: str) -> Check | None:
         kind = "size-zero-one" if lower["more"] is None else "size-bounds"
     if len(dims) > 1 and "duck sizing" in text:
         kind = "sizes-equal"
-    return Check(kind, first["source"], int(first["dim"]), condition=code)
+    return ReadGuard(kind, first["source"], int(first["dim"]), condition=code)
 
 
-def _container(code: str, text: str) -> Check | None:
+def _container(code: str, text: str) -> ReadGuard | None:
     length = _LENGTH.match(code)
     if length is not None:
         if length["op"] == "!=":  # of a dict, whose keys are compared besides
-            return Check("keys-changed", length["source"], None, counted_keys(int(length["value"])))
-        return Check("length-changed", length["source"], None, length["value"] or "0")
+            return ReadGuard("keys-changed", length["source"], None, counted_keys(int(length["value"])))
+        return ReadGuard("length-changed", length["source"], None, length["value"] or "0")
     for pattern in _KEYS:
         found = pattern.match(code)
         if found is not None:
@@ -236,16 +238,18 @@ def _container(code: str, text: str) -> Check | None:
             source = groups.get("source") or groups.get("view") or ""
             if pattern is _KEYS[0]:
                 index = groups["index"]
-                return Check("keys-changed", source, None if index is None else int(index), groups["value"].strip("[]"))
+                return ReadGuard(
+                    "keys-changed", source, None if index is None else int(index), groups["value"].strip("[]")
+                )
             sides = (f"with {groups['value']}", f"without {groups['value']}")
-            return Check("keys-changed", source, None, *(reversed(sides) if groups.get("no") else sides))
+            return ReadGuard("keys-changed", source, None, *(reversed(sides) if groups.get("no") else sides))
     attribute = _ATTRIBUTE.match(code)
     if attribute is not None:
         name = attribute["value"].strip("'")
         sides = ("absent", "present") if attribute["no"] else ("present", "absent")
-        return Check("attribute-changed", f"{attribute['source']}.{name}", None, *sides)
+        return ReadGuard("attribute-changed", f"{attribute['source']}.{name}", None, *sides)
     empty = re.match(r"not (?P<source>[\w.\[\]'\"]+)$", code)
-    return None if empty is None else Check("length-changed", empty["source"], None, "0")
+    return None if empty is None else ReadGuard("length-changed", empty["source"], None, "0")
 
 
 def counted_keys(number: int) -> str:
@@ -253,16 +257,16 @@ def counted_keys(number: int) -> str:
     return "1 key" if number == 1 else f"{number} keys"
 
 
-def _value(code: str, text: str) -> Check | None:
+def _value(code: str, text: str) -> ReadGuard | None:
     if _COMPARED.search(code):
         name = re.search(r"[A-Za-z_][\w.\[\]'\"]*", code)
-        return Check("value-condition", "" if name is None else name[0], condition=code)
+        return ReadGuard("value-condition", "" if name is None else name[0], condition=code)
     found = _EQUAL.match(code)
     if found is None:
         return None
     source, expected = found["source"], found["value"]
     hint = "integer attributes of the nn.Module" in text
-    return Check(_value_kind(source, expected), source, None, expected, static_module_int=hint)
+    return ReadGuard(_value_kind(source, expected), source, None, expected, static_module_int=hint)
 
 
 def _value_kind(source: str, expected: str) -> str:

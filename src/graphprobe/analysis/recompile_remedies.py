@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 
-class Case(msgspec.Struct, frozen=True):
+class RemedyCase(msgspec.Struct, frozen=True):
     """A group of recompilations as a remedy needs it.
 
     Attributes:
@@ -38,15 +38,15 @@ class Case(msgspec.Struct, frozen=True):
     limit: str | None = None
 
 
-Remedy = Callable[[Case], list[str]]
+Remedy = Callable[[RemedyCase], list[str]]
 
 
-def remedies(kind: str, case: Case) -> list[str]:
+def remedies(kind: str, case: RemedyCase) -> list[str]:
     """What to do, the best first."""
     return REMEDIES[kind](case)
 
 
-def _size(case: Case) -> list[str]:
+def _size(case: RemedyCase) -> list[str]:
     if case.parameter:
         return [
             "torch._dynamo.config.force_parameter_static_shapes = False lets sizes of parameters be dynamic",
@@ -65,7 +65,7 @@ def _size(case: Case) -> list[str]:
     return [mark, f"or {whole}"]
 
 
-def _zero_one(case: Case) -> list[str]:
+def _zero_one(case: RemedyCase) -> list[str]:
     return [
         f"torch compiles sizes 0 and 1 by themselves: keep dim {case.dim} of {case.name} at 2 or more (pad, or drop "
         "the last short batch)",
@@ -73,7 +73,7 @@ def _zero_one(case: Case) -> list[str]:
     ]
 
 
-def _size_condition(case: Case) -> list[str]:
+def _size_condition(case: RemedyCase) -> list[str]:
     at = case.where or case.function
     return [
         f"the condition on the size at {at} splits the sizes in two, one version each: decide it outside, and compile "
@@ -82,14 +82,14 @@ def _size_condition(case: Case) -> list[str]:
     ]
 
 
-def _sizes_equal(case: Case) -> list[str]:
+def _sizes_equal(case: RemedyCase) -> list[str]:
     return [
         "sizes that are equal at the first call are taken to be equal always: make the first call with different sizes",
         "or torch.fx.experimental._config.use_duck_shape = False before it",
     ]
 
 
-def _value_condition(case: Case) -> list[str]:
+def _value_condition(case: RemedyCase) -> list[str]:
     at = case.where or case.function
     return [
         f"the condition on {case.name} at {at} gets one version for each outcome: decide it outside, and compile each "
@@ -98,7 +98,7 @@ def _value_condition(case: Case) -> list[str]:
     ]
 
 
-def _number(case: Case) -> list[str]:
+def _number(case: RemedyCase) -> list[str]:
     tensor = f"pass {case.name} as a tensor, torch.tensor({case.values[0] if case.values else case.name})"
     if case.specialized:
         return [
@@ -111,14 +111,14 @@ def _number(case: Case) -> list[str]:
     return [tensor, "or torch.compile(..., dynamic=True)", f"or {_raise_limit(case)}"]
 
 
-def _raise_limit(case: Case) -> str:
+def _raise_limit(case: RemedyCase) -> str:
     return (
         "where the values are few: torch._dynamo.config.recompile_limit above their number (seen: "
         f"{len(case.values)}), one version each"
     )
 
 
-def _branch(case: Case) -> list[str]:
+def _branch(case: RemedyCase) -> list[str]:
     return [
         f"each value of {case.name} is a program of its own: choose outside, between functions that are compiled by "
         "themselves",
@@ -126,21 +126,21 @@ def _branch(case: Case) -> list[str]:
     ]
 
 
-def _none(case: Case) -> list[str]:
+def _none(case: RemedyCase) -> list[str]:
     return [
         f"pass {case.name} always, with a neutral tensor (zeros, ones) in the place of None",
         "or choose outside, between two functions that are compiled by themselves",
     ]
 
 
-def _type(case: Case) -> list[str]:
+def _type(case: RemedyCase) -> list[str]:
     return [
         f"pass {case.name} with one type; convert it before the call",
         "or compile one function for each type",
     ]
 
 
-def _dtype(case: Case) -> list[str]:
+def _dtype(case: RemedyCase) -> list[str]:
     dtype = case.values[0] if case.values else "float32"
     return [
         f"cast {case.name} to one dtype before the call: {case.name}.to(torch.{dtype})",
@@ -148,7 +148,7 @@ def _dtype(case: Case) -> list[str]:
     ]
 
 
-def _attribute(case: Case) -> list[str]:
+def _attribute(case: RemedyCase) -> list[str]:
     owner, _, attribute = case.name.rpartition(".")
     told = [f"set {case.name} once, before the first call"]
     if case.static_module_int:
@@ -166,7 +166,7 @@ def _is_number(value: str) -> bool:
     return re.fullmatch(r"-?[\d.]+(?:e[+-]?\d+)?", value) is not None
 
 
-def _instance(case: Case) -> list[str]:
+def _instance(case: RemedyCase) -> list[str]:
     told = f"the instances share one compiled function and differ in {case.name}: "
     if not all(map(_is_number, case.values)):
         return [f"{told}make it the same in all of them, or {_OWN_FUNCTION}"]
@@ -185,7 +185,7 @@ _OWN_FUNCTION = (
 )
 
 
-def _shared(case: Case) -> list[str]:
+def _shared(case: RemedyCase) -> list[str]:
     return [
         _OWN_FUNCTION,
         "or give each torch.compile(..., isolate_recompiles=True), where this torch has it: the limit then counts for "
@@ -193,7 +193,7 @@ def _shared(case: Case) -> list[str]:
     ]
 
 
-def _training(case: Case) -> list[str]:
+def _training(case: RemedyCase) -> list[str]:
     owner = case.name.rpartition(".")[0] or "model"
     return [
         f"call train() or eval() once, before the first call of the compiled function ({owner})",
@@ -201,14 +201,14 @@ def _training(case: Case) -> list[str]:
     ]
 
 
-def _global(case: Case) -> list[str]:
+def _global(case: RemedyCase) -> list[str]:
     return [
         f"pass {case.name} as an argument, in a tensor, instead of reading a global that changes",
         f"or set {case.name} before the first call and leave it",
     ]
 
 
-def _closure(case: Case) -> list[str]:
+def _closure(case: RemedyCase) -> list[str]:
     numbers = bool(case.values) and all(map(_is_number, case.values))
     instead = f"pass {case.name} as an argument, in a tensor, or " if numbers else ""
     return [
@@ -218,28 +218,28 @@ def _closure(case: Case) -> list[str]:
     ]
 
 
-def _length(case: Case) -> list[str]:
+def _length(case: RemedyCase) -> list[str]:
     return [
         f"give {case.name} one length: stack its tensors into one (torch.stack) with a dynamic dim 0, or pad the list",
         f"or {_raise_limit(case)}",
     ]
 
 
-def _alias(case: Case) -> list[str]:
+def _alias(case: RemedyCase) -> list[str]:
     return [
         f"do not pass one tensor as {case.name}: x.clone() for one of them, in every call",
         "or compile one function for each case",
     ]
 
 
-def _backend(case: Case) -> list[str]:
+def _backend(case: RemedyCase) -> list[str]:
     return [
         "make the backend once and give the same object to every torch.compile of the function",
         "or wrap it in one functools.partial that is kept",
     ]
 
 
-def _limit(case: Case) -> list[str]:
+def _limit(case: RemedyCase) -> list[str]:
     return [
         f"remove the causes listed for {case.function}: from the limit on, calls that no version fits run uncompiled",
         f"or, where the variants are few: torch._dynamo.config.{case.limit} at their number ({case.count} were not "

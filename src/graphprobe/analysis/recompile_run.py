@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.analysis.recompile_facts import FailedGuard, Place, Recompile
+from graphprobe.analysis.recompile_facts import CodeLine, FailedGuard, Recompile
 from graphprobe.analysis.recompile_guards import check_from_text, tidy
 from graphprobe.analysis.recompiles import RecompileReport, report_from_facts
 from graphprobe.store import layout
@@ -71,7 +71,7 @@ def _fact_from_model(model: Model) -> Recompile | None:
     entry, _, rest = reason.partition(": ")
     text, _, stack = rest.partition("\nUser stack trace:\n")
     lines = re.findall(r'File "(.+?)", line (\d{1,9}), in (.+)', stack)
-    where = Place(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else None
+    where = CodeLine(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else None
     text = tidy(text)
     guard = FailedGuard(entry, text, where, "torch" if where else None, check_from_text(text).actual)
     number = str(compiled.get("compile_id")).rpartition("/")[2]

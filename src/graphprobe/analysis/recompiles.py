@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from graphprobe.analysis.recompile_cause import Cause, Versions, causes_of, short_name
-from graphprobe.analysis.recompile_facts import Place, Recompile
+from graphprobe.analysis.recompile_facts import CodeLine, Recompile
 from graphprobe.analysis.recompile_guards import readable
-from graphprobe.analysis.recompile_remedies import Case, remedies
+from graphprobe.analysis.recompile_remedies import RemedyCase, remedies
 
 SCHEMA = 1
 MAX_CALLERS = 5
@@ -41,7 +41,7 @@ class Group(msgspec.Struct, kw_only=True):
     function: str
     file: str
     line: int
-    where: Place | None = None
+    where: CodeLine | None = None
     where_from: str | None = None
     name: str = ""
     dim: int | None = None
@@ -50,7 +50,7 @@ class Group(msgspec.Struct, kw_only=True):
     remedies: list[str] = []
     count: int = 0
     compile_ids: list[str] = []
-    callers: list[Place] = []
+    callers: list[CodeLine] = []
     torch_says: str = ""
 
 
@@ -152,7 +152,7 @@ def _group(members: list[tuple[Recompile, Cause]]) -> Group:
     place = next((cause.guard for _, cause in members if cause.guard is not None and cause.guard.where), None)
     where = None if place is None else place.where
     expected = {cause.check.expected for _, cause in members}
-    case = Case(
+    case = RemedyCase(
         name=name or "it",
         dim=first.check.dim,
         values=tuple(values),
@@ -229,7 +229,7 @@ def _limit_group(fact: Recompile) -> Group:
     limit = fact.accumulated_limit if accumulated else fact.limit
     versions = fact.all_versions if accumulated else fact.versions
     name = function_name(fact.function)
-    case = Case(
+    case = RemedyCase(
         name=name,
         function=name,
         count=versions or 0,
@@ -242,7 +242,7 @@ def _limit_group(fact: Recompile) -> Group:
         function=fact.function,
         file=fact.file,
         line=fact.line,
-        where=Place(fact.file, fact.line, fact.function),
+        where=CodeLine(fact.file, fact.line, fact.function),
         name=str(fact.limit_hit),
         values=[] if limit is None else [str(limit)],
         cause=f"{name} has {versions} compiled versions, and torch._dynamo.config.{fact.limit_hit} is {limit}: "

@@ -55,7 +55,7 @@ class CacheRow(msgspec.Struct):
     reasons: list[str] = []
 
 
-class Summary(msgspec.Struct):
+class TimingSummary(msgspec.Struct):
     """What a profile comes to.
 
     Attributes:
@@ -84,7 +84,7 @@ class Summary(msgspec.Struct):
         return self.named_ns / self.compile_ns if self.compile_ns else 1.0
 
 
-def summary_of(profile: Profile) -> Summary:
+def summary_of(profile: Profile) -> TimingSummary:
     """Phases by own time, passes by total time, functions by total time."""
     spans = profile.spans
     roots = [_root(spans, index) for index in range(len(spans))]
@@ -93,7 +93,7 @@ def summary_of(profile: Profile) -> Summary:
     phases = _phases(spans, inside)
     beside = [span for span in spans if span.parent < 0 and span.kind in ("build", "load")]
     caches = _caches(profile)
-    return Summary(
+    return TimingSummary(
         compile_ns=sum(span.end_ns - span.begin_ns for span in compile_roots),
         named_ns=sum(row.self_ns - row.unnamed_ns for row in phases),
         imports_ns=sum(span.end_ns - span.begin_ns for span in spans if span.parent < 0 and span.kind == "import"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from graphprobe.analysis.timing import CacheRow, Row, Summary, summary_of
+from graphprobe.analysis.timing import CacheRow, Row, TimingSummary, summary_of
 from graphprobe.analysis.timing_records import Profile
 
 
-class Change(msgspec.Struct):
+class TimingChange(msgspec.Struct):
     """A phase or a pass in both profiles; times in ns, of its own for a phase and with all inside for a pass.
 
     Attributes:
@@ -35,8 +35,8 @@ class TimingDiff(msgspec.Struct):
 
     compile_before_ns: int
     compile_after_ns: int
-    phases: list[Change]
-    passes: list[Change]
+    phases: list[TimingChange]
+    passes: list[TimingChange]
     notes: list[str]
 
 
@@ -52,18 +52,18 @@ def compare_profiles(before: Profile, after: Profile) -> TimingDiff:
     )
 
 
-def _changes(before: list[Row], after: list[Row], time: str) -> list[Change]:
+def _changes(before: list[Row], after: list[Row], time: str) -> list[TimingChange]:
     left = {row.name: row for row in before}
     right = {row.name: row for row in after}
     changes = []
     for name in [*left, *(name for name in right if name not in left)]:
         a, b = left.get(name, Row(name)), right.get(name, Row(name))
         spent = getattr(a, time), getattr(b, time)
-        changes.append(Change(name, a.what or b.what, *spent, spent[1] - spent[0], a.count, b.count))
+        changes.append(TimingChange(name, a.what or b.what, *spent, spent[1] - spent[0], a.count, b.count))
     return sorted(changes, key=lambda change: (-abs(change.delta_ns), change.name))
 
 
-def _notes(before: Profile, one: Summary, after: Profile, two: Summary) -> list[str]:
+def _notes(before: Profile, one: TimingSummary, after: Profile, two: TimingSummary) -> list[str]:
     notes = []
     caches = {row.cache: row for row in one.caches}, {row.cache: row for row in two.caches}
     for name in sorted({*caches[0], *caches[1]}):

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from graphprobe.backends.explain import ExplainWithBackend
     from graphprobe.backends.ladder import LADDER, between
     from graphprobe.backends.registry import describe, get, names
-    from graphprobe.backends.table import Backend
+    from graphprobe.backends.table import DebugBackend
 
 _PUBLIC = {
     "LADDER": "graphprobe.backends.ladder",
-    "Backend": "graphprobe.backends.table",
+    "DebugBackend": "graphprobe.backends.table",
     "ExplainWithBackend": "graphprobe.backends.explain",
     "between": "graphprobe.backends.ladder",
     "describe": "graphprobe.backends.registry",
@@ -25,7 +25,7 @@ _PUBLIC = {
     "names": "graphprobe.backends.registry",
 }
 
-__all__ = ["LADDER", "Backend", "ExplainWithBackend", "between", "describe", "get", "names"]
+__all__ = ["LADDER", "DebugBackend", "ExplainWithBackend", "between", "describe", "get", "names"]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ from graphprobe.internals.operators.checking_modes import crossref_mode
 Compiled = Callable[..., Any]
 
 
-class Recipe(NamedTuple):
+class AotRecipe(NamedTuple):
     """How AOTAutograd is set up: which partitioner, whether it decomposes, where it leaves mutations of inputs."""
 
     min_cut: bool
@@ -34,9 +34,9 @@ class Recipe(NamedTuple):
 
 
 RECIPES = {
-    "aot_eager": Recipe(min_cut=True, decompose=False, keep_mutations=True),
-    "aot_eager_default_partitioner": Recipe(min_cut=False, decompose=False, keep_mutations=True),
-    "aot_eager_decomp_partition": Recipe(min_cut=True, decompose=True, keep_mutations=False),
+    "aot_eager": AotRecipe(min_cut=True, decompose=False, keep_mutations=True),
+    "aot_eager_default_partitioner": AotRecipe(min_cut=False, decompose=False, keep_mutations=True),
+    "aot_eager_decomp_partition": AotRecipe(min_cut=True, decompose=True, keep_mutations=False),
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.analysis.breaks import BreakReport, GraphBreak, GraphSeen, Uncompiled, report_from_facts
+from graphprobe.analysis.breaks import BreakReport, GraphBreak, GraphSeen, UncompiledFunction, report_from_facts
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 
 
@@ -103,7 +103,7 @@ class Explanation(msgspec.Struct):
         return self.report.breaks
 
     @property
-    def uncompiled(self) -> list[Uncompiled]:
+    def uncompiled(self) -> list[UncompiledFunction]:
         """The functions that Dynamo gave up on, with the cause."""
         return self.report.uncompiled
 

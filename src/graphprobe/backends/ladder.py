@@ -10,7 +10,7 @@ UNCOMPILED = "uncompiled"
 """The ground under the ladder: the program without torch.compile."""
 
 
-class Rung(msgspec.Struct, frozen=True):
+class BackendRung(msgspec.Struct, frozen=True):
     """One backend of the ladder.
 
     Attributes:
@@ -28,14 +28,14 @@ class Rung(msgspec.Struct, frozen=True):
     side: bool = False
 
 
-LADDER: tuple[Rung, ...] = (
-    Rung(
+LADDER: tuple[BackendRung, ...] = (
+    BackendRung(
         "eager",
         "Dynamo's capture",
         "Dynamo's graphs and guards compute what the Python code does.",
         "Dynamo captured something else than the Python code does, or its guards let it run where it must not.",
     ),
-    Rung(
+    BackendRung(
         "aot_eager",
         "AOTAutograd: functionalisation, the joint graph, the min-cut partitioner",
         "The functionalised forward and backward graphs are right, and so is what is put back: mutations and aliases.",
@@ -43,21 +43,21 @@ LADDER: tuple[Rung, ...] = (
         " operator has a wrong schema, fake kernel or gradient. aot_eager_default_partitioner tells the partitioner"
         " apart, eager_debug checks schemas.",
     ),
-    Rung(
+    BackendRung(
         "aot_eager_default_partitioner",
         "no stage: AOTAutograd with the partitioner that recomputes nothing",
         "AOTAutograd is right where it need not recompute in the backward.",
         "The partitioner that recomputes nothing splits the joint graph wrongly, and min-cut hides it.",
         side=True,
     ),
-    Rung(
+    BackendRung(
         "aot_eager_decomp_partition",
         "Inductor's decompositions",
         "The graphs that Inductor is given are right when each op runs by itself.",
         "A decomposition does not do what its op does, beyond rounding; aot_eager_decomp_partition_crossref checks the"
         " fake kernels that it was traced with.",
     ),
-    Rung(
+    BackendRung(
         "inductor",
         "Inductor: its graph passes, lowering, fusion, scheduling and generated kernels",
         "The program is right as compiled by Inductor.",

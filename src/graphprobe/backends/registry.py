@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from graphprobe.backends.calling import BackendFunction
-from graphprobe.backends.table import BACKENDS, Backend, load
+from graphprobe.backends.table import BACKENDS, DebugBackend, load
 from graphprobe.errors import UsageError
 from graphprobe.internals.dynamo.torch_backends import lookup
 
@@ -38,7 +38,7 @@ def names() -> list[str]:
     return list(BACKENDS)
 
 
-def describe(name: str) -> Backend:
+def describe(name: str) -> DebugBackend:
     """What is known of one backend; `graphprobe:` before the name is allowed.
 
     Raises:

@@ -25,7 +25,7 @@ _FAULTY_OPTIONS = {
 }
 
 
-class Backend(msgspec.Struct, frozen=True):
+class DebugBackend(msgspec.Struct, frozen=True):
     """A debug backend.
 
     Attributes:
@@ -67,82 +67,84 @@ def load(target: str) -> Any:
 
 
 _ALL = (
-    Backend("eager", "Dynamo's capture is right.", f"{_EAGER}:eager"),
-    Backend(
+    DebugBackend("eager", "Dynamo's capture is right.", f"{_EAGER}:eager"),
+    DebugBackend(
         "eager_with_torch_function_modes",
         "The modes have, or have not, the effect in question on Dynamo's graph.",
         f"{_EAGER}:eager_with_torch_function_modes",
         {"modes": "TorchFunctionModes that each call runs under, the last one innermost"},
     ),
-    Backend("eager_noexcept", "No captured graph raises by itself.", f"{_EAGER}:eager_noexcept"),
-    Backend(
+    DebugBackend("eager_noexcept", "No captured graph raises by itself.", f"{_EAGER}:eager_noexcept"),
+    DebugBackend(
         "eager_debug",
         "Every operator that ran keeps to its schema: it mutates and aliases what it declares.",
         f"{_EAGER}:eager_debug",
     ),
-    Backend(
+    DebugBackend(
         "pre_dispatch_eager",
         "The graph can be traced before dispatch, and computes the same when it is.",
         f"{_EAGER}:pre_dispatch_eager",
         {"show": "gets the text of the traced graph; standard output when not given"},
     ),
-    Backend("ts", "TorchScript can compile the graph, or AOTAutograd's form of it, and is right.", f"{_SCRIPT}:ts"),
-    Backend("aot_ts", "TorchScript can compile AOTAutograd's graphs, and is right.", f"{_SCRIPT}:aot_ts"),
-    Backend(
+    DebugBackend(
+        "ts", "TorchScript can compile the graph, or AOTAutograd's form of it, and is right.", f"{_SCRIPT}:ts"
+    ),
+    DebugBackend("aot_ts", "TorchScript can compile AOTAutograd's graphs, and is right.", f"{_SCRIPT}:aot_ts"),
+    DebugBackend(
         "invoke_subgraph",
         "Forward and backward can be nested whole in an outer trace.",
         "graphprobe.backends.invoke_subgraph:invoke_subgraph",
     ),
-    Backend("aot_eager", "Functionalisation, joint graph and min-cut partitioner are right.", f"{_AOT}:aot_eager"),
-    Backend(
+    DebugBackend("aot_eager", "Functionalisation, joint graph and min-cut partitioner are right.", f"{_AOT}:aot_eager"),
+    DebugBackend(
         "aot_eager_default_partitioner",
         "Functionalisation and joint graph are right; with aot_eager wrong, the min-cut partitioner is at fault.",
         f"{_AOT}:aot_eager_default_partitioner",
     ),
-    Backend(
+    DebugBackend(
         "aot_eager_decomp_partition",
         "Inductor's decompositions are right.",
         f"{_AOT}:aot_eager_decomp_partition",
     ),
-    Backend(
+    DebugBackend(
         "aot_eager_decomp_partition_with_mode",
         "What the mode checks holds for every op of the decomposed forward and backward.",
         f"{_AOT}:aot_eager_decomp_partition_with_mode",
         {"mode": "a TorchDispatchMode, or another context manager that can be entered again"},
     ),
-    Backend(
+    DebugBackend(
         "aot_eager_decomp_partition_crossref",
         "The fake kernels say what the real ones do: shapes, strides, dtypes, aliasing.",
         f"{_AOT}:aot_eager_decomp_partition_crossref",
         {"check": "custom_ops, or all for torch's own operators too"},
     ),
-    Backend(
+    DebugBackend(
         "inductor",
         "The program is right as compiled.",
         f"{_AOT}:inductor",
         {"mode": "as in torch.compile, e.g. max-autotune", "options": "Inductor's settings, as in torch.compile"},
     ),
-    Backend(
+    DebugBackend(
         "relu_compile_error_TESTING_ONLY",
         "Nothing: it raises while compiling a graph that calls relu.",
         f"{_SOURCE_FAULTS}:relu_compile_error_TESTING_ONLY",
     ),
-    Backend(
+    DebugBackend(
         "relu_runtime_error_TESTING_ONLY",
         "Nothing: it raises where relu runs.",
         f"{_SOURCE_FAULTS}:relu_runtime_error_TESTING_ONLY",
     ),
-    Backend(
+    DebugBackend(
         "relu_accuracy_error_TESTING_ONLY",
         "Nothing: it adds one to each relu.",
         f"{_SOURCE_FAULTS}:relu_accuracy_error_TESTING_ONLY",
     ),
-    Backend(
+    DebugBackend(
         "non_leaf_compile_error_TESTING_ONLY",
         "Nothing: it raises where an input is no leaf of autograd.",
         f"{_SOURCE_FAULTS}:non_leaf_compile_error_TESTING_ONLY",
     ),
-    Backend(
+    DebugBackend(
         "faulty",
         "Nothing: it plants one fault, so that a tool can be tried on it.",
         "graphprobe.backends.faulty:faulty_backend",

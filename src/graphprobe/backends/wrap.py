@@ -82,13 +82,13 @@ def _lookup(backend: str | Backend) -> tuple[Backend, str]:
                 f"torch has no backend named {backend!r}",
                 hint=f"it has {', '.join(sorted(known))}; or pass the backend function itself",
             )
-        return _Named(backend), backend
+        return _NamedBackend(backend), backend
     if not callable(backend):
         raise UsageError(f"wrap() takes a backend's name or a callable, not {type(backend).__name__}: {backend!r}")
     return backend, getattr(backend, "__name__", type(backend).__name__)
 
 
-class _Named:
+class _NamedBackend:
     """A backend of torch's by name, looked up when it is first called."""
 
     def __init__(self, name: str) -> None:

@@ -16,7 +16,7 @@ from graphprobe.cli.option_rows import Command
 from graphprobe.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from graphprobe.probe.script import Program
+    from graphprobe.probe.script import ScriptTarget
 
 STDOUT = "-"
 
@@ -73,17 +73,17 @@ def program_options(command: Command) -> Command:
     return click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")(command)
 
 
-def program_of(module: str | None, code: str | None, words: tuple[str, ...]) -> Program:
+def program_of(module: str | None, code: str | None, words: tuple[str, ...]) -> ScriptTarget:
     """The program that `-m`, `-c` or the first word names, with its arguments; raises `UsageError` where none does."""
-    from graphprobe.probe.script import Program
+    from graphprobe.probe.script import ScriptTarget
 
     if module is not None:
-        return Program("module", module, words)
+        return ScriptTarget("module", module, words)
     if code is not None:
-        return Program("code", code, words)
+        return ScriptTarget("code", code, words)
     if not words:
         raise UsageError("nothing to run", hint="graphprobe run SCRIPT, or -m MODULE, or -c CODE")
-    return Program("script", words[0], words[1:])
+    return ScriptTarget("script", words[0], words[1:])
 
 
 def is_run(target: str) -> bool:

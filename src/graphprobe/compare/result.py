@@ -162,7 +162,7 @@ class CallResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     reason: str = ""
 
 
-class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class WrongCall(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One cause: a call that is wrong by itself, and not because of what it got; or a call that got something else
     and nobody can tell from where (`unrecorded_origin`, whose verdict is `inconclusive`).
 
@@ -234,8 +234,8 @@ class Summary(msgspec.Struct, kw_only=True):
     candidate: Side
     reference: Side
     basis: str = ""
-    first: Finding | None = None
-    findings: list[Finding] = []
+    first: WrongCall | None = None
+    findings: list[WrongCall] = []
     counts: Counts = msgspec.field(default_factory=Counts)
     precision: dict[str, int] = {}
     growth: list[float] = []

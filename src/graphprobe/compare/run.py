@@ -23,7 +23,16 @@ from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, fingerp
 from graphprobe.compare.pairing import Lone, Plan, StepCalls
 from graphprobe.compare.parts import split_between
 from graphprobe.compare.precision import precision_of
-from graphprobe.compare.result import UNDECIDED_KINDS, CallName, CallResult, Counts, Finding, Side, SlotResult, Summary
+from graphprobe.compare.result import (
+    UNDECIDED_KINDS,
+    CallName,
+    CallResult,
+    Counts,
+    Side,
+    SlotResult,
+    Summary,
+    WrongCall,
+)
 from graphprobe.compare.spool import Spool
 from graphprobe.compare.workers import TOGETHER, blocks, judged
 from graphprobe.errors import NotComparableError
@@ -153,7 +162,7 @@ def _check_kinds(candidate: CallDump, reference: CallDump) -> None:
         )
 
 
-class Place(NamedTuple):
+class RankStep(NamedTuple):
     """A rank of the candidate, one of the reference, a step of both; `strict`: state must agree there."""
 
     rank: int
@@ -183,7 +192,7 @@ class _Work:
         """See `locate`."""
         return self._fed >= CONNECTED * self._asked
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[RankStep]:
         """Ranks and steps that both have."""
         pairs = self._ranks()
         for rank, other in pairs:
@@ -195,7 +204,7 @@ class _Work:
                 if alone:
                     self.gaps.append(f"steps {_listed(alone)} of rank {rank} are in the {name} only")
             for number, step in enumerate(steps):
-                yield Place(rank, other, step, number == 0)
+                yield RankStep(rank, other, step, number == 0)
 
     def _ranks(self) -> list[tuple[int, int]]:
         """Which rank is held against which: the same, or each against the only one that the reference has."""
@@ -214,7 +223,7 @@ class _Work:
                 self.gaps.append(f"ranks {_listed(alone)} of the {name} have no counterpart and were not compared")
         return pairs
 
-    def step(self, place: Place, spool: Spool) -> None:
+    def step(self, place: RankStep, spool: Spool) -> None:
         """Judges one step of one rank, row by row to `spool`."""
         mine = StepCalls(self.candidate, place.rank, place.step)
         theirs = StepCalls(self.reference, place.other, place.step)
@@ -477,7 +486,7 @@ def decided(row: CallResult, decision: Decision | None) -> CallResult:
     )
 
 
-def found_at(comparison: Comparison, number: int, kind: str, located: Located) -> Finding:
+def found_at(comparison: Comparison, number: int, kind: str, located: Located) -> WrongCall:
     """The finding of one row, with its neighbours and the other calls of the same cause."""
     decision = located.decisions[number]
     finding = finding_of(comparison.row(number), kind)
@@ -521,7 +530,7 @@ def _name(comparison: Comparison, number: int) -> str:
     return call.label if call is not None else ""
 
 
-def finding_of(row: CallResult, kind: str) -> Finding:
+def finding_of(row: CallResult, kind: str) -> WrongCall:
     """The finding that a decided row is the cause of."""
     worst = _worst_slot(row, kind)
     evidence = [row.reason]
@@ -530,7 +539,7 @@ def finding_of(row: CallResult, kind: str) -> Finding:
             evidence.append(f"{side} against float64: {truth.answer}, {truth.reason}")
     if worst is not None and worst.reason:
         evidence.append(f"{worst.name}: {worst.reason}")
-    return Finding(
+    return WrongCall(
         kind=kind,  # type: ignore[arg-type]
         verdict=row.verdict,
         row=row.number,

@@ -13,7 +13,7 @@ from graphprobe.errors import GraphprobeWarning
 from graphprobe.store.foreign.names import PtdbgName
 
 if TYPE_CHECKING:
-    from graphprobe.store.foreign.ptdbg_write import CallName
+    from graphprobe.store.foreign.ptdbg_write import WrittenName
 
 logger = logging.getLogger("graphprobe")
 
@@ -26,7 +26,7 @@ class Selected:
         self._met: set[str] = set()
         self._others: dict[int, str] = {}
 
-    def __call__(self, call: CallName) -> bool:
+    def __call__(self, call: WrittenName) -> bool:
         scope = self._scope
         for name, text in zip(scope.names, scope.texts, strict=True):
             if _is(name, text, call):
@@ -56,7 +56,7 @@ def _direction(text: str) -> str | None:
     return next((word for word in ("forward", "backward") if text.endswith(f"_{word}")), None)
 
 
-def _is(name: PtdbgName, text: str, call: CallName) -> bool:
+def _is(name: PtdbgName, text: str, call: WrittenName) -> bool:
     number = call.api_index if name.counted else call.number
     same = (name.kind, name.name, name.number) == (call.kind, call.name, number)
     return same and _direction(text) in (None, call.direction)

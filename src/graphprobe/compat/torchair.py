@@ -19,12 +19,15 @@ logger = logging.getLogger("graphprobe")
 """graphprobe's logger, in the place of TorchAir's; a run's `debug.log` holds what it says."""
 
 
-class CompilerConfig(_CompilerConfig):
+class _TorchAirConfig(_CompilerConfig):
     """As `graphprobe.CompilerConfig`, with TorchAir's default mode, `max-autotune`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mode = "max-autotune"  # type: ignore[assignment]  # assigning sets the option's value
+
+
+CompilerConfig = _TorchAirConfig
 
 
 def get_npu_backend(

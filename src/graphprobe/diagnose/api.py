@@ -86,7 +86,7 @@ def diagnose(
     """
     step_limit_s = step_limit_s if timeout_s is None else _by_its_old_name(timeout_s)
     found = _checked_limits({"budget_s": budget_s, "step_limit_s": step_limit_s, "first": first})
-    asked, limits = Asked(backend, dynamic, mode, options, fullgraph), _limits_of(found, deep)
+    asked, limits = CompileOverrides(backend, dynamic, mode, options, fullgraph), _limits_of(found, deep)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
     with shown_in_notebook(on_step) as shown:
         return climbed(program, with_limits(compilation, found), limits, on_step=shown, default=out is None)
@@ -170,7 +170,7 @@ def _without_addresses(settings: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompileOverrides:
     """What the caller wants in the place of what a compiled function was compiled with; None: as it was."""
 
     backend: str | Callable[..., Any] | None = None
@@ -209,7 +209,7 @@ def prepared(
     fn: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    asked: Asked,
+    asked: CompileOverrides,
     *,
     grad: Any = "auto",
     calls: Any = None,

@@ -17,10 +17,11 @@ from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import StageGraph
 from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import GraphRun
-from graphprobe.engine.isolate import Outcome, Raised
+from graphprobe.engine.isolate import Outcome
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import extract, is_item, isolated_calls
 from graphprobe.engine.values import capture
+from graphprobe.errors import Raised
 from graphprobe.findings import Kind, kind_of_death
 from graphprobe.judge.judging import COMPILING
 

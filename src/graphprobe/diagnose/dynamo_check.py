@@ -27,14 +27,14 @@ from graphprobe.diagnose.numpy_nodes import aten_of, computed_by_numpy, numpy_na
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.python_culprit import (
-    Side,
+    TorchCall,
     applied_in,
     argument_names,
     branch_names,
     function_class,
     returned_names,
 )
-from graphprobe.diagnose.python_source import CALL, READ, Named, Place, is_users, places_of
+from graphprobe.diagnose.python_source import CALL, READ, FramePlace, Named, is_users, places_of
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copy_tensor
 from graphprobe.engine.isolate import isolated
@@ -64,7 +64,7 @@ class Made(msgspec.Struct):
     name: str
     value: tuple[bytes, bytes] | None = None
     plain: list[Plain] = []
-    frames: list[Place] = []
+    frames: list[FramePlace] = []
     feeds: list[int] = []
 
 
@@ -419,8 +419,8 @@ class _Aligned:
         first = [op_of(got[0].node)] if got else [wanted[0].name]
         if got and got[0].within is not None:
             return accuse(got[0].node, reason, within=got[0].within)
-        one = Side(wanted[0].frames, wanted[0].name) if wanted else None
-        other = Side(node_places(got[0].node), op_of(got[0].node).rpartition(".")[2]) if got else None
+        one = TorchCall(wanted[0].frames, wanted[0].name) if wanted else None
+        other = TorchCall(node_places(got[0].node), op_of(got[0].node).rpartition(".")[2]) if got else None
         names = branch_names(one, other, [self.wanted[i].frames for i, _ in self.pairs]) if self.got else []
         chosen = of_python(names, first, f"another branch is taken: {reason}", got[0].node if got else None)
         if chosen is not None:
@@ -540,10 +540,10 @@ def _operator_names(node: Node, op: str | None) -> list[str]:
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 
 
-def node_places(node: Node) -> list[Place]:
+def node_places(node: Node) -> list[FramePlace]:
     """The user's frames that a node comes from, the innermost first."""
     found = FRAME.findall(node.stack_trace or "")
-    return [Place(f, int(line), function=name) for f, line, name in reversed(found) if is_users(f)]
+    return [FramePlace(f, int(line), function=name) for f, line, name in reversed(found) if is_users(f)]
 
 
 def users_source(node: Node) -> str | None:

@@ -25,8 +25,9 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.whole_proof import NUMBERS, prove_by_program
 from graphprobe.engine.doing import Board, told_on
 from graphprobe.engine.finished import FinishedSteps
-from graphprobe.engine.isolate import Outcome, Raised, isolated
+from graphprobe.engine.isolate import Outcome, isolated
 from graphprobe.engine.value_file import ValueFile, restored
+from graphprobe.errors import Raised
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more
 from graphprobe.internals import after_fork
 from graphprobe.internals.operators import collectives

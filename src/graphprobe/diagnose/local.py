@@ -13,7 +13,7 @@ from graphprobe.engine.interpret import copied, flat_outputs
 from graphprobe.engine.reference import BALANCED, array_from, dtype_of, is_noisy, leaves, references, terms_of
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind
-from graphprobe.numerics.divergence import Run
+from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.exact import judge_exact
 from graphprobe.numerics.noise import Noise
@@ -265,11 +265,11 @@ def _numbers(
     mine = msgspec.structs.replace(
         mine, smallest_normal=facts.smallest_normal, largest=facts.largest, has_inf=facts.has_inf
     )
-    candidate = Run(array_from(have.to(want.dtype) if have.dtype != want.dtype else have), mine)
+    candidate = RunValues(array_from(have.to(want.dtype) if have.dtype != want.dtype else have), mine)
     noise = reference.noise
     if base_name(op) in NEAR_ONE:
         noise = Noise(noise.sigma + facts.unit_roundoff / mine.unit_roundoff, noise.accumulation)
-    legitimate = [Run(array_from(want), mine)]
+    legitimate = [RunValues(array_from(want), mine)]
     verdict = judge(candidate, reference.values, noise, legitimate, thresholds=tolerated(mine), flush=True)
     z = verdict.candidate.max
     if verdict.answer == "candidate_worse":

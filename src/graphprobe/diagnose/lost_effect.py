@@ -12,7 +12,16 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.python_source import CALL, SCOPES, Named, Source, function_node, is_users, last_of, source_at
+from graphprobe.diagnose.python_source import (
+    CALL,
+    SCOPES,
+    Named,
+    ParsedFile,
+    function_node,
+    is_users,
+    last_of,
+    source_at,
+)
 
 MOST = 200
 """Functions that are looked at."""
@@ -115,7 +124,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-class Change:
+class ChangingStatement:
     """A statement that changes something.
 
     Attributes:
@@ -123,7 +132,7 @@ class Change:
         name: what is called or done.
     """
 
-    def __init__(self, target: ast.AST, name: str, node: Any, function: types.FunctionType, source: Source) -> None:
+    def __init__(self, target: ast.AST, name: str, node: Any, function: types.FunctionType, source: ParsedFile) -> None:
         self.parts = PART.findall(ast.unparse(target))
         self.name, self.node, self.function, self.source = name, node, function, source
 
@@ -134,7 +143,7 @@ class Change:
 
 def statement_of(where: str, fn: Any) -> Named | None:
     """The statement that changes what has a label in the snapshots of side effects; None if none is found."""
-    changes: list[Change] = []
+    changes: list[ChangingStatement] = []
     functions = functions_of(fn)
     for function in functions:
         source = source_at(function.__code__.co_filename)
@@ -150,16 +159,18 @@ def statement_of(where: str, fn: Any) -> Named | None:
     return changes[-best[1]].named() if best[0] > 0 else None
 
 
-def _changes(root: ast.AST, function: types.FunctionType, source: Source, where: str) -> Iterator[Change]:
+def _changes(
+    root: ast.AST, function: types.FunctionType, source: ParsedFile, where: str
+) -> Iterator[ChangingStatement]:
     """The changes in a function and in those inside of it, in the order of the text."""
     drawn = PREFIXES.get(where.removeprefix(OWN).split(" ")[0], ()) if where.startswith(OWN) else None
     for node in _in_order(root):
         if drawn is not None:
             if isinstance(node, ast.Call) and _draws(source.dotted(node.func), drawn):
-                yield Change(node.func, source.dotted(node.func), node, function, source)
+                yield ChangingStatement(node.func, source.dotted(node.func), node, function, source)
             continue
         for target, name in _targets(node, source):
-            yield Change(target, name, node, function, source)
+            yield ChangingStatement(target, name, node, function, source)
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:
@@ -174,7 +185,7 @@ def _draws(name: str, prefixes: tuple[str, ...]) -> bool:
     return bool(DRAWN.search(name.rpartition(".")[2])) and not name.startswith(("random.", "numpy."))
 
 
-def _targets(node: ast.AST, source: Source) -> Iterator[tuple[ast.AST, str]]:
+def _targets(node: ast.AST, source: ParsedFile) -> Iterator[tuple[ast.AST, str]]:
     """What a node changes, and in words how."""
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         sign = f"{SIGNS.get(type(node.op), '')}=" if isinstance(node, ast.AugAssign) else "="
@@ -194,7 +205,7 @@ def _targets(node: ast.AST, source: Source) -> Iterator[tuple[ast.AST, str]]:
         yield from _called(node, source)
 
 
-def _called(node: ast.Call, source: Source) -> Iterator[tuple[ast.AST, str]]:
+def _called(node: ast.Call, source: ParsedFile) -> Iterator[tuple[ast.AST, str]]:
     name = source.dotted(node.func)
     if name.startswith("random.") and node.args:  # random.shuffle
         yield node.args[0], name
@@ -236,14 +247,14 @@ def _flat(target: ast.AST) -> Iterator[ast.AST]:
         yield target
 
 
-def _outer_names(source: Source, node: ast.AST) -> set[str]:
+def _outer_names(source: ParsedFile, node: ast.AST) -> set[str]:
     """The names that a function declares as global or nonlocal."""
     scope = next((parent for parent, _ in source.outwards(node) if isinstance(parent, SCOPES)), source.tree)
     found = (n for n in ast.walk(scope) if isinstance(n, (ast.Global, ast.Nonlocal)))
     return {name for node in found for name in node.names}
 
 
-def _is_outer(source: Source, node: ast.AST, target: ast.AST) -> bool:
+def _is_outer(source: ParsedFile, node: ast.AST, target: ast.AST) -> bool:
     return isinstance(target, ast.Name) and target.id in _outer_names(source, node)
 
 
@@ -262,7 +273,9 @@ def _resolved(where: str, functions: list[types.FunctionType]) -> tuple[Any, lis
     return None, parts
 
 
-def _score(change: Change, where: str, parts: list[str], value: Any, first: types.FunctionType | None) -> float:
+def _score(
+    change: ChangingStatement, where: str, parts: list[str], value: Any, first: types.FunctionType | None
+) -> float:
     """How well a change fits a label: the object itself, its whole name, or the end of it."""
     names = [part for part in parts if not part.startswith("[")]
     own = [part for part in change.parts if not part.startswith("[")]
@@ -285,12 +298,12 @@ def _score(change: Change, where: str, parts: list[str], value: Any, first: type
     return 1 if sure and not _is_made_here(change) else 0
 
 
-def _later(change: Change) -> float:
+def _later(change: ChangingStatement) -> float:
     """What makes an object rarely changes one that is there already."""
     return 0.5 if change.function.__name__ in ("__init__", "__new__", "__post_init__") else 1.0
 
 
-def _is_made_here(change: Change) -> bool:
+def _is_made_here(change: ChangingStatement) -> bool:
     """Whether what is changed is a variable of the function's own, and no parameter."""
     first = change.parts[0] if change.parts else ""
     code = change.function.__code__

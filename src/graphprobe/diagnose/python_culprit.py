@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from graphprobe.diagnose.python_source import (
     CALL,
     COMPREHENSIONS,
+    FramePlace,
     Named,
     Names,
-    Place,
-    Source,
+    ParsedFile,
     arms_of,
     function_node,
     last_of,
@@ -25,7 +25,7 @@ from graphprobe.diagnose.python_source import (
 )
 
 
-def argument_names(frames: Sequence[Place], call: str, path: str) -> list[Named]:
+def argument_names(frames: Sequence[FramePlace], call: str, path: str) -> list[Named]:
     """What computed an argument of a torch call that the innermost of the user's frames made.
 
     Args:
@@ -101,14 +101,14 @@ def _filled(scope: ast.AST, name: str, path: str) -> list[ast.expr]:
 FILLING = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
 
 
-class Side(NamedTuple):
+class TorchCall(NamedTuple):
     """A torch call: the user's frames that led to it, and its name."""
 
-    frames: Sequence[Place]
+    frames: Sequence[FramePlace]
     name: str
 
 
-def branch_names(one: Side | None, other: Side | None, shared: Sequence[Sequence[Place]]) -> list[Named]:
+def branch_names(one: TorchCall | None, other: TorchCall | None, shared: Sequence[Sequence[FramePlace]]) -> list[Named]:
     """What chose between a call that only the uncompiled program makes, and one that only the compiled one does.
 
     Args:
@@ -132,14 +132,14 @@ def branch_names(one: Side | None, other: Side | None, shared: Sequence[Sequence
     return []
 
 
-def _nodes(source: Source, frames: Iterable[Place]) -> Iterator[ast.AST]:
+def _nodes(source: ParsedFile, frames: Iterable[FramePlace]) -> Iterator[ast.AST]:
     for place in dict.fromkeys(frames):
         node = source.at(place) if place.file == source.file else None
         if node is not None:
             yield node
 
 
-def _other_nodes(source: Source, node: ast.AST, against: Side | None, place: Place) -> list[ast.AST]:
+def _other_nodes(source: ParsedFile, node: ast.AST, against: TorchCall | None, place: FramePlace) -> list[ast.AST]:
     """Where the other call is in the same function."""
     found: list[ast.AST] = []
     for level, frame in enumerate(against.frames if against is not None else ()):
@@ -177,7 +177,9 @@ def _ended(names: Names, node: ast.AST, others: list[ast.AST], shared: list[ast.
 EXITS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
-def _ends_before(source: Source, node: ast.AST, taken: set[tuple[ast.AST, ast.AST]]) -> Iterator[tuple[ast.AST, Any]]:
+def _ends_before(
+    source: ParsedFile, node: ast.AST, taken: set[tuple[ast.AST, ast.AST]]
+) -> Iterator[tuple[ast.AST, Any]]:
     """Conditions earlier in the same function under which it is left, the nearest first."""
     scope = source.function_of(node)
     earlier = [n for n in own_nodes(scope) if isinstance(n, (ast.If, ast.Try)) and starts(n) < starts(node)]
@@ -196,7 +198,7 @@ def returned_names(fn: Callable[..., Any], path: str) -> list[Named]:
     scope = function_node(source, code)
     values = [n.value for n in own_nodes(scope) if isinstance(n, ast.Return)] if scope is not None else []
     values = [scope.body] if isinstance(scope, ast.Lambda) else values
-    names = Names(source, [Place(source.file, code.co_firstlineno, function=code.co_qualname)])
+    names = Names(source, [FramePlace(source.file, code.co_firstlineno, function=code.co_qualname)])
     for value in filter(None, values):
         entry, rest = _entry(value, path)
         names.visit(entry)
@@ -205,7 +207,7 @@ def returned_names(fn: Callable[..., Any], path: str) -> list[Named]:
     return ranked(n for n in names.found if not n.name.startswith("torch."))
 
 
-def function_class(place: Place) -> str | None:
+def function_class(place: FramePlace) -> str | None:
     """The class derived from `torch.autograd.Function` in whose method a place is; None if in none."""
     source = source_at(place.file)
     node = source.at(place) if source is not None else None
@@ -216,7 +218,7 @@ def function_class(place: Place) -> str | None:
     return owner.name if any(base.endswith("Function") for base in bases) else None
 
 
-def applied_in(place: Place) -> str | None:
+def applied_in(place: FramePlace) -> str | None:
     """What the user's line calls: `Twice.apply`, `torch.cond`; None if that is not known."""
     source = source_at(place.file)
     node = source.at(place) if source is not None else None

@@ -28,7 +28,7 @@ FRAMES, DEPTH = 8, 6
 """Callers that are kept of a call; names that are followed, one out of the other."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class FramePlace(msgspec.Struct, frozen=True):
     """Where a frame is: its function, and the expression in it that runs; columns are -1 where they are unknown."""
 
     file: str
@@ -61,14 +61,14 @@ def is_users(file: str) -> bool:
     return not real.startswith(_PYTHON) or any(part in real for part in _PACKAGES)
 
 
-def places_of(frame: FrameType | None, until: CodeType) -> list[Place]:
+def places_of(frame: FrameType | None, until: CodeType) -> list[FramePlace]:
     """The user's frames from `frame` outwards to the one that runs `until`, the innermost first."""
-    found: list[Place] = []
+    found: list[FramePlace] = []
     while frame is not None and frame.f_code is not until and len(found) < FRAMES:
         code = frame.f_code
         if is_users(code.co_filename):
             start, end, column, end_column = _position(code, frame.f_lasti)
-            place = Place(code.co_filename, start or frame.f_lineno, end, column, end_column, code.co_qualname)
+            place = FramePlace(code.co_filename, start or frame.f_lineno, end, column, end_column, code.co_qualname)
             found.append(place)
         frame = frame.f_back
     return found
@@ -82,7 +82,7 @@ def _position(code: CodeType, at: int) -> tuple[int, int, int, int]:
     return 0, -1, -1, -1
 
 
-class Source:
+class ParsedFile:
     """A file of the user's, parsed."""
 
     def __init__(self, file: str, text: str) -> None:
@@ -116,7 +116,7 @@ class Source:
         """The class around a node, if any."""
         return next((parent for parent, _ in self.outwards(node) if isinstance(parent, ast.ClassDef)), None)
 
-    def at(self, place: Place, like: str | None = None) -> ast.AST | None:
+    def at(self, place: FramePlace, like: str | None = None) -> ast.AST | None:
         """The expression at a place; where only its line is known, a call `like` this on it, else the statement."""
         if place.column >= 0:
             wanted = (place.line, place.column, place.end_line, place.end_column)
@@ -171,11 +171,11 @@ LITERALS: dict[type[ast.AST], str] = {
 
 
 @functools.lru_cache(maxsize=64)
-def source_at(file: str) -> Source | None:
+def source_at(file: str) -> ParsedFile | None:
     """The file, parsed; None where it cannot be."""
     try:
         text = "".join(linecache.getlines(file))
-        return Source(file, text) if text else None
+        return ParsedFile(file, text) if text else None
     except (SyntaxError, ValueError, RecursionError):
         return None
 
@@ -262,7 +262,9 @@ class Names(ast.NodeVisitor):
         found: what there is.
     """
 
-    def __init__(self, source: Source, frames: Sequence[Place], seen: set[tuple[ast.AST, str]] | None = None) -> None:
+    def __init__(
+        self, source: ParsedFile, frames: Sequence[FramePlace], seen: set[tuple[ast.AST, str]] | None = None
+    ) -> None:
         """`frames`: where the expression runs, and its callers."""
         self.source, self.frames = source, frames
         self.found: list[Named] = []
@@ -475,8 +477,8 @@ class Names(ast.NodeVisitor):
         if defined is None or (defined, "return") in self._seen:
             return
         self._seen.add((defined, "return"))
-        caller = Place(self.source.file, *_place(call))
-        inner = Names(self.source, [Place(self.source.file, defined.lineno), caller, *self.frames[1:]], self._seen)
+        caller = FramePlace(self.source.file, *_place(call))
+        inner = Names(self.source, [FramePlace(self.source.file, defined.lineno), caller, *self.frames[1:]], self._seen)
         for node in own_nodes(defined):
             if isinstance(node, ast.Return) and node.value is not None:
                 inner.visit(node.value)
@@ -539,7 +541,7 @@ def _last(binding: Binding) -> ast.AST:
     return binding.values[0]
 
 
-def arms_of(source: Source, node: ast.AST) -> list[tuple[ast.AST, ast.AST]]:
+def arms_of(source: ParsedFile, node: ast.AST) -> list[tuple[ast.AST, ast.AST]]:
     """What makes a node run or not, the nearest first: compound statements and expressions, and which part of each.
 
     The part is the first statement of a block, so that statements of one block have the same.
@@ -584,7 +586,7 @@ def ranked(found: Iterable[Named]) -> list[Named]:
     return sorted(once.values(), key=lambda named: named.weight)
 
 
-def function_node(source: Source, code: CodeType) -> Any:
+def function_node(source: ParsedFile, code: CodeType) -> Any:
     """The definition that a code object was made from; None if it is not found."""
     for node in ast.walk(source.tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:

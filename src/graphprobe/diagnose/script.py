@@ -18,7 +18,7 @@ from graphprobe.settings.limits import TimeBudget
 if TYPE_CHECKING:
     import torch
 
-    from graphprobe.diagnose.api import Asked
+    from graphprobe.diagnose.api import CompileOverrides
     from graphprobe.engine.finished import FinishedSteps
 
 MOST = 3
@@ -29,7 +29,7 @@ CRASHES = ("segfault", "hang", "crash_compile", "crash_runtime")
 
 
 @dataclass(frozen=True)
-class Options:
+class ScriptOptions:
     """What `diagnose` is asked for each function; None leaves it to the script.
 
     Attributes:
@@ -58,7 +58,7 @@ class Options:
     def diagnosis(
         self,
         fn: Any,
-        asked: Asked,
+        asked: CompileOverrides,
         calls: list[tuple[Any, Mapping[str, Any]]],
         *,
         out: Path | None,
@@ -80,7 +80,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Ended:
+class DiagnosedScript:
     """How the script ended.
 
     Attributes:
@@ -100,7 +100,7 @@ def diagnose_script(path: str, argv: Sequence[str] = (), **options: Any) -> list
     Args:
         path: the script.
         argv: its own arguments.
-        options: fields of `Options`.
+        options: fields of `ScriptOptions`.
 
     Returns:
         `name (file:line)` of each function, with its diagnosis.
@@ -108,25 +108,25 @@ def diagnose_script(path: str, argv: Sequence[str] = (), **options: Any) -> list
     Raises:
         UsageError: there is no such script, or it compiled nothing.
     """
-    return run_diagnosed(path, argv, Options(**options)).diagnoses
+    return run_diagnosed(path, argv, ScriptOptions(**options)).diagnoses
 
 
 def run_diagnosed(
     path: str,
     argv: Sequence[str],
-    options: Options,
+    options: ScriptOptions,
     *,
     on_start: Callable[[str], None] = lambda name: None,
     on_step: Callable[[NamedStep], None] | None = None,
     on_diagnosis: Callable[[str, Diagnosis], None] = lambda name, diagnosis: None,
-) -> Ended:
+) -> DiagnosedScript:
     """As `diagnose_script`, and tell of each diagnosis as soon as it is made, for the script may crash afterwards.
 
     The script is ended once the budget is spent, or at the first fault if that is asked for.
 
     An exception that the script does not catch is printed as python would.
     """
-    program = script.Program("script", path, tuple(argv))
+    program = script.ScriptTarget("script", path, tuple(argv))
     script.check(program)
     watcher = _Watcher(options, on_start, on_step, on_diagnosis, program)
     calls = CompileCalls(watcher.before, overrides=options.overrides())
@@ -149,7 +149,7 @@ def run_diagnosed(
         raise KeyboardInterrupt
     if not watcher.diagnoses:
         raise _nothing(path, len(calls.compiled), problem)
-    return Ended(watcher.diagnoses, problem, unfinished)
+    return DiagnosedScript(watcher.diagnoses, problem, unfinished)
 
 
 def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
@@ -184,11 +184,11 @@ class _Watcher:
 
     def __init__(
         self,
-        options: Options,
+        options: ScriptOptions,
         on_start: Callable[[str], None] = lambda name: None,
         on_step: Callable[[NamedStep], None] | None = None,
         on_diagnosis: Callable[[str, Diagnosis], None] = lambda name, diagnosis: None,
-        program: script.Program | None = None,
+        program: script.ScriptTarget | None = None,
     ) -> None:
         """`program`: the script, which may be ended; None: somebody else's program, which goes on in any case."""
         self.options, self.on_start, self.on_step, self.on_diagnosis = options, on_start, on_step, on_diagnosis
@@ -233,11 +233,13 @@ class _Watcher:
             self.stopped = "there is a first fault"
 
     def _diagnose(self, compiled: Compiled, name: str, calls: list[tuple[Any, Mapping[str, Any]]]) -> Diagnosis:
-        from graphprobe.diagnose.api import Asked
+        from graphprobe.diagnose.api import CompileOverrides
 
         short = "".join(c if c.isalnum() else "-" for c in name.partition(" ")[0]).strip("-")
         folder = self._folder()
-        asked = Asked(compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph)
+        asked = CompileOverrides(
+            compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph
+        )
         return self.options.diagnosis(
             compiled.fn,
             asked,
@@ -273,7 +275,7 @@ class _Watcher:
             self._whole.done()
 
 
-def watcher_of(options: Options) -> _Watcher:
+def watcher_of(options: ScriptOptions) -> _Watcher:
     """What diagnoses the calls of `CompileCalls`, for somebody who runs the program: `before`, and `diagnoses`."""
     return _Watcher(options)
 

@@ -11,7 +11,7 @@ import msgspec
 from graphprobe.dump_plan.conflicts import Given, refuse_conflicts
 from graphprobe.dump_plan.document import DUMP, read_document
 from graphprobe.dump_plan.entries import model_entries, watch_entries
-from graphprobe.dump_plan.faults import Place, shown, value_fault
+from graphprobe.dump_plan.faults import JsonPlace, shown, value_fault
 from graphprobe.dump_plan.options import BY_NAME, OPTIONS, checked_option, path_hint
 from graphprobe.dump_plan.paths import directory_fault
 from graphprobe.dump_plan.plan import STATS, DumpPlan, ModelEntry
@@ -155,7 +155,7 @@ def _path(given: Given | None, file: str, *, touch: bool) -> str:
     if given is None:
         raise SettingError(f"dump_path is the working directory, {absolute!r}: {fault}", hint="set dump_path")
     if given.source.startswith("file:"):
-        raise value_fault(Place(file, given.called), f"is {shown(path)}: {fault}", hint=hint)
+        raise value_fault(JsonPlace(file, given.called), f"is {shown(path)}: {fault}", hint=hint)
     raise SettingError(f"{given.called} = {shown(path)}: {fault}", hint=hint)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from graphprobe.dump_plan.conflicts import SCHEMA_RULES
 from graphprobe.dump_plan.entries import POSITION
-from graphprobe.dump_plan.faults import Place, conflict_fault, syntax_fault, type_fault, value_fault
+from graphprobe.dump_plan.faults import JsonPlace, conflict_fault, syntax_fault, type_fault, value_fault
 from graphprobe.dump_plan.options import OPTIONS, path_hint
 from graphprobe.dump_plan.paths import file_fault
 from graphprobe.dump_plan.plan import DATA, MODES, STATS
-from graphprobe.dump_plan.shapes import Choice, Items, Key, Table, Text
+from graphprobe.dump_plan.shapes import Choice, Items, Key, TableShape, TextShape
 from graphprobe.errors import SettingError
 from graphprobe.select import steps_from_text
 from graphprobe.select.layers import token_from_text
@@ -45,29 +45,29 @@ def _position(text: str) -> None:
         raise SettingError("it names no input or output", hint="input0 is the first input, input stands for all")
 
 
-_LAYERS = Items(Text(_token), same=_token)
+_LAYERS = Items(TextShape(_token), same=_token)
 _BLACKLIST = Items(
-    Table(
+    TableShape(
         {
-            "name": Key(Text(_name), "name or type of the ops, or a glob", required=True),
+            "name": Key(TextShape(_name), "name or type of the ops, or a glob", required=True),
             "pos": Key(
-                Items(Text(_position, f"^{POSITION.pattern}$"), empty=True, same=str),
+                Items(TextShape(_position, f"^{POSITION.pattern}$"), empty=True, same=str),
                 "what is left out: input0, output1, input; nothing or an empty array leaves the op out whole",
             ),
         }
     )
 )
 _RANGES = Items(
-    Table(
+    TableShape(
         {
-            "begin": Key(Text(_one_name), "first op of the range", required=True),
-            "end": Key(Text(_one_name), "last op of the range", required=True),
+            "begin": Key(TextShape(_one_name), "first op of the range", required=True),
+            "end": Key(TextShape(_one_name), "last op of the range", required=True),
         }
     )
 )
-_ENTRY = Table(
+_ENTRY = TableShape(
     {
-        "model_name": Key(Text(), "name of the model, or a glob; left out, every model"),
+        "model_name": Key(TextShape(), "name of the model, or a glob; left out, every model"),
         "layer": Key(_LAYERS, "the ops, as in the option dump_layer; left out, all"),
         "watcher_nodes": Key(_LAYERS, "ops whose outputs are watched"),
         "optype_blacklist": Key(_BLACKLIST, "ops left out by their type"),
@@ -79,15 +79,16 @@ _ENTRY = Table(
 )
 _EXCEPTIONS = ("lite_exception", "aic_err_brief_dump", "aic_err_norm_dump", "aic_err_detail_dump")
 _NOT_HERE = "this is an option: CompilerConfig().dump_config.{0}, or the environment variable {1}"
-DUMP = Table(
+DUMP = TableShape(
     {
-        "dump_path": Key(Text(), "directory that exists and can be read and written", required=True),
+        "dump_path": Key(TextShape(), "directory that exists and can be read and written", required=True),
         "dump_list": Key(Items(_ENTRY, empty=True), "what of which models; left out, everything of every model"),
         "dump_mode": Key(Choice(MODES), "which side of an op is kept"),
         "dump_data": Key(Choice(DATA), "the values, or their statistics"),
         "dump_stats": Key(Items(Choice(STATS), same=str), "which statistics; left out, all"),
         "dump_step": Key(
-            Text(steps_from_text, r"^[0-9]+(-[0-9]+)?(\|[0-9]+(-[0-9]+)?)*$"), "which steps: 0|3-5|10; left out, all"
+            TextShape(steps_from_text, r"^[0-9]+(-[0-9]+)?(\|[0-9]+(-[0-9]+)?)*$"),
+            "which steps: 0|3-5|10; left out, all",
         ),
         "dump_op_switch": Key(Choice(SWITCH), "also dump the ops that run outside compiled graphs"),
         "dump_debug": Key(Choice(SWITCH), "dump ops that overflow"),
@@ -105,7 +106,7 @@ DUMP = Table(
     empty=True,
     rules=({"allOf": list(SCHEMA_RULES)},),
 )
-DOCUMENT = Table({"dump": Key(DUMP, 'an object: {"dump": {"dump_path": ...}}', required=True)}, empty=True)
+DOCUMENT = TableShape({"dump": Key(DUMP, 'an object: {"dump": {"dump_path": ...}}', required=True)}, empty=True)
 
 
 class _Object(dict[str, object]):
@@ -120,7 +121,7 @@ def read_document(path: str) -> dict[str, Any]:
     Raises:
         DumpConfigError: of every kind but `conflict`, which is only for entries of one name.
     """
-    root = Place(path)
+    root = JsonPlace(path)
     fault = file_fault(path)
     if fault is not None:
         raise value_fault(root, f"cannot be read: {fault}", hint=path_hint(path, "file"))
@@ -148,7 +149,7 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _parsed(data: bytes, root: Place) -> Any:
+def _parsed(data: bytes, root: JsonPlace) -> Any:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -187,7 +188,7 @@ def _syntax_hint(text: str, position: int) -> str:
     return "strings and keys stand in double quotes" if text[position : position + 1] == "'" else ""
 
 
-def _refuse_twice(document: object, root: Place) -> None:
+def _refuse_twice(document: object, root: JsonPlace) -> None:
     """Refuses a key that stands twice, wherever it is. Paths are linked, and written out only for the fault."""
     todo: list[tuple[object, _Trail]] = [(document, None)]
     while todo:
@@ -201,7 +202,7 @@ def _refuse_twice(document: object, root: Place) -> None:
             todo.extend((item, (trail, at)) for at, item in enumerate(value) if isinstance(item, dict | list))
 
 
-def _place(root: Place, trail: _Trail) -> Place:
+def _place(root: JsonPlace, trail: _Trail) -> JsonPlace:
     steps: list[str | int] = []
     while trail is not None:
         trail, step = trail
@@ -211,7 +212,7 @@ def _place(root: Place, trail: _Trail) -> Place:
     return root
 
 
-def _check_entries(entries: list[dict[str, Any]], place: Place) -> None:
+def _check_entries(entries: list[dict[str, Any]], place: JsonPlace) -> None:
     """Rules that concern one key of one entry, or entries among each other."""
     seen: dict[str, int] = {}
     for at, entry in enumerate(entries):

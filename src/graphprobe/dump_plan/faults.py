@@ -13,45 +13,45 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 _MAX_KEY = 80
 
 
-class Place(NamedTuple):
+class JsonPlace(NamedTuple):
     """A value in a JSON file: the file as the user named it, and the JSON path."""
 
     file: str
     path: str = "$"
 
-    def key(self, name: str) -> Place:
+    def key(self, name: str) -> JsonPlace:
         """The place of an object's member."""
         plain = name.isascii() and name.isidentifier()
         shown = name if len(name) <= _MAX_KEY else name[:_MAX_KEY] + "…"
-        return Place(self.file, f"{self.path}.{shown}" if plain else f"{self.path}[{json.dumps(shown)}]")
+        return JsonPlace(self.file, f"{self.path}.{shown}" if plain else f"{self.path}[{json.dumps(shown)}]")
 
-    def item(self, index: int) -> Place:
+    def item(self, index: int) -> JsonPlace:
         """The place of an array's element."""
-        return Place(self.file, f"{self.path}[{index}]")
+        return JsonPlace(self.file, f"{self.path}[{index}]")
 
 
-def type_fault(place: Place, message: str, *, hint: str = "") -> DumpConfigError:
+def type_fault(place: JsonPlace, message: str, *, hint: str = "") -> DumpConfigError:
     """A value of the wrong type, an empty one, or none where one is required."""
     return DumpConfigError(
         f"{place.file}: {place.path} {message}", where=place.path, hint=hint, slug="dump-config-type"
     )
 
 
-def choice_fault(place: Place, message: str, *, hint: str = "") -> DumpConfigError:
+def choice_fault(place: JsonPlace, message: str, *, hint: str = "") -> DumpConfigError:
     """A key or a value that is none of those there are."""
     return DumpConfigError(
         f"{place.file}: {place.path} {message}", where=place.path, hint=hint, slug="dump-config-choice"
     )
 
 
-def value_fault(place: Place, message: str, *, hint: str = "") -> DumpConfigError:
+def value_fault(place: JsonPlace, message: str, *, hint: str = "") -> DumpConfigError:
     """A value that means nothing, or a path that cannot be used."""
     return DumpConfigError(
         f"{place.file}: {place.path} {message}", where=place.path, hint=hint, slug="dump-config-value"
     )
 
 
-def syntax_fault(place: Place, message: str, *, hint: str = "") -> DumpConfigError:
+def syntax_fault(place: JsonPlace, message: str, *, hint: str = "") -> DumpConfigError:
     """Text that is not JSON."""
     return DumpConfigError(
         f"{place.file}: {place.path} {message}", where=place.path, hint=hint, slug="dump-config-syntax"

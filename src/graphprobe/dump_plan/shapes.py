@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from graphprobe.dump_plan.faults import Place, choice_fault, shown, type_fault, value_fault
+from graphprobe.dump_plan.faults import JsonPlace, choice_fault, shown, type_fault, value_fault
 from graphprobe.errors import SettingError, nearest
 from graphprobe.settings.files import json_type
 
@@ -15,20 +15,20 @@ from graphprobe.settings.files import json_type
 class Shape(Protocol):
     """A set of JSON values."""
 
-    def check(self, value: object, place: Place) -> None:
+    def check(self, value: object, place: JsonPlace) -> None:
         """Raises DumpConfigError if `value`, which stands at `place`, is none of them."""
 
     def schema(self) -> dict[str, Any]:
         """The same as JSON Schema."""
 
 
-class Text(msgspec.Struct, frozen=True):
+class TextShape(msgspec.Struct, frozen=True):
     """A string that is not empty; `parse` raises SettingError for one that means nothing, `pattern` is its grammar."""
 
     parse: Callable[[str], object] | None = None
     pattern: str | None = None
 
-    def check(self, value: object, place: Place) -> None:
+    def check(self, value: object, place: JsonPlace) -> None:
         if not isinstance(value, str):
             raise type_fault(place, f"is {shown(value)}, {json_type(value)}; it must be a string")
         if not value.strip():
@@ -49,7 +49,7 @@ class Choice(msgspec.Struct, frozen=True):
     values: tuple[str, ...]
     hints: Mapping[str, str] = {}
 
-    def check(self, value: object, place: Place) -> None:
+    def check(self, value: object, place: JsonPlace) -> None:
         wanted = "one of " + ", ".join(self.values)
         if not isinstance(value, str):
             raise type_fault(place, f"is {shown(value)}, {json_type(value)}; it must be {wanted}")
@@ -70,7 +70,7 @@ class Items(msgspec.Struct, frozen=True):
     empty: bool = False
     same: Callable[[str], object] | None = None
 
-    def check(self, value: object, place: Place) -> None:
+    def check(self, value: object, place: JsonPlace) -> None:
         if not isinstance(value, list):
             raise type_fault(place, f"is {shown(value)}, {json_type(value)}; it must be an array")
         if not value and not self.empty:
@@ -98,7 +98,7 @@ class Key(msgspec.Struct, frozen=True):
     required: bool = False
 
 
-class Table(msgspec.Struct, frozen=True):
+class TableShape(msgspec.Struct, frozen=True):
     """An object with known keys. `elsewhere` says where keys belong that users may expect here."""
 
     keys: Mapping[str, Key]
@@ -106,7 +106,7 @@ class Table(msgspec.Struct, frozen=True):
     empty: bool = False
     rules: tuple[Mapping[str, Any], ...] = ()
 
-    def check(self, value: object, place: Place) -> None:
+    def check(self, value: object, place: JsonPlace) -> None:
         if not isinstance(value, dict):
             raise type_fault(place, f"is {shown(value)}, {json_type(value)}; it must be an object")
         for name in value:

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import torch
 
+from graphprobe.errors import Raised, raised_from
 from graphprobe.internals import after_fork
 
 TAIL = 4000
@@ -32,39 +33,11 @@ TAIL = 4000
 POLL_S = 0.2
 """How often it is looked whether the child has ended while something that it has started keeps its pipe open."""
 
-COMPILER_ERROR = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: (?P<error>.+)(?:\n +\d+ \| +(?P<line>.+))?")
-"""What a C++ compiler says of an error, and the line that it quotes below."""
-
 LOOK_S = 3.0
 """What a step that is late gets beyond its time to say where it stands."""
 
 PR_SET_PDEATHSIG = 1
 """Of `prctl`: the signal that a process gets when its parent ends."""
-
-
-class Raised(msgspec.Struct, frozen=True):
-    """An exception that ended a step: its class by qualified name, its text, and the formatted traceback."""
-
-    type: str
-    message: str
-    trace: str
-
-    @property
-    def line(self) -> str:
-        """The class and the first two lines of the text, in one."""
-        return f"{self.type.rpartition('.')[2]}: {'; '.join(self.message.splitlines()[:2])}"
-
-    @property
-    def short(self) -> str:
-        """The class by qualified name, the first two lines of the text, and the first error of a compiler in it.
-
-        Of the text two lines, for a wrapper's first line often says only that there is a second.
-        """
-        text = " ".join(line.strip() for line in self.message.strip().splitlines()[:2])[:240].strip()
-        error = COMPILER_ERROR.search(self.message)
-        if error is not None and error["error"] not in text:
-            text += f": {error['error'].strip()}" + (f", in `{error['line'].strip()}`" if error["line"] else "")
-        return f"{self.type}: {text}"
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -166,13 +139,6 @@ def _attempt(step: Callable[[], Any]) -> tuple[Any, Raised | None]:
         return step(), None
     except BaseException as error:
         return None, raised_from(error)
-
-
-def raised_from(error: BaseException) -> Raised:
-    """The record of an exception."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return Raised(name, str(error), "".join(traceback.format_exception(error)))
 
 
 def _child(

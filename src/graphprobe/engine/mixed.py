@@ -14,7 +14,7 @@ import torch
 from torch.fx import Interpreter
 
 from graphprobe.engine.interpret import copied, copied_together, flat_outputs
-from graphprobe.engine.mixed_plan import NoGraph, Piece, piece_of
+from graphprobe.engine.mixed_plan import LaunchPiece, NoGraph, piece_of
 from graphprobe.engine.reference import InFloat64
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph
 from graphprobe.internals.ir.index import NotEvaluated, evaluate
@@ -41,7 +41,7 @@ class MixedLaunch:
     io: LaunchIO
     how: How
     reason: str
-    piece: Piece | None
+    piece: LaunchPiece | None
     needed: tuple[Use, ...]
     sources: tuple[str, ...]
     lines: tuple[str, ...]
@@ -112,7 +112,7 @@ class MixedGraph:
         kept = [use for use in io.writes if is_needed(use)]
         return tuple({str(use.value): use for use in kept}.values())
 
-    def _how(self, io: LaunchIO, needed: Sequence[Use]) -> tuple[How, str, Piece | None]:
+    def _how(self, io: LaunchIO, needed: Sequence[Use]) -> tuple[How, str, LaunchPiece | None]:
         if not io.nodes:
             return "no", "it belongs to a nested graph, or to no node of the scheduler", None
         try:
@@ -178,7 +178,7 @@ class MixedGraph:
             reason = f"{launch.reason}; and its IR cannot be evaluated: {_first_line(error)}"
             raise CannotReplaceError(at, reason) from error
 
-    def _from_graph(self, piece: Piece, variables: Mapping[str, Any], wide: bool) -> dict[str, torch.Tensor]:
+    def _from_graph(self, piece: LaunchPiece, variables: Mapping[str, Any], wide: bool) -> dict[str, torch.Tensor]:
         symbols = self._lowered.symbols(variables)
         given = [self._value(use, variables, symbols) for use in piece.takes]
         numbers = [evaluate(expr, symbols) for expr in piece.numbers]

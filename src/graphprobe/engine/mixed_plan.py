@@ -28,7 +28,7 @@ class NoGraph(Exception):
 
 
 @dataclass(frozen=True)
-class Piece:
+class LaunchPiece:
     """A piece of the FX graph that computes what a launch computes.
 
     Attributes:
@@ -46,7 +46,7 @@ class Piece:
     numbers: tuple[Any, ...]
 
 
-def piece_of(lowered: LoweredGraph, launch: LaunchIO, needed: Sequence[Use]) -> Piece:
+def piece_of(lowered: LoweredGraph, launch: LaunchIO, needed: Sequence[Use]) -> LaunchPiece:
     """The piece of the final graph behind a launch.
 
     Args:
@@ -147,7 +147,7 @@ def _piece(
     goals: Sequence[Node],
     nodes: Sequence[Node],
     numbers: Sequence[Node],
-) -> Piece:
+) -> LaunchPiece:
     graph = Graph()
     made: dict[Node, Node] = {}
     for node in [*sources, *numbers]:
@@ -159,4 +159,4 @@ def _piece(
     graph.output(tuple(made[node] for node in goals))
     names = tuple(node.name for node in final.graph.nodes if node in inside)
     expressions = tuple(node.meta["val"].node.expr for node in numbers)
-    return Piece(GraphModule(final, graph), tuple(sources.values()), tuple(needed), names, expressions)
+    return LaunchPiece(GraphModule(final, graph), tuple(sources.values()), tuple(needed), names, expressions)

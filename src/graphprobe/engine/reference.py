@@ -41,7 +41,7 @@ SUMS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reference:
+class OpReference:
     """One floating-point output of an op, in float64, with its noise.
 
     Attributes:
@@ -239,7 +239,7 @@ def references(
     terms: int | None = None,
     rough: bool = False,
     pointwise: bool = False,
-) -> list[Reference]:
+) -> list[OpReference]:
     """Runs `fn` in float64 on captured inputs, and on inputs perturbed by ±u·x.
 
     Floating-point tensors among the arguments, and the parameters and buffers of a module, are widened exactly and
@@ -259,7 +259,7 @@ def references(
             of a - b where both are nearly the same would otherwise be nothing at all in an eighth of the elements.
 
     Returns:
-        a `Reference` for every floating-point or complex output, in order.
+        a `OpReference` for every floating-point or complex output, in order.
 
     Raises:
         UsageError: `runs` is negative, or the number or shape of outputs changes with the perturbation.
@@ -284,7 +284,7 @@ def references(
         if extra is not None and terms is not None:
             extra = np.sqrt(float(terms)) * np.abs(extra)
             extra = np.where(np.isfinite(extra), extra, 0.0)
-        result.append(Reference(values, Noise(sigma.result(), extra)))
+        result.append(OpReference(values, Noise(sigma.result(), extra)))
     return result
 
 

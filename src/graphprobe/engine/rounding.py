@@ -27,7 +27,7 @@ from graphprobe.engine.reference import array_from, dtype_of
 from graphprobe.internals.operators.op_mode import OpMode, Overload
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.internals.tensors.trees import tree_leaves
-from graphprobe.numerics.divergence import Run
+from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import DTYPES, WorkingDtype
 from graphprobe.numerics.noise import Array, Float64Array, Noise, flat, sigma_from_runs, typical_magnitude
 from graphprobe.numerics.verdict import DEFAULT, NARROW, judge, tolerated
@@ -307,8 +307,8 @@ def judge_narrow(
         noise, legitimate, thresholds = Noise(sigma), values, tolerated(facts)
     else:
         legitimate, thresholds = [*values, *rounded[: min(len(rounded) // 2, RUNS)]], DEFAULT
-    runs = [Run(run, facts) for run in legitimate]
-    answer = judge(Run(array_from(candidate), facts), centre, noise, runs, thresholds=thresholds, flush=True)
+    runs = [RunValues(run, facts) for run in legitimate]
+    answer = judge(RunValues(array_from(candidate), facts), centre, noise, runs, thresholds=thresholds, flush=True)
     if answer.answer == "candidate_worse" and wide is None and answer.excess < BEYOND_DOUBT:
         return "unsure", f"{answer.reason}; there is no float64 reference to judge it by", answer.candidate.max
     if answer.answer == "candidate_worse":

@@ -14,7 +14,7 @@ _MOST = 8192
 """Forms that are known at a time; a program whose sizes never come back begins afresh."""
 
 
-class Form(msgspec.Struct, gc=False):
+class TensorForm(msgspec.Struct, gc=False):
     """What all plain tensors of one dtype, shape and strides have in common.
 
     `items` is how many there are; the shape where there are `strides`: gaps between them, or another order. Without a
@@ -34,9 +34,9 @@ class Forms:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], Form] = {}
+        self._known: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], TensorForm] = {}
 
-    def of(self, tensor: torch.Tensor) -> Form:
+    def of(self, tensor: torch.Tensor) -> TensorForm:
         """The form of a tensor that `is_plain`; while it is kept, the same object for the same form."""
         key = (tensor.dtype, tensor.shape, tensor.stride())
         found = self._known.get(key)
@@ -47,11 +47,11 @@ class Forms:
         return found
 
 
-def _form(tensor: torch.Tensor) -> Form:
+def _form(tensor: torch.Tensor) -> TensorForm:
     shape, strides, count = tuple(tensor.shape), tensor.stride(), tensor.numel()
     no_gaps = tensor.is_contiguous()
     items, strides_or_none = (count, None) if no_gaps else (shape, strides)
-    return Form(meta_of(tensor), plain_kind(tensor), count, items, strides_or_none)
+    return TensorForm(meta_of(tensor), plain_kind(tensor), count, items, strides_or_none)
 
 
 SYMBOLIC = -1

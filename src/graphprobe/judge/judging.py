@@ -10,16 +10,16 @@ from typing import Any, Literal, overload
 import numpy as np
 import torch
 
-from graphprobe.engine.isolate import Raised
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.rounding import RUNS, judge_narrow, noise_of
 from graphprobe.engine.value_file import is_stored_once
 from graphprobe.engine.values import equal_bits
+from graphprobe.errors import Raised
 from graphprobe.findings import Kind, Worst
 from graphprobe.judge.effects import differing
 from graphprobe.judge.observation import Observation
 from graphprobe.judge.worst import label_of, worst_exact, worst_number, worst_scalar
-from graphprobe.numerics.divergence import Run
+from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.exact import judge_exact
 from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
 from graphprobe.numerics.verdict import judge, tolerated
@@ -367,7 +367,7 @@ def _kind_of_value(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Kind:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ValueDifference:
     """How two values differ; there is none where rounding explains it."""
 
     weight: Weight
@@ -378,12 +378,12 @@ class Answer:
 UNSTEADY = "the uncompiled program gives another value each time it runs"
 
 
-def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Answer | None:
+def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
     """Whole numbers and truth values: they may differ only where roundings decide them."""
     wrong = (e.cpu() != m.cpu()).cpu()
     wide = spot.of(spot.reference.wide)
     if isinstance(wide, torch.Tensor) and wide.shape == e.shape and bool((wide.cpu() == m.cpu())[wrong].all()):
-        return Answer("better", "without the roundings of narrow dtypes, it is as compiled")
+        return ValueDifference("better", "without the roundings of narrow dtypes, it is as compiled")
     moved = torch.zeros(e.shape, dtype=torch.bool)
     runs = [*spot.reference.perturbed, *spot.reference.rounded, *spot.reference.eager[1:], spot.reference.wide]
     values = [v for run in runs if isinstance(v := spot.of(run), torch.Tensor) and v.shape == e.shape]
@@ -391,16 +391,16 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Answer | None:
         moved |= (value.cpu() != e.cpu()).cpu()
     if spot.reference.roundoff > 0 and bool(moved[wrong].all()):
         if spot.unsteady():
-            return Answer("unsure", UNSTEADY)
+            return ValueDifference("unsure", UNSTEADY)
         known = torch.cat([value.cpu().reshape(-1) for value in (e, *values)])
         if bool(torch.isin(m.cpu()[wrong], known).all()):
             return None
-        return Answer("unsure", "a rounding decides it, and no uncompiled run gave what it is compiled")
+        return ValueDifference("unsure", "a rounding decides it, and no uncompiled run gave what it is compiled")
     text = judge_exact(array_from(m), array_from(e)).reason
-    return Answer("unsure", f"{UNSTEADY}; {text}") if spot.unsteady() else Answer("certain", text)
+    return ValueDifference("unsure", f"{UNSTEADY}; {text}") if spot.unsteady() else ValueDifference("certain", text)
 
 
-def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Answer | None:
+def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
     """Floating-point and complex numbers: in units of the noise of each element."""
     reference, facts = spot.reference, dtype_of(e)
     values, wide = spot.arrays(reference.eager), _float64(spot, e)
@@ -410,12 +410,12 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Answer | Non
     if wide is None:
         unjudged = _without_reference(e, m, reference.roundoff)
         unsteady = unjudged is not None and unjudged.weight == "certain" and spot.unsteady()
-        return Answer("unsure", UNSTEADY) if unsteady else unjudged
+        return ValueDifference("unsure", UNSTEADY) if unsteady else unjudged
     noise = Noise(spot.sigma(wide) / facts.unit_roundoff)
-    legitimate, limits = [Run(array, facts) for array in values], tolerated(facts)
-    answer = judge(Run(array_from(m), facts), wide, noise, legitimate, thresholds=limits, flush=True)
+    legitimate, limits = [RunValues(array, facts) for array in values], tolerated(facts)
+    answer = judge(RunValues(array_from(m), facts), wide, noise, legitimate, thresholds=limits, flush=True)
     if answer.answer == "candidate_better":
-        return Answer("better", answer.reason)
+        return ValueDifference("better", answer.reason)
     if answer.answer != "candidate_worse":
         return None
     z = answer.candidate.max if answer.candidate.max else float("inf")
@@ -423,13 +423,19 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Answer | Non
         judge(run, wide, noise, legitimate[:1], thresholds=limits, flush=True).answer == "candidate_worse"
         for run in legitimate[1:]
     )
-    return Answer("unsure", f"{UNSTEADY}; {answer.reason}", z) if itself else Answer("certain", answer.reason, z)
+    return (
+        ValueDifference("unsure", f"{UNSTEADY}; {answer.reason}", z)
+        if itself
+        else ValueDifference("certain", answer.reason, z)
+    )
 
 
 WEIGHTS: dict[str, Weight] = {"worse": "certain", "unsure": "unsure", "better": "better"}
 
 
-def _judge_narrow(spot: Spot, m: torch.Tensor, wide: Array | None, perturbed: Sequence[Array]) -> Answer | None:
+def _judge_narrow(
+    spot: Spot, m: torch.Tensor, wide: Array | None, perturbed: Sequence[Array]
+) -> ValueDifference | None:
     """Numbers of a program that rounds to a narrow dtype somewhere; nothing is accused before more runs are made."""
     reference = spot.reference
     eager = [value for run in reference.eager if isinstance(value := spot.of(run), torch.Tensor)]
@@ -441,7 +447,7 @@ def _judge_narrow(spot: Spot, m: torch.Tensor, wide: Array | None, perturbed: Se
     if said in ("worse", "unsure"):
         reference.complete()
         said, text, z = answer(reference.rounded)
-    return None if said == "ok" else Answer(WEIGHTS[said], text, z)
+    return None if said == "ok" else ValueDifference(WEIGHTS[said], text, z)
 
 
 OTHER_RMS, OTHER_MOVES = 1e-3, 32.0
@@ -468,10 +474,10 @@ def _rms(values: Array) -> float:
     return float(np.sqrt(np.mean(np.abs(values) ** 2))) if values.size else 0.0
 
 
-def _without_reference(e: torch.Tensor, m: torch.Tensor, roundoff: float) -> Answer | None:
+def _without_reference(e: torch.Tensor, m: torch.Tensor, roundoff: float) -> ValueDifference | None:
     """Only the class of each element is certain."""
     if not torch.equal(torch.isnan(e), torch.isnan(m)) or not torch.equal(torch.isinf(e), torch.isinf(m)):
-        return Answer("certain", "NaN or infinity where the uncompiled program has a number, or the reverse")
+        return ValueDifference("certain", "NaN or infinity where the uncompiled program has a number, or the reverse")
     finite = torch.isfinite(e)
     if not bool(finite.any()):
         return None
@@ -480,7 +486,7 @@ def _without_reference(e: torch.Tensor, m: torch.Tensor, roundoff: float) -> Ans
     if gap <= 256 * roundoff:
         return None
     text = f"relative rms difference {gap:.3g}; there is no float64 reference to judge it by"
-    return Answer("unsure", text, gap / roundoff)
+    return ValueDifference("unsure", text, gap / roundoff)
 
 
 def _brief(value: Any) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import torch
 
-from graphprobe.engine.isolate import Raised, raised_from
 from graphprobe.engine.value_file import ValueFile, restored, stored
+from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.tensors.trees import structure_of, tree_leaves
 from graphprobe.judge.contents import contents_of, kept_in, plain_parts
 from graphprobe.judge.effects import from_record, to_record

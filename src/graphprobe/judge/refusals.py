@@ -6,7 +6,7 @@ import re
 import textwrap
 from dataclasses import dataclass
 
-from graphprobe.engine.isolate import Raised
+from graphprobe.errors import Raised
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Divergence(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class RunValues:
     """Values that some way of running an op gave, and the dtype it gave them in.
 
     Attributes:
@@ -186,7 +186,7 @@ class _Tally:
 def divergences(
     reference: Array,
     noise: Noise,
-    runs: Sequence[Run],
+    runs: Sequence[RunValues],
     *,
     forgiving: Collection[int] = (),
     c0: float = C0,
@@ -242,7 +242,7 @@ def divergences(
     return [tally.finish() for tally in tallies]
 
 
-def _check_shapes(reference: Array, noise: Noise, runs: Sequence[Run]) -> None:
+def _check_shapes(reference: Array, noise: Noise, runs: Sequence[RunValues]) -> None:
     for run in runs:
         if run.values.shape != reference.shape:
             raise UsageError(f"a run has shape {run.values.shape}, the reference {reference.shape}")

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import UsageError
-from graphprobe.numerics.divergence import Divergence, Run, divergences
+from graphprobe.numerics.divergence import Divergence, RunValues, divergences
 from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.noise import C0, Array, Noise
 
@@ -133,10 +133,10 @@ def excess_of(run: Divergence, found: Sequence[Limit]) -> tuple[float, str]:
 
 
 def judge(
-    candidate: Run,
+    candidate: RunValues,
     reference: Array,
     noise: Noise,
-    legitimate: Sequence[Run] = (),
+    legitimate: Sequence[RunValues] = (),
     *,
     thresholds: Thresholds = DEFAULT,
     flush: bool = False,
@@ -164,7 +164,7 @@ def judge(
     for run in (candidate, *legitimate):
         if run.dtype.is_exact:
             raise UsageError(f"dtype {run.dtype.name} is compared exactly", hint="use exact.judge_exact")
-    zeros = Run(np.broadcast_to(np.zeros((), candidate.values.dtype), reference.shape), candidate.dtype)
+    zeros = RunValues(np.broadcast_to(np.zeros((), candidate.values.dtype), reference.shape), candidate.dtype)
     runs = [candidate, *legitimate, zeros]
     measured = divergences(reference, noise, runs, forgiving=range(1, len(runs) - 1), c0=thresholds.c0, flush=flush)
     mine, others, blank = measured[0], tuple(measured[1:-1]), measured[-1]

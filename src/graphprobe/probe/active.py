@@ -26,7 +26,7 @@ def _none() -> None:
     return None
 
 
-class _Switch:
+class _SessionSwitch:
     """Holds the session behind a lock; one instance a process."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class _Switch:
         self.at_exit = False
 
 
-_switch = _Switch()
+_switch = _SessionSwitch()
 
 
 def session() -> Session | None:

@@ -28,7 +28,7 @@ from graphprobe.store.writer import RunWriter
 Failed = Callable[[str, BaseException], None]
 
 
-class Lowering:
+class LoweringRecorder:
     """Follows one `compile_fx_inner` call from its graph to its callable."""
 
     def __init__(

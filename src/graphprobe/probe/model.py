@@ -24,7 +24,7 @@ from graphprobe.store.schema import json_from_value
 from graphprobe.store.writer import RunWriter, WrittenFile
 
 if TYPE_CHECKING:
-    from graphprobe.probe.lowering import Lowering
+    from graphprobe.probe.lowering import LoweringRecorder
 
 TIMINGS_US = {
     "dynamo_cumulative_compile_time_us": "entire_frame",
@@ -54,7 +54,7 @@ class Owner(Protocol):
     def failed_with(self, what: str, error: BaseException) -> None: ...
 
 
-class Model:
+class ModelRecorder:
     """Recorder of one `model__N`; the token that the taps carry."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Model:
         self._lock = threading.RLock()
         self._graph_facts = GraphFacts(owner.writer, number, self.note)
         self._trails: dict[Direction, Trail] = {}
-        self._lowerings: dict[Direction, Lowering] = {}
+        self._lowerings: dict[Direction, LoweringRecorder] = {}
         self._dynamo: Any = None
         self._told = False
         self._kernels_by = "triton"
@@ -105,14 +105,14 @@ class Model:
         if trail is not None:
             trail.settle()
 
-    def lowering(self, direction: Direction) -> Lowering:
+    def lowering(self, direction: Direction) -> LoweringRecorder:
         """Inductor's part of one of the model's graphs."""
-        from graphprobe.probe.lowering import Lowering  # imports Inductor, which other backends do without
+        from graphprobe.probe.lowering import LoweringRecorder  # imports Inductor, which other backends do without
 
         with self._lock:
             if direction not in self._lowerings:
                 owner = self.owner
-                self._lowerings[direction] = Lowering(
+                self._lowerings[direction] = LoweringRecorder(
                     self.writer,
                     self.where,
                     direction,

@@ -13,7 +13,7 @@ from typing import IO
 import torch
 
 import graphprobe
-from graphprobe.analysis.timing import Summary, summary_of
+from graphprobe.analysis.timing import TimingSummary, summary_of
 from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, write_profile
 from graphprobe.errors import UsageError
 from graphprobe.export.chrome_trace import export_profile
@@ -111,7 +111,7 @@ class profile:  # noqa: N801  # used like a function, as contextlib's are
             raise UsageError("the profile is still under way", hint="leave the block first")
         return self._result
 
-    def summary(self) -> Summary:
+    def summary(self) -> TimingSummary:
         """Phases, passes, functions and caches, slowest first."""
         return summary_of(self.result)
 

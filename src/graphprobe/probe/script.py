@@ -16,7 +16,7 @@ import msgspec
 from graphprobe.errors import UsageError
 
 
-class Program(msgspec.Struct, frozen=True):
+class ScriptTarget(msgspec.Struct, frozen=True):
     """What to run: exactly one of a script, a module (`-m`) or a piece of code (`-c`), and its arguments."""
 
     kind: str
@@ -35,7 +35,7 @@ class Ended(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def check(program: Program) -> None:
+def check(program: ScriptTarget) -> None:
     """Refuse what cannot be run, before anything is made.
 
     Raises:
@@ -61,7 +61,7 @@ def check(program: Program) -> None:
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun", "accelerate.commands.launch", "deepspeed")
 
 
-def run(program: Program) -> Ended:
+def run(program: ScriptTarget) -> Ended:
     """Run it as `__main__`. The exit code is the one that `python` would have ended with.
 
     An exception that the program does not catch is printed through `sys.excepthook`, without graphprobe's own frames.
@@ -95,7 +95,7 @@ def _described(error: BaseException) -> str:
         return f"{type(error).__name__}: <exception str() failed>"
 
 
-def _prepare(program: Program) -> tuple[CodeType, ModuleType, str]:
+def _prepare(program: ScriptTarget) -> tuple[CodeType, ModuleType, str]:
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
     if program.kind == "code":
@@ -208,7 +208,7 @@ def _no_python(name: str, error: Exception) -> UsageError:
     )
 
 
-def _argv0(program: Program, main: ModuleType) -> str:
+def _argv0(program: ScriptTarget, main: ModuleType) -> str:
     if program.kind == "code":
         return "-c"
     return program.target if program.kind == "script" else str(main.__file__)

@@ -31,7 +31,7 @@ from graphprobe.store import layout
 from graphprobe.store.writer import RunWriter
 
 if TYPE_CHECKING:
-    from graphprobe.probe.model import Model
+    from graphprobe.probe.model import ModelRecorder
     from graphprobe.probe.trail import Trail
 
 LEVELS = {"warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
@@ -55,8 +55,8 @@ class Session:
         self.everything = everything
         self._rank = environment.rank() or 0
         self._lock = threading.RLock()
-        self._models: list[Model] = []
-        self._by_compile_id: dict[str, Model] = {}
+        self._models: list[ModelRecorder] = []
+        self._by_compile_id: dict[str, ModelRecorder] = {}
         self._predicted = 0
         self._torch_debugs = torch_debugs
         plan = plan_from_text(settings.logs)
@@ -141,7 +141,7 @@ class Session:
         if here is not self:
             return here.model_begins(facts, gm, example_inputs) if here is not None else None
         # Only now: it imports torch, which the program may never do, or not before it has set its environment.
-        from graphprobe.probe.model import Model
+        from graphprobe.probe.model import ModelRecorder
 
         self._logs.start()
         with self._lock:
@@ -149,7 +149,7 @@ class Session:
             change = getattr(wrapper_of(facts.backend_object), "change_settings", None)
             settings = self.settings if change is None else change(self.settings)
             restart_of = previous.number if previous is not None else None
-            model = Model(self, settings, len(self._models), self._rank, facts, restart_of)
+            model = ModelRecorder(self, settings, len(self._models), self._rank, facts, restart_of)
             self._models.append(model)
             if facts.compile_id is not None:
                 self._by_compile_id[facts.compile_id] = model
@@ -163,7 +163,7 @@ class Session:
         return model
 
     def model_ends(self, token: Any, compiled: Any, error: BaseException | None) -> Any:
-        model: Model = token
+        model: ModelRecorder = token
         if error is not None:
             model.fail(error)
             return None
@@ -176,7 +176,7 @@ class Session:
     def caches_bypassed(self, token: Any, names: list[str]) -> None:
         if not names:
             return
-        model: Model = token
+        model: ModelRecorder = token
         model.facts.caches_bypassed = sorted({*model.facts.caches_bypassed, *names})
         if self.writer.forked:
             if self._child is not None:
@@ -188,12 +188,12 @@ class Session:
                 self.writer.update(caches_bypassed=sorted({*known, *names}))
 
     def aot_graph(self, frame: Frame, gm: Any) -> None:
-        model: Model = frame.token
+        model: ModelRecorder = frame.token
         model.saw_aot = True
         model.trail(_direction(frame)).graph(gm, phase="aot")
 
     def aot_compiles(self, frame: Frame, gm: Any) -> None:
-        model: Model = frame.token
+        model: ModelRecorder = frame.token
         direction = _direction(frame)
         # Also where no Dynamo is at work any more: a backward may be compiled long after.
         name = f"compile the {direction} graph"
@@ -201,7 +201,7 @@ class Session:
         model.compiles(direction, gm)
 
     def aot_compiled(self, frame: Frame, gm: Any, compiled: Any, error: BaseException | None) -> Any:
-        model: Model = frame.token
+        model: ModelRecorder = frame.token
         self.step_observer.step_ends(model.compiling.pop(_direction(frame), None), error)
         if error is not None:
             model.trail(_direction(frame)).failed(frame, "compile", error)
@@ -227,15 +227,15 @@ class Session:
         self._trail(frame).pass_ends(frame, gm, name, begun, error, subsystem)
 
     def lowering(self, frame: Frame, event: str, *args: Any) -> None:
-        model: Model = frame.token
+        model: ModelRecorder = frame.token
         model.lowering(_direction(frame)).event(event, args)
 
     def inductor_begins(self, frame: Frame, gm: Any, example_inputs: Sequence[Any], options: dict[str, Any]) -> None:
-        model: Model = frame.token
+        model: ModelRecorder = frame.token
         model.lowering(_direction(frame)).begins(gm, example_inputs, options)
 
     def inductor_compiled(self, frame: Frame, output: Any) -> None:
-        model: Model = frame.token
+        model: ModelRecorder = frame.token
         model.lowering(_direction(frame)).compiled(output)
 
     def metrics(self, compile_id: str | None, values: dict[str, Any]) -> None:
@@ -312,7 +312,7 @@ class Session:
         return self._child
 
     def _trail(self, frame: Frame) -> Trail:
-        model: Model = frame.token
+        model: ModelRecorder = frame.token
         return model.trail(_direction(frame))
 
     def _log_line(self, logger: str, line: str) -> None:

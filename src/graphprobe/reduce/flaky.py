@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 
 
 class Repeats(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class Habit(msgspec.Struct, frozen=True):
         """Answers that are the failure looked for."""
         if not self.signature:
             return 0
-        return sum(a.verdict is Verdict.FAILS and a.signature == self.signature for a in self.answers)
+        return sum(a.verdict is OracleVerdict.FAILS and a.signature == self.signature for a in self.answers)
 
     @property
     def rate(self) -> float:
@@ -71,19 +71,19 @@ def observe(ask: Callable[[], Answer], repeats: Repeats, *, signature: str = "")
     answers: list[Answer] = []
     while True:
         answers.append(ask())
-        failing = any(a.verdict is Verdict.FAILS and signature in ("", a.signature) for a in answers)
+        failing = any(a.verdict is OracleVerdict.FAILS and signature in ("", a.signature) for a in answers)
         if failing and len(answers) == 1:
             break
         if len(answers) < repeats.first:
             continue
-        undecided = all(a.verdict is Verdict.UNRESOLVED for a in answers)
+        undecided = all(a.verdict is OracleVerdict.UNRESOLVED for a in answers)
         enough = repeats.first if undecided else repeats.most
         if not failing:
             enough = min(enough, max(repeats.first, repeats.silent))
         if len(answers) >= enough:
             break
     if failing and not signature:
-        signature = Counter(a.signature for a in answers if a.verdict is Verdict.FAILS).most_common(1)[0][0]
+        signature = Counter(a.signature for a in answers if a.verdict is OracleVerdict.FAILS).most_common(1)[0][0]
     return Habit(tuple(answers), signature if failing else "")
 
 

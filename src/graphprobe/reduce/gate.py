@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from graphprobe.reduce.journal import Journal
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.reduce.progress import Observer, Progress
 from graphprobe.reduce.space import Candidate, Oracle
 
@@ -109,7 +109,7 @@ class Gate(Generic[C]):
         self._journal = journal
         self._on_best = on_best
         self._on_progress = on_progress
-        self._memo: dict[str, Verdict] = {}
+        self._memo: dict[str, OracleVerdict] = {}
         self._doubt_after: int | None = None
         self._passed = 0
         self._started = time.monotonic()
@@ -127,7 +127,7 @@ class Gate(Generic[C]):
         """Say which failure is wanted. The original is known to show it, and is announced as the best case so far."""
         self.signature = signature
         self.repeats = repeats
-        self._memo[self.original.digest] = Verdict.FAILS
+        self._memo[self.original.digest] = OracleVerdict.FAILS
         if self._on_best is not None:
             self._on_best(self.best)
 
@@ -151,7 +151,7 @@ class Gate(Generic[C]):
         """From now on ask candidates so often, those that were taken to pass anew."""
         self.repeats = repeats
         self._doubt_after = None
-        self._memo = {digest: verdict for digest, verdict in self._memo.items() if verdict is Verdict.FAILS}
+        self._memo = {digest: verdict for digest, verdict in self._memo.items() if verdict is OracleVerdict.FAILS}
 
     def consider(self, case: C, by: str) -> bool:
         """Whether the case fails in the wanted way and is simpler than the best, which it then is from now on.
@@ -162,13 +162,13 @@ class Gate(Generic[C]):
             self.stats(by).proposed += 1
             self.stats(by).known += 1
             return False
-        return self.judge(case, by) is Verdict.FAILS
+        return self.judge(case, by) is OracleVerdict.FAILS
 
     def fails(self, case: C, by: str) -> bool:
         """Whether the case fails in the wanted way, simpler or not."""
-        return self.judge(case, by) is Verdict.FAILS
+        return self.judge(case, by) is OracleVerdict.FAILS
 
-    def judge(self, case: C, by: str) -> Verdict:
+    def judge(self, case: C, by: str) -> OracleVerdict:
         """The verdict on a case; UNRESOLVED if it fails in another way. A failing case may become the best.
 
         Raises:
@@ -181,17 +181,17 @@ class Gate(Generic[C]):
         asked = verdict is None
         if verdict is None:
             verdict = self._memo[case.digest] = self._ask_repeatedly(case, by)
-            stats.unresolved += verdict is Verdict.UNRESOLVED
+            stats.unresolved += verdict is OracleVerdict.UNRESOLVED
         else:
             stats.known += 1
-        if verdict is Verdict.FAILS and self._simpler(case):
+        if verdict is OracleVerdict.FAILS and self._simpler(case):
             self.best = case
             stats.accepted += 1
             if self._on_best is not None:
                 self._on_best(case)
         if asked:
             self._tell(by, verdict)
-            self._passed = 0 if verdict is Verdict.FAILS else self._passed + 1
+            self._passed = 0 if verdict is OracleVerdict.FAILS else self._passed + 1
             if self._doubt_after is not None and self._passed >= self._doubt_after:
                 self._passed, self._doubt_after = 0, self._doubt_after * 2
                 self.confirm()
@@ -222,30 +222,30 @@ class Gate(Generic[C]):
                 self._journal.write(case.digest, by, answer)
         stats.asked += 1
         stats.seconds += answer.seconds
-        wanted = answer.verdict is Verdict.FAILS and answer.signature == self.signature
+        wanted = answer.verdict is OracleVerdict.FAILS and answer.signature == self.signature
         self.streak = self.streak + 1 if wanted else 0
         return answer
 
-    def _ask_repeatedly(self, case: C, by: str) -> Verdict:
+    def _ask_repeatedly(self, case: C, by: str) -> OracleVerdict:
         """FAILS at the first failure; UNRESOLVED if two asks in a row, or the only one, could not be judged."""
         passed = False
         in_row = 0
         for _ in range(self.repeats):
             answer = self.ask(case, by)
-            if answer.verdict is Verdict.FAILS:
+            if answer.verdict is OracleVerdict.FAILS:
                 if answer.signature == self.signature:
-                    return Verdict.FAILS
+                    return OracleVerdict.FAILS
                 self.others[answer.signature] = self.others.get(answer.signature, 0) + 1
-            if answer.verdict is Verdict.PASSES:
+            if answer.verdict is OracleVerdict.PASSES:
                 passed = True
                 in_row = 0
                 continue
             in_row += 1
             if in_row == 2:
                 break
-        return Verdict.PASSES if passed else Verdict.UNRESOLVED
+        return OracleVerdict.PASSES if passed else OracleVerdict.UNRESOLVED
 
-    def _tell(self, by: str, verdict: Verdict) -> None:
+    def _tell(self, by: str, verdict: OracleVerdict) -> None:
         if self._on_progress is not None:
             now = (self.calls, self.replayed, self.elapsed_s)
             self._on_progress(Progress(self.original.size, self.best.size, *now, by, verdict))

@@ -10,13 +10,13 @@ from types import TracebackType
 import msgspec
 
 from graphprobe.errors import UsageError
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.store.schema import UNREADABLE
 
 VERSION = 1
 
 
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JournalHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first line: what the journal belongs to.
 
     Attributes:
@@ -28,12 +28,12 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     identity: str
 
 
-class Line(msgspec.Struct, frozen=True):
+class JournalLine(msgspec.Struct, frozen=True):
     """One answer: the case's digest, the pass that asked, and what was answered."""
 
     digest: str
     by: str
-    verdict: Verdict
+    verdict: OracleVerdict
     signature: str = ""
     detail: str = ""
     seconds: float = 0.0
@@ -42,7 +42,7 @@ class Line(msgspec.Struct, frozen=True):
 class Journal:
     """An append-only file of JSON lines. A process that is killed loses the answer it was writing at most."""
 
-    def __init__(self, path: Path, lines: list[Line]) -> None:
+    def __init__(self, path: Path, lines: list[JournalLine]) -> None:
         """Use `open`."""
         self.path = path
         self.known = len(lines)
@@ -73,7 +73,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
         journal = cls(path, [])
-        journal._append(Head(VERSION, identity))
+        journal._append(JournalHead(VERSION, identity))
         return journal
 
     def replay(self, digest: str) -> Answer | None:
@@ -83,7 +83,7 @@ class Journal:
 
     def write(self, digest: str, by: str, answer: Answer) -> None:
         """Append an answer. It is on the disk when this returns."""
-        self._append(Line(digest, by, answer.verdict, answer.signature, answer.detail, answer.seconds))
+        self._append(JournalLine(digest, by, answer.verdict, answer.signature, answer.detail, answer.seconds))
 
     def close(self) -> None:
         """May be called more than once."""
@@ -97,13 +97,13 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _append(self, line: Head | Line) -> None:
+    def _append(self, line: JournalHead | JournalLine) -> None:
         self._file.write(self._encoder.encode(line) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
-def _read(path: Path, identity: str) -> list[Line] | None:
+def _read(path: Path, identity: str) -> list[JournalLine] | None:
     """The lines after the first; None if not even that one was finished. Removes a last line that was cut off."""
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
@@ -113,7 +113,7 @@ def _read(path: Path, identity: str) -> list[Line] | None:
         raise UsageError(f"{path} is not a journal of a reduction", hint="name another file, or do not resume")
     first, *rest = whole.splitlines()
     try:
-        head = msgspec.json.decode(first, type=Head)
+        head = msgspec.json.decode(first, type=JournalHead)
     except UNREADABLE as error:
         raise UsageError(
             f"{path} is not a journal of a reduction: {error}", hint="name another file, or do not resume"
@@ -124,7 +124,7 @@ def _read(path: Path, identity: str) -> list[Line] | None:
             f"{head.identity!r}; this one has version {VERSION}, identity {identity!r}",
             hint="resume with the case and the options that it was begun with, or begin anew",
         )
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(JournalLine)
     lines = []
     for number, text in enumerate(rest, 2):
         try:

@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 
-class Verdict(enum.Enum):
+class OracleVerdict(enum.Enum):
     """Three-valued: what could not be judged has not passed."""
 
     FAILS = "fails"
@@ -25,7 +25,7 @@ class Answer(msgspec.Struct, frozen=True):
         seconds: wall time that the answer took.
     """
 
-    verdict: Verdict
+    verdict: OracleVerdict
     signature: str = ""
     detail: str = ""
     seconds: float = 0.0

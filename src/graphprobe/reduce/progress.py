@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from graphprobe.reduce.outcome import Verdict
+from graphprobe.reduce.outcome import OracleVerdict
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Progress(msgspec.Struct, frozen=True):
     replayed: int
     elapsed_s: float
     by: str
-    verdict: Verdict
+    verdict: OracleVerdict
 
     @property
     def calls_per_s(self) -> float:

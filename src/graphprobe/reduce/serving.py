@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from graphprobe.errors import Raised, raised_from
+
 PR_SET_PDEATHSIG = 1
 """Of `prctl`: the signal that a process gets when the thread that made it ends."""
 
@@ -28,14 +30,6 @@ TAKEN = b"\x06"
 
 Handle = Callable[[bytes], bytes]
 Settings = Callable[[], Iterable[Callable[[], Any]]]
-
-
-class Raised(msgspec.Struct, frozen=True):
-    """An exception that ended a job: its class by qualified name, its text, and the formatted traceback."""
-
-    type: str
-    message: str
-    trace: str
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -98,7 +92,7 @@ def _loop(
         if on_start is not None:
             on_start()
     except BaseException as error:
-        failed = _raised_from(error)
+        failed = raised_from(error)
     while (job := _read(jobs)) is not None:
         os.write(replies, TAKEN)
         done = Done(raised=failed) if failed is not None else _attempt(handle, job)
@@ -116,17 +110,7 @@ def _attempt(handle: Handle, job: bytes) -> Done:
             raise TypeError(f"the handler of a worker returned {type(value).__qualname__}; it must return bytes")
         return Done(value)
     except BaseException as error:
-        return Done(raised=_raised_from(error))
-
-
-def _raised_from(error: BaseException) -> Raised:
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its text cannot be had)"
-    return Raised(name, message, "".join(traceback.format_exception(error)))
+        return Done(raised=raised_from(error))
 
 
 def _read(jobs: int) -> bytes | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Generic, TypeVar
 
 from graphprobe.reduce.gate import Gate
-from graphprobe.reduce.outcome import Verdict
+from graphprobe.reduce.outcome import OracleVerdict
 from graphprobe.reduce.space import Candidate, Space, Unit
 
 C = TypeVar("C", bound=Candidate)
@@ -30,7 +30,7 @@ class Subsets(Generic[C]):
         self._case = gate.best
         self._space = space
         self._gate = gate
-        self._known: dict[int, Verdict] = {}
+        self._known: dict[int, OracleVerdict] = {}
         self._left: int | None = None
 
     @property
@@ -38,7 +38,7 @@ class Subsets(Generic[C]):
         """Whether `best` is the best case, and not what a shrink has made simpler since."""
         return self._gate.best is self._case
 
-    def verdict(self, keep: Collection[int], by: str) -> Verdict:
+    def verdict(self, keep: Collection[int], by: str) -> OracleVerdict:
         """On the case with just these units; UNRESOLVED if it cannot be built.
 
         Raises:
@@ -54,7 +54,7 @@ class Subsets(Generic[C]):
             stats = self._gate.stats(by)
             stats.proposed += 1
             stats.known += 1
-        if verdict is Verdict.UNRESOLVED and self._left is not None:
+        if verdict is OracleVerdict.UNRESOLVED and self._left is not None:
             self._left -= 1
             if self._left < 0:
                 raise Patience
@@ -62,33 +62,33 @@ class Subsets(Generic[C]):
 
     def fails(self, keep: Collection[int], by: str) -> bool:
         """Whether the case with just these units fails in the wanted way."""
-        return self.verdict(keep, by) is Verdict.FAILS
+        return self.verdict(keep, by) is OracleVerdict.FAILS
 
-    def drop(self, units: Collection[int], by: str) -> Verdict:
+    def drop(self, units: Collection[int], by: str) -> OracleVerdict:
         """On the best without these units. FAILS only if the rest is the best from now on; it may fail and be no
         simpler, and is UNRESOLVED then.
         """
         rest = self.best.difference(units)
         verdict = self.verdict(rest, by)
-        if verdict is Verdict.FAILS and self.best != rest:
-            return Verdict.UNRESOLVED
+        if verdict is OracleVerdict.FAILS and self.best != rest:
+            return OracleVerdict.UNRESOLVED
         return verdict
 
     def forget(self) -> None:
         """All verdicts but failures are to be asked for anew, where the gate has forgotten them."""
-        self._known = {mask: verdict for mask, verdict in self._known.items() if verdict is Verdict.FAILS}
+        self._known = {mask: verdict for mask, verdict in self._known.items() if verdict is OracleVerdict.FAILS}
 
     def allow(self, unresolved: int | None) -> None:
         """How many more subsets may be UNRESOLVED before `Patience` is raised; None for any number."""
         self._left = unresolved
 
-    def _judge(self, keep: frozenset[int], by: str) -> Verdict:
+    def _judge(self, keep: frozenset[int], by: str) -> OracleVerdict:
         case = self._space.candidate(keep)
         if case is None:
             stats = self._gate.stats(by)
             stats.proposed += 1
             stats.unbuildable += 1
-            return Verdict.UNRESOLVED
+            return OracleVerdict.UNRESOLVED
         before = self._gate.best
         verdict = self._gate.judge(case, by)
         if self._gate.best is not before:

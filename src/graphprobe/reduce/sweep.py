@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import TypeVar
 
-from graphprobe.reduce.outcome import Verdict
+from graphprobe.reduce.outcome import OracleVerdict
 from graphprobe.reduce.space import Candidate
 from graphprobe.reduce.subsets import Subsets
 
@@ -55,8 +55,8 @@ def _pass(subsets: Subsets[C], size: int, needed: set[int]) -> None:
         chunk = todo[-step:]
         del todo[-step:]
         verdict = subsets.drop(chunk, SWEEP)
-        step = step + step // 4 + 1 if verdict is Verdict.FAILS else size
-        if verdict is Verdict.PASSES:
+        step = step + step // 4 + 1 if verdict is OracleVerdict.FAILS else size
+        if verdict is OracleVerdict.PASSES:
             todo += _bisect(subsets, chunk, needed)
 
 
@@ -66,9 +66,9 @@ def _bisect(subsets: Subsets[C], chunk: list[int], needed: set[int]) -> list[int
     while high - low > 1:
         middle = (low + high) // 2
         verdict = subsets.drop(chunk[middle:high], SWEEP)
-        if verdict is Verdict.FAILS:
+        if verdict is OracleVerdict.FAILS:
             high = middle
-        elif verdict is Verdict.PASSES:
+        elif verdict is OracleVerdict.PASSES:
             low = middle
         else:
             return chunk[:low]
@@ -86,7 +86,7 @@ def _singles(subsets: Subsets[C], skip: set[int]) -> bool:
 
 def _company(subsets: Subsets[C], seed: int) -> bool:
     """Drop together units that cannot be judged alone, such as two that need each other. Whether any was dropped."""
-    stuck = [u for u in sorted(subsets.best) if subsets.drop([u], COMPANY) is Verdict.UNRESOLVED]
+    stuck = [u for u in sorted(subsets.best) if subsets.drop([u], COMPANY) is OracleVerdict.UNRESOLVED]
     return len(stuck) > 1 and _drop_any(subsets, _groups(stuck, seed), COMPANY)
 
 
@@ -107,6 +107,6 @@ def _drop_any(subsets: Subsets[C], groups: Iterable[list[int]], by: str) -> bool
     dropped = False
     for group in groups:
         here = [unit for unit in group if unit in subsets.best]
-        if here and subsets.drop(here, by) is Verdict.FAILS:
+        if here and subsets.drop(here, by) is OracleVerdict.FAILS:
             dropped = True
     return dropped

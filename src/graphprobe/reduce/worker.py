@@ -14,7 +14,8 @@ from typing import IO
 
 import msgspec
 
-from graphprobe.reduce.serving import LENGTH, TAKEN, Done, Handle, Raised, Settings, serve
+from graphprobe.errors import Raised
+from graphprobe.reduce.serving import LENGTH, TAKEN, Done, Handle, Settings, serve
 
 TAIL = 4000
 """Bytes kept of what the child printed during a job."""

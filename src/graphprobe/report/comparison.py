@@ -9,9 +9,21 @@ from typing import IO, Any
 
 import msgspec
 
-from graphprobe.compare.result import UNDECIDED_KINDS, CallName, CallResult, Finding, Summary
+from graphprobe.compare.result import UNDECIDED_KINDS, CallName, CallResult, Summary, WrongCall
 from graphprobe.report.closing import print_closing
-from graphprobe.report.document import Badge, Card, Code, Content, Excerpt, Facts, Folded, Listing, Place, Tone, counted
+from graphprobe.report.document import (
+    Badge,
+    Card,
+    Code,
+    Content,
+    Excerpt,
+    Facts,
+    Folded,
+    Listing,
+    SourcePlace,
+    Tone,
+    counted,
+)
 from graphprobe.report.terminal import STYLES, Console, Paper, Text, console_for
 
 OUTCOMES: dict[str, tuple[str, Tone, str]] = {
@@ -106,7 +118,7 @@ def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, f
         console.print(Text(f"  growth     {bars_from(summary.growth)}  up to {max(summary.growth):.3g} units of noise"))
     paper = Paper(console, width=console.width, label=LABEL, indent=2)
     for title, finding in titled(summary.findings[:LISTED]):
-        paper.show(card_of(title, finding, Place, also=SHOWN))
+        paper.show(card_of(title, finding, SourcePlace, also=SHOWN))
     if len(summary.findings) > LISTED:
         console.print()
         console.print(Text(f"{len(summary.findings) - LISTED} more findings; --json has them", "dim"))
@@ -135,7 +147,7 @@ def print_end(summary: Summary, candidate: str, *, file: IO[str] | None = None) 
     print_closing(f"{word}: {meaning or causes(accusing(summary))}", facts, style=f"bold {STYLES[tone]}", file=file)
 
 
-def _undecided(finding: Finding) -> bool:
+def _undecided(finding: WrongCall) -> bool:
     return finding.kind in UNDECIDED_KINDS
 
 
@@ -144,7 +156,7 @@ def accusing(summary: Summary) -> int:
     return sum(finding.kind not in UNDECIDED_KINDS for finding in summary.findings)
 
 
-def titled(findings: Iterable[Finding]) -> Iterator[tuple[str, Finding]]:
+def titled(findings: Iterable[WrongCall]) -> Iterator[tuple[str, WrongCall]]:
     """Each finding with a heading: the first that accuses is the first divergence; others are not decided."""
     number = 0
     for finding in findings:
@@ -155,7 +167,7 @@ def titled(findings: Iterable[Finding]) -> Iterator[tuple[str, Finding]]:
             yield "First divergence" if number == 1 else f"Cause {number}", finding
 
 
-def what_is_wrong(finding: Finding) -> str:
+def what_is_wrong(finding: WrongCall) -> str:
     """In words, after the name of the call: what it does, and what stands in its place on the other side."""
     other = finding.reference
     if finding.kind == "replaced_call" and other is not None and finding.candidate is not None:
@@ -168,7 +180,7 @@ def causes(count: int) -> str:
     return f"{counted(count, 'cause')} found"
 
 
-def call_of(finding: Finding | CallResult) -> CallName:
+def call_of(finding: WrongCall | CallResult) -> CallName:
     """The call in the candidate, or in the reference where the candidate has none."""
     call = finding.candidate or finding.reference
     assert call is not None
@@ -180,7 +192,7 @@ def notes_of(summary: Summary) -> list[str]:
     return [*summary.notes, *summary.candidate.problems, *summary.reference.problems]
 
 
-def card_of(title: str, finding: Finding, place: Callable[[str], Place], *, also: int) -> Card:
+def card_of(title: str, finding: WrongCall, place: Callable[[str], SourcePlace], *, also: int) -> Card:
     """All that is known of a finding.
 
     Args:
@@ -215,7 +227,7 @@ def card_of(title: str, finding: Finding, place: Callable[[str], Place], *, also
     )
 
 
-def _value(finding: Finding) -> Content:
+def _value(finding: WrongCall) -> Content:
     """Which value of the call is meant, and which side is the worse one."""
     tone: Tone = "warn" if finding.verdict == "inconclusive" else "bad"
     if finding.verdict == "candidate_better":

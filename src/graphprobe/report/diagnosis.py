@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graphprobe.findings import Diagnosis, Finding, expected_in_words, in_words
-from graphprobe.report.document import Bullets, Code, Command, Content, Excerpt, Facts, Folded, Note, Place, Tone
+from graphprobe.report.document import Bullets, Code, Command, Content, Excerpt, Facts, Folded, Note, SourcePlace, Tone
 
 VERDICTS: dict[str, tuple[str, Tone, str]] = {
     "healthy": ("HEALTHY", "good", "compiled, it computes the same as uncompiled, as far as rounding allows"),
@@ -67,7 +67,7 @@ STAGES = {
 }
 
 
-def told(finding: Finding, place: Callable[[str], Place], folder: str | None) -> list[Content]:
+def told(finding: Finding, place: Callable[[str], SourcePlace], folder: str | None) -> list[Content]:
     """What is known of a finding, below its `sentence`: values, stage, where it is, how sure that is, how to see it.
 
     Args:
@@ -85,7 +85,7 @@ def told(finding: Finding, place: Callable[[str], Place], folder: str | None) ->
     return [*texts, facts_of(finding, place, folder)]
 
 
-def facts_of(finding: Finding, place: Callable[[str], Place], folder: str | None) -> Facts:
+def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str | None) -> Facts:
     """The labelled part of what `told` gives."""
     rows: list[tuple[str, Content]] = []
     if finding.source:

@@ -21,7 +21,7 @@ from graphprobe.report.diagnosis import (
     told,
     values_in_words,
 )
-from graphprobe.report.document import Card, Place
+from graphprobe.report.document import Card, SourcePlace
 from graphprobe.report.terminal import STYLES, Paper, console_for, lines_of
 
 WIDTH, LABEL = 80, 13
@@ -90,7 +90,7 @@ def lines_from(diagnosis: Diagnosis) -> list[str]:
     for finding in diagnosis.findings:
         lines.append(f"{sentence(finding)} Stage: {finding.stage}.")
         lines += [f"  {words}" for words in [values_in_words(finding)] if words]
-        for label, value in facts_of(finding, Place, finding.dossier).rows:
+        for label, value in facts_of(finding, SourcePlace, finding.dossier).rows:
             first, *further = (line for line, *_ in lines_of(value))
             lines += [f"  {label}: {first}", *(f"    {line}" for line in further)]
     if diagnosis.verdict == "undecided":
@@ -116,10 +116,10 @@ def _near(path: str, base: Path | None) -> str:
     return str(Path(path).relative_to(base)) if base is not None and Path(path).is_relative_to(base) else path
 
 
-def _place(source: str, base: Path | None) -> Place:
+def _place(source: str, base: Path | None) -> SourcePlace:
     file, _, number = source.rpartition(":")
     line = linecache.getline(file, int(number)).strip() if file and number.isdecimal() else ""
-    return Place(_near(source, base), line=line)
+    return SourcePlace(_near(source, base), line=line)
 
 
 def _one_line(text: str) -> str:

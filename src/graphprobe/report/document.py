@@ -38,7 +38,7 @@ class Muted:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """`file:line`; `anchor` is that of the snippet that the report has of it, `line` its text, both empty without."""
 
     text: str
@@ -151,12 +151,12 @@ class Listing:
 Block = Excerpt | Command | Note | Facts | Bullets | Grid | Card | Cards | Folded | Listing
 """What stands on lines of its own."""
 
-Content: TypeAlias = "str | Code | Prose | Muted | Place | Jump | Badge | Block | Sequence[Content]"
+Content: TypeAlias = "str | Code | Prose | Muted | SourcePlace | Jump | Badge | Block | Sequence[Content]"
 """A tuple stands in one line; each item of a list is a paragraph or a block. Text is text: no marks are read in it."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DocumentVerdict:
     """The answer.
 
     Attributes:
@@ -208,7 +208,7 @@ def plain(content: Content) -> str:
         return "".join(map(plain, content))
     if isinstance(content, Muted):
         return plain(content.content)
-    if isinstance(content, Code | Prose | Place | Jump | Excerpt | Command):
+    if isinstance(content, Code | Prose | SourcePlace | Jump | Excerpt | Command):
         return content.text
     if isinstance(content, Badge):
         return content.word

@@ -48,7 +48,7 @@ class Health(msgspec.Struct):
     begins: tuple[str, Call] | None = None
 
 
-class Judge:
+class HealthJudge:
     """Judges calls in the order of execution."""
 
     def __init__(self, said: dict[str, str]) -> None:

@@ -79,7 +79,7 @@ class GraphDiff(msgspec.Struct, frozen=True):
         return bool(self.lines) or any(graph.different for graph in self.graphs)
 
 
-class Side(msgspec.Struct, frozen=True):
+class DiffSide(msgspec.Struct, frozen=True):
     """One of the two that are compared: what it is called, its text, its graphs, and lines that belong to no node."""
 
     name: str
@@ -88,18 +88,18 @@ class Side(msgspec.Struct, frozen=True):
     other: tuple[str, ...] = ()
 
 
-def side_of(run: Run, event: Event, name: str = "") -> Side:
+def side_of(run: Run, event: Event, name: str = "") -> DiffSide:
     """A file of a run. Raises ArtifactNotFoundError when it is gone."""
     text = run.text(event)
     if run.graph_records(event) is not None:
-        return Side(name or str(event.path), text, graphs_of(run, event))
+        return DiffSide(name or str(event.path), text, graphs_of(run, event))
     return side_of_text(text, name or str(event.path))
 
 
-def side_of_text(text: str, name: str) -> Side:
+def side_of_text(text: str, name: str) -> DiffSide:
     """Any text."""
     parsed = parse_graphs(text)
-    return Side(name, text, parsed.graphs, parsed.other)
+    return DiffSide(name, text, parsed.graphs, parsed.other)
 
 
 def diff_texts(before: str, after: str, *, before_name: str = "before", after_name: str = "after") -> GraphDiff:
@@ -107,7 +107,7 @@ def diff_texts(before: str, after: str, *, before_name: str = "before", after_na
     return diff_sides(side_of_text(before, before_name), side_of_text(after, after_name))
 
 
-def diff_sides(before: Side, after: Side) -> GraphDiff:
+def diff_sides(before: DiffSide, after: DiffSide) -> GraphDiff:
     """Compare by node where both have graphs, else by line."""
     if not all(any(graph.nodes for graph in side.graphs) for side in (before, after)):
         return GraphDiff("text", lines=_unified(before.text.splitlines(), after.text.splitlines(), before, after))
@@ -124,7 +124,7 @@ class _Shown(msgspec.Struct):
     facts: tuple[GraphNode, ...] = ()
 
 
-def _shown(side: Side) -> list[_Shown]:
+def _shown(side: DiffSide) -> list[_Shown]:
     lines = lines_of(side.text, side.graphs)
     return [_Shown(one.path, tuple(map(_node, one.nodes, lines)), one.nodes) for one in side.graphs]
 
@@ -140,7 +140,7 @@ def diff_nodes(before: _Shown, after: _Shown) -> NodeDiff:
     A node is first sought under its own name with the same computation, then under any name with the same computation
     on the same (already paired) arguments: a rename. What is left over pairs by name as changed, or is added, removed.
     """
-    names = _Names(before, after)
+    names = _NamePairs(before, after)
     same, renamed = _pair_equal(names)
     paired_before = {id(pair.before) for pair in same + renamed}
     paired_after = {id(pair.after) for pair in same + renamed}
@@ -165,7 +165,7 @@ def diff_nodes(before: _Shown, after: _Shown) -> NodeDiff:
     )
 
 
-class _Names:
+class _NamePairs:
     """Both graphs with the names paired so far."""
 
     def __init__(self, before: _Shown, after: _Shown) -> None:
@@ -201,7 +201,7 @@ class _Names:
         return f"{name}'" if name in self._taken else name
 
 
-def _pair_equal(names: _Names) -> tuple[list[NodePair], list[NodePair]]:
+def _pair_equal(names: _NamePairs) -> tuple[list[NodePair], list[NodePair]]:
     by_key: dict[tuple[str, str], list[Node]] = defaultdict(list)
     for node in names.before.nodes:
         by_key[names.key(node)].append(node)
@@ -261,5 +261,5 @@ def _paired_graphs(old: list[_Shown], new: list[_Shown]) -> list[tuple[_Shown, _
     return [(old_by_path.get(path, _Shown(path)), new_by_path.get(path, _Shown(path))) for path in paths]
 
 
-def _unified(before: list[str], after: list[str], old: Side, new: Side) -> tuple[str, ...]:
+def _unified(before: list[str], after: list[str], old: DiffSide, new: DiffSide) -> tuple[str, ...]:
     return tuple(difflib.unified_diff(before, after, old.name, new.name, lineterm=""))

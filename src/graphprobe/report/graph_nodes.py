@@ -30,7 +30,7 @@ SYMBOLS = {
 """How Python writes functions of its module `operator`."""
 
 
-class Operator(NamedTuple):
+class NodeOperator(NamedTuple):
     """What a node calls: `aten`, `addmm`, `default`; of a function of Python `operator` and `add`."""
 
     domain: str
@@ -61,19 +61,19 @@ class GraphNode(NodeFacts, frozen=True, kw_only=True):
         return tuple(name for value in (*self.args, *self.kwargs.values()) for name in nodes_in(value))
 
     @property
-    def operator(self) -> Operator:
+    def operator(self) -> NodeOperator:
         """The parts of what it calls."""
         name = self.target.name
         if self.op == "get_attr":
-            return Operator("torch", "get_attr")
+            return NodeOperator("torch", "get_attr")
         if self.op == "call_method":
-            return Operator("torch.Tensor", name)
+            return NodeOperator("torch.Tensor", name)
         if self.op == "call_module":
-            return Operator("module", self.target.module or name.rpartition(".")[2])
+            return NodeOperator("module", self.target.module or name.rpartition(".")[2])
         parts = name.removeprefix("torch.ops.").split(".")
         if name.startswith("torch.ops.") and len(parts) > 1:
-            return Operator(parts[0], parts[1], ".".join(parts[2:]))
-        return Operator(parts[0].lstrip("_") if len(parts) > 1 else "python", parts[-1])
+            return NodeOperator(parts[0], parts[1], ".".join(parts[2:]))
+        return NodeOperator(parts[0].lstrip("_") if len(parts) > 1 else "python", parts[-1])
 
     @property
     def index(self) -> int | None:

@@ -8,10 +8,10 @@ from typing import IO, Any
 import msgspec
 
 from graphprobe.analysis.recompiles import function_name
-from graphprobe.analysis.timing import CacheRow, FunctionRow, Summary, summary_of
-from graphprobe.analysis.timing_diff import Change, TimingDiff
+from graphprobe.analysis.timing import CacheRow, FunctionRow, TimingSummary, summary_of
+from graphprobe.analysis.timing_diff import TimingChange, TimingDiff
 from graphprobe.analysis.timing_records import Profile
-from graphprobe.report.document import Code, Content, Grid, Muted, Place
+from graphprobe.report.document import Code, Content, Grid, Muted, SourcePlace
 from graphprobe.report.terminal import grid_lines, print_lines
 
 LONG_IMPORTS = 0.02
@@ -56,7 +56,7 @@ def profile_lines(profile: Profile, *, top: int) -> list[str]:
     return lines
 
 
-def grids_of(summary: Summary, *, top: int, place: Callable[[str], Content] = Place) -> dict[str, Grid]:
+def grids_of(summary: TimingSummary, *, top: int, place: Callable[[str], Content] = SourcePlace) -> dict[str, Grid]:
     """The tables `phases`, `passes` and `functions`, as far as there is anything in them, with the `top` slowest rows.
 
     Args:
@@ -93,12 +93,12 @@ def diff_lines(diff: TimingDiff, before: str, after: str, *, top: int) -> list[s
     return lines
 
 
-def head_lines(profile: Profile, summary: Summary) -> list[str]:
+def head_lines(profile: Profile, summary: TimingSummary) -> list[str]:
     """What was run, and what took how long, before the tables."""
     return list(_head(profile, summary))
 
 
-def _head(profile: Profile, summary: Summary) -> Iterator[str]:
+def _head(profile: Profile, summary: TimingSummary) -> Iterator[str]:
     ended = "" if profile.error is None else f"; it failed with {profile.error}"
     yield f"{profile.program or 'profile'}: {_s(profile.wall_ns)} s on torch {profile.torch}{ended}"
     if not summary.compile_ns:
@@ -134,7 +134,7 @@ def _cache_line(row: CacheRow) -> str:
     return f"{name} cache: {told}{reasons}"
 
 
-def _phase_rows(summary: Summary, top: int) -> list[tuple[Content, ...]]:
+def _phase_rows(summary: TimingSummary, top: int) -> list[tuple[Content, ...]]:
     whole = summary.compile_ns or 1
     rows: list[tuple[Content, ...]] = [
         (_s(row.self_ns), f"{row.self_ns / whole:.1%}", _s(row.cpu_ns), str(row.count), _with_gloss(row.name, row.what))
@@ -164,7 +164,7 @@ def _left(count: int, top: int) -> str:
     return f"and {count - top} more: graphprobe profile --top {count} PROFILE.json" if count > top else ""
 
 
-def _change_row(change: Change) -> tuple[Content, ...]:
+def _change_row(change: TimingChange) -> tuple[Content, ...]:
     counts = str(change.count_before)
     if change.count_after != change.count_before:
         counts += f" -> {change.count_after}"

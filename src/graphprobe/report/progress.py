@@ -34,7 +34,7 @@ LINE_EVERY_S = 30.0
 """How often a line is written where none can be drawn anew."""
 
 
-class Progress:
+class ProgressLine:
     """Shows what is being done, from the first time that it is told something to `stop`.
 
     It draws when it is told something and has no thread: programs are forked while it shows, and a child must not
@@ -93,7 +93,7 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(
@@ -113,7 +113,7 @@ def shown_in_notebook(
     if instead is not None or not _in_notebook():
         yield instead
         return
-    lines, longest = Progress(clock=clock), 0
+    lines, longest = ProgressLine(clock=clock), 0
 
     def tell(step: NamedStep) -> None:
         nonlocal longest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from graphprobe.analysis.recompile_facts import Place
+from graphprobe.analysis.recompile_facts import CodeLine
 from graphprobe.analysis.recompiles import Function, Group, RecompileReport, function_name
 from graphprobe.report.document import counted
 
@@ -38,7 +38,7 @@ def recompile_lines(report: RecompileReport, *, base: Path | None = None) -> lis
 def _function_line(function: Function, base: Path) -> str:
     versions = "" if function.versions is None else f", {counted(function.versions, 'version')}"
     limit = "" if function.limit is None or function.versions is None else f" of at most {function.limit}"
-    place = _place(Place(function.file, function.line), base)
+    place = _place(CodeLine(function.file, function.line), base)
     text = counted(function.recompilations, "recompilation")
     shared = f", shared by {', '.join(function.owners)}" if function.owners else ""
     return f"{function_name(function.function)} ({place}): {text}{versions}{limit}{shared}"
@@ -57,7 +57,7 @@ def _group_lines(group: Group, base: Path) -> list[str]:
     return lines
 
 
-def _place(place: Place, base: Path) -> str:
+def _place(place: CodeLine, base: Path) -> str:
     file = place.file
     if os.path.isabs(file) and Path(file).is_relative_to(base):
         file = str(Path(file).relative_to(base))

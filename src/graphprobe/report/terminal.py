@@ -25,7 +25,7 @@ from graphprobe.report.document import (
     Folded,
     Grid,
     Note,
-    Place,
+    SourcePlace,
     Tone,
     plain,
 )
@@ -177,7 +177,7 @@ def lines_of(content: Content) -> Iterator[tuple[str, bool, str]]:
         if content.text:
             yield content.text, True, "cyan"
     else:
-        yield plain(content), isinstance(content, Code | Place), ""
+        yield plain(content), isinstance(content, Code | SourcePlace), ""
 
 
 def grid_lines(grid: Grid, *, indent: int = 0) -> list[str]:

@@ -36,7 +36,7 @@ class Op(msgspec.Struct, kw_only=True):
     value: str = ""
 
 
-class Problem(msgspec.Struct):
+class OutputProblem(msgspec.Struct):
     """What is wrong with one output: `nan`, `inf` or `saturated`, in how many elements, the first ones by index."""
 
     output: str = ""
@@ -58,14 +58,14 @@ class Elements(msgspec.Struct):
     of: int = 0
 
 
-class Line(Op, kw_only=True):
+class FindingLine(Op, kw_only=True):
     """A line of `findings.jsonl`; of an overflow and an exception the op itself."""
 
     kind: str
     text: str = ""
     model: str = ""
     step: int | None = None
-    problems: list[Problem] = []
+    problems: list[OutputProblem] = []
     file: str = ""
     repro: str | None = None
     culprit: Op | None = None
@@ -76,7 +76,7 @@ class Line(Op, kw_only=True):
     document: str = ""
 
 
-class Raised(msgspec.Struct):
+class ExceptionDocument(msgspec.Struct):
     """`exception.json`."""
 
     traceback: str = ""
@@ -97,7 +97,7 @@ class Found(msgspec.Struct):
     """
 
     folder: Path
-    line: Line
+    line: FindingLine
     steps: list[int | None] = []
     texts: list[str] = []
 
@@ -115,9 +115,9 @@ class Found(msgspec.Struct):
             return []
         return document.carriers
 
-    def raised(self) -> Raised | None:
+    def raised(self) -> ExceptionDocument | None:
         """What is known of the exception."""
-        return self._read(self.line.document, Raised) if self.line.document else None
+        return self._read(self.line.document, ExceptionDocument) if self.line.document else None
 
     def _read(self, name: str, form: type[T]) -> T | None:
         """A document of the dump; None where it is gone or lies elsewhere."""
@@ -162,6 +162,6 @@ def _lines(folder: Path, problems: list[str]) -> Iterator[Found]:
         return
     for number, line in enumerate(lines, start=1):
         try:
-            yield Found(folder, msgspec.json.decode(line, type=Line))
+            yield Found(folder, msgspec.json.decode(line, type=FindingLine))
         except UNREADABLE as error:
             problems.append(f"{file} line {number} is no finding, or is cut off: {error}")

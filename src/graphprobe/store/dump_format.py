@@ -28,7 +28,7 @@ _MAX_BUFFERS = 512
 """Buffers per system call; Linux takes 1024."""
 
 
-class Span(msgspec.Struct, frozen=True):
+class ByteSpan(msgspec.Struct, frozen=True):
     """Where the values of a slot lie in the file, in bytes from its start."""
 
     begin: int
@@ -40,7 +40,7 @@ class OpFile(msgspec.Struct, frozen=True):
 
     path: Path
     record: DumpRecord
-    spans: dict[str, Span]
+    spans: dict[str, ByteSpan]
 
 
 def encode_op(record: DumpRecord, text: bytes, buffers: Sequence[memoryview | None]) -> list[memoryview]:
@@ -147,8 +147,8 @@ def read_bytes(file: OpFile, slot: Slot) -> np.ndarray[Any, Any]:
     return data
 
 
-def _span(offsets: Sequence[int], begin: int, size_bytes: int) -> Span:
+def _span(offsets: Sequence[int], begin: int, size_bytes: int) -> ByteSpan:
     first, last = offsets
     if not 0 <= first <= last <= size_bytes - begin:
         raise ValueError(f"it was cut off: {size_bytes - begin} bytes of values, {last} expected")
-    return Span(begin + first, begin + last)
+    return ByteSpan(begin + first, begin + last)

@@ -44,7 +44,7 @@ def _no_pause() -> None:
 Stats: TypeAlias = TensorStats | Callable[[], TensorStats] | None
 
 
-class Job(NamedTuple):
+class DumpJob(NamedTuple):
     """One execution on its way to the disk.
 
     Attributes:
@@ -80,11 +80,11 @@ class _Together:
     """Jobs with statistics only, encoded and not yet on disk."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[DumpJob] = []
         self.lines: list[bytes] = []
         self.rows: list[bytes] = []
 
-    def add(self, job: Job, line: bytes, rows: bytes) -> None:
+    def add(self, job: DumpJob, line: bytes, rows: bytes) -> None:
         self.jobs.append(job)
         self.lines.append(line)
         self.rows.append(rows)
@@ -111,7 +111,7 @@ class DumpSink(CountsShortage):
         self._temporary = (f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{number}" for number in itertools.count())
         self._columns = columns_of(frozenset(manifest.statistics))  # type: ignore[arg-type]
 
-    def write(self, job: Job) -> bool:
+    def write(self, job: DumpJob) -> bool:
         """Put one job on disk; False when it was not, and why is then counted."""
         name = job.name
         if self.refuses(name):
@@ -122,7 +122,7 @@ class DumpSink(CountsShortage):
             self._count_error(error, name)
             return False
 
-    def write_stats(self, job: Job) -> bool:
+    def write_stats(self, job: DumpJob) -> bool:
         """`write` of a job with statistics only; False if it is none, or `write` is to try, and count."""
         if not only_stats(job.data, job.stats) or self.stopped is not None or self._retry_at is not None:
             return False
@@ -131,7 +131,7 @@ class DumpSink(CountsShortage):
         except Exception:
             return False
 
-    def write_all(self, jobs: Sequence[Job], *, pause: Callable[[], None] = _no_pause) -> None:
+    def write_all(self, jobs: Sequence[DumpJob], *, pause: Callable[[], None] = _no_pause) -> None:
         """Put jobs on disk in their order; rows and lines of those that follow each other go out together.
 
         A job costs itself at most, whatever it raises. `pause` is called after every few jobs.
@@ -157,7 +157,7 @@ class DumpSink(CountsShortage):
                 self.count(f"{type(error).__name__}: {error}", job.name)
         self._append_all(together)
 
-    def write_here(self, jobs: Sequence[Job]) -> None:
+    def write_here(self, jobs: Sequence[DumpJob]) -> None:
         """`write_all` on the thread of the program: an interrupt goes on into it, and what that cost is counted."""
         before = self.manifest.ops
         try:
@@ -179,7 +179,7 @@ class DumpSink(CountsShortage):
             for file in (self._index, *self._stats.values()):
                 file.close()
 
-    def _encode(self, job: Job) -> tuple[bytes, bytes]:
+    def _encode(self, job: DumpJob) -> tuple[bytes, bytes]:
         """The line and the rows of a job with statistics only."""
         seq, time_us, form, place, _, stats, stream_id, _ = job
         target = self._target(place)[1]
@@ -223,7 +223,7 @@ class DumpSink(CountsShortage):
             self.save(unless_newer_than_s=SAVE_SECONDS)
         return True
 
-    def _write(self, job: Job, name: str) -> bool:
+    def _write(self, job: DumpJob, name: str) -> bool:
         folder = self._folder(job.place)
         pieces = self._pieces(job, folder)
         stats = self._stats_file(folder) if pieces.rows else None
@@ -281,7 +281,7 @@ class DumpSink(CountsShortage):
             stats.take_back(rows_bytes)
             raise
 
-    def _pieces(self, job: Job, folder: str) -> Pieces:
+    def _pieces(self, job: DumpJob, folder: str) -> Pieces:
         """Get hold of every value and every statistic, and encode them; a value that fails is a gap in its slot."""
         form = job.form
         slots, buffers, rows_of = [], [], []

@@ -30,7 +30,7 @@ from graphprobe.store.dump_records import (
     WhenFull,
     view_from_buffer,
 )
-from graphprobe.store.dump_sink import DumpSink, Job, Stats, only_stats
+from graphprobe.store.dump_sink import DumpJob, DumpSink, Stats, only_stats
 from graphprobe.store.manifest import RESERVE_BYTES, ManifestFile
 
 QUEUE_BYTES = 128 * 1024 * 1024
@@ -60,7 +60,7 @@ class DumpWriter:
         # Re-entrant: a destructor may come back in while this thread holds it.
         self._write_lock = threading.RLock()
         self._pool = CopyPool(sink.manifest.queue_bytes)
-        self._queue: ByteQueue[Job] | None = None
+        self._queue: ByteQueue[DumpJob] | None = None
         self._thread: threading.Thread | None = None
         self._thread_id: int | None = None
         if sink.manifest.queue_bytes:
@@ -290,9 +290,9 @@ class DumpWriter:
         if data and all(one is None for one in data):
             data = ()
 
-        def make(held: tuple[Data | None, ...] = data, copies: tuple[Array, ...] = ()) -> Job:
+        def make(held: tuple[Data | None, ...] = data, copies: tuple[Array, ...] = ()) -> DumpJob:
             seq, self._seq = self._seq, self._seq + 1
-            return Job(seq, time_us, form, place, held, stats, stream_id, copies)
+            return DumpJob(seq, time_us, form, place, held, stats, stream_id, copies)
 
         if self._queue is None:
             with self._write_lock:
@@ -301,7 +301,7 @@ class DumpWriter:
         return self._enqueue(self._queue, make, form, data, copy)
 
     def _enqueue_stats(
-        self, queue: ByteQueue[Job], form: OpForm, place: Place, stats: tuple[Stats, ...], stream_id: int
+        self, queue: ByteQueue[DumpJob], form: OpForm, place: Place, stats: tuple[Stats, ...], stream_id: int
     ) -> int | None:
         """Of an execution with statistics only, which are all at hand: nobody is woken for it."""
         if self._sink.stopped is not None:
@@ -309,9 +309,9 @@ class DumpWriter:
             return None
         time_us = time.time_ns() // 1000
 
-        def make() -> Job:
+        def make() -> DumpJob:
             seq, self._seq = self._seq, self._seq + 1
-            return Job(seq, time_us, form, place, (), stats, stream_id)
+            return DumpJob(seq, time_us, form, place, (), stats, stream_id)
 
         wait = self._block and threading.get_ident() != self._thread_id
         job = queue.add(make, form.queued_bytes(), wait=wait, patient=True)
@@ -319,7 +319,7 @@ class DumpWriter:
             self.drain(at_least=BATCH)
         return self._number(job, form)
 
-    def _number(self, job: Job | None, form: OpForm) -> int | None:
+    def _number(self, job: DumpJob | None, form: OpForm) -> int | None:
         """Of what was handed in; None of what was not, which is counted."""
         if job is None:
             self._sink.count("the queue had no room" if not self._closed else "the dump was closed", form.op.op_name)
@@ -328,8 +328,8 @@ class DumpWriter:
 
     def _enqueue(
         self,
-        queue: ByteQueue[Job],
-        make: Callable[..., Job],
+        queue: ByteQueue[DumpJob],
+        make: Callable[..., DumpJob],
         form: OpForm,
         data: tuple[Data | None, ...],
         copy: bool,
@@ -338,7 +338,7 @@ class DumpWriter:
         # The writing thread would wait for itself; it comes here when the function for a value runs a dumped op.
         wait = self._block and threading.get_ident() != self._thread_id
         copies: list[Array] = []
-        job: Job | None
+        job: DumpJob | None
         if not copy or not data:
             job = queue.add(make, size_bytes, wait=wait)
         elif not queue.reserve(size_bytes, wait=wait):

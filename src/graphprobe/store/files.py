@@ -38,7 +38,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
     digest: str | None
 
 
-class Budget:
+class ByteBudget:
     """The bytes a run may take, in all; None is no bound. Not thread-safe by itself.
 
     `overhead_bytes` is what the manifest and the reserve take: it counts, yet is never refused.

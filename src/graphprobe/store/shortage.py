@@ -6,7 +6,7 @@ import threading
 import time
 from typing import ClassVar
 
-from graphprobe.store.files import Budget, is_no_space
+from graphprobe.store.files import ByteBudget, is_no_space
 from graphprobe.store.manifest import ManifestFile
 from graphprobe.store.writer import RETRY_SECONDS, SAVE_SECONDS
 
@@ -26,7 +26,7 @@ class CountsShortage:
         self.lock = threading.RLock()
         self.stopped: str | None = None
         self._file = file
-        self._budget = Budget(max_bytes, overhead_bytes=file.overhead_bytes)
+        self._budget = ByteBudget(max_bytes, overhead_bytes=file.overhead_bytes)
         self._retry_at: float | None = None
         self._full_reason = ""
 

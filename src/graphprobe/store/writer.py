@@ -19,7 +19,7 @@ from graphprobe.errors import UsageError
 from graphprobe.records import Event, Kind, Manifest, Where
 from graphprobe.settings import text_from_size
 from graphprobe.store import layout
-from graphprobe.store.files import Budget, WrittenFile, digest_from_bytes, is_no_space, replace_file
+from graphprobe.store.files import ByteBudget, WrittenFile, digest_from_bytes, is_no_space, replace_file
 from graphprobe.store.manifest import RESERVE_BYTES, ManifestFile
 from graphprobe.store.schema import encode_event
 
@@ -44,7 +44,7 @@ class RunWriter:
     is counted in the manifest's `missing`, one entry a cause.
     """
 
-    def __init__(self, run_dir: Path, tool_dir: Path, manifest_file: ManifestFile, budget: Budget) -> None:
+    def __init__(self, run_dir: Path, tool_dir: Path, manifest_file: ManifestFile, budget: ByteBudget) -> None:
         self.run_dir = run_dir
         self.tool_dir = tool_dir
         self._file = manifest_file
@@ -85,7 +85,7 @@ class RunWriter:
             reserve_bytes = RESERVE_BYTES if max_bytes is None else min(RESERVE_BYTES, max_bytes // 8)
             file = ManifestFile(tool_dir, _copy(manifest), reserve_bytes=reserve_bytes)
             file.create()
-            return cls(run_dir, tool_dir, file, Budget(max_bytes, overhead_bytes=file.overhead_bytes))
+            return cls(run_dir, tool_dir, file, ByteBudget(max_bytes, overhead_bytes=file.overhead_bytes))
         except OSError as error:
             if made is not None:
                 shutil.rmtree(made, ignore_errors=True)

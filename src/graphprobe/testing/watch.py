@@ -55,10 +55,10 @@ class CompileWatch:
     @contextlib.contextmanager
     def diagnosing(self, folder: Path) -> Iterator[Diagnoses]:
         """Diagnose each call of a compiled function with new shapes before it is made; `folder` gets the dossiers."""
-        from graphprobe.diagnose.script import Options, watcher_of
+        from graphprobe.diagnose.script import ScriptOptions, watcher_of
         from graphprobe.settings.limits import TimeBudget
 
-        watcher = watcher_of(Options(budget=TimeBudget(self._budget_s), out=folder))
+        watcher = watcher_of(ScriptOptions(budget=TimeBudget(self._budget_s), out=folder))
         self._before = watcher.before
         try:
             yield watcher.diagnoses

@@ -16,7 +16,7 @@ from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
 from graphprobe.diagnose.reduction.shrinks import shrinks_for
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.values import capture
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.reduce.reducer import reduce
 
 UNARY = (torch.sin, torch.relu, torch.neg, torch.exp, torch.ops.aten.add_.Scalar)
@@ -62,10 +62,14 @@ class Contains:
             inputs = case.calls[0].restore()
             Interpreter(case.graph).run(*inputs)
         except Exception as error:
-            return Answer(Verdict.UNRESOLVED, "", str(error))
+            return Answer(OracleVerdict.UNRESOLVED, "", str(error))
         there = {op_of(n) for n in calls_of(case.graph)}
         rows = max((x.shape[0] for x in inputs if isinstance(x, torch.Tensor) and x.ndim), default=0)
-        return Answer(Verdict.FAILS, "boom") if self.ops <= there and rows >= self.rows else Answer(Verdict.PASSES)
+        return (
+            Answer(OracleVerdict.FAILS, "boom")
+            if self.ops <= there and rows >= self.rows
+            else Answer(OracleVerdict.PASSES)
+        )
 
 
 @st.composite
@@ -87,7 +91,7 @@ def reduced(problem: Problem, oracle: Contains) -> FxCandidate:
         rebase=lambda candidate: candidate.problem.rebased(candidate.recipe, timeout_s=60),
     )
     assert done.minimal
-    assert oracle(done.case) == Answer(Verdict.FAILS, done.signature)  # it still fails, in the same way
+    assert oracle(done.case) == Answer(OracleVerdict.FAILS, done.signature)  # it still fails, in the same way
     assert (done.case.size, done.case.digest) <= (done.original.size, done.original.digest)
     return done.case
 

@@ -18,7 +18,7 @@ from graphprobe.diagnose.reduction.load_case import load_case
 from graphprobe.diagnose.reduction.problem import Problem
 from graphprobe.diagnose.reduction.reduce_case import reduce_case
 from graphprobe.errors import UsageError
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 
 
 def reduced(name, folder, **options):
@@ -81,7 +81,7 @@ def test_a_case_that_does_not_fail(tmp_path):
 def test_what_was_just_seen_is_not_asked_again(tmp_path):
     fn, args = mlp()
     case = case_of(fn, args, backend="eager")
-    seen = Answer(Verdict.FAILS, "wrong_value", "as it was", 1234.5)
+    seen = Answer(OracleVerdict.FAILS, "wrong_value", "as it was", 1234.5)
     tried = (seen, Problem.of(case, timeout_s=60))
     result = reduce_case(case, tmp_path / "out", backend=lambda: reduction_cases.adding, timeout_s=20, tried=tried)
     assert left(result) == ["relu"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from graphprobe.diagnose.reduction.signature import kind_of, needs_values, normalised, of_death, of_exception
-from graphprobe.engine.isolate import Raised
+from graphprobe.errors import Raised
 
 GCC = """CppCompileError: C++ compile error
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.probe.dump.infinities import row_of, signs_of_graph, tables, union
-from graphprobe.probe.dump.overflow_rules import Judge, Summary
+from graphprobe.probe.dump.overflow_rules import FloatSummary, OverflowJudge
 from graphprobe.probe.dump.traits import OpTraits, traits_of_graph
 
 INF = float("inf")
@@ -55,12 +55,12 @@ def test_what_an_op_may_write_into() -> None:
     assert found["add"] == () and found["mul_"] == ("input.0",) and found["add_1"] == ("kwarg.out",)
 
 
-def summary(slot: str, memory: int, **what: float) -> Summary:
-    return Summary(slot, memory, **{"nan": 0, "positive": 0, "negative": 0, **what})  # type: ignore[arg-type]
+def summary(slot: str, memory: int, **what: float) -> FloatSummary:
+    return FloatSummary(slot, memory, **{"nan": 0, "positive": 0, "negative": 0, **what})  # type: ignore[arg-type]
 
 
 def test_origins_and_carriers() -> None:
-    judge, plain = Judge(), OpTraits()
+    judge, plain = OverflowJudge(), OpTraits()
     fine, spoiled = summary("input.0", 1), summary("output.0", 2, positive=3)
     assert judge.judge(plain, lambda: [fine], [summary("output.0", 9)]) is None
     origin = judge.judge(plain, lambda: [fine], [spoiled])
@@ -74,14 +74,14 @@ def test_origins_and_carriers() -> None:
 
 def test_an_infinity_of_another_sign_than_was_read_is_an_origin() -> None:
     read = [summary("input.0", 1, negative=2)]
-    assert Judge().judge(OpTraits(), lambda: read, [summary("output.0", 2, negative=2)]) is None
-    found = Judge().judge(OpTraits(), lambda: read, [summary("output.0", 2, positive=1, negative=2)])
+    assert OverflowJudge().judge(OpTraits(), lambda: read, [summary("output.0", 2, negative=2)]) is None
+    found = OverflowJudge().judge(OpTraits(), lambda: read, [summary("output.0", 2, positive=1, negative=2)])
     assert found is not None and [problem.sign for problem in found.problems] == ["+"]
 
 
 def test_saturation_is_what_no_input_had() -> None:
     limit = 448.0
     out = [summary("output.0", 2, high=limit, limit=limit)]
-    found = Judge().judge(OpTraits(), lambda: [summary("input.0", 1, high=500.0)], out)
+    found = OverflowJudge().judge(OpTraits(), lambda: [summary("input.0", 1, high=500.0)], out)
     assert found is not None and found.problems[0].kind == "saturated"
-    assert Judge().judge(OpTraits(), lambda: [summary("input.0", 1, high=limit)], out) is None
+    assert OverflowJudge().judge(OpTraits(), lambda: [summary("input.0", 1, high=limit)], out) is None

@@ -39,7 +39,7 @@ def test_the_page_shows_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     with graphprobe.trace("runs", record_frames=True):
         torch.compiler.reset()
-        assert script.run(script.Program("script", "train.py")).error is not None
+        assert script.run(script.ScriptTarget("script", "train.py")).error is not None
     done = CliRunner().invoke(main, ["replay", "runs"])
     assert shortened(done.output).splitlines() == shown
     assert done.exit_code == 1

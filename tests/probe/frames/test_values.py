@@ -26,7 +26,7 @@ from torch import nn
 
 from graphprobe.engine.replay import restore_all
 from graphprobe.engine.values import capture
-from graphprobe.probe.frames.program import Program
+from graphprobe.probe.frames.program import CodeRecorder
 from graphprobe.probe.frames.rebuild import Placeholder, Rebuilder
 from graphprobe.probe.frames.values import Encoder
 
@@ -35,7 +35,7 @@ class Round:
     """A value through JSON and back, as in another process: nothing of the first half is left in the second."""
 
     def __init__(self, value: Any, folder: Path) -> None:
-        self.encoder = Encoder(Program)
+        self.encoder = Encoder(CodeRecorder)
         encoded = self.encoder.encode(value, "value")
         modules = self.encoder.program.complete()
         captured = capture(self.encoder.tensors, rng=False)

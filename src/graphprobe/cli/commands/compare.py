@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
-from graphprobe.report.progress import Progress
+from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
 from graphprobe.store.files import check_replaced
 
@@ -91,7 +91,7 @@ def command(
     mine = open_dump(candidate, data_dir=candidate_data)
     theirs = open_dump(reference, data_dir=reference_data)
     targets = _targets(**files)
-    with Progress() as progress:
+    with ProgressLine() as progress:
         compared = compare(
             candidate=mine,
             reference=theirs,

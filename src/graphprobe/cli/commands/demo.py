@@ -19,7 +19,7 @@ import click
 from graphprobe.cli.ending import command_name
 from graphprobe.cli.output import new_folder
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
-from graphprobe.report.progress import Progress
+from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
 
 PLANTED = ("aten.relu.default", "codegen")
@@ -116,7 +116,7 @@ def _shows(dossier: Path) -> bool:
     _head("The proof needs torch only, and runs in a process of its own.")
     echo(f"$ python {shlex.quote(repro)}")
     sys.stdout.flush()
-    with Progress() as progress:
+    with ProgressLine() as progress:
         progress.tell("running the proof")
         done = subprocess.run([sys.executable, repro], check=False, capture_output=True, text=True)
     echo((done.stdout + done.stderr).rstrip())

@@ -15,14 +15,14 @@ from graphprobe.cli.option_rows import options_from, take
 from graphprobe.cli.output import new_file, new_folder, write_json
 from graphprobe.cli.target import TargetCommand, call_from_file, callable_of, check_backend
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, UsageError
-from graphprobe.report.progress import Progress
+from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
 from graphprobe.settings.limits import LIMITS, TimeBudget, limits_from
 from graphprobe.store.files import read_file
 from graphprobe.store.layout import STEPS_HEAD, STEPS_NAME
 
 if TYPE_CHECKING:
-    from graphprobe.diagnose.script import Options
+    from graphprobe.diagnose.script import ScriptOptions
     from graphprobe.findings import Diagnosis
 
 
@@ -92,9 +92,9 @@ def command(
     out = None if out_dir is None else _folder(_of_rank(out_dir))
     if backend is not None:
         check_backend(backend)
-    from graphprobe.diagnose.script import Options
+    from graphprobe.diagnose.script import ScriptOptions
 
-    options = Options(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
+    options = ScriptOptions(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
     name = callable_of(target)
     if name is not None and arguments:
         raise UsageError(f"{target} takes no arguments, and got {' '.join(arguments)!r}")
@@ -136,7 +136,7 @@ def _of_rank(path: str) -> str:
     return str(named.with_name(f"{named.stem}-rank_{environment.rank()}{named.suffix}"))
 
 
-def _script(target: str, arguments: tuple[str, ...], options: Options, result: Path | None, base: Path) -> _Told:
+def _script(target: str, arguments: tuple[str, ...], options: ScriptOptions, result: Path | None, base: Path) -> _Told:
     from graphprobe.diagnose.script import run_diagnosed
     from graphprobe.findings import FunctionDiagnosis, ScriptDocument
 
@@ -145,7 +145,7 @@ def _script(target: str, arguments: tuple[str, ...], options: Options, result: P
             f"no script at {target!r} (looked in {os.getcwd()})", hint="name a Python file, or FILE.py:CALLABLE"
         )
     document = ScriptDocument(target=target, unfinished=True)
-    progress, names = Progress(), [target]
+    progress, names = ProgressLine(), [target]
 
     def began(name: str) -> None:
         names.append(name)
@@ -199,14 +199,14 @@ def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
     return {name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__}
 
 
-def _function(target: str, name: str, options: Options, result: Path | None, base: Path) -> _Told:
+def _function(target: str, name: str, options: ScriptOptions, result: Path | None, base: Path) -> _Told:
     fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
-    from graphprobe.diagnose.api import Asked
+    from graphprobe.diagnose.api import CompileOverrides
 
     _announce(target)
-    asked = Asked(options.backend, options.dynamic)
+    asked = CompileOverrides(options.backend, options.dynamic)
     try:
-        with Progress() as progress:
+        with ProgressLine() as progress:
             diagnosis = options.diagnosis(
                 fn,
                 asked,

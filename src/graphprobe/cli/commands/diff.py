@@ -13,7 +13,7 @@ from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
-    from graphprobe.report.graph_diff import Side
+    from graphprobe.report.graph_diff import DiffSide
     from graphprobe.store.reader import Run
 
 
@@ -67,7 +67,7 @@ def command(
 
 def _sides_of_pass(
     words: tuple[str, ...], pass_name: str, model: int | None, direction: Direction | None
-) -> tuple[Side, Side]:
+) -> tuple[DiffSide, DiffSide]:
     from graphprobe.report.graph_diff import side_of
     from graphprobe.store.reader import Run
 
@@ -85,7 +85,7 @@ def _sides_of_pass(
     return first, second
 
 
-def _sides_of_addresses(words: tuple[str, ...]) -> tuple[Side, Side]:
+def _sides_of_addresses(words: tuple[str, ...]) -> tuple[DiffSide, DiffSide]:
     from graphprobe.store.reader import Run
 
     if len(words) not in (2, 3):
@@ -96,7 +96,7 @@ def _sides_of_addresses(words: tuple[str, ...]) -> tuple[Side, Side]:
     return _side(run, words[-2]), _side(run, words[-1])
 
 
-def _side(run: Run, address: str) -> Side:
+def _side(run: Run, address: str) -> DiffSide:
     from graphprobe.report.graph_diff import side_of
 
     return side_of(run, run.find(address))

@@ -122,7 +122,7 @@ def _script(
             f"no script and no run at {target!r} (looked in {os.getcwd()})",
             hint="name a Python file, a run folder, or FILE.py:CALLABLE",
         )
-    program = script.Program("script", target, arguments)
+    program = script.ScriptTarget("script", target, arguments)
     script.check(program)
     base = Path.cwd()  # the script may go elsewhere
     overrides: dict[str, Any] = {k: v for k, v in (("backend", backend), ("dynamic", dynamic)) if v is not None}

@@ -18,7 +18,7 @@ from graphprobe.store import layout
 
 if TYPE_CHECKING:
     from graphprobe.analysis.recompiles import RecompileReport
-    from graphprobe.probe.script import Ended, Program
+    from graphprobe.probe.script import Ended, ScriptTarget
 
 
 @click.command(cls=TargetCommand, reads=is_run, bare_json=True)
@@ -78,7 +78,7 @@ def _read(target: str, allowed: int) -> RecompileReport:
     return report_from_run(Run.open(target), allowed=allowed)
 
 
-def _watched(program: Program, allowed: int) -> tuple[RecompileReport, str | None]:
+def _watched(program: ScriptTarget, allowed: int) -> tuple[RecompileReport, str | None]:
     """Run the program to its end, threads included; what it failed with, if it failed."""
     from graphprobe.probe import script
     from graphprobe.probe.recompiles import Recompiles

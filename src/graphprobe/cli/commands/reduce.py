@@ -16,7 +16,7 @@ from graphprobe.cli.only_function import exit_code, filtered, only_function_opti
 from graphprobe.cli.output import new_file, write_json
 from graphprobe.cli.target import TargetCommand, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
-from graphprobe.report.progress import Progress as ProgressLine
+from graphprobe.report.progress import ProgressLine as ProgressLine
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _script(
         check_resumed(out)
     elif out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} holds something already", hint="Name a folder that is new or empty.")
-    program = script.Program("script", path, arguments)
+    program = script.ScriptTarget("script", path, arguments)
     script.check(program)
     line = ProgressLine()
 

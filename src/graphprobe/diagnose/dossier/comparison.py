@@ -40,7 +40,7 @@ def sharing(leaves: Leaves) -> list[str]:
     return shared
 
 
-class Outcome:
+class CallOutcome:
     """One call: what it raised, or its leaves: outputs, inputs after the call, gradients, attributes of the graph."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def moved(value: torch.Tensor, left: Sequence[int], right: Sequence[int]) -> boo
     return value.numel() > 1 and any(x != y for n, x, y in zip(value.shape, left, right, strict=True) if n > 1)
 
 
-def compare_call(want: Outcome, have: Outcome, allowed: Sequence[torch.Tensor] | None, kind: str) -> list[str]:
+def compare_call(want: CallOutcome, have: CallOutcome, allowed: Sequence[torch.Tensor] | None, kind: str) -> list[str]:
     """One line for every difference of a compiled call from the uncompiled one."""
     if want.raised or have.raised:
         if want.raised and have.raised:

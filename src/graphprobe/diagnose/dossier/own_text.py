@@ -18,7 +18,7 @@ from graphprobe.diagnose.program_text.text import program_text
 from graphprobe.diagnose.program_text.values import Unwritable
 from graphprobe.internals.dynamo.program_backends import aot_arguments, aot_autograd
 from graphprobe.internals.operators.operators import operator_of
-from graphprobe.probe.frames.libraries import Call
+from graphprobe.probe.frames.libraries import RebuildCall
 from graphprobe.probe.frames.program import _Module
 from graphprobe.probe.frames.sources import NotRecordable, first_line, is_own
 from graphprobe.probe.frames.values import Encoder
@@ -51,7 +51,7 @@ class OwnProgram(TextProgram):
         arguments = aot_arguments(value)
         if arguments is None:
             return super().describe(value, entry, path)
-        return self._encoder.call(Call(aot_autograd(), (), arguments), entry, path)
+        return self._encoder.call(RebuildCall(aot_autograd(), (), arguments), entry, path)
 
     def _place(self, value: Any) -> Place | None:
         found = super()._place(value)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.dossier.comparison import Leaves, Outcome, compare_call, numbered, sharing, shown
+from graphprobe.diagnose.dossier.comparison import CallOutcome, Leaves, compare_call, numbered, sharing, shown
 from graphprobe.diagnose.dossier.watch import end_with_parent, options_of
 from graphprobe.engine.replay import Undecided, brief, load, load_constants, restore_all, set_state
 
@@ -127,12 +127,12 @@ def run_call(
     settings: Mapping[str, Any],
     *,
     loose: bool = False,
-) -> Outcome:
+) -> CallOutcome:
     """Calls `function`, which computes what `module` does, with its arguments and random generators as captured.
 
     `loose`: arguments that require gradients are no leaves, as for a graph in the middle of a program.
     """
-    outcome, args = Outcome(), restore_all(*saved)
+    outcome, args = CallOutcome(), restore_all(*saved)
     leaves = numbered(args, "input")
     set_state(*saved)
     try:
@@ -189,7 +189,7 @@ def run_compiled(
     tell: Callable[..., None],
     via: str,
     loose: bool,
-) -> Iterator[list[Outcome]]:
+) -> Iterator[list[CallOutcome]]:
     """All calls with one compiled function, again and again, each round from the same parameters and buffers."""
     module = build()
     start = [(value, value.detach().clone()) for value in [*module.parameters(), *module.buffers()]]
@@ -208,7 +208,9 @@ def run_compiled(
                 value.copy_(old)
 
 
-def extra_error(wanted: Sequence[Outcome], got: Sequence[Outcome], *, cls: type = Exception) -> Exception | None:
+def extra_error(
+    wanted: Sequence[CallOutcome], got: Sequence[CallOutcome], *, cls: type = Exception
+) -> Exception | None:
     """The first exception of class `cls` that only the compiled run raises."""
     errors = [have.raised for want, have in zip(wanted, got, strict=True) if have.raised and not want.raised]
     return next((error for error in errors if isinstance(error, cls)), None)

@@ -26,7 +26,7 @@ class Member:
 
 
 @dataclass
-class Group:
+class FunctionGroup:
     """Those that one call of a function made: a name means the same in all of them.
 
     Attributes:
@@ -67,14 +67,14 @@ def closure_groups(
     objects: Sequence[Mapping[str, Any]],
     node_of: Callable[[Mapping[str, Any]], ast.stmt | ast.Lambda],
     live: Callable[[int], Any],
-) -> dict[int, Group]:
+) -> dict[int, FunctionGroup]:
     """The group of each, by its number.
 
     Raises:
         Unwritable: two groups would have to share a variable that one of them sets.
     """
-    found: dict[int, Group] = {}
-    groups: list[Group] = []
+    found: dict[int, FunctionGroup] = {}
+    groups: list[FunctionGroup] = []
     users: dict[int, set[int]] = {}
     for number, record in enumerate(objects):
         if not is_local(record):
@@ -86,7 +86,7 @@ def closure_groups(
         alike = [g for g in groups if (g.module, g.maker) == (record["module"], prefix)]
         group = next((g for g in alike if g.fits(member)), None)
         if group is None:
-            group = Group(record["module"], prefix)
+            group = FunctionGroup(record["module"], prefix)
             groups.append(group)
         group.members.append(member)
         found[number] = group

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from graphprobe.probe.frames.libraries import Call
-from graphprobe.probe.frames.program import Program, _Module
+from graphprobe.probe.frames.libraries import RebuildCall
+from graphprobe.probe.frames.program import CodeRecorder, _Module
 from graphprobe.probe.frames.rebuild import code_objects, find_class
 from graphprobe.probe.frames.sources import (
     NotRecordable,
@@ -31,7 +31,7 @@ Place = tuple[_Module, str, ast.stmt]
 """Where a value comes from: a module of the program, the name there, the statement that binds it."""
 
 
-class TextProgram(Program):
+class TextProgram(CodeRecorder):
     """Finds what a record needs, what definitions need when they are executed, and values that a decorator has made.
 
     Attributes:
@@ -75,7 +75,7 @@ class TextProgram(Program):
         return entry
 
     def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
-        """As `Program` does; by its call what torch has made of a function."""
+        """As `CodeRecorder` does; by its call what torch has made of a function."""
         made = _made_by_torch(value) if type(value) is FunctionType else None
         if made is None:
             return super().describe(value, entry, path)
@@ -155,7 +155,7 @@ class TextProgram(Program):
         return found[int(record["at"])]
 
 
-def _made_by_torch(function: FunctionType) -> Call | None:
+def _made_by_torch(function: FunctionType) -> RebuildCall | None:
     """The call of torch that made a function, where all that it was given is kept, as by `vmap`."""
     name, _, inner = function.__code__.co_qualname.partition(".<locals>.")
     maker = function.__globals__.get(name)
@@ -173,7 +173,7 @@ def _made_by_torch(function: FunctionType) -> Call | None:
         return None
     parameters = inspect.signature(inspect.unwrap(maker)).parameters
     needed = {n for n, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-    return Call(maker, (), given) if needed <= set(given) <= set(parameters) else None
+    return RebuildCall(maker, (), given) if needed <= set(given) <= set(parameters) else None
 
 
 def statements_about(tree: ast.Module, name: str, made: ast.stmt, value: Any) -> Iterator[ast.stmt]:

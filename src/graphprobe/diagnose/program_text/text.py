@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.program_text.groups import Group, closure_groups, is_local
+from graphprobe.diagnose.program_text.groups import FunctionGroup, closure_groups, is_local
 from graphprobe.diagnose.program_text.objects import MUTABLE, ObjectTexts, references
 from graphprobe.diagnose.program_text.parts import (
     Definition,
@@ -329,7 +329,7 @@ class _Writer(ObjectTexts):
         if module.name in self.alias and str(self.texts_of[""]) != before:
             raise Unwritable(f"{module.name} needs values where it is loaded")
 
-    def _local(self, module: _Module, group: Group, number: int) -> str:
+    def _local(self, module: _Module, group: FunctionGroup, number: int) -> str:
         """Have functions and classes in place that were made inside of a function; the name of one of them."""
         assert module.source is not None
         for member in group.members:

@@ -15,11 +15,11 @@ from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import program_of, reference_of, settings_of
 from graphprobe.diagnose.dossier.self_check import directly
 from graphprobe.diagnose.reduction import signature as sign
-from graphprobe.engine.isolate import Raised, raised_from
+from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.caches import bypassed
 from graphprobe.judge.judging import Difference, Reference, compare, identical, while_compiling
 from graphprobe.judge.observation import Observation, read
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 
 UNSUPPORTED = "torch._dynamo.exc.Unsupported"
 
@@ -70,9 +70,9 @@ def _judge(case: Case, question: Question, tell: Callable[[int], None], backend:
     if raised is not None:
         return _of_exception(raised, question)
     if question.wanted and not sign.needs_values(question.wanted):
-        return Answer(Verdict.PASSES)
+        return Answer(OracleVerdict.PASSES)
     if broken is None and identical(Reference([eager]), got):
-        return Answer(Verdict.PASSES)
+        return Answer(OracleVerdict.PASSES)
     try:
         reference = reference_of(case) if broken is None else Reference([eager, eager])
     except Exception as error:
@@ -113,19 +113,19 @@ def _of_exception(raised: Raised, question: Question) -> Answer:
     text = f"{raised.type}: {_line(raised.message)}"
     if question.fail_regex is not None:
         found = _by_regex(question.fail_regex, found, f"{raised.type}: {raised.message}\n{raised.trace}")
-    return Answer(Verdict.FAILS, found, text)
+    return Answer(OracleVerdict.FAILS, found, text)
 
 
 def _of_differences(differences: Sequence[Difference], question: Question) -> Answer:
     certain = [d for d in differences if d.certain]
     if not certain:
-        return unresolved(differences[0].text) if differences else Answer(Verdict.PASSES)
+        return unresolved(differences[0].text) if differences else Answer(OracleVerdict.PASSES)
     wanted = sign.kind_of(question.wanted) if question.wanted else certain[0].kind
     shown = next((d for d in certain if d.kind == wanted), certain[0])
     found: str = shown.kind
     if question.fail_regex is not None:
         found = _by_regex(question.fail_regex, found, "\n".join(f"{d.kind} {d.where}: {d.text}" for d in certain))
-    return Answer(Verdict.FAILS, found, f"{shown.where or f'call {shown.call}'}: {shown.text}")
+    return Answer(OracleVerdict.FAILS, found, f"{shown.where or f'call {shown.call}'}: {shown.text}")
 
 
 def _by_regex(pattern: str, found: str, text: str) -> str:
@@ -135,7 +135,7 @@ def _by_regex(pattern: str, found: str, text: str) -> str:
 
 def unresolved(reason: str) -> Answer:
     """The answer when nothing can be said."""
-    return Answer(Verdict.UNRESOLVED, "", reason)
+    return Answer(OracleVerdict.UNRESOLVED, "", reason)
 
 
 def _line(message: str) -> str:

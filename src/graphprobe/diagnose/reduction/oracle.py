@@ -28,7 +28,7 @@ from graphprobe.diagnose.reduction.service import Job, Service, uses_cuda, warm_
 from graphprobe.diagnose.settings import versions
 from graphprobe.engine.isolate import thread_settings
 from graphprobe.internals import after_fork
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.reduce.worker import Worker
 
 GRACE_S = 60.0
@@ -100,7 +100,7 @@ class CompilerOracle:
             self._hung[candidate.digest] = answer
         else:
             self.longest_s = max(self.longest_s, answer.seconds)
-        if answer.verdict is Verdict.FAILS and not self.question.wanted:
+        if answer.verdict is OracleVerdict.FAILS and not self.question.wanted:
             self.question = msgspec.structs.replace(self.question, wanted=answer.signature)
             if self._on_wanted is not None:
                 self._on_wanted(answer.signature)
@@ -165,7 +165,7 @@ class CommandOracle:
             if problems:
                 return unresolved("; ".join(problems))
             answer = self._run(Path(parent) / "case", case)
-        if answer.verdict is Verdict.FAILS and self._on_wanted is not None:
+        if answer.verdict is OracleVerdict.FAILS and self._on_wanted is not None:
             self._on_wanted(answer.signature)
         return msgspec.structs.replace(answer, seconds=time.monotonic() - started)
 
@@ -191,10 +191,10 @@ class CommandOracle:
             process.wait()
         text = output.decode("utf-8", "replace")
         if process.returncode in (0, UNRESOLVED_EXIT):
-            return Answer(Verdict.PASSES) if process.returncode == 0 else unresolved(text[-TAIL:])
+            return Answer(OracleVerdict.PASSES) if process.returncode == 0 else unresolved(text[-TAIL:])
         if self.fail_regex is not None and not re.search(self.fail_regex, text):
             return unresolved(f"exit code {process.returncode}, and the output does not match {self.fail_regex!r}")
-        return Answer(Verdict.FAILS, f"{case.kind} for the command", f"exit code {process.returncode}")
+        return Answer(OracleVerdict.FAILS, f"{case.kind} for the command", f"exit code {process.returncode}")
 
     def close(self) -> None:
         """Nothing is left to end."""

@@ -31,7 +31,7 @@ from graphprobe.errors import UsageError
 from graphprobe.internals import after_fork
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.require import require
-from graphprobe.reduce.outcome import Answer, Verdict
+from graphprobe.reduce.outcome import Answer, OracleVerdict
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -106,12 +106,12 @@ def _answer(outcome: Outcome, phase: int) -> Answer:
         how = "did not end in its time" if outcome.timed_out else f"was killed by {outcome.signal}"
         if phase <= UNCOMPILED:
             return unresolved(f"the uncompiled run {how}")
-        return Answer(Verdict.FAILS, sign.of_death(outcome.signal), f"the process {how}")
+        return Answer(OracleVerdict.FAILS, sign.of_death(outcome.signal), f"the process {how}")
     if outcome.raised is not None:
         text = f"{outcome.raised.type}: {outcome.raised.message}"
         if phase <= UNCOMPILED:
             return unresolved(text)
-        return Answer(Verdict.FAILS, sign.of_exception(outcome.raised, compiling=False), text)
+        return Answer(OracleVerdict.FAILS, sign.of_exception(outcome.raised, compiling=False), text)
     return msgspec.convert(outcome.value, Answer)
 
 

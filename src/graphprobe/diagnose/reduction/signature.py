@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from graphprobe.engine.isolate import Raised
+from graphprobe.errors import Raised
 from graphprobe.findings import Kind, kind_of_death
 
 HANG = "hang"

@@ -76,7 +76,7 @@ def asked_by(environ: Mapping[str, str]) -> Asked | None:
 
 
 @dataclass
-class Ended:
+class WatchOutcome:
     """What came of watching.
 
     Attributes:
@@ -116,7 +116,7 @@ class ScriptWatch:
         exit: bool = False,
     ) -> None:
         self.asked, self.out = asked, out
-        self.ended = Ended()
+        self.ended = WatchOutcome()
         self._on_note, self._on_reduction = on_note or _warned, on_reduction
         self._options, self._exit = dict(options or {}), exit
         self._base = Path.cwd()  # the program may go elsewhere

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from graphprobe.analysis.recompile_facts import Place
+from graphprobe.analysis.recompile_facts import CodeLine
 
 RESUME_PREFIX = "torch_dynamo_resume_in_"
 """How the names of the continuations behind graph breaks begin."""
@@ -96,14 +96,14 @@ def frame_name(code: CodeType, given: Mapping[str, Any]) -> FrameName:
     return FrameName(name, made.co_filename, made.co_firstlineno, module, code.co_name)
 
 
-def calling_line(frame: FrameType | None) -> Place | None:
+def calling_line(frame: FrameType | None) -> CodeLine | None:
     """The program's line that made the call, going out from inside of torch; a library's only where there is none."""
-    nearest: Place | None = None
+    nearest: CodeLine | None = None
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in ("torch", "graphprobe", "contextlib", "functools", "threading"):
             code = frame.f_code
-            place = Place(code.co_filename, frame.f_lineno, code.co_name)
+            place = CodeLine(code.co_filename, frame.f_lineno, code.co_name)
             if not re.search(r"[/\\](?:site|dist)-packages[/\\]|^<", code.co_filename) or module == "__main__":
                 return place
             nearest = nearest or place

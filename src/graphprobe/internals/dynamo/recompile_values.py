@@ -10,7 +10,7 @@ import re
 import types
 from typing import Any
 
-from graphprobe.analysis.recompile_guards import Check
+from graphprobe.analysis.recompile_guards import ReadGuard
 
 MAX_CHARACTERS = 60
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
@@ -21,7 +21,7 @@ class _UnknownError(Exception):
     """The expression leads through something that only the program's code could answer."""
 
 
-def value_in_frame(check: Check, f_locals: dict[str, Any], f_globals: dict[str, Any]) -> str | None:
+def value_in_frame(check: ReadGuard, f_locals: dict[str, Any], f_globals: dict[str, Any]) -> str | None:
     """The value that the check looked at, as text; None where it cannot be had, or would change something."""
     alias = check.kind == "alias-changed"
     if not check.source or check.kind == "object-freed" or (check.actual is not None and not alias):
@@ -67,7 +67,7 @@ def _attribute(owner: Any, name: str) -> Any:
     return value
 
 
-def _described(check: Check, value: Any) -> str | None:
+def _described(check: ReadGuard, value: Any) -> str | None:
     import torch
 
     if check.kind == "keys-changed":

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from graphprobe.analysis.recompile_facts import FailedGuard, Place, Recompile
+from graphprobe.analysis.recompile_facts import CodeLine, FailedGuard, Recompile
 from graphprobe.analysis.recompile_guards import check_from_text, root_name, tidy
 from graphprobe.internals.bus import Subscriber, Subscription
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
@@ -272,23 +272,23 @@ def _failed_guard(reason: str, frame: Any, owner: _Owner | None, versions: Mappi
     )
 
 
-def _line_of_stack(stack: str) -> Place | None:
+def _line_of_stack(stack: str) -> CodeLine | None:
     """The innermost line that is not torch's, or else the innermost one."""
     found = re.findall(r'File "(.+?)", line (\d+), in (.+)', stack)
-    places = [Place(file, int(line), function) for file, line, function in found]
+    places = [CodeLine(file, int(line), function) for file, line, function in found]
     own = [place for place in places if not _is_torch(place.file)]
     return (own or places)[-1] if places else None
 
 
-def _line_of_comment(text: str, code: types.CodeType) -> Place | None:
+def _line_of_comment(text: str, code: types.CodeType) -> CodeLine | None:
     """torch's comment has the last part of the path alone: good for lines of the function's own file."""
     for path, line, function in re.findall(r"# (\S+\.py|<\w+>):(\d+) in (\S+)", text):
         if code.co_filename.endswith(path):
-            return Place(code.co_filename, int(line), function)
+            return CodeLine(code.co_filename, int(line), function)
     return None
 
 
-def _first_use(source: str, code: types.CodeType) -> Place | None:
+def _first_use(source: str, code: types.CodeType) -> CodeLine | None:
     """The first line of the function that reads the variable; None for attributes, which it may read elsewhere."""
     name = root_name(source)
     if name is None or "." in source:
@@ -299,7 +299,7 @@ def _first_use(source: str, code: types.CodeType) -> Place | None:
         line = getattr(at, "lineno", None) or line
         names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
         if instruction.opname.startswith("LOAD_") and name in names and "CONST" not in instruction.opname:
-            return Place(code.co_filename, line, code.co_name)
+            return CodeLine(code.co_filename, line, code.co_name)
     return None
 
 

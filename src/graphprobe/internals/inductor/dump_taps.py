@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.dynamo.frame_names import compiled_now
-from graphprobe.internals.inductor.lowering_watch import Lowering, Part, watched
+from graphprobe.internals.inductor.lowering_watch import Lowering, ScheduledGraph, watched
 from graphprobe.internals.inductor.stages import COMPILE_FX, compile_kernels
 from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.require import require
@@ -129,11 +129,11 @@ class NotSeen(Exception):
         self.output = output
 
 
-def _nested(part: Part) -> bool:
+def _nested(part: ScheduledGraph) -> bool:
     return type(part.handler).__name__ == "SubgraphLowering"
 
 
-def _lowered(found: Lowering, outer: Part) -> Lowered:
+def _lowered(found: Lowering, outer: ScheduledGraph) -> Lowered:
     module, code = found.modules.get(id(outer.handler), (None, ""))
     result = Lowered(module, code, [], [str(name) for name in outer.handler.graph_inputs])
     for part in found.parts:

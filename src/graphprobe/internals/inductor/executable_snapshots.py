@@ -21,7 +21,7 @@ PATTERN_ENTRIES = ("GraphPatternEntry", "LoweringPatternEntry", "ReplacementPatt
 """Classes of the pattern matcher, each of which replaces what a pattern has matched."""
 
 
-class Snapshot(msgspec.Struct):
+class ExecutableSnapshot(msgspec.Struct):
     """A graph at one moment.
 
     Attributes:
@@ -44,7 +44,7 @@ class PassLog(msgspec.Struct):
     """
 
     phase: str
-    snapshots: list[Snapshot] = []
+    snapshots: list[ExecutableSnapshot] = []
     failed: str | None = None
     unseen: list[str] = []
 
@@ -53,7 +53,7 @@ class Snapshots:
     """Collects a PassLog for each group of passes that runs while it is active, and leaves out the passes `skip`."""
 
     def __init__(self, skip: Collection[tuple[str, str]] = ()) -> None:
-        """`skip` has phases and names of passes, as PassLog and Snapshot name them."""
+        """`skip` has phases and names of passes, as PassLog and ExecutableSnapshot name them."""
         self.skip = frozenset(skip)
         self.logs: list[PassLog] = []
         self._open: list[tuple[PassLog, int]] = []
@@ -146,7 +146,7 @@ class Snapshots:
         if log.snapshots and signature == self._signature:
             return
         try:
-            log.snapshots.append(Snapshot(name, copy_graph(gm)))
+            log.snapshots.append(ExecutableSnapshot(name, copy_graph(gm)))
         except Exception as error:  # a graph that a pass has left half edited
             log.unseen.append(f"{name}: {type(error).__name__}: {error}")
             return

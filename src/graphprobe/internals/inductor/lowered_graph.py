@@ -13,7 +13,7 @@ import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import V
 
-from graphprobe.internals.inductor.lowering_watch import Part, watched
+from graphprobe.internals.inductor.lowering_watch import ScheduledGraph, watched
 from graphprobe.internals.ir.buffers import Buffers
 from graphprobe.internals.ir.index import NotEvaluated, numbers
 from graphprobe.internals.ir.records import IRNode
@@ -54,7 +54,7 @@ class LoweredGraph:
         inputs: names of the graph's inputs in generated code.
     """
 
-    def __init__(self, part: Part, module: ModuleType, code: str) -> None:
+    def __init__(self, part: ScheduledGraph, module: ModuleType, code: str) -> None:
         handler = part.handler
         self.ir = handler
         self.final: Any = handler.module
@@ -212,7 +212,7 @@ def watched_lowering() -> Iterator[list[LoweredGraph]]:
     """
     found: list[LoweredGraph] = []
 
-    def keep(part: Part, module: ModuleType, code: str) -> None:
+    def keep(part: ScheduledGraph, module: ModuleType, code: str) -> None:
         found.append(LoweredGraph(part, module, code))
 
     with watched(all_threads=True, done=keep) as lowering:

@@ -40,7 +40,7 @@ class Buffer:
 
 
 @dataclass(eq=False)
-class Part:
+class ScheduledGraph:
     """One graph as it was scheduled; a graph of Dynamo's has one, and one for each graph nested in it.
 
     Attributes:
@@ -88,13 +88,13 @@ class Lowering:
         error: the first that came up while reading.
     """
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ScheduledGraph] = field(default_factory=list)
     modules: dict[int, tuple[ModuleType, str]] = field(default_factory=dict)
     error: Exception | None = None
-    done: Callable[[Part, ModuleType, str], None] | None = None
+    done: Callable[[ScheduledGraph, ModuleType, str], None] | None = None
 
 
-class _Tap:
+class _LoweringTap:
     """One a process, in place for as long as somebody watches."""
 
     def __init__(self) -> None:
@@ -109,13 +109,13 @@ class _Own(threading.local):
         self.stack: list[Lowering] = []
 
 
-_tap = _Tap()
+_tap = _LoweringTap()
 _own = _Own()
 
 
 @contextlib.contextmanager
 def watched(
-    *, all_threads: bool = False, done: Callable[[Part, ModuleType, str], None] | None = None
+    *, all_threads: bool = False, done: Callable[[ScheduledGraph, ModuleType, str], None] | None = None
 ) -> Iterator[Lowering]:
     """Collect what is lowered in this block; caches must be off, since a hit lowers nothing.
 
@@ -191,7 +191,7 @@ def _keep(found: Lowering, handler: Any, module: ModuleType) -> None:
         found.done(part, module, code)
 
 
-def _part(nodes: Any) -> Part:
+def _part(nodes: Any) -> ScheduledGraph:
     from torch._inductor.virtualized import V
 
     buffers = [
@@ -200,7 +200,7 @@ def _part(nodes: Any) -> Part:
         for out in node.get_outputs()
     ]
     module: Any = V.graph.module
-    return Part(V.graph, ir_graph(nodes).nodes, tuple(buffers), tuple(module.graph.nodes))
+    return ScheduledGraph(V.graph, ir_graph(nodes).nodes, tuple(buffers), tuple(module.graph.nodes))
 
 
 def _origin(buffer: Any) -> Node | None:

@@ -26,7 +26,7 @@ class _Edits(threading.local):
         self.depth = 0
 
 
-class _Tap:
+class _PostGradTap:
     """One a process: in place for as long as some thread needs it."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class _Tap:
 
 
 _edits = _Edits()
-_tap = _Tap()
+_tap = _PostGradTap()
 
 
 @contextmanager

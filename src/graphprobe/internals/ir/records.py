@@ -30,7 +30,7 @@ class IRBuffer(msgspec.Struct, frozen=True, omit_defaults=True):
     mutates: tuple[str, ...] = ()
 
 
-class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeOrigin(msgspec.Struct, frozen=True, omit_defaults=True):
     """An FX node that a scheduler node was lowered from: its name, its target, and the source line it stems from."""
 
     name: str
@@ -59,7 +59,7 @@ class IRNode(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     inputs: tuple[str, ...] = ()
     outputs: tuple[IRBuffer, ...] = ()
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[NodeOrigin, ...] = ()
     members: tuple[str, ...] = ()
     ranges: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     kernel: str | None = None

@@ -15,7 +15,7 @@ from torch._inductor.utils import get_donated_idxs
 from torch._inductor.virtualized import V
 
 from graphprobe.internals.ir.node_text import Cache, node_text
-from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeKind, Origin, source_line
+from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeKind, NodeOrigin, source_line
 
 
 # <rows>
@@ -156,9 +156,9 @@ def _constant(name: str, value: torch.Tensor) -> IRBuffer:
     return IRBuffer(name, str(value.dtype).removeprefix("torch."), shape, stride, str(value.device))
 
 
-def _origin(node: Any) -> Origin:
+def _origin(node: Any) -> NodeOrigin:
     target = node.meta.get("original_aten") or node.target
-    return Origin(node.name, target if isinstance(target, str) else str(target), source_line(node) or None)
+    return NodeOrigin(node.name, target if isinstance(target, str) else str(target), source_line(node) or None)
 
 
 def lowered_graph() -> fx.GraphModule:

@@ -9,7 +9,7 @@ import re
 import msgspec
 
 from graphprobe.errors import UsageError
-from graphprobe.internals.logs.registry import Names, is_torch_module, known_names
+from graphprobe.internals.logs.registry import LogNames, is_torch_module, known_names
 
 LEVELS = {
     "verbose": logging.DEBUG,
@@ -88,7 +88,7 @@ def plan_from_text(text: str | None) -> LogsPlan:
     return LogsPlan(routes, frozenset(artifacts), along)
 
 
-def _read(token: str, text: str, names: Names) -> tuple[str, str | None]:
+def _read(token: str, text: str, names: LogNames) -> tuple[str, str | None]:
     """`(name, level)` of one piece; level None for an artifact, an empty name for a level of all usual components."""
     match = _TOKEN.fullmatch(token)
     if match is None:

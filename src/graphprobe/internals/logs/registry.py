@@ -20,7 +20,7 @@ OWN = {"aot": ("torch._functorch",), "fx": ("torch.fx",)}
 name."""
 
 
-class Names(msgspec.Struct, frozen=True):
+class LogNames(msgspec.Struct, frozen=True):
     """What can be asked for.
 
     Attributes:
@@ -36,7 +36,7 @@ class Names(msgspec.Struct, frozen=True):
         return [*self.components, *self.artifacts]
 
 
-def known_names() -> Names:
+def known_names() -> LogNames:
     """The names of the installed torch.
 
     They are read from torch's source: a program may set torch's environment before it imports torch, and that must
@@ -50,7 +50,7 @@ def known_names() -> Names:
     components = dict(found.components)
     for name, loggers in OWN.items():
         components[name] = (*components.get(name, ()), *loggers)
-    return Names(components, found.artifacts)
+    return LogNames(components, found.artifacts)
 
 
 def torch_folder() -> Path | None:
@@ -71,7 +71,7 @@ def is_torch_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def _from_source() -> Names | None:
+def _from_source() -> LogNames | None:
     """None when the file is not there, or says it in another way than by literals."""
     folder = torch_folder()
     if folder is None:
@@ -83,7 +83,7 @@ def _from_source() -> Names | None:
         return None
 
 
-def _read(tree: ast.Module) -> Names | None:
+def _read(tree: ast.Module) -> LogNames | None:
     constants: dict[str, Any] = {}
     components: dict[str, tuple[str, ...]] = {}
     artifacts: dict[str, bool] = {}
@@ -100,7 +100,7 @@ def _read(tree: ast.Module) -> Names | None:
             components[arguments[0]] = (loggers,) if isinstance(loggers, str) else tuple(loggers)
         elif call.func.id == "register_artifact":
             artifacts[arguments[0]] = not options.get("off_by_default", False)
-    return Names(components, artifacts) if components and artifacts else None
+    return LogNames(components, artifacts) if components and artifacts else None
 
 
 def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
@@ -118,10 +118,10 @@ def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
     return ast.literal_eval(node)
 
 
-def _from_torch() -> Names:
+def _from_torch() -> LogNames:
     registry = require(*REGISTRY, purpose="--logs")
     off = registry.off_by_default_artifact_names
-    return Names(
+    return LogNames(
         {name: tuple(loggers) for name, loggers in registry.log_alias_to_log_qnames.items()},
         {name: name not in off for name in sorted(registry.artifact_names)},
     )

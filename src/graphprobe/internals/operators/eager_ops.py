@@ -155,11 +155,11 @@ def in_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-class _Compiled(threading.local):
+class _InCompiledCode(threading.local):
     depth = 0
 
 
-_compiled = _Compiled()
+_compiled = _InCompiledCode()
 
 
 @contextlib.contextmanager

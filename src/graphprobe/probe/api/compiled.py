@@ -27,7 +27,7 @@ from graphprobe.store.calls import COMPILED, CompiledRegion
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 
 
-class Watch(Protocol):
+class TorchWatch(Protocol):
     """What is put into torch and taken out again."""
 
     def install(self) -> object:
@@ -89,7 +89,7 @@ class CompiledWatch:
     Dynamo guards on the modes and hooks that there are: left in, they would make it compile again, or trace into them.
     """
 
-    def __init__(self, session: ApiSession, mode: ApiMode, modules: ModuleWatch, others: Sequence[Watch]) -> None:
+    def __init__(self, session: ApiSession, mode: ApiMode, modules: ModuleWatch, others: Sequence[TorchWatch]) -> None:
         """`others`: what else Dynamo would find in torch."""
         self._session = session
         self._mode = mode

@@ -14,7 +14,7 @@ import torch
 from graphprobe.errors import UsageError
 from graphprobe.internals.operators.api_calls import BackwardRuns, put_back, take_out
 from graphprobe.probe import environment
-from graphprobe.probe.api.compiled import CallWatch, CompiledWatch, Watch
+from graphprobe.probe.api.compiled import CallWatch, CompiledWatch, TorchWatch
 from graphprobe.probe.api.mode import ApiMode
 from graphprobe.probe.api.modules import ModuleWatch
 from graphprobe.probe.api.optimizers import OptimizerWatch
@@ -36,7 +36,7 @@ class ApiDumper:
         self._model = model
         self._session: ApiSession | None = None
         self._mode: ApiMode | None = None
-        self._watches: list[Watch] = []
+        self._watches: list[TorchWatch] = []
 
     def __enter__(self) -> ApiDumper:
         self.start()
@@ -93,10 +93,10 @@ class ApiDumper:
         self._session = session = ApiSession(self.plan, writer, model=self._model)
         self._mode = mode = ApiMode(session)
         modules = ModuleWatch(session, recorded=self.plan.level != "api")
-        others: list[Watch] = [OptimizerWatch(session, mode)]
+        others: list[TorchWatch] = [OptimizerWatch(session, mode)]
         if self.plan.level != "module":
             others += [PatchedCalls(session), BackwardRuns(mode, lambda: session.on and not session.state.off)]
-        watches: list[Watch] = [modules, *others, CompiledWatch(session, mode, modules, others)]
+        watches: list[TorchWatch] = [modules, *others, CompiledWatch(session, mode, modules, others)]
         for watch in watches:
             watch.install()
             self._watches.append(watch)

@@ -25,7 +25,7 @@ from graphprobe.internals.quiet import quiet
 from graphprobe.probe.api.frames import Frames
 from graphprobe.probe.api.names import info_of
 from graphprobe.probe.api.overflow_rules import traits_of
-from graphprobe.probe.dump.overflow_rules import Judge, Summary
+from graphprobe.probe.dump.overflow_rules import FloatSummary, OverflowJudge
 from graphprobe.probe.dump.overflow_values import (
     elements,
     judged,
@@ -122,7 +122,7 @@ class OverflowWatch:
         self.count = 0
         self._found = found
         self._limit = limit
-        self._judge = Judge()
+        self._judge = OverflowJudge()
         self._frames = Frames()
         self._state = _State()
         self._calls = 0
@@ -263,7 +263,9 @@ class OverflowWatch:
         with quiet():
             self._judge_odd(op, before, outputs, written)
 
-    def _judge_odd(self, op: EagerOp, before: dict[str, torch.Tensor], outputs: Values, written: list[Summary]) -> None:
+    def _judge_odd(
+        self, op: EagerOp, before: dict[str, torch.Tensor], outputs: Values, written: list[FloatSummary]
+    ) -> None:
         live: Values = []
         for index, value in enumerate(op.args):
             _flatten(f"input.{index}", value, live)
@@ -373,7 +375,7 @@ def _at(op: EagerOp, slot: str) -> Any:
     return found
 
 
-def _summary(slot: str, tensor: torch.Tensor) -> Summary | None:
+def _summary(slot: str, tensor: torch.Tensor) -> FloatSummary | None:
     if tensor.is_cpu:
         return summary_of(slot, tensor)
     with quiet():

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from graphprobe.engine.device_stats import finish, stats_async
-from graphprobe.engine.tensor_forms import Form, Forms, meta_of, text_of
+from graphprobe.engine.tensor_forms import Forms, TensorForm, meta_of, text_of
 from graphprobe.engine.tensor_stats import readable, stats_in_memory, stats_of
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors.functorch_values import is_wrapped, physical, without_transforms
@@ -134,7 +134,7 @@ class Values:
             self._memory = {key: known for key, known in self._memory.items() if not begin <= key[0] < end}
 
     def _found(self, tensor: torch.Tensor, address: int, version: int) -> Known:
-        form: Form | None = None
+        form: TensorForm | None = None
         whole: tuple[int, int, torch.dtype] | None = None
         if is_plain(tensor):
             form = self._forms.of(tensor)

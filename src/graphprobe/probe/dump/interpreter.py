@@ -38,7 +38,7 @@ def interpreted(
                 result = gm(*args)
             else:
                 with under_way(call):
-                    result = call.result = _Watched(gm, call, ops).run(*args, enable_io_processing=False)
+                    result = call.result = _TellingInterpreter(gm, call, ops).run(*args, enable_io_processing=False)
         session.finish(graph, forward, result)
         return plain.restored(result)
 
@@ -58,7 +58,7 @@ def boxed(run: Callable[..., Any]) -> Boxed:
     return call
 
 
-class _Watched(Interpreter):
+class _TellingInterpreter(Interpreter):
     """Tells a call of each node; values are freed after their last use, as in the compiled code."""
 
     def __init__(self, gm: GraphModule, call: GraphCall, ops: dict[Node, GraphOp]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.engine.tensor_forms import Form, Forms, meta_of
+from graphprobe.engine.tensor_forms import Forms, TensorForm, meta_of
 from graphprobe.engine.tensor_stats import stats_in_memory
 from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES, is_plain
 from graphprobe.probe.dump.tensors import live_stats
@@ -28,7 +28,7 @@ class StatsMemo:
     def __init__(self) -> None:
         # By storage; then by address, dtype and number of items of what lies there without gaps, else by address and
         # form or meta, which is held so that no other one gets its id. A kind stands for its dtype.
-        self._known: dict[int, dict[tuple[Any, ...], tuple[Stats, Form | TensorMeta]]] = {}
+        self._known: dict[int, dict[tuple[Any, ...], tuple[Stats, TensorForm | TensorMeta]]] = {}
 
     def written(self, values: Iterable[Any]) -> None:
         """These tensors have been, or may have been, written to: what is known of their memory no longer holds."""

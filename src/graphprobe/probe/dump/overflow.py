@@ -14,7 +14,7 @@ import torch
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.dump.overflow_repro import repro_of
-from graphprobe.probe.dump.overflow_rules import Judge, Summary, Verdict
+from graphprobe.probe.dump.overflow_rules import FloatSummary, OverflowJudge, OverflowVerdict
 from graphprobe.probe.dump.overflow_values import elements, judged, memory_of, row_of, summary_from_row, summary_of
 from graphprobe.probe.dump.session import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, Values, why_no_call
 from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
@@ -38,7 +38,7 @@ SKIPPED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strid
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingOp:
     """An op whose numbers are still on the device; `rows` are (side, slot, storage, dtype, index of its row)."""
 
     op: GraphOp
@@ -49,19 +49,19 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class _Call:
+class _OverflowCall:
     """What is known of a call under way."""
 
-    pending: list[_Pending] = field(default_factory=list)
+    pending: list[_PendingOp] = field(default_factory=list)
     rows: list[torch.Tensor] = field(default_factory=list)
     held_bytes: int = 0
 
 
 @dataclass(slots=True)
-class _Step:
+class _ModelStep:
     """One step of a model: forward and backward share what was spoiled, and the document."""
 
-    judge: Judge = field(default_factory=Judge)
+    judge: OverflowJudge = field(default_factory=OverflowJudge)
     origins: list[dict[str, Any]] = field(default_factory=list)
     carriers: list[dict[str, Any]] = field(default_factory=list)
     carriers_left_out: int = 0
@@ -81,8 +81,8 @@ class OverflowObserver:
         self._held_bytes = held_bytes
         self._deferred = deferred
         self._pool = CopyPool(QUEUE_BYTES)
-        self._calls: dict[GraphCall, _Call] = {}
-        self._steps: OrderedDict[tuple[int, int], _Step] = OrderedDict()
+        self._calls: dict[GraphCall, _OverflowCall] = {}
+        self._steps: OrderedDict[tuple[int, int], _ModelStep] = OrderedDict()
         self._lock = threading.Lock()
         self._models: set[DumpModel] = set()
         self._seen = 0
@@ -98,7 +98,7 @@ class OverflowObserver:
 
     def before(self, execution: OpExecution) -> None:
         """Copies of what the op may write into; on a device of all it reads: others may write there."""
-        op, call = execution.op, self._calls.setdefault(execution.call, _Call())
+        op, call = execution.op, self._calls.setdefault(execution.call, _OverflowCall())
         if self._defers(execution.inputs):
             inputs = self._copied(execution.inputs, call)
             execution.state[self] = inputs, self._rows("input", inputs, execution.inputs, call)
@@ -117,19 +117,19 @@ class OverflowObserver:
         inputs, rows = execution.state.pop(self, (execution.inputs, []))
         if execution.op.info.op_type in SKIPPED:
             return
-        call, outputs = self._calls.setdefault(execution.call, _Call()), execution.outputs or ()
+        call, outputs = self._calls.setdefault(execution.call, _OverflowCall()), execution.outputs or ()
         if self._defers(execution.inputs) or self._defers(outputs) or call.pending:
             if not rows:
                 rows = self._rows("input", inputs, execution.inputs, call)
             held = self._copied(outputs, call)
             rows = rows + self._rows("output", held, outputs, call)
-            call.pending.append(_Pending(execution.op, inputs, held, rows, time.time_ns()))
+            call.pending.append(_PendingOp(execution.op, inputs, held, rows, time.time_ns()))
             if call.held_bytes > self._held_bytes:
                 self._settle(execution.call, call)
             return
         step = self._step(execution.call)
 
-        def read() -> list[Summary]:
+        def read() -> list[FloatSummary]:
             live = dict(execution.inputs)
             return [summary_of(slot, value)._replace(memory=memory_of(live[slot])) for slot, value in judged(inputs)]
 
@@ -162,7 +162,7 @@ class OverflowObserver:
     def _defers(self, values: Values) -> bool:
         return any(is_tensor(value) and (self._deferred or not value.is_cpu) for _, value in values)
 
-    def _copied(self, values: Values, call: _Call) -> list[tuple[str, Any]]:
+    def _copied(self, values: Values, call: _OverflowCall) -> list[tuple[str, Any]]:
         found = []
         with quiet():
             for slot, value in values:
@@ -173,7 +173,7 @@ class OverflowObserver:
         return found
 
     def _rows(
-        self, side: str, values: Values, live: Values, call: _Call
+        self, side: str, values: Values, live: Values, call: _OverflowCall
     ) -> list[tuple[str, str, int, torch.dtype, int]]:
         """Starts the summaries of one side; `live` are the program's own tensors, which tell where they lie."""
         own = dict(live)
@@ -185,7 +185,7 @@ class OverflowObserver:
                 call.rows.append(row)
         return found
 
-    def _settle(self, graph_call: GraphCall, call: _Call) -> None:
+    def _settle(self, graph_call: GraphCall, call: _OverflowCall) -> None:
         """Read back all flags so far, with one wait for each device, and judge the ops in order."""
         pending, rows = call.pending, call.rows
         call.pending, call.rows, call.held_bytes = [], [], 0
@@ -198,7 +198,7 @@ class OverflowObserver:
                 numbers |= zip(indices, torch.stack([rows[index] for index in indices]).tolist(), strict=True)
         step = self._step(graph_call)
         for item in pending:
-            sides: dict[str, list[Summary]] = {"input": [], "output": []}
+            sides: dict[str, list[FloatSummary]] = {"input": [], "output": []}
             for side, slot, memory, dtype, index in item.rows:
                 sides[side].append(summary_from_row(slot, memory, dtype, numbers[index]))
             verdict = step.judge.judge(item.op.traits, lambda read=sides["input"]: read, sides["output"])  # type: ignore[misc]
@@ -207,16 +207,16 @@ class OverflowObserver:
 
     # -- what is written ----------------------------------------------------------------------------------------------
 
-    def _step(self, call: GraphCall) -> _Step:
+    def _step(self, call: GraphCall) -> _ModelStep:
         key = (call.graph.model.number, call.step)
         with self._lock:
-            step = self._steps.setdefault(key, _Step())
+            step = self._steps.setdefault(key, _ModelStep())
             while len(self._steps) > STEPS_REMEMBERED:
                 self._steps.popitem(last=False)
             return step
 
     def _tell(
-        self, call: GraphCall, op: GraphOp, verdict: Verdict, inputs: Values, outputs: Values, time_ns: int
+        self, call: GraphCall, op: GraphOp, verdict: OverflowVerdict, inputs: Values, outputs: Values, time_ns: int
     ) -> None:
         step = self._step(call)
         place = self._files.place(call)
@@ -244,7 +244,7 @@ class OverflowObserver:
             self._files.finding(text, same=same, model=call.graph.model.name, step=call.step, **origin)
             self._write(call, step)
 
-    def _write(self, call: GraphCall, step: _Step) -> None:
+    def _write(self, call: GraphCall, step: _ModelStep) -> None:
         document = {
             "model": call.graph.model.name,
             "step": call.step,

@@ -12,7 +12,7 @@ from graphprobe.probe.dump.traits import OpTraits
 Kind = Literal["nan", "inf", "saturated"]
 
 
-class Summary(NamedTuple):
+class FloatSummary(NamedTuple):
     """What an overflow shows in, of one tensor of floats.
 
     Attributes:
@@ -50,7 +50,7 @@ class Summary(NamedTuple):
         return not (self.nan or self.positive or self.negative)
 
 
-class Problem(NamedTuple):
+class BadOutput(NamedTuple):
     """What is wrong with one output: `sign` of an infinity or of the end of the range, empty for NaN."""
 
     slot: str
@@ -59,14 +59,14 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class OverflowVerdict:
     """What an op has to do with an overflow. A carrier read values that an origin before it had spoiled."""
 
     role: Literal["origin", "carrier"]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[BadOutput, ...] = ()
 
 
-class Judge:
+class OverflowJudge:
     """Judges the ops of one step in the order in which they ran, forward and backward.
 
     It keeps in mind which memory holds values that an origin has spoiled.
@@ -75,13 +75,13 @@ class Judge:
     def __init__(self) -> None:
         self._spoiled: set[int] = set()
 
-    def spoiled(self, inputs: Sequence[Summary]) -> bool:
+    def spoiled(self, inputs: Sequence[FloatSummary]) -> bool:
         """Whether one of these is not finite, and an origin is why."""
         return any(not found.finite and found.memory in self._spoiled for found in inputs)
 
     def judge(
-        self, traits: OpTraits, inputs: Callable[[], Sequence[Summary]], outputs: Sequence[Summary]
-    ) -> Verdict | None:
+        self, traits: OpTraits, inputs: Callable[[], Sequence[FloatSummary]], outputs: Sequence[FloatSummary]
+    ) -> OverflowVerdict | None:
         """The verdict on an op; `inputs` is called only when something about the outputs is odd."""
         odd = [found for found in outputs if not found.finite or found.extremes]
         for found in outputs:
@@ -104,24 +104,24 @@ class Judge:
             else:
                 self._spoiled.discard(found.memory)
         if problems:
-            return Verdict("origin", tuple(problems))
-        return Verdict("carrier") if carried else None
+            return OverflowVerdict("origin", tuple(problems))
+        return OverflowVerdict("carrier") if carried else None
 
     def _problems(
-        self, out: Summary, meant: Signs, read: Sequence[Summary], nan: bool, signs: Signs, spoiled: bool
-    ) -> list[Problem]:
+        self, out: FloatSummary, meant: Signs, read: Sequence[FloatSummary], nan: bool, signs: Signs, spoiled: bool
+    ) -> list[BadOutput]:
         if nan or spoiled:
             return []  # what comes of NaN, and of values that were spoiled before, is passed on
         problems = []
         # A NaN of infinities that are meant comes of a row that is masked as a whole; what reads those is no origin.
         if out.nan and not signs:
-            problems.append(Problem(out.slot, "nan"))
-        problems += [Problem(out.slot, "inf", sign) for sign in sorted(out.signs - signs - meant)]
+            problems.append(BadOutput(out.slot, "nan"))
+        problems += [BadOutput(out.slot, "inf", sign) for sign in sorted(out.signs - signs - meant)]
         hit = out.extremes - meant
         if hit and all(found.finite and not _reaches(found, out.limit) for found in read):
-            problems += [Problem(out.slot, "saturated", sign) for sign in sorted(hit)]
+            problems += [BadOutput(out.slot, "saturated", sign) for sign in sorted(hit)]
         return problems
 
 
-def _reaches(found: Summary, limit: float) -> bool:
+def _reaches(found: FloatSummary, limit: float) -> bool:
     return limit in (found.high, -found.low)

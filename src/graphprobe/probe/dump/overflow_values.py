@@ -12,7 +12,7 @@ from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors.weak_storage import span_of
 from graphprobe.probe.dump.infinities import largest
-from graphprobe.probe.dump.overflow_rules import Problem, Summary
+from graphprobe.probe.dump.overflow_rules import BadOutput, FloatSummary
 from graphprobe.probe.dump.session import Values
 
 MOST_ELEMENTS = 8
@@ -37,15 +37,17 @@ def limit_of(dtype: torch.dtype) -> float:
     return largest(dtype) if dtype in _JUDGED else 0.0
 
 
-def summary_of(slot: str, tensor: torch.Tensor) -> Summary:
+def summary_of(slot: str, tensor: torch.Tensor) -> FloatSummary:
     """Of a tensor on the CPU; one that cannot be read counts as finite."""
     memory = memory_of(tensor)
     try:
         stats = stats_of(tensor)
     except UsageError:
-        return Summary(slot, memory, 0, 0, 0)
+        return FloatSummary(slot, memory, 0, 0, 0)
     low, high = stats.min or 0.0, stats.max or 0.0
-    return Summary(slot, memory, stats.nan, stats.positive_inf, stats.negative_inf, low, high, limit_of(tensor.dtype))
+    return FloatSummary(
+        slot, memory, stats.nan, stats.positive_inf, stats.negative_inf, low, high, limit_of(tensor.dtype)
+    )
 
 
 def row_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -66,13 +68,13 @@ def row_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return torch.stack([found.to(torch.float64) for found in (*counts, known.amin(), known.amax())])
 
 
-def summary_from_row(slot: str, memory: int, dtype: torch.dtype, row: Sequence[float]) -> Summary:
+def summary_from_row(slot: str, memory: int, dtype: torch.dtype, row: Sequence[float]) -> FloatSummary:
     """The summary of a row that was copied to the host."""
     nan, positive, negative, low, high = row
-    return Summary(slot, memory, int(nan), int(positive), int(negative), low, high, limit_of(dtype))
+    return FloatSummary(slot, memory, int(nan), int(positive), int(negative), low, high, limit_of(dtype))
 
 
-def elements(tensor: torch.Tensor, problem: Problem) -> dict[str, Any]:
+def elements(tensor: torch.Tensor, problem: BadOutput) -> dict[str, Any]:
     """How many elements of an output show a problem, and the first of them by index. Waits for the device."""
     with quiet():
         plain = readable(tensor).to("cpu")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import msgspec
 
 from graphprobe.dump_plan import DumpPlan, ModelEntry
-from graphprobe.probe.dump.recorder import OP_SWITCH, Recorder
+from graphprobe.probe.dump.recorder import OP_SWITCH, OpRecorder
 from graphprobe.probe.dump.session import DumpGraph
 from graphprobe.probe.dump.single_ops import MODEL
 from graphprobe.store.dump_writer import DumpWriter
 
 
-class PlanRecorder(Recorder):
+class PlanRecorder(OpRecorder):
     """A recorder to which marks of `scope.data_dump` count for the whole dump, where nothing else selects ops.
 
     Once a graph with a mark was compiled, graphs without one are not dumped any more, whichever came first.

@@ -85,7 +85,7 @@ class _Call(NamedTuple):
     writer: DumpWriter
 
 
-class Recorder:
+class OpRecorder:
     """Writes what the ops that the plan selects read and wrote. Implements `OpObserver`."""
 
     def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter]) -> None:

@@ -281,12 +281,12 @@ class GraphCall:
         self.session.detach(item[0], error, where)
 
 
-class _Calls(threading.local):
+class _CallsUnderWay(threading.local):
     def __init__(self) -> None:
         self.stack: list[GraphCall] = []
 
 
-_calls = _Calls()
+_calls = _CallsUnderWay()
 
 
 def current_call() -> GraphCall | None:

@@ -156,7 +156,7 @@ class SingleOps:
         return GraphOp(0, info, facts, notes=tuple(_notes(op)), scoped=scoped, traits=traits)
 
 
-class _Steps(StepCounter):
+class _FollowedSteps(StepCounter):
     """The steps of the function that was compiled first; before its first call, and until its second, it is step 0."""
 
     def __init__(self, session: DumpSession) -> None:
@@ -180,7 +180,7 @@ class _Steps(StepCounter):
 class _Now(Forwards):
     """An op of autograd's belongs to the step in which it runs."""
 
-    def __init__(self, counter: _Steps) -> None:
+    def __init__(self, counter: _FollowedSteps) -> None:
         super().__init__()
         self._counter = counter
 
@@ -189,10 +189,10 @@ class _Now(Forwards):
 
 
 class _EagerModel(DumpModel):
-    counter: _Steps
+    counter: _FollowedSteps
 
     def __init__(self, session: DumpSession) -> None:
-        steps = _Steps(session)
+        steps = _FollowedSteps(session)
         super().__init__(session, [MODEL], 0, steps)
         self.forwards = _Now(steps)
         self._folders: dict[int, int] = {}

@@ -15,7 +15,7 @@ from graphprobe.internals.tensors.weak_storage import span_of
 from graphprobe.probe.dump.session import DumpGraph, GraphCall, GraphOp, OpExecution, why_no_call
 from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
 from graphprobe.probe.dump.tensors import dump_value, is_tensor
-from graphprobe.probe.dump.watched import COPY_BYTES, Budget, Change, WatchedValue, change_from_row, watch
+from graphprobe.probe.dump.watched import COPY_BYTES, Change, CopyBudget, WatchedValue, change_from_row, watch
 from graphprobe.select import LayerMatcher
 from graphprobe.store.dump_pool import CopyPool
 from graphprobe.store.dump_records import Side
@@ -45,7 +45,7 @@ class _Suspicion(NamedTuple):
     was: torch.Tensor | None
 
 
-class _Call:
+class _WatchedCall:
     """What is known of a call under way; `given` are the storages of the graph's inputs."""
 
     def __init__(self) -> None:
@@ -69,10 +69,10 @@ class WatchObserver:
             tuple(LayerMatcher(found) if found is not None else None for found in (entry.layers, entry.watcher_nodes))
             for entry in plan.watch
         ]
-        self._budget = Budget(copy_bytes)
+        self._budget = CopyBudget(copy_bytes)
         self._pool = CopyPool(QUEUE_BYTES)
         self._chosen: dict[DumpGraph, _Chosen] = {}
-        self._calls: dict[GraphCall, _Call] = {}
+        self._calls: dict[GraphCall, _WatchedCall] = {}
         self._held: list[WatchedValue] = []
         self._lock = threading.RLock()
         self._seen = 0
@@ -113,7 +113,7 @@ class WatchObserver:
     def after(self, execution: OpExecution) -> None:
         op, chosen = execution.op, self._chosen[execution.graph]
         with self._lock:
-            call = self._calls.setdefault(execution.call, _Call())
+            call = self._calls.setdefault(execution.call, _WatchedCall())
             if not op.data:
                 self._check(execution, call, chosen)
             if op.data:
@@ -169,7 +169,7 @@ class WatchObserver:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def _check(self, execution: OpExecution, call: _Call, chosen: _Chosen) -> None:
+    def _check(self, execution: OpExecution, call: _WatchedCall, chosen: _Chosen) -> None:
         op = execution.op
         written = _written(execution)
         looks = op.index in chosen.layers
@@ -196,7 +196,9 @@ class WatchObserver:
                 still.append(value)
         self._held = still
 
-    def _differs(self, execution: OpExecution, call: _Call, value: WatchedValue, op: GraphOp, declared: bool) -> bool:
+    def _differs(
+        self, execution: OpExecution, call: _WatchedCall, value: WatchedValue, op: GraphOp, declared: bool
+    ) -> bool:
         """Whether a change was found, which ends the watch. On a device that is known at the end of the call."""
         change = value.compare()
         intact, value.checked = value.checked, op
@@ -209,7 +211,7 @@ class WatchObserver:
         value.close()
         return True
 
-    def _settle(self, graph_call: GraphCall, call: _Call) -> None:
+    def _settle(self, graph_call: GraphCall, call: _WatchedCall) -> None:
         """Read back what was found on devices, with one wait; of each value, the first change is told."""
         told: set[int] = set()
         by_device: dict[torch.device, list[_Suspicion]] = {}
@@ -256,7 +258,7 @@ class WatchObserver:
             value.close()
         self._held = still
 
-    def _watch_outputs(self, execution: OpExecution, call: _Call, chosen: _Chosen) -> None:
+    def _watch_outputs(self, execution: OpExecution, call: _WatchedCall, chosen: _Chosen) -> None:
         op = execution.op
         if op.index not in chosen.watched:
             return
@@ -318,7 +320,7 @@ class WatchObserver:
         place, notes = self._files.place(call), (*value.op.notes, text)
         return self._writer().submit(value.op.info, place, values, notes=notes, time_ns=time.time_ns())
 
-    def _dump_named(self, execution: OpExecution, call: _Call, chosen: _Chosen) -> None:
+    def _dump_named(self, execution: OpExecution, call: _WatchedCall, chosen: _Chosen) -> None:
         """The outputs of the watcher nodes that were named, as they are after this op."""
         stats = self._plan.data == "stats"
         by_op: dict[GraphOp, list[WatchedValue]] = {}

@@ -19,7 +19,7 @@ COPY_BYTES = 256 << 20
 """Copies of watched values; of what is over, digests are kept, which tell that something changed and not where."""
 
 
-class Budget:
+class CopyBudget:
     """How many bytes of copies are kept at this moment."""
 
     def __init__(self, most: int) -> None:
@@ -60,7 +60,7 @@ class WatchedValue:
         elements: how many it has.
     """
 
-    def __init__(self, op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: Budget) -> None:
+    def __init__(self, op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: CopyBudget) -> None:
         """Raises RuntimeError or UsageError for what has no memory to be read."""
         self.op, self.slot, self.name, self.step = op, slot, name, step
         self.memory, self.begin, self.end = span_of(tensor)
@@ -167,7 +167,9 @@ def change_from_row(row: list[int], elements: int) -> Change | None:
     return Change(count, first, last, elements) if count > 0 else Change(None, None, None, elements)
 
 
-def watch(op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: Budget) -> WatchedValue | None:
+def watch(
+    op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: CopyBudget
+) -> WatchedValue | None:
     """Begin to watch; None for what has no memory of its own: sparse, empty, a subclass."""
     try:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:

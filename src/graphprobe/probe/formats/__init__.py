@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeKind, Origin
+from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeKind, NodeOrigin
 
-__all__ = ["IRBuffer", "IRGraph", "IRNode", "NodeKind", "Origin", "Script"]
+__all__ = ["IRBuffer", "IRGraph", "IRNode", "NodeKind", "NodeOrigin", "Script"]
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):

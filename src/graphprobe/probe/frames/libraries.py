@@ -36,7 +36,7 @@ MADE_AGAIN = ("numpy",)
 
 
 @dataclass(frozen=True)
-class Call:
+class RebuildCall:
     """What makes a value anew: a call, then attributes, `state`, items and pairs put into its result.
 
     The function and its arguments may be such calls themselves.
@@ -89,7 +89,7 @@ def vars_of(kind: type) -> dict[str, Any]:
     return {name: value for owner in reversed(kind.__mro__) for name, value in vars(owner).items()}
 
 
-def call_of(value: Any) -> Call | None:
+def call_of(value: Any) -> RebuildCall | None:
     """How a value is made again that is no object of the program's classes; None for those."""
     kind = type(value)
     maker = _MAKERS.get(kind)
@@ -97,7 +97,7 @@ def call_of(value: Any) -> Call | None:
         return maker(value)
     if issubclass(kind, enum.Enum):
         name = value.name
-        return Call(getattr, (kind, name)) if name in kind.__members__ else Call(kind, (value.value,))
+        return RebuildCall(getattr, (kind, name)) if name in kind.__members__ else RebuildCall(kind, (value.value,))
     if kind is python_operator.itemgetter or kind is python_operator.attrgetter:
         return _reduced(value)
     top = kind.__module__.partition(".")[0]
@@ -108,62 +108,66 @@ def call_of(value: Any) -> Call | None:
     return None
 
 
-def _partial(value: Any) -> Call:
-    return Call(functools.partial, (value.func, *value.args), dict(value.keywords), state=value.__dict__ or None)
+def _partial(value: Any) -> RebuildCall:
+    return RebuildCall(functools.partial, (value.func, *value.args), dict(value.keywords), state=value.__dict__ or None)
 
 
-def _method(value: Any) -> Call:
+def _method(value: Any) -> RebuildCall:
     name = value.__func__.__name__
     plain = vars_of(type(value.__self__)).get(name) is value.__func__
-    return Call(getattr, (value.__self__, name)) if plain else Call(types.MethodType, (value.__func__, value.__self__))
+    return (
+        RebuildCall(getattr, (value.__self__, name))
+        if plain
+        else RebuildCall(types.MethodType, (value.__func__, value.__self__))
+    )
 
 
-def _cached(value: Any) -> Call:
+def _cached(value: Any) -> RebuildCall:
     settings = value.cache_parameters()
-    return Call(Call(functools.lru_cache, (settings["maxsize"], settings["typed"])), (value.__wrapped__,))
+    return RebuildCall(RebuildCall(functools.lru_cache, (settings["maxsize"], settings["typed"])), (value.__wrapped__,))
 
 
-def _attribute(value: Any) -> Call | None:
+def _attribute(value: Any) -> RebuildCall | None:
     """A function of C that belongs to an object, or to a class."""
     owner = value.__objclass__ if hasattr(value, "__objclass__") else value.__self__
-    return None if isinstance(owner, ModuleType | None) else Call(getattr, (owner, value.__name__))
+    return None if isinstance(owner, ModuleType | None) else RebuildCall(getattr, (owner, value.__name__))
 
 
-def named_tuple(kind: Any) -> Call:
+def named_tuple(kind: Any) -> RebuildCall:
     """How a class of `collections.namedtuple` is made again."""
     defaults = {"defaults": list(kind._field_defaults.values())} if kind._field_defaults else {}
-    return Call(collections.namedtuple, (kind.__name__, list(kind._fields)), defaults, _place(kind))
+    return RebuildCall(collections.namedtuple, (kind.__name__, list(kind._fields)), defaults, _place(kind))
 
 
-def made_class(kind: type) -> Call:
+def made_class(kind: type) -> RebuildCall:
     """A class from what it holds, for one that no statement says all of."""
     hidden = ("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__annotations__")
     members = {n: v for n, v in vars(kind).items() if n not in hidden and type(v) is not types.MemberDescriptorType}
-    return Call(type, (kind.__name__, kind.__bases__, members), attributes=_place(kind))
+    return RebuildCall(type, (kind.__name__, kind.__bases__, members), attributes=_place(kind))
 
 
-def meta_tensor(value: torch.Tensor) -> Call:
+def meta_tensor(value: torch.Tensor) -> RebuildCall:
     """A tensor on the meta device, from its form."""
     if isinstance(value, torch.nn.Parameter):
-        return Call(torch.nn.Parameter, (meta_tensor(value.data), value.requires_grad))
+        return RebuildCall(torch.nn.Parameter, (meta_tensor(value.data), value.requires_grad))
     given = {"dtype": value.dtype, "device": "meta", "requires_grad": value.requires_grad}
-    return Call(torch.empty_strided, (tuple(value.shape), value.stride()), given)
+    return RebuildCall(torch.empty_strided, (tuple(value.shape), value.stride()), given)
 
 
 def _place(kind: type) -> dict[str, str]:
     return {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
 
 
-_MAKERS: dict[type, Callable[[Any], Call | None]] = {
-    bytearray: lambda value: Call(bytearray, (bytes(value),)),
-    slice: lambda value: Call(slice, (value.start, value.stop, value.step)),
-    range: lambda value: Call(range, (value.start, value.stop, value.step)),
-    torch.device: lambda value: Call(torch.device, (str(value),)),
-    torch.Size: lambda value: Call(torch.Size, (list(value),)),
-    property: lambda value: Call(property, (value.fget, value.fset, value.fdel)),
-    staticmethod: lambda value: Call(staticmethod, (value.__func__,)),
-    classmethod: lambda value: Call(classmethod, (value.__func__,)),
-    types.MappingProxyType: lambda value: Call(types.MappingProxyType, (dict(value),)),
+_MAKERS: dict[type, Callable[[Any], RebuildCall | None]] = {
+    bytearray: lambda value: RebuildCall(bytearray, (bytes(value),)),
+    slice: lambda value: RebuildCall(slice, (value.start, value.stop, value.step)),
+    range: lambda value: RebuildCall(range, (value.start, value.stop, value.step)),
+    torch.device: lambda value: RebuildCall(torch.device, (str(value),)),
+    torch.Size: lambda value: RebuildCall(torch.Size, (list(value),)),
+    property: lambda value: RebuildCall(property, (value.fget, value.fset, value.fdel)),
+    staticmethod: lambda value: RebuildCall(staticmethod, (value.__func__,)),
+    classmethod: lambda value: RebuildCall(classmethod, (value.__func__,)),
+    types.MappingProxyType: lambda value: RebuildCall(types.MappingProxyType, (dict(value),)),
     types.MethodType: _method,
     functools.partial: _partial,
     functools._lru_cache_wrapper: _cached,
@@ -177,7 +181,7 @@ def _is_library(module: str) -> bool:
     return top != "__main__" and (top in sys.stdlib_module_names or top in MADE_AGAIN)
 
 
-def _reduced(value: Any) -> Call:
+def _reduced(value: Any) -> RebuildCall:
     """What the pickle protocol says of it, written as JSON; pickle itself is not used."""
     try:
         maker = copyreg.dispatch_table.get(type(value))
@@ -187,11 +191,13 @@ def _reduced(value: Any) -> Call:
     if isinstance(parts, str):
         holder = type(value).__module__
         return (
-            Call(importlib.import_module, (holder,)) if parts == holder else Call(getattr, (sys.modules[holder], parts))
+            RebuildCall(importlib.import_module, (holder,))
+            if parts == holder
+            else RebuildCall(getattr, (sys.modules[holder], parts))
         )
     function, args, state, items, pairs = (*parts, None, None, None)[:5]
     if not isinstance(args, tuple) or (
         state is not None and isinstance(state, tuple) and not hasattr(value, "__setstate__")
     ):
         raise NotRecordable("its state is more than attributes")
-    return Call(function, args, {}, {}, state, tuple(items or ()), tuple(pairs or ()))
+    return RebuildCall(function, args, {}, {}, state, tuple(items or ()), tuple(pairs or ()))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from graphprobe.internals.dynamo.function_kinds import disabled_function
-from graphprobe.probe.frames.libraries import Call, import_of, made_class, named_tuple
+from graphprobe.probe.frames.libraries import RebuildCall, import_of, made_class, named_tuple
 from graphprobe.probe.frames.sources import (
     NotRecordable,
     SourceFile,
@@ -43,7 +43,7 @@ class _Module:
     """Whether the module itself is a value, so that any attribute of it may be read."""
 
 
-class Program:
+class CodeRecorder:
     """Records what an `Encoder` meets of functions, classes and modules.
 
     Modules are told by their globals; a function whose globals are no module's gets one of that name.
@@ -105,7 +105,7 @@ class Program:
         disabled = disabled_function(function)
         if disabled is not None:
             inner, settings = disabled
-            return self._encoder.call(Call(torch.compiler.disable, (inner,), settings), entry, path)
+            return self._encoder.call(RebuildCall(torch.compiler.disable, (inner,), settings), entry, path)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         self._function(function.__code__, function.__globals__, cells, entry, path)
         entry["name"], entry["reported_module"] = function.__name__, function.__module__

@@ -15,7 +15,7 @@ from graphprobe.engine.values import capture, safetensors_bytes
 from graphprobe.internals.dynamo.frame_failures import FailedFrame
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.frames import rebuild, replaying
-from graphprobe.probe.frames.program import Program
+from graphprobe.probe.frames.program import CodeRecorder
 from graphprobe.probe.frames.sources import NotRecordable
 from graphprobe.probe.frames.values import Encoder
 from graphprobe.store import frame_record
@@ -50,10 +50,10 @@ def record_files(frame: FailedFrame, *, most_bytes: int | None = None) -> dict[s
 def _record_files(
     frame: FailedFrame, state: dict[str, Any], notes: list[str], most_bytes: int | None
 ) -> dict[str, bytes]:
-    programs: list[Program] = []
+    programs: list[CodeRecorder] = []
 
-    def program(encoder: Encoder) -> Program:
-        programs.append(Program(encoder))
+    def program(encoder: Encoder) -> CodeRecorder:
+        programs.append(CodeRecorder(encoder))
         return programs[0]
 
     encoder = Encoder(program)

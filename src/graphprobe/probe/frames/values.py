@@ -112,7 +112,7 @@ class Encoder:
         kind = type(value)
         if kind in LITERALS:
             return _literal(value)
-        if kind is libraries.Call:
+        if kind is libraries.RebuildCall:
             return self.call(value, entry, path)
         if self.program.stated(value, entry, path) is not None:
             return entry
@@ -167,7 +167,7 @@ class Encoder:
             entry["items"] = self.encode_all(list(value), path)
         return entry
 
-    def call(self, call: libraries.Call, entry: dict[str, Any], path: str) -> dict[str, Any]:
+    def call(self, call: libraries.RebuildCall, entry: dict[str, Any], path: str) -> dict[str, Any]:
         """The record of a value that a call makes anew."""
         entry |= {"kind": "call", "callable": self.encode(call.function, f"{path}.type"), "args": []}
         entry["args"] = self.encode_all(call.args, path)

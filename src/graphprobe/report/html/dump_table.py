@@ -10,7 +10,7 @@ from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.numerics.stats import stats_from_memory
 from graphprobe.records import TensorStats
 from graphprobe.report.document import Section
-from graphprobe.report.dump_health import HARMLESS, RESULTS, WORDS, Health, Judge, infinite_of, told
+from graphprobe.report.dump_health import HARMLESS, RESULTS, WORDS, Health, HealthJudge, infinite_of, told
 from graphprobe.report.html.heat import (
     COLUMN_KEY,
     MAGNITUDE,
@@ -63,8 +63,8 @@ def dump_sections(dump: CallDump, sources: Sources, said: dict[str, str]) -> tup
     Args:
         said: by the text of a finding, which notes of calls repeat, the word for such a call.
     """
-    table, heat, judge = Table("Calls", COLUMNS), Heat((NONFINITE, RANGE, MAGNITUDE)), Judge(said)
-    reader = _Reader(dump)
+    table, heat, judge = Table("Calls", COLUMNS), Heat((NONFINITE, RANGE, MAGNITUDE)), HealthJudge(said)
+    reader = _StatisticsReader(dump)
     left = 0
     for call in calls_of(dump):
         if table.rows >= MOST_CALLS:
@@ -91,7 +91,7 @@ def calls_of(dump: CallDump) -> Iterator[Call]:
             yield from dump.calls(rank, step)
 
 
-class _Reader:
+class _StatisticsReader:
     """Statistics of slots: those of the dump, else of the values, up to a budget."""
 
     def __init__(self, dump: CallDump) -> None:

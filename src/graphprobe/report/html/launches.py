@@ -47,7 +47,7 @@ class LaunchArgs(msgspec.Struct):
     arguments: list[str] = []
 
 
-class Launch(msgspec.Struct):
+class LaunchRow(msgspec.Struct):
     """One entry of `captured_ops.json`; `ph` is `X` for a launch, `dur` in microseconds."""
 
     name: str
@@ -60,10 +60,10 @@ class Launch(msgspec.Struct):
 class Launches(msgspec.Struct, rename={"events": "traceEvents"}):
     """The whole file."""
 
-    events: list[Launch] = []
+    events: list[LaunchRow] = []
 
 
-def launches_of(run: Run, ops: Event | None) -> list[Launch]:
+def launches_of(run: Run, ops: Event | None) -> list[LaunchRow]:
     """The launches of a graph, in order; none where the file is gone or damaged."""
     if ops is None:
         return []
@@ -74,7 +74,7 @@ def launches_of(run: Run, ops: Event | None) -> list[Launch]:
     return [event for event in found.events if event.ph == "X"]
 
 
-def launch_lines(launches: Sequence[Launch]) -> list[str]:
+def launch_lines(launches: Sequence[LaunchRow]) -> list[str]:
     """The launches as lines of a table for the terminal."""
     here = os.getcwd() + os.sep
     rows: list[tuple[str, ...]] = []
@@ -85,7 +85,7 @@ def launch_lines(launches: Sequence[Launch]) -> list[str]:
     return grid_lines(Grid(("#", "µs", "launch", "computes", "line"), rows, (0, 1)))
 
 
-def places_of(launch: Launch, short: Callable[[str], str]) -> list[str]:
+def places_of(launch: LaunchRow, short: Callable[[str], str]) -> list[str]:
     """The places of a launch: `file:line in function: code` without what follows the line."""
     found = (re.match(r"(.+?:\d{1,9})(?: in |$)", text) for text in launch.args.sources)
     return [short(place[1]) for place in found if place is not None]

@@ -22,7 +22,7 @@ from graphprobe.report.document import (
 )
 from graphprobe.report.html.render import html
 from graphprobe.report.html.sources import Sources
-from graphprobe.store.dump_findings import FINDINGS, Elements, Found, Line, Op, Problem
+from graphprobe.store.dump_findings import FINDINGS, Elements, FindingLine, Found, Op, OutputProblem
 
 MOST = 100
 """Findings that the page has; a dump has up to a thousand of each kind."""
@@ -91,7 +91,7 @@ def _told(found: Found, sources: Sources) -> list[Content]:
     return [(Badge(tone, word), " ", _plain(line)), Facts(rows), *_exception(found)]
 
 
-def _plain(line: Line) -> str:
+def _plain(line: FindingLine) -> str:
     if line.kind == "overflow":
         return "All that it read was finite, or infinite in another way; what it wrote is not."
     if line.kind == "overwritten" and line.culprit is not None:
@@ -140,7 +140,7 @@ def _overflow_rows(found: Found, sources: Sources) -> list[tuple[str, Content]]:
     return rows
 
 
-def _overwritten_rows(line: Line, sources: Sources) -> list[tuple[str, Content]]:
+def _overwritten_rows(line: FindingLine, sources: Sources) -> list[tuple[str, Content]]:
     rows: list[tuple[str, Content]] = []
     if line.victim is not None:
         named = _op_rows("victim", line.victim, sources)
@@ -170,7 +170,7 @@ def _exception(found: Found) -> list[Content]:
     return [Folded(title, Listing(text[-MOST_TEXT:], title)) for title, text in texts.items() if text]
 
 
-def _what(problem: Problem) -> str:
+def _what(problem: OutputProblem) -> str:
     if problem.kind == "saturated":
         return f"the {'largest' if problem.sign == '+' else 'lowest'} {problem.dtype}"
     return "NaN" if problem.kind == "nan" else f"{'−' if problem.sign == '-' else '+'}infinity"

@@ -11,7 +11,7 @@ from typing import IO
 import msgspec
 from jinja2 import Environment, Template
 
-from graphprobe.report.document import SIGNS, Section, Verdict
+from graphprobe.report.document import SIGNS, DocumentVerdict, Section
 from graphprobe.report.html.render import Html, rendered
 from graphprobe.report.html.sources import Sources
 
@@ -33,7 +33,7 @@ class Report:
 
     title: str
     subject: str
-    verdict: Verdict
+    verdict: DocumentVerdict
     sections: list[Section] = field(default_factory=list)
     sources: Sources | None = None
     facts: list[tuple[str, str]] = field(default_factory=list)

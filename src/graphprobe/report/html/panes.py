@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from graphprobe.report.html.launches import Launch, places_of
+from graphprobe.report.html.launches import LaunchRow, places_of
 from graphprobe.report.html.sources import Sources, cut
 
 MOST_LINES = 4_000
@@ -110,7 +110,7 @@ def source_pane(places: Sequence[str], sources: Sources, *, around: int) -> tupl
 
 
 def links_from(
-    launches: Sequence[Launch], marks: Mapping[str, int], nodes: Mapping[str, int], code: Pane, sources: Sources
+    launches: Sequence[LaunchRow], marks: Mapping[str, int], nodes: Mapping[str, int], code: Pane, sources: Sources
 ) -> list[Link]:
     """Launches as links between source, FX graph and generated code.
 

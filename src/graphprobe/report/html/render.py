@@ -29,7 +29,7 @@ _TEMPLATES: dict[type, str] = {
     "{% for part in parts %}{% if loop.index is even %}<code>{{ part }}</code>{% else %}{{ part }}{% endif %}"
     "{% endfor %}{% endif %}",
     d.Muted: '{% if c.content %}<span class="muted">{{ c.content | show }}</span>{% endif %}',
-    d.Place: '{% if c.anchor %}<a class="src" href="#{{ c.anchor }}"><code>{{ c.text }}</code></a>'
+    d.SourcePlace: '{% if c.anchor %}<a class="src" href="#{{ c.anchor }}"><code>{{ c.text }}</code></a>'
     "{% elif c.text %}<code>{{ c.text }}</code>{% endif %}",
     d.Jump: '<a href="#{{ c.to }}">{{ c.text }}</a>',
     d.Badge: '<span class="badge {{ c.tone }}"><span class="sign" aria-hidden="true">{{ signs[c.tone] }}</span>'

@@ -20,7 +20,18 @@ from graphprobe.report.comparison import (
     titled,
     what_is_wrong,
 )
-from graphprobe.report.document import Bullets, Cards, Code, Content, Facts, Jump, Muted, Section, Verdict, counted
+from graphprobe.report.document import (
+    Bullets,
+    Cards,
+    Code,
+    Content,
+    DocumentVerdict,
+    Facts,
+    Jump,
+    Muted,
+    Section,
+    counted,
+)
 from graphprobe.report.html.comparison_table import comparison_sections
 from graphprobe.report.html.heat import CALLS
 from graphprobe.report.html.page import Report
@@ -76,7 +87,7 @@ def report_of(summary: Summary, rows: Iterable[CallResult], *, sources: Sources 
     cards = [
         card_of(title, finding, found.place, also=len(finding.also)) for title, finding in titled(summary.findings)
     ]
-    verdict = Verdict(tone, word, _sentence(summary, meaning), Facts(_first(summary, found)))
+    verdict = DocumentVerdict(tone, word, _sentence(summary, meaning), Facts(_first(summary, found)))
     sections = []
     if cards:
         order = f"{len(cards)}, in the order of execution"

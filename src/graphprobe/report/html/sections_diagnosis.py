@@ -14,12 +14,12 @@ from graphprobe.report.document import (
     Cards,
     Code,
     Content,
+    DocumentVerdict,
     Facts,
     Grid,
     Jump,
-    Place,
     Section,
-    Verdict,
+    SourcePlace,
     counted,
 )
 from graphprobe.report.html.graph_window import window_section
@@ -58,7 +58,7 @@ def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     return Report(f"graphprobe: {verdict.word}: {name}", name, verdict, sections, sources)
 
 
-def _verdict(shown: list[FunctionDiagnosis], found: Diagnosed, sources: Sources) -> Verdict:
+def _verdict(shown: list[FunctionDiagnosis], found: Diagnosed, sources: Sources) -> DocumentVerdict:
     word, tone, meaning = VERDICTS[shown[0].verdict]
     findings = [finding for diagnosis in shown for finding in diagnosis.findings]
     rows: list[tuple[str, Content]] = []
@@ -78,7 +78,7 @@ def _verdict(shown: list[FunctionDiagnosis], found: Diagnosed, sources: Sources)
         rows += _measured(shown) if not found.partial else []
     if found.ended:
         rows.append(("the script", found.ended))
-    return Verdict(tone, word, text, [*body, Facts(rows)])
+    return DocumentVerdict(tone, word, text, [*body, Facts(rows)])
 
 
 def _sections(diagnosis: FunctionDiagnosis, found: Diagnosed, sources: Sources, prefix: str) -> list[Section]:
@@ -117,14 +117,14 @@ def _functions(shown: list[FunctionDiagnosis], sources: Sources) -> Section:
     counts = [f"{n} {word}" for word in ORDER if (n := sum(d.verdict == word for d in shown))]
     left = sum(d.verdict != "healthy" for d in shown) - MOST_FUNCTIONS
     note = f"The parts below are of the first {MOST_FUNCTIONS}; {left} more are in the JSON." if left > 0 else ""
-    grid = Grid(("Function", "Verdict", "What", "Seconds"), rows, numbers=(3,), left=note)
+    grid = Grid(("Function", "DocumentVerdict", "What", "Seconds"), rows, numbers=(3,), left=note)
     return Section("functions", "Functions", body=grid, summary=", ".join(counts))
 
 
 def _told(finding: Finding, found: Diagnosed, sources: Sources) -> list[Content]:
     folder = proof_of(finding, found.path)
 
-    def place(source: str) -> Place:
+    def place(source: str) -> SourcePlace:
         at = sources.place(source)
         # The file may have changed since.
         return replace(at, line=recorded_line(folder, source) or at.line)

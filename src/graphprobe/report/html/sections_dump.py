@@ -7,7 +7,18 @@ from pathlib import Path
 
 from graphprobe.compare.open import open_dump
 from graphprobe.records import Manifest
-from graphprobe.report.document import Bullets, Code, Content, Excerpt, Facts, Jump, Section, Tone, Verdict, counted
+from graphprobe.report.document import (
+    Bullets,
+    Code,
+    Content,
+    DocumentVerdict,
+    Excerpt,
+    Facts,
+    Jump,
+    Section,
+    Tone,
+    counted,
+)
 from graphprobe.report.dump_health import Health
 from graphprobe.report.html.dump_table import dump_sections
 from graphprobe.report.html.heat import CALLS
@@ -69,7 +80,7 @@ def _sources(path: Path, dump: CallDump, given: Sequence[Path]) -> Sources:
     return Sources(Path.cwd(), given=given, recorded=ran_in, since_ns=min(started, default=None))
 
 
-def _verdict(found: list[Found], health: Health, sources: Sources) -> Verdict:
+def _verdict(found: list[Found], health: Health, sources: Sources) -> DocumentVerdict:
     rows: list[tuple[str, Content]] = []
     if found:
         first = found[0]
@@ -87,7 +98,7 @@ def _verdict(found: list[Found], health: Health, sources: Sources) -> Verdict:
         rest = health.words.get("not_measured", 0)
         more = f", {rest:,} of them without numbers" if rest else ""
         rows.append(("looked at", (Jump(CALLS, counted(health.calls, "call")), more)))
-    return Verdict(tone, word, text, Facts(rows))
+    return DocumentVerdict(tone, word, text, Facts(rows))
 
 
 def _seen(health: Health, sources: Sources) -> tuple[Tone, str, str, list[tuple[str, Content]]]:

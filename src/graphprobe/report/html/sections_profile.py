@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from graphprobe.analysis.timing import Summary, summary_of
+from graphprobe.analysis.timing import TimingSummary, summary_of
 from graphprobe.analysis.timing_records import read_profile
-from graphprobe.report.document import Section, Tone, Verdict
+from graphprobe.report.document import DocumentVerdict, Section, Tone
 from graphprobe.report.html.flame import flame_section, tree_from_profile
 from graphprobe.report.html.page import Report
 from graphprobe.report.html.sources import Sources
@@ -42,14 +42,14 @@ def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     return Report(
         title=f"graphprobe: compile time of {profile.program or path.name}",
         subject=profile.program or str(path),
-        verdict=Verdict(tone, word, sentence, list(head_lines(profile, summary)[1:])),
+        verdict=DocumentVerdict(tone, word, sentence, list(head_lines(profile, summary)[1:])),
         sections=[section for section in made if section is not None],
         sources=sources,
         facts=[("torch", profile.torch), ("Python", profile.python), ("graphprobe", profile.graphprobe)],
     )
 
 
-def _judged(summary: Summary, error: str | None) -> tuple[Tone, str, str]:
+def _judged(summary: TimingSummary, error: str | None) -> tuple[Tone, str, str]:
     if error is not None:
         return "bad", "FAILED", f"The program ended with {error}"
     if not summary.compile_ns:

@@ -14,7 +14,7 @@ from graphprobe.analysis.recompiles import RecompileReport, function_name
 from graphprobe.analysis.steps import described
 from graphprobe.analysis.steps import report_from_run as steps_of
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError
-from graphprobe.report.document import Bullets, Content, Facts, Grid, Muted, Prose, Section, Verdict, counted
+from graphprobe.report.document import Bullets, Content, DocumentVerdict, Facts, Grid, Muted, Prose, Section, counted
 from graphprobe.report.html.flame import Box, flame_section, largest, tree_from_steps
 from graphprobe.report.html.launches import launches_section
 from graphprobe.report.html.page import Report
@@ -138,7 +138,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 def _verdict(
     run: Run, models: Sequence[Model], breaks: BreakReport, recompiled: RecompileReport, compile_ns: int
-) -> Verdict:
+) -> DocumentVerdict:
     """The verdict with its figures; `compile_ns` is 0 where it is not known."""
     verdict = _ended_badly(run, models) or _compiled(run, models, breaks, recompiled)
     figures: list[tuple[str, Content]] = [
@@ -154,32 +154,34 @@ def _verdict(
     return replace(verdict, body=body)
 
 
-def _ended_badly(run: Run, models: Sequence[Model]) -> Verdict | None:
+def _ended_badly(run: Run, models: Sequence[Model]) -> DocumentVerdict | None:
     culprit = steps_of(run).culprit
     where = f" It was in this step: {described(culprit)}." if culprit is not None else ""
     if run.state == "failed":
-        return Verdict("bad", "FAILED", f"The program ended with {_head(run.manifest.exception)}.{where}")
+        return DocumentVerdict("bad", "FAILED", f"The program ended with {_head(run.manifest.exception)}.{where}")
     if run.state == "killed":
-        return Verdict("bad", "KILLED", f"The process is gone and did not close the run.{where}")
+        return DocumentVerdict("bad", "KILLED", f"The process is gone and did not close the run.{where}")
     failures = [event for event in run.events() if event.kind == "failure"]
     if failures:
         what = f"{failures[0].where.pass_name or failures[0].name} raised {_head(failures[0].message)}"
-        return Verdict("bad", "COMPILE FAILED", f"The program ran to its end, but {what}.")
+        return DocumentVerdict("bad", "COMPILE FAILED", f"The program ran to its end, but {what}.")
     # What was started over failed on the way, and that is how tracing goes.
     restarted = {model.compile.get("restart_of") for model in models}
     failed = [model for model in models if model.compile.get("failure") and model.number not in restarted]
     if failed:
         name = function_name(str(failed[0].compile.get("function") or "a function"))
         what = _head(str(failed[0].compile["failure"]))
-        return Verdict("bad", "COMPILE FAILED", f"The program ran to its end, but {name} was not compiled: {what}.")
+        return DocumentVerdict(
+            "bad", "COMPILE FAILED", f"The program ran to its end, but {name} was not compiled: {what}."
+        )
     if run.state == "running":
-        return Verdict("info", "RUNNING", "The program was still running when this was written.")
+        return DocumentVerdict("info", "RUNNING", "The program was still running when this was written.")
     return None
 
 
-def _compiled(run: Run, models: Sequence[Model], breaks: BreakReport, recompiled: RecompileReport) -> Verdict:
+def _compiled(run: Run, models: Sequence[Model], breaks: BreakReport, recompiled: RecompileReport) -> DocumentVerdict:
     if not models:
-        return Verdict("warn", "NOTHING COMPILED", "The program ended, and nothing was given to a backend.")
+        return DocumentVerdict("warn", "NOTHING COMPILED", "The program ended, and nothing was given to a backend.")
     counts = [
         (breaks.break_count, "graph break", "graph breaks"),
         (recompiled.recompilations, "recompilation", "recompilations"),
@@ -190,10 +192,10 @@ def _compiled(run: Run, models: Sequence[Model], breaks: BreakReport, recompiled
     if found:
         listed = found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"
         each = "which costs" if listed.startswith("1 ") and len(found) == 1 else "each of which costs"
-        return Verdict("warn", "COULD BE FASTER", f"{graphs} compiled, with {listed}, {each} time.")
+        return DocumentVerdict("warn", "COULD BE FASTER", f"{graphs} compiled, with {listed}, {each} time.")
     if run.manifest.missing or run.problems:
-        return Verdict("warn", "INCOMPLETE", f"{graphs} compiled; some of what was to be collected is missing.")
-    return Verdict("good", "COMPILED", f"{graphs} compiled: no graph break, no recompilation, nothing missing.")
+        return DocumentVerdict("warn", "INCOMPLETE", f"{graphs} compiled; some of what was to be collected is missing.")
+    return DocumentVerdict("good", "COMPILED", f"{graphs} compiled: no graph break, no recompilation, nothing missing.")
 
 
 def _head(text: str | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from graphprobe.report.document import Badge, Code, Content, Note, Place, Section, counted
+from graphprobe.report.document import Badge, Code, Content, Note, Section, SourcePlace, counted
 from graphprobe.report.html.render import Html, html
 from graphprobe.store.files import read_file
 
@@ -106,10 +106,10 @@ class Sources:
             self._anchors[source] = self._anchor(source)
         return self._anchors[source]
 
-    def place(self, source: str | None) -> Place:
+    def place(self, source: str | None) -> SourcePlace:
         """The place in short, with the anchor of its snippet and its line as far as they are at hand."""
         short = self.short(source)
-        return Place(short, self.link(short), self.line(short))
+        return SourcePlace(short, self.link(short), self.line(short))
 
     def line(self, source: str | None) -> str:
         """The text of the line, stripped; empty where it is not at hand."""

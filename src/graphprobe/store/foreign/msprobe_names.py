@@ -15,7 +15,7 @@ _OPERATORS = {
 """By method. torch runs the same for both; the operator is what most programs use."""
 
 
-class Names:
+class MsprobeNames:
     """`Functional.linear.0.forward`, `Module.layers.0.Linear.forward.0`; numbers count a name's forward calls."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorStats
 from graphprobe.store.calls import Call, CallDump, CallSlot, Scalar
 from graphprobe.store.foreign.msprobe import CONSTRUCT, DUMP, STACK, TENSORS
-from graphprobe.store.foreign.msprobe_names import Names, Tree
+from graphprobe.store.foreign.msprobe_names import MsprobeNames, Tree
 from graphprobe.store.foreign.names import file_stem
 from graphprobe.store.foreign.pt_file import write_tensor
 from graphprobe.store.foreign.summary import summary_from_stats
@@ -93,7 +93,7 @@ class _StepWriter:
         self._notes = notes
         self._level = level
         self._values = values
-        self._names = Names()
+        self._names = MsprobeNames()
         self._tree = Tree()
         self._stacks: dict[tuple[str, ...], list[str]] = {}
 

@@ -54,7 +54,7 @@ _MOST_PICKLE_BYTES = 1 << 16
 _MARK = object()
 
 
-class _Name(NamedTuple):
+class _GlobalName(NamedTuple):
     """A global of the pickle, by name only."""
 
     text: str
@@ -203,7 +203,7 @@ def _interpreted(data: bytes) -> Any:
         if name == "STOP":
             return stack[-1]
         if name == "GLOBAL":
-            stack.append(_Name(str(argument)))
+            stack.append(_GlobalName(str(argument)))
         elif name in _PUSHED:
             stack.append(argument)
         elif name in _CONSTANTS:
@@ -233,7 +233,12 @@ def _interpreted(data: bytes) -> Any:
 
 def _storage(parts: Any) -> _Storage:
     kind, storage, key = parts[:3]
-    if kind != "storage" or not isinstance(storage, _Name) or storage.text not in STORAGES or not str(key).isdigit():
+    if (
+        kind != "storage"
+        or not isinstance(storage, _GlobalName)
+        or storage.text not in STORAGES
+        or not str(key).isdigit()
+    ):
         raise _Refused(f"storage {storage!r}")
     return _Storage(STORAGES[storage.text], str(key))
 

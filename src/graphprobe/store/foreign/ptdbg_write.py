@@ -30,7 +30,7 @@ _NUMBERS: dict[str, Callable[[str], float]] = {"int": int, "float": float, "bool
 _FOLDERS_TRIED = 3600
 
 
-class CallName(NamedTuple):
+class WrittenName(NamedTuple):
     """The name of a call in ptdbg's first scheme, and what the second one would say.
 
     Attributes:
@@ -58,7 +58,7 @@ class Numbering:
         self._last = 0
         self._numbers: dict[tuple[str, int], int] = {}
 
-    def name(self, call: Call) -> CallName:
+    def name(self, call: Call) -> WrittenName:
         """The name of the next call; a backward whose forward was not seen counts as a call of its own."""
         kind, name = foreign_from_api(call.api)
         key = (call.api, call.index)
@@ -69,7 +69,7 @@ class Numbering:
             number = self._last
             if call.direction == "forward":
                 self._numbers[key] = number
-        return CallName(number, kind, file_stem(name, most_bytes=120), call.index, call.direction)
+        return WrittenName(number, kind, file_stem(name, most_bytes=120), call.index, call.direction)
 
 
 class PtdbgWriter:
@@ -162,7 +162,7 @@ def write_ptdbg(
     dump_step: int = 1,
     stacks: bool = False,
     values: bool = True,
-    select: Callable[[CallName], bool] | None = None,
+    select: Callable[[WrittenName], bool] | None = None,
 ) -> Path:
     """Write the API calls of one step of a dump in ptdbg's layout.
 

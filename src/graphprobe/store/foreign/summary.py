@@ -9,7 +9,7 @@ from typing import NamedTuple
 from graphprobe.records import TensorStats
 
 
-class Summary(NamedTuple):
+class TorchSummary(NamedTuple):
     """Of all elements, as torch computes them: a NaN makes each of them NaN. None is unknown."""
 
     max: float | None
@@ -18,12 +18,12 @@ class Summary(NamedTuple):
     l2: float | None
 
 
-def summary_from_stats(stats: TensorStats | None) -> Summary:
+def summary_from_stats(stats: TensorStats | None) -> TorchSummary:
     """What torch's own reductions give for a tensor of these statistics."""
     if stats is None:
-        return Summary(None, None, None, None)
+        return TorchSummary(None, None, None, None)
     if stats.nan:
-        return Summary(math.nan, math.nan, math.nan, math.nan)
+        return TorchSummary(math.nan, math.nan, math.nan, math.nan)
     high = math.inf if stats.positive_inf else stats.max
     low = -math.inf if stats.negative_inf else stats.min
     mean, norm = stats.mean, stats.l2
@@ -31,7 +31,7 @@ def summary_from_stats(stats: TensorStats | None) -> Summary:
         both = stats.positive_inf and stats.negative_inf
         mean, norm = (math.nan if both else math.inf if stats.positive_inf else -math.inf), math.inf
     # Without a finite element, all are infinite, and of one sign if only one of both is known.
-    return Summary(low if high is None else high, high if low is None else low, mean, norm)
+    return TorchSummary(low if high is None else high, high if low is None else low, mean, norm)
 
 
 def stats_from_known(count: int, known: Mapping[str, float]) -> TensorStats | None:
