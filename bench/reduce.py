@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from graphprobe.reduce import search, sweep
+from graphprobe.reduce import search
 from graphprobe.reduce.outcome import Answer, OracleVerdict
 from graphprobe.reduce.reducer import reduce
 from graphprobe.reduce.space import Unit
@@ -152,8 +152,8 @@ WITHOUT: dict[str, tuple[Any, str, Any]] = {
     "halves": (search, "narrow_to_window", lambda subsets: None),
     "prefix and suffix": (search, "narrow", lambda subsets: frozenset()),
     "QuickXplain": (search, "explain", lambda subsets, fixed: frozenset()),
-    "chunks of the sweep": (sweep, "CHUNKS", 1 << 30),
-    "company of the sweep": (sweep, "_company", lambda subsets, seed: False),
+    "chunks of the sweep": (search, "CHUNKS", 1 << 30),
+    "company of the sweep": (search, "_company", lambda subsets, seed: False),
 }
 
 

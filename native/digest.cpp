@@ -1,4 +1,4 @@
-// Keys and the last step of the digest. graphprobe/numerics/digest_numpy.py computes the same.
+// Keys and the last step of the digest. graphprobe/numerics/stats_numpy.py computes the same.
 #include <algorithm>
 #include <vector>
 

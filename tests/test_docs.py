@@ -16,12 +16,12 @@ import pytest
 
 from conftest import ROOT
 from doc_session import Step, blocks_of, matches, run_step, steps_of
-from graphprobe.analysis import timing, timing_diff, timing_records
+from graphprobe.analysis import timing, timing_records
 from graphprobe.cli.main import COMMANDS, LazyGroup, main
 from graphprobe.numerics.pair import PairStats
 from graphprobe.records import TensorStats
-from graphprobe.report import comparison_csv
-from graphprobe.report.html import comparison_table, dump_table, heat
+from graphprobe.report import comparison
+from graphprobe.report.html import dump_table, heat, sections_comparison
 from graphprobe.report.html.table import Column
 from warm.pool import Warm
 
@@ -164,8 +164,8 @@ def test_readme_shows_what_it_is_within_forty_lines() -> None:
     ("room", "names"),
     [
         (timing_records, ("Profile", "Span", "Compile", "CacheEvent")),
-        (timing, ("Summary", "Row", "FunctionRow", "CacheRow")),
-        (timing_diff, ("TimingDiff", "Change")),
+        (timing, ("TimingSummary", "Row", "FunctionRow", "CacheRow")),
+        (timing, ("TimingDiff", "TimingChange")),
     ],
     ids=["profile", "summary", "diff"],
 )
@@ -181,7 +181,7 @@ FIGURES = DOCS / "metrics.md"
 
 def test_every_figure_is_defined() -> None:
     text = FIGURES.read_text(encoding="utf-8")
-    of_tables = [value for room in (comparison_table, dump_table) for value in vars(room).values()]
+    of_tables = [value for room in (sections_comparison, dump_table) for value in vars(room).values()]
     columns = [c for value in of_tables if isinstance(value, tuple) for c in value if isinstance(c, Column)]
     shown = {c.name for c in columns if c.kind == "number" and not c.hidden} - {"#", "step", "rank"}
     assert {"gave", "got", "range"} <= shown
@@ -194,7 +194,7 @@ def test_every_figure_is_defined() -> None:
         "NPU Tensor Shape",
         "Bench Tensor Shape",
     }
-    shown |= set(comparison_csv.SOURCE_COLUMNS) - texts - {"Err_message"} | {"Noise Level", "Max Z", "Max ULP"}
+    shown |= set(comparison.SOURCE_COLUMNS) - texts - {"Err_message"} | {"Noise Level", "Max Z", "Max ULP"}
     shown |= {field.name for field in msgspec.structs.fields(TensorStats)}
     shown |= {field.name for field in fields_of(PairStats) if not field.name.endswith("_index")}
     rows = "\n".join(re.findall(r"^\| .+$", text, re.M))

@@ -15,7 +15,7 @@ import graphprobe
 from conftest import Finished
 from graphprobe.compat import torchair
 from graphprobe.internals.inductor.stages import stop_after
-from graphprobe.probe.dump.scoped import is_scoped
+from graphprobe.probe.dump.facts import is_scoped
 
 Marks = list[list[str]]
 

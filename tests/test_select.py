@@ -20,11 +20,11 @@ from graphprobe.select import (
     layers_from_list,
     layers_from_text,
     name_matches,
-    steps,
+    step_ranges,
     steps_from_text,
     type_matches,
 )
-from graphprobe.select.layers import MAX_TEXT, op_types
+from graphprobe.select.matching import MAX_TEXT, op_types
 
 ADD = OpFacts(("add",), ("aten.add.Tensor",), ("blocks.3.mlp",), (("/src/app/model.py", 12),))
 ADD_1 = OpFacts(("add_1", "buf0"), ("aten.add.Tensor",), ("blocks.30",), (("/src/app/model.py", 20),))
@@ -123,7 +123,7 @@ def lines_run(text: str) -> int:
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal count
-        if frame.f_code.co_filename != steps.__file__:
+        if frame.f_code.co_filename != step_ranges.__file__:
             return None
         count += event == "line"
         return trace
@@ -154,7 +154,7 @@ def test_a_megabyte_of_steps_is_refused_before_it_is_read(text: str) -> None:
 
 @pytest.mark.parametrize("character", "9-|x0")
 def test_the_longest_text_is_read_to_its_first_fault(character: str) -> None:
-    assert lines_run(character * steps.MAX_TEXT) < 100
+    assert lines_run(character * step_ranges.MAX_TEXT) < 100
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,13 @@ if TYPE_CHECKING:
     from graphprobe import ops as ops
     from graphprobe import scope as scope
     from graphprobe.api import compare, enable, open_run, reduce, report, trace
-    from graphprobe.backends.configured import get_backend
+    from graphprobe.backends.compile_profiler import CompileProfiler
     from graphprobe.backends.eager import GraphRaisedError, OperatorSchemaError
     from graphprobe.backends.explain import explain
     from graphprobe.backends.explanation import Explanation
-    from graphprobe.backends.fault_op import PlantedFault
-    from graphprobe.backends.faulty import Faulty, faulty
-    from graphprobe.backends.recompiles import CompileProfiler
+    from graphprobe.backends.faulty import Faulty, PlantedFault, faulty
     from graphprobe.backends.torchscript import ScriptingError
-    from graphprobe.backends.wrap import Wrapped, wrap
+    from graphprobe.backends.wrap import Wrapped, get_backend, wrap
     from graphprobe.compare.open import open_dump
     from graphprobe.compare.run import Comparison
     from graphprobe.compiler_config import CompilerConfig
@@ -49,9 +47,9 @@ if TYPE_CHECKING:
     from graphprobe.probe.active import disable
     from graphprobe.probe.api.dump import ApiDumper, dump
     from graphprobe.probe.api.overflow import OverflowFoundError
-    from graphprobe.probe.passes import observe_pass
+    from graphprobe.probe.observe_pass import observe_pass
     from graphprobe.probe.profile import profile
-    from graphprobe.probe.recompiles import Recompiles, recompiles
+    from graphprobe.probe.recompile_watch import Recompiles, recompiles
     from graphprobe.store.calls import Call, CallDump, CallSlot
     from graphprobe.store.graph_calls import GraphCalls
     from graphprobe.store.reader import Run
@@ -67,7 +65,7 @@ _PUBLIC = {
     "CallSlot": "graphprobe.store.calls",
     "CaseReduction": "graphprobe.diagnose.reduction.reduce_case",
     "Comparison": "graphprobe.compare.run",
-    "CompileProfiler": "graphprobe.backends.recompiles",
+    "CompileProfiler": "graphprobe.backends.compile_profiler",
     "CompiledDiffers": "graphprobe.testing.assertion",
     "CompilerConfig": "graphprobe.compiler_config",
     "Diagnosis": "graphprobe.findings",
@@ -84,8 +82,8 @@ _PUBLIC = {
     "NotComparableError": "graphprobe.errors",
     "OperatorSchemaError": "graphprobe.backends.eager",
     "OverflowFoundError": "graphprobe.probe.api.overflow",
-    "PlantedFault": "graphprobe.backends.fault_op",
-    "Recompiles": "graphprobe.probe.recompiles",
+    "PlantedFault": "graphprobe.backends.faulty",
+    "Recompiles": "graphprobe.probe.recompile_watch",
     "Run": "graphprobe.store.reader",
     "RunNotFoundError": "graphprobe.errors",
     "SchemaError": "graphprobe.errors",
@@ -100,12 +98,12 @@ _PUBLIC = {
     "enable": "graphprobe.api",
     "explain": "graphprobe.backends.explain",
     "faulty": "graphprobe.backends.faulty",
-    "get_backend": "graphprobe.backends.configured",
-    "observe_pass": "graphprobe.probe.passes",
+    "get_backend": "graphprobe.backends.wrap",
+    "observe_pass": "graphprobe.probe.observe_pass",
     "open_dump": "graphprobe.compare.open",
     "open_run": "graphprobe.api",
     "profile": "graphprobe.probe.profile",
-    "recompiles": "graphprobe.probe.recompiles",
+    "recompiles": "graphprobe.probe.recompile_watch",
     "trace": "graphprobe.api",
     "wrap": "graphprobe.backends.wrap",
 }

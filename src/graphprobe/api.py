@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graphprobe.compare.run import Comparison
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
     from graphprobe.probe.active import Companion
-    from graphprobe.reduce.progress import Progress
+    from graphprobe.reduce.outcome import Progress
     from graphprobe.settings import RunSettings
     from graphprobe.store.calls import CallDump
     from graphprobe.store.reader import Run
@@ -142,7 +142,6 @@ def compare(
         raise UsageError(f"compare(scheduler={scheduler!r}): it takes the address of a Dask scheduler as text")
     chosen_steps, chosen_ranks = _numbers("steps", steps), _numbers("ranks", ranks)
     mine, theirs = _opened("candidate", candidate), _opened("reference", reference)
-
     from graphprobe.compare.options import Options, default_jobs, has_values
     from graphprobe.compare.run import compare_dumps
 

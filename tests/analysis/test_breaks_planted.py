@@ -20,7 +20,7 @@ from analysis.planted_breaks import PLANTS, Plant, doubled, faked, unfaked
 from graphprobe.analysis.breaks import BreakReport
 from graphprobe.backends.explain import ExplainWithBackend, explain
 from graphprobe.internals.dynamo import graph_breaks
-from graphprobe.report.explain import print_end, print_report
+from graphprobe.report.explanation import print_end, print_report
 
 X = torch.ones(4)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphprobe.analysis.recompile_cause import short_name
-from graphprobe.analysis.recompile_facts import FailedGuard, Recompile
-from graphprobe.analysis.recompile_guards import check_from_text, guard_code, readable, root_name
+from graphprobe.analysis.recompile_facts import FailedGuard, Recompile, check_from_text, guard_code, readable, root_name
 from graphprobe.analysis.recompile_remedies import REMEDIES
 from graphprobe.analysis.recompiles import function_name, report_from_facts
 

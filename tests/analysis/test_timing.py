@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from graphprobe.analysis.timing import self_times, summary_of
-from graphprobe.analysis.timing_diff import compare_profiles
+from graphprobe.analysis.timing import compare_profiles, self_times, summary_of
 from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, read_profile, write_profile
 from graphprobe.errors import UsageError
 from graphprobe.export.chrome_trace import export_profile
-from graphprobe.report.profile import diff_lines, profile_lines
+from graphprobe.report.profile_text import diff_lines, profile_lines
 
 MS = 1_000_000
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from graphprobe.analysis.log_lines import at_least, records_from_text, text_records
-from graphprobe.analysis.steps import StepReport
-from graphprobe.analysis.torch_steps import report_from_records
+from graphprobe.analysis.steps import StepReport, report_from_records
 
 TRACE = "I1122 02:31:00.000000 7 torch/_dynamo/a.py:1] [{id}] Step 1: torchdynamo start tracing {f} /a.py:2"
 DONE = "I1122 02:31:00.500000 7 torch/_dynamo/a.py:2] [{id}] Step 1: torchdynamo done tracing {f} (RETURN_VALUE)"

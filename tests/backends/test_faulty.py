@@ -13,8 +13,7 @@ import torch._functorch.config as functorch_config
 from backends.programs_debug import run, same
 from conftest import Finished
 from graphprobe import backends
-from graphprobe.backends.fault_op import PlantedFault
-from graphprobe.backends.faulty import KINDS, Faulty, faulty
+from graphprobe.backends.faulty import KINDS, Faulty, PlantedFault, faulty
 from graphprobe.errors import UsageError
 
 X = torch.linspace(-1, 1, 12).view(3, 4)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from graphprobe import backends
-from graphprobe.backends.fault_op import PlantedFault
-from graphprobe.backends.faulty import faulty
+from graphprobe.backends.faulty import PlantedFault, faulty
 from graphprobe.errors import GraphprobeWarning, UsageError
 
 X = torch.linspace(-1, 1, 12).view(3, 4)

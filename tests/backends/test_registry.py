@@ -14,11 +14,10 @@ import torch
 
 from conftest import Finished
 from graphprobe import backends
-from graphprobe.backends.calling import accepted_options
-from graphprobe.backends.ladder import LADDER, UNCOMPILED, between
-from graphprobe.backends.registry import resolve
+from graphprobe.backends.graphs import accepted_options
+from graphprobe.backends.table import LADDER, UNCOMPILED, between, resolve
 from graphprobe.errors import GraphprobeWarning, UnsupportedTorchError, UsageError
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 
 SOURCE_NAMES = """eager eager_noexcept pre_dispatch_eager eager_debug ts invoke_subgraph aot_eager
 aot_eager_default_partitioner aot_eager_decomp_partition aot_eager_decomp_partition_with_mode

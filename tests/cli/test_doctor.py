@@ -140,7 +140,7 @@ def test_a_missing_tap_is_told_in_the_run(run_python: Callable[..., Any], tmp_pa
     code = (
         "import sys\n"
         "from graphprobe.internals.dynamo import dynamo_taps as dynamo\n"
-        "from graphprobe.internals.patches import Patch\n"
+        "from graphprobe.internals.bus import Patch\n"
         "patches = dynamo.patches\n"
         "gone = Patch('guards', 'torch._dynamo.guards', 'ThereIsNoSuchManager.__init__', None)\n"
         "dynamo.patches = lambda observer: [p for p in patches(observer) if p.tap != 'guards'] + [gone]\n"

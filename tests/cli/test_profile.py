@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from analysis.test_timing import check_trace, compiled, profile_of
 from conftest import ROOT
-from graphprobe.analysis.timing_names import GLOSSES
+from graphprobe.analysis.timing import GLOSSES
 from graphprobe.analysis.timing_records import read_profile, write_profile
 from graphprobe.cli.main import main
 

@@ -9,7 +9,7 @@ import torch
 
 from compare.made import KNOWN
 from graphprobe.compare.measures import HUGE, measure_statistics, measure_values, typical_of_sample
-from graphprobe.compare.scalars import scalar_difference
+from graphprobe.compare.slots import scalar_difference
 from graphprobe.numerics.stats import stats_from_array
 from graphprobe.records import TensorStats
 from graphprobe.store.calls import Scalar

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphprobe.compare.sequence import common_subsequence
+from graphprobe.compare.align import common_subsequence
 
 SEQUENCES = st.lists(st.integers(0, 4), max_size=24)
 

@@ -21,7 +21,7 @@ from compare.pairs import compared
 from compare.recording import MemoryDump
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.run import compare_dumps
-from graphprobe.diagnose.call_arguments import NotReplayableError, function_of
+from graphprobe.diagnose.call_replay import NotReplayableError, function_of
 from graphprobe.errors import ArtifactNotFoundError, NotComparableError, UsageError
 from graphprobe.store.foreign.pt_file import read_tensor
 

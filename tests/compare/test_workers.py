@@ -20,11 +20,9 @@ import torch
 import graphprobe
 from compare.made import call, chain, tensor
 from compare.recording import MemoryDump
-from graphprobe.compare.extras import extra_module
-from graphprobe.compare.open import MERGED, open_dump
+from graphprobe.compare.open import MERGED, extra_module, is_remote, open_dump
 from graphprobe.compare.options import Options, processors, with_jobs
 from graphprobe.compare.ranks import MergedDump, shared_values
-from graphprobe.compare.remote import is_remote
 from graphprobe.compare.run import Comparison, compare_dumps
 from graphprobe.errors import RunNotFoundError, UsageError
 from graphprobe.store.api_shards import Shard
@@ -273,7 +271,7 @@ def test_neither_dask_nor_fsspec_nor_torch_is_imported(run_python: Any) -> None:
 
 def test_a_dump_is_read_and_a_text_written_through_a_url(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
-    from graphprobe.compare.remote import write_text
+    from graphprobe.compare.open import write_text
 
     line = ["0_Torch_relu_forward_output.0", 1, [], "torch.float32", [2], [1.0, 0.0, 0.5]]
     url = (tmp_path / "run" / "npu_dump.pkl").as_uri()

@@ -12,8 +12,14 @@ import torch.nn.functional as F  # noqa: N812
 
 from compare.recording import MemoryDump, Recorder
 from graphprobe.compare.result import LocalTruth
-from graphprobe.diagnose.call_arguments import NotReplayableError, arguments_from, function_of, value_of
-from graphprobe.diagnose.call_replay import TorchReplayer, rounding_truth
+from graphprobe.diagnose.call_replay import (
+    NotReplayableError,
+    TorchReplayer,
+    arguments_from,
+    function_of,
+    rounding_truth,
+    value_of,
+)
 from graphprobe.store.calls import Call, Scalar
 
 

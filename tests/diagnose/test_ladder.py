@@ -17,13 +17,12 @@ import graphprobe
 from graphprobe.diagnose import steps
 from graphprobe.diagnose.kernel_check import check_graph
 from graphprobe.diagnose.ladder import Ladder, Limits
-from graphprobe.diagnose.local import LocalError
+from graphprobe.diagnose.local import LocalError, Suspect
 from graphprobe.diagnose.passes import Step
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.value_file import LARGE
 from graphprobe.engine.values import same_bits

@@ -21,8 +21,7 @@ import torch
 import graphprobe
 from graphprobe.diagnose import ladder
 from graphprobe.diagnose.ladder import Ladder
-from graphprobe.engine.finished import FinishedSteps
-from graphprobe.engine.identity import Identity
+from graphprobe.engine.finished import FinishedSteps, Identity
 from graphprobe.engine.isolate import Outcome
 from graphprobe.errors import SettingError
 from graphprobe.findings import Diagnosis, Finding, Rung, Worst, read_document

@@ -10,8 +10,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from graphprobe.diagnose.local import Suspect
 from graphprobe.diagnose.passes import Step, analyse, different
-from graphprobe.diagnose.suspects import Suspect
 from graphprobe.internals.inductor.executable_snapshots import ExecutableSnapshot, PassLog
 from graphprobe.internals.inductor.stages import copy_graph
 

@@ -6,7 +6,7 @@ import torch
 from reduction import reduction_cases
 from reduction.reduction_cases import case_of, mlp
 
-from graphprobe.diagnose.shorten import named, shortened
+from graphprobe.diagnose.culprit import named, shortened
 from graphprobe.engine.naming import op_of
 
 

@@ -15,8 +15,7 @@ from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.window import MOST_NODES, around, window_of
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
-from graphprobe.diagnose.local import LocalError
-from graphprobe.diagnose.suspects import Suspect
+from graphprobe.diagnose.local import LocalError, Suspect
 from graphprobe.engine.values import capture
 from graphprobe.findings import Finding
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from graphprobe.engine import accumulation
-from graphprobe.engine.accumulation import ROUNDOFF, rough_sums
+from graphprobe.engine import reference
+from graphprobe.engine.reference import ROUNDOFF, rough_sums
 
 K = 4096
 ROWS = 256
@@ -79,7 +79,7 @@ def test_sums_inside_other_ops(fn: Callable[..., torch.Tensor], monkeypatch: pyt
     assert ROUNDOFF / 8 < gap < 512 * ROUNDOFF
     assert torch.equal(got, rough(fn, x))
     assert not torch.equal(got, rough(fn, x, seed=1))
-    monkeypatch.setattr(accumulation, "AT_ONCE", 8)
+    monkeypatch.setattr(reference, "AT_ONCE", 8)
     assert torch.equal(got, rough(fn, x)), "row by row it is the same"
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from engine.stats_tensors import DTYPES, random_bits
-from graphprobe.engine import device_stats
-from graphprobe.engine.device_stats import RAW_LENGTH, finish, stats_async
-from graphprobe.engine.tensor_stats import stats_of
+from graphprobe.engine import tensor_stats
+from graphprobe.engine.tensor_stats import RAW_LENGTH, finish, stats_async, stats_of
 from graphprobe.errors import UsageError
 from numerics.stats_both import assert_agree
 
@@ -27,7 +26,7 @@ def test_equal_to_the_cpu_kernel(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int8], ids=str)
 def test_in_pieces(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor of more than one chunk, an offset that ruins a naive variance, and a part without finite values."""
-    monkeypatch.setattr(device_stats, "CHUNK_BYTES", 4 * 8192)
+    monkeypatch.setattr(tensor_stats, "CHUNK_BYTES", 4 * 8192)
     x = (torch.randn(50_001) + (100 if dtype != torch.int8 else 0)).to(dtype)
     assert_agree(finish(stats_async(x)), stats_of(x), name(dtype))
     if dtype.is_floating_point:

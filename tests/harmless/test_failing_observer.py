@@ -27,7 +27,7 @@ FAULTS = [
     "graphprobe.probe.lowering:Lowering.event",
     "graphprobe.probe.lowering:Lowering.compiled",
     "graphprobe.probe.inputs:InputSaver._write",
-    "graphprobe.probe.launches:LaunchRecorder._write",
+    "graphprobe.probe.lowering:LaunchRecorder._write",
 ]
 
 

@@ -102,7 +102,7 @@ def test_a_path_that_is_no_utf8(run_warm: Warm, tmp_path: Path) -> None:
 
 def test_records_hold_text_that_is_no_utf8() -> None:
     from graphprobe.analysis.breaks_facts import UncompiledFact, line_from_fact
-    from graphprobe.store.steps import StepLine, encode_step
+    from graphprobe.store.step_file import StepLine, encode_step
 
     line = encode_step(StepLine(0, 0, component="dynamo", name="trace", detail="f (caf\udce9.py:1)"))
     assert "caf\\\\udce9.py" in line

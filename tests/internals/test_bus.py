@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from graphprobe.internals import patches
-from graphprobe.internals.bus import Subscriber, Subscription
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals import bus
+from graphprobe.internals.bus import Patch, PatchSet, Subscriber, Subscription
 
 
 class Observer:
@@ -160,7 +159,7 @@ def test_a_subscription_follows_the_imports(monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_can_patch_although_another_thread_was_patching() -> None:
-    board, held, done = patches._board, threading.Event(), threading.Event()
+    board, held, done = bus._board, threading.Event(), threading.Event()
 
     def patching() -> None:
         with board.lock:

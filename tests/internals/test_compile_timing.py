@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch._inductor.compile_fx  # so that every module that is patched is there
 
+from graphprobe.internals.bus import resolve
 from graphprobe.internals.names import LOSES, NAMES, status
-from graphprobe.internals.patches import resolve
 from graphprobe.internals.timing import compile_timing
 from graphprobe.internals.timing.compile_timing import FUNCTIONS, CompileTiming
 from graphprobe.internals.timing.span_recorder import SpanRecorder

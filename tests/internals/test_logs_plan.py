@@ -10,7 +10,7 @@ import pytest
 
 from conftest import Finished
 from graphprobe.errors import UsageError
-from graphprobe.internals.logs import registry as logs_registry
+from graphprobe.internals.logs import log_plan as logs_registry
 from graphprobe.internals.logs.log_plan import USUAL, plan_from_text
 
 

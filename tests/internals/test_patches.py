@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graphprobe.internals.patches import Patch, PatchSet, exists
+from graphprobe.internals.bus import Patch, PatchSet, exists
 
 
 class Base:

@@ -11,8 +11,8 @@ from torch._inductor import compile_fx
 from torch.fx import GraphModule
 
 from graphprobe.errors import UnsupportedTorchError
-from graphprobe.internals.inductor import post_grad_tap
-from graphprobe.internals.inductor.post_grad_tap import after_post_grad
+from graphprobe.internals.inductor import dump_taps
+from graphprobe.internals.inductor.dump_taps import after_post_grad
 
 
 def passes(gm: GraphModule) -> None:
@@ -67,7 +67,7 @@ def test_a_pass_that_raises_leaves_nothing(graph: Any, monkeypatch: pytest.Monke
 
 
 def test_a_torch_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(post_grad_tap, "NAME", "_no_such_passes")
+    monkeypatch.setattr(dump_taps, "NAME", "_no_such_passes")
     with pytest.raises(UnsupportedTorchError, match="_no_such_passes"):
         with after_post_grad(lambda gm: None):
             pass

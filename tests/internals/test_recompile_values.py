@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.analysis.recompile_guards import FailedGuard
-from graphprobe.internals.dynamo.recompile_values import value_in_frame
+from graphprobe.analysis.recompile_facts import FailedGuard
+from graphprobe.internals.dynamo.recompile_taps import value_in_frame
 
 
 class Loud:

@@ -9,7 +9,7 @@ from types import CodeType
 
 import pytest
 
-from graphprobe.internals.dynamo.statements import code_at
+from graphprobe.internals.dynamo.graph_breaks import code_at
 
 PROGRAM = """
 def f(x, y):

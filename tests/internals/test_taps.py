@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from graphprobe.internals import taps
+from graphprobe.internals.bus import Patch
 from graphprobe.internals.names import NAMES, RUN_LOSES, Name, status
-from graphprobe.internals.patches import Patch
 from graphprobe.internals.taps import Taps
 
 
@@ -75,7 +75,7 @@ from pathlib import Path
 import graphprobe
 from graphprobe.internals import taps
 from graphprobe.internals.inductor import inductor_taps as inductor
-from graphprobe.internals.patches import Patch
+from graphprobe.internals.bus import Patch
 lost = json.loads(sys.argv[2])
 real = taps._all
 def without(observer):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphprobe.judge.contents import MOST, contents_of, plain_parts
+from graphprobe.judge.observation import MOST, contents_of, plain_parts
 
 
 class Marked(torch.Tensor):

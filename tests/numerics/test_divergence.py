@@ -9,8 +9,7 @@ import pytest
 
 from graphprobe.errors import UsageError
 from graphprobe.numerics import divergence as module
-from graphprobe.numerics.classes import classes_of
-from graphprobe.numerics.divergence import ZERO, Divergence, RunValues, divergences
+from graphprobe.numerics.divergence import ZERO, Divergence, RunValues, classes_of, divergences
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.numerics.noise import Noise, scale, typical_magnitude
 

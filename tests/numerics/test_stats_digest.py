@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphprobe.numerics import digest_numpy
+from graphprobe.numerics import stats_numpy
 from numerics.stats_both import IMPLEMENTATIONS, random_bytes, stats_by
 
 KNOWN = ("297de9df42ffcf3b", "d957aa5abc4c7d1b", "687a4e85e53dd078")
@@ -28,7 +28,7 @@ def test_known_values() -> None:
 
 
 def test_keys_keep_their_promises() -> None:
-    keys = digest_numpy.block_keys().astype(np.int64)
+    keys = stats_numpy.block_keys().astype(np.int64)
     assert len(np.unique(np.abs(keys))) == len(keys) == 4096
     assert np.all(keys % 2 == 1) and np.abs(keys).min() >= 4097
     assert 0.45 < (keys > 0).mean() < 0.55

@@ -7,7 +7,7 @@ import torch
 
 from graphprobe import ops
 from graphprobe.records import TensorMeta
-from graphprobe.report.tensor_line import line_from_tensor
+from graphprobe.report.visible import line_from_tensor
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])

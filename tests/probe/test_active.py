@@ -18,7 +18,7 @@ import torch._inductor.compile_fx
 import graphprobe
 from conftest import Finished
 from graphprobe.internals import taps
-from graphprobe.internals.patches import resolve
+from graphprobe.internals.bus import resolve
 from graphprobe.probe import active
 from graphprobe.store.reader import Run
 

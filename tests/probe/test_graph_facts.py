@@ -16,8 +16,7 @@ import graphprobe
 from graphprobe.probe.formats.fx_nodes import graphs_from
 from graphprobe.records import Event, GraphsLine
 from graphprobe.report.graph_diff import side_of
-from graphprobe.report.graph_nodes import Graph, lines_of, shown_source
-from graphprobe.report.graph_text import graphs_of, parse_graphs
+from graphprobe.report.graph_nodes import Graph, graphs_of, lines_of, parse_graphs, shown_source
 from graphprobe.store import layout
 from graphprobe.store.reader import Run
 from graphprobe.store.writer import RunWriter

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from graphprobe.internals.ir.records import IRBuffer, IRNode
-from graphprobe.internals.launches.call_sites import buffers_by_line
-from graphprobe.probe.links import nodes_by_launch
+from graphprobe.internals.launches.kernel_signatures import buffers_by_line
+from graphprobe.probe.lowering import nodes_by_launch
 
 CODE = """
 def call(self, args):

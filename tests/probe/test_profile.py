@@ -16,9 +16,7 @@ import torch._inductor.config
 
 import graphprobe
 from analysis.test_timing import check_trace
-from graphprobe.analysis.timing import enclosing
-from graphprobe.analysis.timing_diff import compare_profiles
-from graphprobe.analysis.timing_names import FRAMES
+from graphprobe.analysis.timing import FRAMES, compare_profiles, enclosing
 from graphprobe.analysis.timing_records import read_profile
 from graphprobe.probe.profile import profile
 

@@ -13,7 +13,7 @@ import graphprobe
 import models
 from graphprobe.analysis.recompile_remedies import REMEDIES
 from graphprobe.errors import UsageError
-from graphprobe.internals.patches import Patch
+from graphprobe.internals.bus import Patch
 from probe import recompile_cases
 from probe.recompile_cases import CASES, compiled, ones
 
@@ -320,7 +320,7 @@ def test_wrong_use() -> None:
 
 
 def test_a_fault_of_ours_is_told_and_gets_out_of_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphprobe.internals.dynamo import recompiles as taps
+    from graphprobe.internals.dynamo import recompile_taps as taps
 
     def fails(*args: object) -> None:
         raise ValueError("planted")
@@ -337,7 +337,7 @@ def test_a_fault_of_ours_is_told_and_gets_out_of_the_way(monkeypatch: pytest.Mon
 
 
 def test_a_torch_that_lacks_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphprobe.internals.dynamo import recompiles as taps
+    from graphprobe.internals.dynamo import recompile_taps as taps
 
     real = taps.patches
 

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from graphprobe.reduce.gate import Budget, Gate
-from graphprobe.reduce.outcome import Answer, OracleVerdict
-from graphprobe.reduce.progress import Progress
-from graphprobe.reduce.reducer import INTERRUPTED, reduce
-from graphprobe.reduce.shrink import shrink_once
+from graphprobe.reduce.outcome import Answer, OracleVerdict, Progress
+from graphprobe.reduce.reducer import INTERRUPTED, reduce, shrink_once
 from graphprobe.reduce.space import Unit
 from graphprobe.reduce.subsets import Subsets, cut
 from reduce.abstract import FAILS, PASSES, UNRESOLVED, Case, Halve, Numbers, Rule, space

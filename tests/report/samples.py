@@ -12,7 +12,7 @@ from typing import Any
 from graphprobe.findings import Diagnosis, Finding, LargestZ, Rung, Worst
 from graphprobe.records import Manifest, Where
 from graphprobe.store import layout
-from graphprobe.store.steps import StepLine, encode_step
+from graphprobe.store.step_file import StepLine, encode_step
 from graphprobe.store.writer import RunWriter, WrittenFile
 
 MODEL = '''"""A model."""

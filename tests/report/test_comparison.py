@@ -13,8 +13,15 @@ from compare.made import call, chain, tensor
 from compare.recording import MemoryDump
 from graphprobe.compare.result import CallName, CallResult, SlotResult, SlotSide
 from graphprobe.compare.run import Comparison, compare_dumps
-from graphprobe.report.comparison import bars_from, document_from, print_call, print_comparison
-from graphprobe.report.comparison_csv import OUR_COLUMNS, SOURCE_COLUMNS, write_csv
+from graphprobe.report.comparison import (
+    OUR_COLUMNS,
+    SOURCE_COLUMNS,
+    bars_from,
+    document_from,
+    print_call,
+    print_comparison,
+    write_csv,
+)
 from graphprobe.report.html.page import pieces
 from graphprobe.report.html.sections_comparison import report_of
 

@@ -14,11 +14,14 @@ from graphprobe.report.diagnosis import (
     KINDS,
     NUMERIC,
     STAGES,
+    WIDTH,
     details,
+    lines_from,
+    print_diagnosis,
+    print_end,
     reason_of,
     values_in_words,
 )
-from graphprobe.report.diagnosis_text import WIDTH, lines_from, print_diagnosis, print_end
 
 WORST = Worst(
     label="output 0", index=(5, 7), expected=0.0, actual=-1.0698287, off=1.0698287, legitimate=2e-7, wrong=512, of=512

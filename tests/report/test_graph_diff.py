@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from graphprobe.records import NodeSource
 from graphprobe.report.graph_diff import GraphDiff, NodeDiff, diff_texts
-from graphprobe.report.graph_nodes import lines_of, shown_source
-from graphprobe.report.graph_text import parse_graphs
+from graphprobe.report.graph_nodes import lines_of, parse_graphs, shown_source
 
 HEAD = 'class GraphModule(torch.nn.Module):\n    def forward(self, a: "f32[2, 3][3, 1]cpu", b: "f32[3, 4][4, 1]cpu"):\n'
 MM = '        mm: "f32[2, 4][4, 1]cpu" = torch.ops.aten.mm.default(a, b);  a = b = None\n'

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphprobe.report.document import DocumentVerdict
-from graphprobe.report.html.graph_layout import GAP_X, layout
-from graphprobe.report.html.graph_window import WINDOW, window_section
+from graphprobe.report.html.graph_window import GAP_X, WINDOW, layout, window_section
 from graphprobe.report.html.page import Report
 from graphprobe.report.html.sources import Sources
 from report.browser import Opened, OpenReport, axe_faults

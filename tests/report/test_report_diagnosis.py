@@ -11,10 +11,9 @@ import pytest
 
 from graphprobe.errors import SchemaError, UsageError
 from graphprobe.findings import Diagnosis, Finding, FunctionDiagnosis, LargestZ, Rung, ScriptDocument
-from graphprobe.report.html.ladder import states
 from graphprobe.report.html.page import write_page
 from graphprobe.report.html.render import rendered
-from graphprobe.report.html.sections_diagnosis import report_from
+from graphprobe.report.html.sections_diagnosis import report_from, states
 from graphprobe.store.diagnosis_file import read_diagnosed
 from report.browser import OpenReport, axe_faults, draw_everything
 from report.samples import LINE, fault, finding, healthy, rungs, source

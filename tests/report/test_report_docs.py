@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conftest import ROOT, Finished
 from doc_session import matches, run_step, steps_of
-from graphprobe.report.html import passes, run_code, sources
+from graphprobe.report.html import sections_run, sources
 from report.browser import OpenReport, axe_faults, draw_everything
 from warm.pool import Warm
 
@@ -51,5 +51,5 @@ def test_the_report_of_a_fault(warm: Warm, run_python: Python, tmp_path: Path, o
 
 def test_the_limits_are_those_of_the_code() -> None:
     assert f"beyond the first {sources.MOST_LINES}" in PAGE
-    assert f"beyond {passes.MOST_BYTES >> 20} MiB of graphs" in PAGE
-    assert f"generated code beyond {run_code.MOST_BYTES >> 20} MiB" in PAGE
+    assert f"beyond {sections_run.MOST_BYTES >> 20} MiB of graphs" in PAGE
+    assert f"generated code beyond {sections_run.MOST_BYTES >> 20} MiB" in PAGE

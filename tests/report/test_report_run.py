@@ -12,7 +12,7 @@ import torch
 import graphprobe
 from graphprobe.analysis.timing_records import Compile, Profile, Span
 from graphprobe.records import Where
-from graphprobe.report.html import flame, passes
+from graphprobe.report.html import flame, sections_run
 from graphprobe.report.html.flame import Box, largest, tree_from_profile, tree_from_steps
 from graphprobe.report.html.page import Report, write_page
 from graphprobe.report.html.render import rendered
@@ -20,7 +20,7 @@ from graphprobe.report.html.sections_run import report_from
 from graphprobe.report.html.sources import Sources
 from graphprobe.store import layout
 from graphprobe.store.reader import Run
-from graphprobe.store.steps import StepLine, StepRecord, encode_step
+from graphprobe.store.step_file import StepLine, StepRecord, encode_step
 from report.browser import Opened, OpenReport, axe_faults, draw_everything
 from report.samples import BREAK_LINE, LINE, MadeRun, graph
 
@@ -176,7 +176,7 @@ def test_verdict_of_what_is_missing(run: MadeRun) -> None:
 
 
 def test_diffs_end_where_they_would_be_too_much(run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "MOST_BYTES", 3_000)
+    monkeypatch.setattr(sections_run, "MOST_BYTES", 3_000)
     for number in range(2, 6):
         run.add_pass(f"grow_{number}", graph(run.file, more=number), number=number)
     found = section(report_from(run.close()), "passes")
@@ -190,7 +190,7 @@ def test_a_large_diff_is_cut_and_says_so(run: MadeRun) -> None:
     run.add_pass("grow", graph(run.file, more=100), number=2)
     rows = section(report_from(run.close()), "passes").data["graphs"][0]["passes"]
     (shown,) = next(row for row in rows if row["name"] == "grow")["diff"]["graphs"]
-    assert len(shown["added"]) == passes.MOST_NODES and shown["added_left"] == 100 - passes.MOST_NODES
+    assert len(shown["added"]) == sections_run.MOST_NODES and shown["added_left"] == 100 - sections_run.MOST_NODES
 
 
 def test_a_file_that_is_gone_leaves_no_diff_and_no_code(run: MadeRun) -> None:

@@ -18,7 +18,7 @@ from compare.made import call, scalar, tensor
 from graphprobe.errors import RunNotFoundError
 from graphprobe.records import TensorStats
 from graphprobe.report.document import Section
-from graphprobe.report.dump_health import HealthJudge, infinite_of, told
+from graphprobe.report.html.dump_table import HealthJudge, infinite_of, told
 from graphprobe.report.html.render import rendered
 from graphprobe.report.html.sections_dump import report_from
 from graphprobe.store.calls import Call

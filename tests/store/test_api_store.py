@@ -21,9 +21,10 @@ from safetensors.numpy import load_file
 from conftest import ROOT
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError, UsageError
 from graphprobe.records import Manifest, TensorMeta, TensorStats
-from graphprobe.store import api_sink, files, shortage
-from graphprobe.store.api_jobs import Handed, RawCall, RawSlot, RawValue
+from graphprobe.store import api_writer, files
+from graphprobe.store import manifest as live_manifest
 from graphprobe.store.api_reader import is_api_dump, open_api_dump
+from graphprobe.store.api_records import Handed, RawCall, RawSlot, RawValue
 from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
 from graphprobe.store.calls import Scalar
 
@@ -166,20 +167,20 @@ def test_a_budget_ends_the_dump_and_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_gaps_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(live_manifest, "RETRY_SECONDS", 0.0)
     writer = new_writer(tmp_path / "d")
-    real = api_sink.write_shard
+    real = api_writer.write_shard
 
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     submit(writer, 0, np.full(5, 0, np.float32))
     writer.flush()
-    monkeypatch.setattr(api_sink, "write_shard", full)
+    monkeypatch.setattr(api_writer, "write_shard", full)
     submit(writer, 1, np.full(5, 1, np.float32))
     submit(writer, 2, np.full(5, 0, np.float32))
     writer.flush()
-    monkeypatch.setattr(api_sink, "write_shard", real)
+    monkeypatch.setattr(api_writer, "write_shard", real)
     for number in (3, 4):
         submit(writer, number, np.full(5, 1, np.float32))
         writer.flush()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from graphprobe.store.dump_append import AppendFile
+from graphprobe.store.manifest import AppendFile
 
 
 def test_the_header_is_written_once(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ import pytest
 
 from dump_helpers import OP, PLACE, new_writer
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store import dump_layout, dump_queue
-from graphprobe.store.dump_append import AppendFile
-from graphprobe.store.dump_form import OpForm, encode_place
+from graphprobe.store import dump_queue, dump_records
+from graphprobe.store.dump_format import OpForm, encode_place
 from graphprobe.store.dump_queue import BATCH
 from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, DumpValue, OpInfo, Place, Slot
 from graphprobe.store.dump_stats import RowForm, columns_of, encode_rows, format_from_meta
 from graphprobe.store.dump_writer import DumpWriter
+from graphprobe.store.manifest import AppendFile
 from graphprobe.store.schema import json_from_value
 
 SLOTS = (
@@ -45,7 +45,7 @@ def test_a_line_and_its_rows(stream_id: int, arguments: Any, notes: Any, op: OpI
     for wanted in ([*STAT_FIELDS], ["Max"], []):
         columns = columns_of(wanted)  # type: ignore[arg-type]
         for seq, place in ((0, PLACE), (12, Place(model_name=HOSTILE, model_id=0, data_index=1, device_id=2))):
-            file = f"{dump_layout.data_folder(place)}/stats.csv".encode(errors="replace").decode()
+            file = f"{dump_records.data_folder(place)}/stats.csv".encode(errors="replace").decode()
             record = DumpRecord(
                 seq=seq, time_us=99, op=op, place=place, file=file, stream_id=stream_id, slots=SLOTS,
                 arguments=arguments, notes=notes,
@@ -116,7 +116,7 @@ def test_forms_and_single_values_give_the_same_files(tmp_path: Path) -> None:
 
 
 def lines(writer: DumpWriter) -> int:
-    return (writer.time_dir / dump_layout.INDEX).read_bytes().count(b"\n")
+    return (writer.time_dir / dump_records.INDEX).read_bytes().count(b"\n")
 
 
 def test_statistics_are_written_by_the_thread_that_hands_them_in(
@@ -191,7 +191,7 @@ def test_an_interrupt_goes_on_into_the_program(tmp_path: Path, monkeypatch: pyte
     assert sum(int(text.split()[0]) for text in writer.manifest.missing) == 5
     assert "KeyboardInterrupt" in writer.manifest.missing[0]
     assert writer.manifest.ops == lines(writer) == 1
-    written = (dump_layout.STATS, dump_layout.INDEX)
+    written = (dump_records.STATS, dump_records.INDEX)
     sizes = sum(path.stat().st_size for path in writer.time_dir.rglob("*") if path.name in written)
     assert writer.manifest.collected_bytes == sizes
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphprobe.store.dump_layout import (
+from graphprobe.store.dump_records import (
+    Place,
     claim_time_folder,
     data_folder,
     device_number,
@@ -15,7 +16,6 @@ from graphprobe.store.dump_layout import (
     op_file,
     rank_folder,
 )
-from graphprobe.store.dump_records import Place
 
 STARTED = datetime(2024, 1, 31, 23, 59, 59)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphprobe.store.dump_pool import CopyPool
+from graphprobe.store.dump_queue import CopyPool
 
 BIG = 1 << 20
 

@@ -12,9 +12,8 @@ from dump_helpers import OP, new_manifest, new_writer, value
 from graphprobe.errors import RunNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import layout
-from graphprobe.store.dump_layout import INDEX
 from graphprobe.store.dump_reader import Dump, open_dump
-from graphprobe.store.dump_records import DumpValue, Place
+from graphprobe.store.dump_records import INDEX, DumpValue, Place
 from graphprobe.store.writer import RunWriter
 
 META = TensorMeta("float32", (1,))

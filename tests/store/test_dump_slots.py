@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphprobe.store.dump_records import Argument
-from graphprobe.store.dump_slots import MAX_TEXT, argument_from_value, slots_from_inputs, slots_from_outputs
+from graphprobe.store.dump_records import MAX_TEXT, Argument, argument_from_value, slots_from_inputs, slots_from_outputs
 
 A, B, C = np.ones(1), np.ones(2), np.ones(3)
 

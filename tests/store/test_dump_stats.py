@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dump_helpers import OP, PLACE, new_manifest, new_writer
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store.dump_form import OpForm
+from graphprobe.store.dump_format import OpForm
 from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, DumpRecord, DumpValue, Slot
 from graphprobe.store.dump_stats import COLUMNS, HEADER, StatsRow, columns_of, format_from_meta, read_stats

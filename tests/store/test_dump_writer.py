@@ -14,7 +14,7 @@ import pytest
 from dump_helpers import OP, PLACE, new_manifest, new_writer, value, written
 from graphprobe.errors import UsageError
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store import layout, shortage
+from graphprobe.store import layout, manifest
 from graphprobe.store.dump_reader import DumpFolder, open_dump
 from graphprobe.store.dump_records import DumpValue, Place
 from graphprobe.store.dump_writer import DumpWriter
@@ -156,7 +156,7 @@ def test_a_full_disk_is_counted_and_tried_again(
     room: int,
 ) -> None:
     """The room is cut off before the file, inside its header and its values, and inside the line of the index."""
-    monkeypatch.setattr(shortage, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(manifest, "RETRY_SECONDS", 0.0)
     writer = new_writer(tmp_path, queue_bytes=queue_bytes)
     writer.submit(OP, PLACE, [ONES])
     writer.flush()
@@ -183,7 +183,7 @@ def test_nothing_is_tried_while_the_disk_is_full(tmp_path: Path, full_disk: Call
     began = time.monotonic()
     assert writer.submit(OP, PLACE, [ONES]) is None
     full_disk(1 << 60)
-    assert writer.submit(OP, PLACE, [ONES]) is None or time.monotonic() - began > shortage.RETRY_SECONDS
+    assert writer.submit(OP, PLACE, [ONES]) is None or time.monotonic() - began > manifest.RETRY_SECONDS
     writer.close()
     assert writer.manifest.missing[0].startswith("2 ops not written: No space left on device")
 
@@ -191,7 +191,7 @@ def test_nothing_is_tried_while_the_disk_is_full(tmp_path: Path, full_disk: Call
 def test_statistics_on_a_full_disk(
     tmp_path: Path, full_disk: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shortage, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(manifest, "RETRY_SECONDS", 0.0)
     writer = new_writer(tmp_path, queue_bytes=0)
     one = DumpValue("output.0", "output", TensorMeta("float32", (3,)), stats=TensorStats(3, max=1.5))
     for room in (1 << 60, 10, 200, 700, 1 << 60):

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from graphprobe.analysis.recompile_facts import FailedGuard, Recompile
-from graphprobe.analysis.recompile_guards import ReadGuard, check_from_text, counted_keys, root_name
+from graphprobe.analysis.recompile_facts import (
+    FailedGuard,
+    ReadGuard,
+    Recompile,
+    check_from_text,
+    counted_keys,
+    root_name,
+)
 
 Aspect = tuple[str, str, int | None]
 Read = tuple[FailedGuard, ReadGuard]

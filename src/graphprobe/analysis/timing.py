@@ -1,13 +1,100 @@
-"""Where compile time went: phases, passes, functions and caches of a profile, slowest first."""
+"""Where compile time went: phases, passes, functions and caches of a profile, slowest first.
+
+What torch's names of compile phases mean, and which of them are frames around other phases.
+
+Two profiles compared: which phases and passes took more time, and which less.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
 
-from graphprobe.analysis.timing_names import FRAMES, gloss, phase_name
 from graphprobe.analysis.timing_records import Profile, Span
+
+FRAMES = frozenset(
+    {
+        "dynamo",
+        "entire_frame_compile",
+        "compile_attempt",
+        "backend_compile",
+        "create_aot_dispatcher_function",
+        "compile_fx.<locals>.fw_compiler_base",
+        "compile_fx.<locals>.bw_compiler",
+        "inductor_compile",
+        "fx_codegen_and_compile",
+        "GraphLowering.compile_to_fn",
+        "code_gen",
+        "entire_backward_compile",
+    }
+)
+"""These only hold other phases: what they spend between those has no name of its own."""
+
+GLOSSES = {
+    "additional_fake_tensor_prop": "shapes and dtypes of every node before the post-grad passes",
+    "aot_collect_metadata": "AOTAutograd runs the graph for aliases and mutations",
+    "aot_trace_joint_graph": "AOTAutograd traces forward and backward, decompositions included",
+    "aot_trace_inference_graph": "AOTAutograd traces, decompositions included",
+    "async_compile.wait": "waits for kernels that are compiled in other threads or processes",
+    "autograd_cache_key": "hash of the graph for AOTAutograd's cache",
+    "build_guards": "Dynamo builds and checks the guards",
+    "bytecode_tracing": "Dynamo traces the function",
+    "compile_file": "the C++ compiler",
+    "cpp_build": "a C++ file is built, without the compiler's own time",
+    "fake_tensor_update": "shapes and dtypes again, after passes",
+    "fx_graph_cache_key": "hash of the graph for Inductor's cache",
+    "fx_graph_cache_save": "a compiled graph is written to Inductor's cache",
+    "gc": "garbage collection after a compile",
+    "GraphLowering.codegen": "Inductor generates code",
+    "GraphLowering.run": "Inductor lowers each node to its IR",
+    "imports": "modules that are imported while compiling",
+    "inductor_codecache_torch_key": "hash of torch's sources for the cache keys",
+    "insert_deferred_runtime_asserts": "checks of symbolic shapes are put into the graph",
+    "load_library": "a compiled kernel is loaded",
+    "log_graphs": "graphs are formatted for torch's logs",
+    "min_cut_rematerialization_partition": "the joint graph is cut into forward and backward",
+    "pattern_registration": "patterns of Inductor's passes are traced, once a process",
+    "print_graph": "graphs are formatted for torch's logs",
+    "precompile_header": "the header of C++ kernels is preprocessed and hashed, once a process",
+    "PyCodeCache.load_by_key_path": "the generated module is loaded",
+    "PythonWrapperCodegen.generate": "Inductor writes the wrapper around the kernels",
+    "_recursive_joint_graph_passes": "joint-graph passes that have no name",
+    "_recursive_post_grad_passes": "post-grad passes that have no name",
+    "_recursive_pre_grad_passes": "pre-grad passes that have no name",
+    "Scheduler.__init__": "dependencies between IR nodes",
+    "Scheduler.codegen": "Inductor generates the kernels",
+    "Scheduler.fused_nodes": "Inductor decides what to fuse",
+    "TritonBundler.collect": "Triton kernels are put into the cache",
+    "vector_isa_check": "does this processor run what the C++ compiler makes, once a process",
+}
+"""By name of a phase: what is done in it."""
+
+_NUMBERED = re.compile(r"^(compile_attempt|bytecode_hooks)_\d+$")
+
+
+def phase_name(name: str, kind: str) -> str:
+    """The row of the table that a span belongs to: attempts are one phase, so are imports, and each group of passes."""
+    if kind == "import":
+        return "imports"
+    if kind == "pass":
+        return f"passes in {pass_group(name)}"
+    numbered = _NUMBERED.match(name)
+    return numbered.group(1) if numbered else name
+
+
+def pass_group(name: str) -> str:
+    """`post_grad_passes` of `pass.post_grad_passes.stable_sort`; `no group` for a pass that torch gives none."""
+    group, dot, _ = name.removeprefix("pass.").partition(".")
+    return group if dot else "no group"
+
+
+def gloss(name: str) -> str:
+    """What is done in a phase, in a few words; empty when the name is all that is known."""
+    if name in FRAMES:
+        return "between the phases inside it"
+    return GLOSSES.get(name, "")
 
 
 class Row(msgspec.Struct):
@@ -204,3 +291,76 @@ def _caches(profile: Profile) -> list[CacheRow]:
         missed = sum(path in built for path in loaded)
         rows["cpp"] = CacheRow("cpp", hits=len(loaded) - missed, misses=missed)
     return list(rows.values())
+
+
+class TimingChange(msgspec.Struct):
+    """A phase or a pass in both profiles; times in ns, of its own for a phase and with all inside for a pass.
+
+    Attributes:
+        delta_ns: after minus before.
+        count_before, count_after: 0 where the profile has none.
+    """
+
+    name: str
+    what: str
+    before_ns: int
+    after_ns: int
+    delta_ns: int
+    count_before: int
+    count_after: int
+
+
+class TimingDiff(msgspec.Struct):
+    """Changes, the largest first, whether up or down.
+
+    Attributes:
+        compile_before_ns, compile_after_ns: wall time of compiling.
+        notes: why the two cannot simply be compared: one ran from a warm cache, on another torch, failed.
+    """
+
+    compile_before_ns: int
+    compile_after_ns: int
+    phases: list[TimingChange]
+    passes: list[TimingChange]
+    notes: list[str]
+
+
+def compare_profiles(before: Profile, after: Profile) -> TimingDiff:
+    """Pair phases and passes by name. Profiles of quite different programs can be paired, too, and say little."""
+    one, two = summary_of(before), summary_of(after)
+    return TimingDiff(
+        compile_before_ns=one.compile_ns,
+        compile_after_ns=two.compile_ns,
+        phases=_changes(one.phases, two.phases, "self_ns"),
+        passes=_changes(one.passes, two.passes, "total_ns"),
+        notes=_notes(before, one, after, two),
+    )
+
+
+def _changes(before: list[Row], after: list[Row], time: str) -> list[TimingChange]:
+    left = {row.name: row for row in before}
+    right = {row.name: row for row in after}
+    changes = []
+    for name in [*left, *(name for name in right if name not in left)]:
+        a, b = left.get(name, Row(name)), right.get(name, Row(name))
+        spent = getattr(a, time), getattr(b, time)
+        changes.append(TimingChange(name, a.what or b.what, *spent, spent[1] - spent[0], a.count, b.count))
+    return sorted(changes, key=lambda change: (-abs(change.delta_ns), change.name))
+
+
+def _notes(before: Profile, one: TimingSummary, after: Profile, two: TimingSummary) -> list[str]:
+    notes = []
+    caches = {row.cache: row for row in one.caches}, {row.cache: row for row in two.caches}
+    for name in sorted({*caches[0], *caches[1]}):
+        hits = [rows.get(name, CacheRow(name)).hits for rows in caches]
+        if bool(hits[0]) != bool(hits[1]):
+            side = "first" if hits[0] else "second"
+            notes.append(f"only the {side} profile had hits in the cache {name}: {max(hits)}")
+    if before.torch != after.torch:
+        notes.append(f"torch {before.torch} against {after.torch}")
+    for name, profile in (("first", before), ("second", after)):
+        if profile.error is not None:
+            notes.append(f"the program of the {name} profile failed: {profile.error}")
+    if len(before.compiles) != len(after.compiles):
+        notes.append(f"{len(before.compiles)} compiles against {len(after.compiles)}")
+    return notes

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphprobe.backends.explain import ExplainWithBackend
-    from graphprobe.backends.ladder import LADDER, between
-    from graphprobe.backends.registry import describe, get, names
-    from graphprobe.backends.table import DebugBackend
+    from graphprobe.backends.table import LADDER, DebugBackend, between, describe, get, names
 
 _PUBLIC = {
-    "LADDER": "graphprobe.backends.ladder",
+    "LADDER": "graphprobe.backends.table",
     "DebugBackend": "graphprobe.backends.table",
     "ExplainWithBackend": "graphprobe.backends.explain",
-    "between": "graphprobe.backends.ladder",
-    "describe": "graphprobe.backends.registry",
-    "get": "graphprobe.backends.registry",
-    "names": "graphprobe.backends.registry",
+    "between": "graphprobe.backends.table",
+    "describe": "graphprobe.backends.table",
+    "get": "graphprobe.backends.table",
+    "names": "graphprobe.backends.table",
 }
 
 __all__ = ["LADDER", "DebugBackend", "ExplainWithBackend", "between", "describe", "get", "names"]

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule
 
-from graphprobe.backends.calling import debug_backend
-from graphprobe.backends.graphs import Mode, ModeInterpreter, copy_graph_module, has_higher_order
+from graphprobe.backends.graphs import Mode, ModeInterpreter, copy_graph_module, debug_backend, has_higher_order
 from graphprobe.errors import UsageError
 from graphprobe.internals.aot.backends import (
     Edit,

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from graphprobe.backends.configured import dumping_backend
-from graphprobe.backends.wrap import Wrapped
+from graphprobe.backends.wrap import Wrapped, dumping_backend
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.dynamo.compile_settings import Backend, CompileSettings, Settings, default_backend
-from graphprobe.probe.dump.session import DumpSession
+from graphprobe.probe.dump.running import DumpSession
 from graphprobe.probe.dump.sessions import begin_single_ops, session_for
 
 logger = logging.getLogger("graphprobe")

@@ -11,8 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from graphprobe.backends.calling import debug_backend
-from graphprobe.backends.graphs import ModeInterpreter, WatchedInterpreter, target_name
+from graphprobe.backends.graphs import ModeInterpreter, WatchedInterpreter, debug_backend, target_name
 from graphprobe.errors import GraphprobeError, UsageError
 from graphprobe.internals.dynamo.compile_facts import place_of
 from graphprobe.internals.operators.checking_modes import fake_mode_of, raised_by_schema_check, schema_check_mode

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.backends.explanation import Break, ExplainedGraph, Explanation, Guard
 from graphprobe.backends.graphs import target_name
-from graphprobe.backends.registry import resolve
+from graphprobe.backends.table import resolve
 from graphprobe.errors import last_line
 from graphprobe.internals.dynamo.compile_facts import begins_at, calls_of, compile_times_s, graph_breaks, guard_reader
 from graphprobe.internals.dynamo.dynamo_taps import backend_name, current_compile_id

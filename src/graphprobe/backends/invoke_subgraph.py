@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from graphprobe.backends.calling import debug_backend
+from graphprobe.backends.graphs import debug_backend
 from graphprobe.internals.aot.backends import aot_compile, invoke_subgraph_infer
 
 

@@ -1,19 +1,28 @@
-"""The table of debug backends; `registry` is the way in."""
+"""The table of debug backends; `registry` is the way in.
+
+The ladder: the same program on backends that add one stage at a time; the first that fails points at its stage.
+
+Debug backends by name: what each proves, where it stands on the ladder, and the function itself.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import torch
 
-from graphprobe.backends.calling import BackendFunction
-from graphprobe.backends.ladder import LADDER
+from graphprobe.backends.graphs import BackendFunction
+from graphprobe.errors import UsageError
+from graphprobe.internals.dynamo.torch_backends import lookup
 
 _EAGER = "graphprobe.backends.eager"
 _AOT = "graphprobe.backends.aot"
 _SCRIPT = "graphprobe.backends.torchscript"
-_SOURCE_FAULTS = "graphprobe.backends.source_faults"
+_SOURCE_FAULTS = "graphprobe.backends.faulty"
 
 _FAULTY_OPTIONS = {
     "op": "the call to hit: relu, torch.relu, aten.mm, aten.add.Tensor, or a pattern such as aten.*",
@@ -154,3 +163,182 @@ _ALL = (
 )
 
 BACKENDS = {backend.name: backend for backend in _ALL}
+
+
+UNCOMPILED = "uncompiled"
+"""The ground under the ladder: the program without torch.compile."""
+
+
+class BackendRung(msgspec.Struct, frozen=True):
+    """One backend of the ladder.
+
+    Attributes:
+        backend: its name.
+        adds: the stage that it has and the rung below has not.
+        passes: what is proven when the program is right on this rung.
+        fails: what is proven when it is right on the rung below and wrong on this one.
+        side: whether it adds no stage, and only tells two causes apart when the rung below fails.
+    """
+
+    backend: str
+    adds: str
+    passes: str
+    fails: str
+    side: bool = False
+
+
+LADDER: tuple[BackendRung, ...] = (
+    BackendRung(
+        "eager",
+        "Dynamo's capture",
+        "Dynamo's graphs and guards compute what the Python code does.",
+        "Dynamo captured something else than the Python code does, or its guards let it run where it must not.",
+    ),
+    BackendRung(
+        "aot_eager",
+        "AOTAutograd: functionalisation, the joint graph, the min-cut partitioner",
+        "The functionalised forward and backward graphs are right, and so is what is put back: mutations and aliases.",
+        "AOTAutograd made a wrong graph of a right one, in functionalising, differentiating or partitioning; or an"
+        " operator has a wrong schema, fake kernel or gradient. aot_eager_default_partitioner tells the partitioner"
+        " apart, eager_debug checks schemas.",
+    ),
+    BackendRung(
+        "aot_eager_default_partitioner",
+        "no stage: AOTAutograd with the partitioner that recomputes nothing",
+        "AOTAutograd is right where it need not recompute in the backward.",
+        "The partitioner that recomputes nothing splits the joint graph wrongly, and min-cut hides it.",
+        side=True,
+    ),
+    BackendRung(
+        "aot_eager_decomp_partition",
+        "Inductor's decompositions",
+        "The graphs that Inductor is given are right when each op runs by itself.",
+        "A decomposition does not do what its op does, beyond rounding; aot_eager_decomp_partition_crossref checks the"
+        " fake kernels that it was traced with.",
+    ),
+    BackendRung(
+        "inductor",
+        "Inductor: its graph passes, lowering, fusion, scheduling and generated kernels",
+        "The program is right as compiled by Inductor.",
+        "A pass, a lowering or a kernel of Inductor is wrong: the graphs that it was given are right op by op.",
+    ),
+)
+"""From the least compiled to the most. Right on one rung and wrong on the next: the fault is in what that one adds."""
+
+_SIDE = "aot_eager_default_partitioner"
+
+_EXTRA = {
+    (_SIDE, "aot_eager"): "The min-cut partitioner is at fault: it cuts or recomputes wrongly, for instance a random op"
+    " or a mutated value; AOTAutograd is right without recomputation.",
+    ("eager", _SIDE): "AOTAutograd is at fault, whatever the partitioner: functionalisation, the joint graph, or an"
+    " operator's schema, fake kernel or gradient.",
+    ("aot_eager", "aot_eager_decomp_partition"): LADDER[3].fails,
+}
+
+
+def between(passes: str, fails: str) -> str:
+    """What is proven when the program is right on the rung `passes` and wrong on the rung `fails` above it.
+
+    Args:
+        passes: a rung, or `uncompiled`.
+        fails: a rung further up; for rungs that are not neighbours, the stages in between are suspects together.
+
+    Raises:
+        UsageError: a name is no rung, or the second is not above the first.
+    """
+    if (passes, fails) in _EXTRA:
+        return _EXTRA[passes, fails]
+    rungs = [UNCOMPILED, *(rung.backend for rung in LADDER)]
+    for name in (passes, fails):
+        if name not in rungs:
+            raise UsageError(f"{name!r} is no rung of the ladder", hint=f"the rungs are {', '.join(rungs)}")
+    lower, upper = rungs.index(passes), rungs.index(fails)
+    if upper <= lower:
+        raise UsageError(f"{fails!r} is not above {passes!r} on the ladder", hint=f"the order is {', '.join(rungs)}")
+    suspects = [rung for rung in LADDER[lower:upper] if not rung.side or rung.backend == fails]
+    if len(suspects) == 1:
+        return suspects[0].fails
+    return "One of these is at fault: " + "; ".join(rung.adds for rung in suspects) + "."
+
+
+PREFIX = "graphprobe:"
+"""Before a name, in `torch.compile(backend=…)`, when graphprobe is installed."""
+
+
+class Configured:
+    """A backend with options given in advance; those given at the call win."""
+
+    def __init__(self, name: str, function: BackendFunction, options: dict[str, Any]) -> None:
+        self.__name__ = name
+        self._function = function
+        self._options = options
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Any:
+        return self._function(gm, example_inputs, **{**self._options, **given})
+
+    def __repr__(self) -> str:
+        listed = "".join(f", {name}={value!r}" for name, value in self._options.items())
+        return f"graphprobe.backends.get({self.__name__!r}{listed})"
+
+
+def names() -> list[str]:
+    """The names of all debug backends, in the order of the documentation."""
+    return list(BACKENDS)
+
+
+def describe(name: str) -> DebugBackend:
+    """What is known of one backend; `graphprobe:` before the name is allowed.
+
+    Raises:
+        UsageError: there is no backend of that name; the nearest names are in the hint.
+    """
+    known = BACKENDS
+    bare = str(name).removeprefix(PREFIX)
+    if bare not in known:
+        near = difflib.get_close_matches(bare, known, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+        raise UsageError(f"graphprobe has no backend named {name!r}", hint=hint)
+    return known[bare]
+
+
+def get(name: str, **options: Any) -> Callable[..., Any]:
+    """A debug backend for `torch.compile(backend=…)`.
+
+    Args:
+        name: one of `names()`.
+        **options: as `describe(name).options` lists them.
+
+    Returns:
+        Without options always the same object, so that a second `torch.compile` with it finds the first one's code.
+
+    Raises:
+        UsageError: there is no such backend or no such option, or an option has a value that it cannot take.
+    """
+    backend = describe(name)
+    for option in options:
+        if option not in backend.options:
+            near = difflib.get_close_matches(option, backend.options, n=1, cutoff=0.4)
+            has = f"it takes {', '.join(backend.options)}" if backend.options else "it takes none"
+            raise UsageError(
+                f"backend {backend.name} has no option {option!r}", hint=f"did you mean {near[0]}?" if near else has
+            )
+    if not options:
+        return backend.function
+    if backend.factory is not None:
+        made: Callable[..., Any] = load(backend.factory)(**options)
+        return made
+    return Configured(backend.name, backend.function, options)
+
+
+def resolve(inner: str | Callable[..., Any]) -> Callable[..., Any]:
+    """A backend to put inside another: ours by name, torch's by name, or the callable itself.
+
+    Raises:
+        UsageError: nobody has a backend of that name, or `inner` is neither name nor callable.
+    """
+    if callable(inner):
+        return inner
+    ours = str(inner).removeprefix(PREFIX) in BACKENDS
+    if not ours and inner in torch.compiler.list_backends(exclude_tags=()):
+        return lookup(inner)
+    return get(inner)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.backends.calling import debug_backend
-from graphprobe.backends.graphs import copy_graph_module
+from graphprobe.backends.graphs import copy_graph_module, debug_backend
 from graphprobe.errors import GraphprobeError
 from graphprobe.internals.aot.backends import aot_compile, is_higher_order
 from graphprobe.internals.dynamo.compile_facts import calls_of

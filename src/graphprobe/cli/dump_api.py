@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphprobe.cli.option_rows import spelled, take
-from graphprobe.dump_plan.api_options import API_CONFIG, API_OPTIONS
+from graphprobe.dump_plan.options import API_CONFIG, API_OPTIONS
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
 

@@ -1,13 +1,24 @@
-"""Rows of a table of options as options of a command."""
+"""Rows of a table of options as options of a command.
+
+The option `--only-function` of commands that run a program without a run folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from graphprobe.settings import Option
+from graphprobe.errors import EXIT_OK, EXIT_UNDECIDED
+from graphprobe.report.visible import echo
+from graphprobe.settings import BY_NAME, Option
+
+if TYPE_CHECKING:
+    from graphprobe.internals.dynamo.only_function import OnlyFunction
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -50,3 +61,31 @@ def _form(row: Option, choices: bool) -> dict[str, Any]:
 def _help(row: Option) -> str:
     text = f"do not {row.help}" if row.type == "flag" and row.default else row.help
     return f"{text[0].upper()}{text[1:]}."
+
+
+only_function_option = options_from((BY_NAME["only_function"],))
+
+
+@contextmanager
+def filtered(names: tuple[str, ...]) -> Iterator[OnlyFunction]:
+    """Filter within the block, in processes forked in it as well, and say at its end what was left out.
+
+    Raises:
+        UsageError: a name is empty.
+    """
+    from graphprobe.internals.dynamo.only_function import OnlyFunction
+
+    only = OnlyFunction(names or os.environ.get(BY_NAME["only_function"].env) or None, graphs_too=False)
+    with only.shared():
+        only.install()
+        try:
+            yield only
+        finally:
+            only.remove()
+            for line in only.report():
+                echo(f"graphprobe: {line}", err=True)
+
+
+def exit_code(only: OnlyFunction, code: int) -> int:
+    """`code`, but not "nothing is wrong" where the filter left nothing to look at."""
+    return EXIT_UNDECIDED if only.patterns and not only.compiled and code == EXIT_OK else code

@@ -20,8 +20,15 @@ from graphprobe.compare.measures import (
 from graphprobe.compare.outline import OUTPUT_ROLES, UNWRITTEN, role_of
 from graphprobe.compare.parts import UNEVEN, parts_between, with_parts
 from graphprobe.compare.result import CallName, CallResult, FindingKind, LocalTruth, Origin, Rule, SlotResult, Verdict
-from graphprobe.compare.scalars import is_default, scalar_difference
-from graphprobe.compare.slots import is_weight_by_name, of_node, pair_slots, same_names, side_of
+from graphprobe.compare.slots import (
+    is_default,
+    is_weight_by_name,
+    of_node,
+    pair_slots,
+    same_names,
+    scalar_difference,
+    side_of,
+)
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.store.calls import Call, CallDump, CallSlot

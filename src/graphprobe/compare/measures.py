@@ -14,8 +14,7 @@ from graphprobe.numerics.dtypes import DTYPES, EXTREME, WorkingDtype
 from graphprobe.numerics.noise import C0
 from graphprobe.numerics.pair import compare_pairs
 from graphprobe.records import TensorStats
-from graphprobe.store.dump_dtypes import STORED_DTYPES
-from graphprobe.store.dump_widen import Array, widened
+from graphprobe.store.dump_dtypes import STORED_DTYPES, Array, widened
 from graphprobe.store.foreign.summary import summary_from_stats
 
 SAMPLE = 4096

@@ -1,19 +1,98 @@
-"""Which format a path is, and its reader. Readers are imported when a dump of theirs is opened."""
+"""Which format a path is, and its reader. Readers are imported when a dump of theirs is opened.
+
+Packages that only some users need: imported when they are asked for, with an error that says how to get them.
+
+Dumps and results under fsspec URLs. Local paths never come here, so that fsspec is imported for URLs only.
+"""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from graphprobe.compare.remote import is_remote, local_copy
 from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
 from graphprobe.store.calls import CallDump
-from graphprobe.store.dump_layout import STATS
+from graphprobe.store.dump_records import STATS
 from graphprobe.store.files import open_file, read_file
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+(::|://)")
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is a URL: `s3://bucket/run`, `memory://run`; a Windows drive has one letter and is none."""
+    return _URL.match(path) is not None
+
+
+def local_copy(url: str) -> Path:
+    """A copy of a remote file or folder in a temporary folder, removed when the process ends.
+
+    Values are mapped from local files, so that a dump is fetched once, whole, and read as often as needed.
+
+    Raises:
+        RunNotFoundError: nothing is there.
+        UsageError: fsspec or the package for this kind of URL is missing, or the transfer failed.
+    """
+    system, path = _file_system(url)
+    folder = Path(tempfile.mkdtemp(prefix="graphprobe-remote-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    name = path.rstrip("/").rpartition("/")[2] or "dump"
+    try:
+        if not system.exists(path):
+            raise RunNotFoundError(f"there is nothing at {url}", hint="check the URL and the credentials")
+        if system.isdir(path):
+            system.get(path.rstrip("/") + "/", str(folder / name) + "/", recursive=True)
+        else:
+            system.get_file(path, str(folder / name))
+    except OSError as error:
+        raise UsageError(f"{url} could not be fetched: {error}", hint="check the URL and the credentials") from error
+    return folder / name
+
+
+def write_text(url: str, text: str) -> None:
+    """Writes one remote file, over an existing one.
+
+    Raises:
+        UsageError: fsspec or the package for this kind of URL is missing, or the transfer failed.
+    """
+    system, path = _file_system(url)
+    try:
+        system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        with system.open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{url} could not be written: {error}", hint="check the URL and the credentials") from error
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    fsspec = extra_module("fsspec", extra="remote", purpose=f"the URL {url}")
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        return system, str(path)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"{url} cannot be opened: {error}", hint="install the fsspec package for such URLs") from error
+
+
+def extra_module(name: str, *, extra: str, purpose: str) -> Any:
+    """The module `name` of an optional dependency.
+
+    Raises:
+        UsageError: it is not installed; the hint names the extra of graphprobe that brings it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"{purpose} needs the package {name.partition('.')[0]}, which is not installed ({error})",
+            hint=f"pip install 'graphprobe[{extra}]'",
+        ) from error
+
 
 EXPECTED = (
     "a folder of an API dump, a graph dump (a time folder, worldsize*_rank* or anything in it), an index written by "

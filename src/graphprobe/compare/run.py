@@ -13,14 +13,13 @@ import msgspec
 
 from graphprobe.compare.align import align
 from graphprobe.compare.carried import Carried, unit_of
-from graphprobe.compare.ends import Ends
 from graphprobe.compare.judge import Judge, Task, name_of
 from graphprobe.compare.locate import Located, locate
 from graphprobe.compare.marks import Decision, Mark, family_of, mark_of, me_of, modules_of, spot_of
 from graphprobe.compare.measures import HUGE
 from graphprobe.compare.options import Options, with_jobs
 from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, fingerprint, outline_from_calls
-from graphprobe.compare.pairing import Lone, Plan, StepCalls
+from graphprobe.compare.pairing import Ends, Lone, Plan, StepCalls
 from graphprobe.compare.parts import split_between
 from graphprobe.compare.precision import precision_of
 from graphprobe.compare.result import (
@@ -33,7 +32,7 @@ from graphprobe.compare.result import (
     Summary,
     WrongCall,
 )
-from graphprobe.compare.spool import Spool
+from graphprobe.compare.result_file import Spool
 from graphprobe.compare.workers import TOGETHER, blocks, judged
 from graphprobe.errors import NotComparableError
 from graphprobe.store.calls import Call, CallDump

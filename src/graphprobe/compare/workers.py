@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from graphprobe.compare.extras import extra_module
 from graphprobe.compare.judge import Judge, Replayer, Task
+from graphprobe.compare.open import extra_module
 from graphprobe.compare.options import Options
 from graphprobe.compare.result import CallResult
 from graphprobe.errors import UsageError

@@ -14,7 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphprobe.compat.ptdbg_arguments import (
+from graphprobe.compat.ptdbg_collect import (
+    Collecting,
     checked_dump_path,
     checked_dump_step,
     checked_output,
@@ -23,7 +24,6 @@ from graphprobe.compat.ptdbg_arguments import (
     checked_seed,
     checked_switch,
 )
-from graphprobe.compat.ptdbg_collect import Collecting
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
 
@@ -196,7 +196,7 @@ def compare(input_param: Any, output_path: Any, stack_mode: bool = False) -> Pat
         raise UsageError(f"stack_mode={stack_mode!r}: expected True or False", hint="True adds a column with stacks")
     from graphprobe.compare.open import open_dump
     from graphprobe.compare.run import compare_dumps
-    from graphprobe.report.comparison_csv import write_csv
+    from graphprobe.report.comparison import write_csv
 
     candidate = open_dump(paths["npu_pkl_path"], data_dir=paths["npu_dump_data_dir"])
     reference = open_dump(paths["bench_pkl_path"], data_dir=paths["bench_dump_data_dir"])
@@ -224,7 +224,7 @@ def parse(pkl: str | os.PathLike[str], module_name: str) -> None:
     Raises:
         UsageError: there is no such file or no such call in it, or the file is a pickle.
     """
-    from graphprobe.compat.ptdbg_parse import lines_of_call
+    from graphprobe.compat.ptdbg_collect import lines_of_call
 
     for line in lines_of_call(pkl, module_name):
         echo(line)

@@ -38,7 +38,7 @@ def get_npu_backend(
     Raises:
         UsageError: `aot_config` or `custom_decompositions` is given: there is nothing here that they could configure.
     """
-    from graphprobe.backends.configured import get_backend
+    from graphprobe.backends.wrap import get_backend
 
     for name, value in (("aot_config", aot_config), ("custom_decompositions", custom_decompositions)):
         if value:

@@ -14,9 +14,8 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from graphprobe.diagnose.check_case import run_compiled
-from graphprobe.diagnose.local import comparable, local_error
+from graphprobe.diagnose.local import Suspect, comparable, local_error
 from graphprobe.diagnose.prove import Prover
-from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import ancestors, is_item, isolated_calls
 from graphprobe.engine.values import capture

@@ -18,13 +18,12 @@ from graphprobe.diagnose.ladder import Ladder, Limits
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation, changed_settings
 from graphprobe.diagnose.unexplained import findings_for
-from graphprobe.engine.finished import PARENT, FinishedSteps, begun_in, is_unfinished
-from graphprobe.engine.identity import Identity, identity_of
+from graphprobe.engine.finished import PARENT, FinishedSteps, Identity, begun_in, identity_of, is_unfinished
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, LargestZ, NamedStep
 from graphprobe.internals.dynamo.compile_calls import Compiled, mode_names, settings_of_compiled
 from graphprobe.internals.tensors.trees import tree_leaves
-from graphprobe.judge.contents import plain_parts
+from graphprobe.judge.observation import plain_parts
 from graphprobe.probe import environment
 from graphprobe.report.progress import shown_in_notebook
 from graphprobe.settings.limits import TimeBudget, limits_from

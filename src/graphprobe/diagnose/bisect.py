@@ -12,10 +12,9 @@ import torch
 from torch.fx import Node
 
 from graphprobe.diagnose.check_case import run_compiled
-from graphprobe.diagnose.local import LocalError
+from graphprobe.diagnose.local import LocalError, Suspect
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import StageGraph
-from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import GraphRun
 from graphprobe.engine.isolate import Outcome
 from graphprobe.engine.naming import op_of

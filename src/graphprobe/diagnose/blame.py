@@ -12,14 +12,12 @@ from torch.fx import Node
 from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
-from graphprobe.diagnose.local import LocalError, comparable
+from graphprobe.diagnose.local import LocalError, Suspect, comparable
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.diagnose.suspects import Suspect
-from graphprobe.engine.doing import doing
 from graphprobe.engine.interpret import plain_value, run_graph
-from graphprobe.engine.isolate import isolated
+from graphprobe.engine.isolate import doing, isolated
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS, is_item, isolated_calls
 from graphprobe.engine.values import capture

@@ -20,7 +20,7 @@ from graphprobe.engine.isolate import Outcome, isolated
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 from graphprobe.judge.judging import Difference, Reference, Spot, compare, roundoff_of, whole_log
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.numerics.noise import Noise, scale, typical_magnitude

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from graphprobe.diagnose.local import LocalError, comparable, local_error
+from graphprobe.diagnose.local import LocalError, Suspect, comparable, local_error
 from graphprobe.diagnose.rungs import StageGraph
-from graphprobe.diagnose.suspects import Suspect
-from graphprobe.engine.doing import doing
 from graphprobe.engine.interpret import copied, flat_outputs, run_graph
+from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import op_of
 from graphprobe.internals.aot.backends import inductor_decompositions
 from graphprobe.judge.judging import strides as strides_of

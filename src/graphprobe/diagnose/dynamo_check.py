@@ -22,7 +22,6 @@ from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
 from graphprobe.diagnose.aten_names import aten_namesakes
-from graphprobe.diagnose.lost_effect import statement_of
 from graphprobe.diagnose.numpy_nodes import aten_of, computed_by_numpy, numpy_name
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program, tensors_of
@@ -33,6 +32,7 @@ from graphprobe.diagnose.python_culprit import (
     branch_names,
     function_class,
     returned_names,
+    statement_of,
 )
 from graphprobe.diagnose.python_source import CALL, READ, FramePlace, Named, is_users, places_of
 from graphprobe.diagnose.settings import Compilation
@@ -43,7 +43,7 @@ from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import capture, from_bytes, to_bytes
 from graphprobe.internals.aot.backends import is_higher_order
-from graphprobe.internals.tensors.functorch_values import physical, without_transforms
+from graphprobe.internals.tensors.plain_tensors import physical, without_transforms
 from graphprobe.internals.tensors.trees import tree_leaves
 
 Plain = tuple[str, str]

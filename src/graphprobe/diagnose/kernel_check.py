@@ -11,11 +11,10 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from graphprobe.diagnose.local import Expectation, LocalError, comparable, local_error
+from graphprobe.diagnose.local import Expectation, LocalError, Suspect, comparable, local_error
 from graphprobe.diagnose.passes import different
-from graphprobe.diagnose.suspects import Suspect
-from graphprobe.engine.doing import doing
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
+from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import op_of, source_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
 from graphprobe.engine.values import same_bits

@@ -23,9 +23,8 @@ from graphprobe.diagnose.references import T, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.whole_proof import NUMBERS, prove_by_program
-from graphprobe.engine.doing import Board, told_on
 from graphprobe.engine.finished import FinishedSteps
-from graphprobe.engine.isolate import Outcome, isolated
+from graphprobe.engine.isolate import Board, Outcome, isolated, told_on
 from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.errors import Raised
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more

@@ -11,8 +11,8 @@ from torch.fx import Node
 
 from graphprobe.engine.interpret import copied
 from graphprobe.engine.naming import name_of
-from graphprobe.internals.operators.op_mode import OpMode
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
+from graphprobe.internals.operators.operators import OpMode
 from graphprobe.internals.tensors.trees import tree_map
 
 utils: Any = require("torch._dynamo", "utils", purpose="naming functions of numpy's")

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.local import LocalError, comparable, local_error
-from graphprobe.diagnose.suspects import Suspect
-from graphprobe.engine.doing import doing
+from graphprobe.diagnose.local import LocalError, Suspect, comparable, local_error
 from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
+from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import name_of, op_of
 from graphprobe.engine.reference import is_noisy
 from graphprobe.engine.subgraph import CALLS, is_item, is_view, output_node

@@ -11,16 +11,14 @@ from typing import Any, cast
 import msgspec
 import torch
 
-from graphprobe.engine.accumulation import rough_sums
-from graphprobe.engine.doing import doing
-from graphprobe.engine.reference import InFloat64, is_noisy
+from graphprobe.engine.isolate import doing
+from graphprobe.engine.reference import InFloat64, is_noisy, rough_sums
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, untouched
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
-from graphprobe.judge.contents import contents_of
 from graphprobe.judge.effects import snapshot
-from graphprobe.judge.observation import ObservationRecord, failed, observe
+from graphprobe.judge.observation import ObservationRecord, contents_of, failed, observe
 from graphprobe.judge.reachable import reachable_modules
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]

@@ -16,17 +16,16 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
-from graphprobe.diagnose.culprit import LARGEST, ranked
+from graphprobe.diagnose.culprit import LARGEST, named, ranked, shortened
 from graphprobe.diagnose.dossier.own_backend import own_backend, why_no_text
 from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.short import short_repros
 from graphprobe.diagnose.dossier.window import window_of
 from graphprobe.diagnose.dossier.writer import NOT_ALONE, first_shown, run_repro, write_dossier
+from graphprobe.diagnose.local import Suspect
 from graphprobe.diagnose.rungs import DynamoGraph
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
-from graphprobe.diagnose.shorten import named, shortened
 from graphprobe.diagnose.stage_evidence import RAISED, evidence_of
-from graphprobe.diagnose.suspects import Suspect
 from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.naming import aten_behind, module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, ancestors, extract

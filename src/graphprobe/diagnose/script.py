@@ -254,8 +254,7 @@ class _Watcher:
         if self._program is None or self._whole is not None:
             return self.options.out if self._whole is None else self._whole.folder
         from graphprobe.diagnose.api import new_folder_for_proofs
-        from graphprobe.engine.finished import FinishedSteps, begun_in
-        from graphprobe.engine.identity import command_identity, digest_of_file
+        from graphprobe.engine.finished import FinishedSteps, begun_in, command_identity, digest_of_file
 
         options = self.options
         asked = [options.backend, options.dynamic, options.grad, options.deep, options.step_limit_s, options.first]

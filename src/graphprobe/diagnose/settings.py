@@ -11,9 +11,9 @@ from typing import Any
 
 from graphprobe.diagnose.dossier.environment import environment
 from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_hook, shown_name
-from graphprobe.diagnose.program_text.values import Unwritable
-from graphprobe.internals.dynamo.program_backends import registered
-from graphprobe.internals.require import require
+from graphprobe.diagnose.program_text.plain_values import Unwritable
+from graphprobe.internals.dynamo.torch_backends import registered
+from graphprobe.internals.names import require
 from graphprobe.settings.limits import STEP_LIMIT_S
 
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})

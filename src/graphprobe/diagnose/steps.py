@@ -14,6 +14,7 @@ from graphprobe.diagnose.blame import isolated_suspects
 from graphprobe.diagnose.decompositions import check_decompositions
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.kernel_names import name_kernels
+from graphprobe.diagnose.local import Suspect
 from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.prove import Prover
@@ -31,17 +32,15 @@ from graphprobe.diagnose.rungs import (
     stage_rung,
 )
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.diagnose.suspects import Suspect
-from graphprobe.engine.doing import doing
 from graphprobe.engine.interpret import run_graph
+from graphprobe.engine.isolate import doing
 from graphprobe.engine.value_file import stored
 from graphprobe.findings import LargestZ, Latent
 from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
-from graphprobe.internals.operators.op_mode import OpMode, Overload
-from graphprobe.judge.contents import plain_parts
+from graphprobe.internals.operators.operators import OpMode, Overload
 from graphprobe.judge.judging import Difference
-from graphprobe.judge.observation import ObservationRecord, read
+from graphprobe.judge.observation import ObservationRecord, plain_parts, read
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 
 

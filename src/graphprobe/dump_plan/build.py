@@ -10,11 +10,9 @@ import msgspec
 
 from graphprobe.dump_plan.conflicts import Given, refuse_conflicts
 from graphprobe.dump_plan.document import DUMP, read_document
-from graphprobe.dump_plan.entries import model_entries, watch_entries
-from graphprobe.dump_plan.faults import JsonPlace, shown, value_fault
-from graphprobe.dump_plan.options import BY_NAME, OPTIONS, checked_option, path_hint
-from graphprobe.dump_plan.paths import directory_fault
-from graphprobe.dump_plan.plan import STATS, DumpPlan, ModelEntry
+from graphprobe.dump_plan.options import BY_NAME, OPTIONS, checked_option, directory_fault, path_hint
+from graphprobe.dump_plan.plan import STATS, DumpPlan, ModelEntry, model_entries, watch_entries
+from graphprobe.dump_plan.shapes import JsonPlace, shown, value_fault
 from graphprobe.errors import SettingError
 from graphprobe.select import layers_from_list, layers_from_text, steps_from_text
 from graphprobe.settings.option import from_environment, only_given

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.dump_plan.faults import conflict_fault, shown
+from graphprobe.dump_plan.shapes import conflict_fault, shown
 
 
 class Given(msgspec.Struct, frozen=True):

@@ -8,15 +8,23 @@ from collections import Counter
 from typing import Any
 
 from graphprobe.dump_plan.conflicts import SCHEMA_RULES
-from graphprobe.dump_plan.entries import POSITION
-from graphprobe.dump_plan.faults import JsonPlace, conflict_fault, syntax_fault, type_fault, value_fault
-from graphprobe.dump_plan.options import OPTIONS, path_hint
-from graphprobe.dump_plan.paths import file_fault
-from graphprobe.dump_plan.plan import DATA, MODES, STATS
-from graphprobe.dump_plan.shapes import Choice, Items, Key, TableShape, TextShape
+from graphprobe.dump_plan.options import OPTIONS, file_fault, path_hint
+from graphprobe.dump_plan.plan import DATA, MODES, POSITION, STATS
+from graphprobe.dump_plan.shapes import (
+    Choice,
+    Items,
+    JsonPlace,
+    Key,
+    TableShape,
+    TextShape,
+    conflict_fault,
+    syntax_fault,
+    type_fault,
+    value_fault,
+)
 from graphprobe.errors import SettingError
 from graphprobe.select import steps_from_text
-from graphprobe.select.layers import token_from_text
+from graphprobe.select.matching import token_from_text
 
 MAX_FILE_BYTES = 16 * 1024**2
 SCENES = ("watcher", "exception")

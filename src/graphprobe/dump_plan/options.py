@@ -1,15 +1,71 @@
-"""The options of a dump, one row each: `CompilerConfig().dump_config`, the command line and the environment."""
+"""The options of a dump, one row each: `CompilerConfig().dump_config`, the command line and the environment.
+
+The options of a dump of calls, one row each: the arguments of `graphprobe.dump`, its JSON file, the command line.
+
+Whether a folder can take a dump, and a file be read: asked of the system, and tried.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 
-from graphprobe.dump_plan.faults import shown
-from graphprobe.dump_plan.paths import directory_fault, file_fault
 from graphprobe.dump_plan.plan import DATA, ENGINES, MODES
-from graphprobe.errors import SettingError
+from graphprobe.dump_plan.shapes import shown
+from graphprobe.errors import SettingError, lacks_room
 from graphprobe.settings import BY_NAME as SETTINGS
 from graphprobe.settings import Option
+
+
+def directory_fault(path: str) -> str | None:
+    """What is wrong with `path` as the folder of a dump, None if nothing is: it is there, can be read and written.
+
+    Permissions alone do not tell, since root may do anything, so a file without a name is written. A disk that is full
+    or read-only is no fault of the path: the dump says what it could not write, and the program runs.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        return _reason(error)
+    if not stat.S_ISDIR(mode):
+        return "it is no directory"
+    wanted = {"read": os.R_OK, "written to": os.W_OK, "entered": os.X_OK}
+    for verb, right in wanted.items():
+        if not os.access(path, right) and not (right == os.W_OK and _read_only(path)):
+            return f"it cannot be {verb}"
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"\0")
+    except OSError as error:
+        if lacks_room(error):
+            return None
+        return f"nothing can be written there: {_reason(error)}"
+    return None
+
+
+def file_fault(path: str) -> str | None:
+    """What is wrong with `path` as a file to read, None if nothing is."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        return _reason(error)
+    if not stat.S_ISREG(mode):
+        return "it is a directory" if stat.S_ISDIR(mode) else "it is no ordinary file"
+    return None if os.access(path, os.R_OK) else "it cannot be read"
+
+
+def _read_only(path: str) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "it does not exist"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it is no path" if isinstance(error, UnicodeError) else str(error)
+
 
 OPTIONS: tuple[Option, ...] = (
     Option("enable_dump", "flag", False, "GRAPHPROBE_ENABLE_DUMP", in_file=False),
@@ -92,3 +148,40 @@ def path_hint(path: str, kind: str) -> str:
         return "~ is not expanded: write the path out"
     shape = "make the directory first" if kind == "directory" else "name a JSON file"
     return shape if os.path.isabs(path) else f"{shape}; a relative path starts at the working directory"
+
+
+FILE_SECTION = "api_dump"
+
+_FOLDER = "the name of a folder"
+_NAMES = "names, as a list of texts"
+
+API_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "data", "choice", "stats", "", "--dump", "dump every call of torch's API, uncompiled",
+        allowed=("stats", "tensor")
+    ),
+    Option(
+        "level", "choice", "api", "", "--level", "what counts as a call. Default: api",
+        allowed=("api", "module", "mix")
+    ),
+    Option(
+        "steps", "steps", None, "", "--steps", "training steps to dump, e.g. 0|3-5|10", "STEPS",
+        expected="a text such as '0|3-5|10', or a number"
+    ),
+    Option(
+        "apis", "names", None, "", "--apis", "names or globs of APIs, separated by commas", "NAMES", expected=_NAMES
+    ),
+    Option(
+        "path", "path", None, "", "--dump-to", "folder of that dump. Default: in the run's own", "DIR", expected=_FOLDER
+    ),
+    Option("mode", "choice", "all", allowed=("all", "list", "range", "stack")),
+    Option("scope", "names", expected=_NAMES),
+    Option("sample", "number", least=1, most=1_000_000),
+    Option("stack", "flag", False),
+    Option("optimizer", "choice", "step", allowed=("step", "state", "calls", "off")),
+    Option("step_at", "choice", "optimizer", allowed=("optimizer", "hand")),
+    Option("budget_bytes", "size", least=1),
+)  # fmt: skip
+
+API_CONFIG = Option("config", "file", None, "", "--api-config", 'JSON file: {"api_dump": {...}}', "FILE")
+"""The file that has the others."""

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.internals.operators.operators import writes_nothing
 from graphprobe.internals.quiet import hint
-from graphprobe.internals.tensors.functorch_values import physical, without_transforms
+from graphprobe.internals.tensors.plain_tensors import physical, without_transforms
 
 Watch = Callable[[Node, tuple[Any, ...], dict[str, Any], Any], None]
 """Gets a node, the arguments it is run with (before it runs it could have changed them), and its result."""

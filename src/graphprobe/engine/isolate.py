@@ -1,4 +1,7 @@
-"""Run a step in a child process that shares nothing back: crashes, hangs and every side effect stay there."""
+"""Run a step in a child process that shares nothing back: crashes, hangs and every side effect stay there.
+
+What a step is doing right now, told by its process to the one that waits for it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import contextvars
 import ctypes
 import io
+import mmap
 import os
 import random
 import re
@@ -16,7 +20,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -26,6 +31,46 @@ import torch
 
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals import after_fork
+
+SIZE = 256
+"""Bytes of a text; a longer one is cut off."""
+
+
+class Board:
+    """A text in memory that this process shares with those that it forks. The last one written is what is read."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, SIZE + 1)
+
+    def write(self, text: str) -> None:
+        """Put up a text; nobody waits, and half of one that is read meanwhile is drawn over a second later."""
+        data = text.encode()[:SIZE]
+        self._memory[: SIZE + 1] = data + bytes(SIZE + 1 - len(data))
+
+    def read(self) -> str:
+        """The text; empty at first."""
+        return bytes(self._memory[:SIZE]).split(b"\0")[0].decode("utf-8", "ignore")
+
+
+_board: ContextVar[Board | None] = ContextVar("board", default=None)
+
+
+@contextlib.contextmanager
+def told_on(board: Board) -> Iterator[None]:
+    """`doing` writes to this board, here and in the steps that are run from here."""
+    before = _board.set(board)
+    try:
+        yield
+    finally:
+        _board.reset(before)
+
+
+def doing(what: str) -> None:
+    """Say what is being done, e.g. `op 34 of 512`; where nobody listens, nothing happens."""
+    board = _board.get()
+    if board is not None:
+        board.write(what)
+
 
 TAIL = 4000
 """Characters kept of what the child printed."""

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 
 from graphprobe.engine.reference import array_from, dtype_of
-from graphprobe.internals.operators.op_mode import OpMode, Overload
-from graphprobe.internals.operators.operators import operator_of
+from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
 from graphprobe.internals.tensors.trees import tree_leaves
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import DTYPES, WorkingDtype

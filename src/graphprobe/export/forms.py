@@ -13,8 +13,8 @@ from graphprobe.compare.open import open_dump
 from graphprobe.compare.result import CallResult
 from graphprobe.compare.result_file import check_schema, read_rows
 from graphprobe.errors import SchemaError, UsageError
+from graphprobe.export.dump_on_graphs import WithStatistics
 from graphprobe.export.parquet import MARK as PARQUET_MARK
-from graphprobe.export.statistics import WithStatistics
 from graphprobe.report.subject import KINDS, Kind, kind_of
 from graphprobe.store.api_reader import is_api_dump
 from graphprobe.store.calls import CallDump

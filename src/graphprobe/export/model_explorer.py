@@ -13,8 +13,7 @@ import msgspec
 
 from graphprobe.compare.outline import OUTPUT_ROLES, outline_from_calls
 from graphprobe.compare.result import CallResult
-from graphprobe.report.graph_nodes import Graph, shown_source
-from graphprobe.report.graph_text import RunGraph, run_graphs
+from graphprobe.report.graph_nodes import Graph, RunGraph, run_graphs, shown_source
 from graphprobe.store.calls import Call, CallDump, CallSlot
 from graphprobe.store.files import replace_file
 from graphprobe.store.reader import Run

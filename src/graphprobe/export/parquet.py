@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from graphprobe.compare.extras import extra_module
+from graphprobe.compare.open import extra_module
 from graphprobe.compare.result import CallResult, SlotSide
 from graphprobe.store import layout
 from graphprobe.store.calls import CallDump

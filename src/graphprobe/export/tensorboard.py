@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from graphprobe.compare.extras import extra_module
+from graphprobe.compare.open import extra_module
 from graphprobe.compare.outline import OUTPUT_ROLES
 from graphprobe.store.calls import Call, CallDump, CallSlot
 

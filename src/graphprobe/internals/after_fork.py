@@ -9,8 +9,8 @@ import sys
 
 import torch
 
+from graphprobe.internals.names import require
 from graphprobe.internals.operators import collectives
-from graphprobe.internals.require import require
 
 
 def can_fork() -> bool:

@@ -5,15 +5,19 @@ torch, `graphprobe doctor` against the torch that is installed, and docs/torch_n
 complete: each path of torch with a private part that graphprobe uses stands here, and what stands here is used.
 
 A private attribute of a value has no such path, for instance `passname` of the observer of a pass. Those are not here.
+
+Private names of torch, looked up with an error that says which one is missing and in which torch.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+
+from graphprobe.errors import UnsupportedTorchError
 
 _MISSING = object()
 
@@ -109,7 +113,7 @@ class Name(msgspec.Struct, frozen=True):
     Attributes:
         module: dotted module name.
         attribute: dotted path inside the module; empty for the module itself.
-        use: `patched` by `internals.patches`, `called`, `read`, or `imported` only.
+        use: `patched` by `internals.bus`, `called`, `read`, or `imported` only.
         needed_for: capabilities, each a key of `LOSES`.
         since, until: the first and the last supported torch that has the name, such as `2.12`; empty: no such limit.
         probe: what `doctor` does: `lookup`, `import`; `compile`: nothing, as it is only there while torch compiles;
@@ -479,3 +483,36 @@ def status(capabilities: Iterable[str] = tuple(LOSES), *, names: Iterable[Name] 
             continue
         found.update(dict.fromkeys(wanted, f"missing: {name.address}"))
     return found
+
+
+def require(module: str, attribute: str, *, purpose: str) -> Any:
+    """`module.attribute` of the installed torch.
+
+    Args:
+        module: dotted module name, e.g. `torch._dynamo.backends.common`.
+        attribute: a name inside it, dotted if it is deeper; a module of a package is imported if need be.
+        purpose: what stands on it, for the message, e.g. `the backend 'eager_debug'`.
+
+    Raises:
+        UnsupportedTorchError: the module or the name is not there.
+    """
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise _unsupported(f"{module} cannot be imported ({error})", purpose) from error
+    for part in attribute.split("."):
+        found = getattr(found, part, _MISSING)
+        if found is _MISSING:
+            break
+    else:
+        return found
+    try:
+        return importlib.import_module(f"{module}.{attribute}")
+    except ImportError as error:
+        raise _unsupported(f"there is no {module}.{attribute}", purpose) from error
+
+
+def _unsupported(what: str, purpose: str) -> UnsupportedTorchError:
+    import torch
+
+    return UnsupportedTorchError(f"torch {torch.__version__} lacks what {purpose} needs: {what}", hint=SUPPORTED_HINT)

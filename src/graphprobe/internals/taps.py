@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from graphprobe.internals.aot import aot_taps as aot
-from graphprobe.internals.bus import Subscription
+from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.dynamo import dynamo_taps as dynamo
-from graphprobe.internals.dynamo import graph_breaks, recompiles
+from graphprobe.internals.dynamo import graph_breaks, recompile_taps
 from graphprobe.internals.inductor import inductor_taps as inductor
 from graphprobe.internals.names import RUN_LOSES
 from graphprobe.internals.observer import CompileObserver
-from graphprobe.internals.patches import Patch
 from graphprobe.internals.timing import step_taps
 
 
@@ -56,5 +55,5 @@ def _all(observer: CompileObserver) -> list[Patch]:
         *aot.patches(observer),
         *inductor.patches(observer),
         *graph_breaks.patches(observer),
-        *recompiles.patches(observer),
+        *recompile_taps.patches(observer),
     ]

@@ -1,36 +1,282 @@
-"""The walk from a user's function to everything of the user's that it can read and write. No code of the user runs."""
+"""The walk from a user's function to everything of the user's that it can read and write. No code of the user runs.
+
+What stands for a Python object in a snapshot of side effects, and what is inside of it. No code of a user runs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import collections
 import contextlib
+import decimal
+import fractions
 import functools
+import hashlib
+import itertools
+import operator
+import os
+import random
+import sys
+import sysconfig
 import types
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch.nn import Module
 
-from graphprobe.judge.effect_values import (
-    BY_DYNAMO,
-    CONTAINERS,
-    OPEN,
-    attributes_of,
-    bases_of,
-    entries_of,
-    is_code,
-    is_descriptor,
-    is_generator,
-    leaf_of,
-    module_of,
-    name_of,
-    names_in,
-    qualname_of,
-    whose,
+MOST_BYTES = 64 << 20
+"""Bytes of tensors that one snapshot copies; what is larger is described."""
+
+BIG, LONG = 256, 1_000
+"""Entries of a container that have labels of their own; characters of a text that are kept."""
+
+BY_DYNAMO = (
+    "_dynamo",
+    "_torchdynamo",
+    "_compiled_call_impl",
+    "_is_torch_compile",
+    "__compiled_fn",
+    "__resume_at",
+    "___",
+    "_abc_impl",
 )
+"""Names that begin so are no effect of the program: the compiler adds them, or Python does."""
+
+PYTHON, NUMPY, TORCH = (f"random generator of {name}" for name in ("Python", "numpy", "torch"))
+
+OPEN = object()
+"""In place of a leaf: the value is an object or a container, or something that can be called."""
+
+_LIBRARY = ("torch", "torchgen", "functorch", "numpy", "graphprobe", "graphprobe_pytest")
+_FOLDERS = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
+_PACKAGES = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-packages"))
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
+_BASES: dict[type, Any] = {int: int.__int__, float: float.__float__, complex: complex.__complex__, str: str.__str__}
+_SAID = (range, itertools.count, decimal.Decimal, fractions.Fraction, torch.layout, torch.memory_format)
+_EMPTY: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", deque(), range(0))
+_ITERATORS = tuple(type(iter(empty)) for empty in _EMPTY)
+_ENTRIES: dict[type, Any] = {kind: vars(kind)["__iter__"] for kind in (list, tuple, deque, set, frozenset)}
+_WRAPPERS = (staticmethod, classmethod, functools.cached_property, type(functools.lru_cache(len)))
+_KEPT = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_CODE = (*_FUNCTIONS, types.MethodType, functools.partial, property, *_WRAPPERS)
+CONTAINERS = (dict, *_ENTRIES)
+
+# What the interpreter keeps of a class, whatever the class or its metaclass says.
+bases_of: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__
+names_in: Callable[[type], Mapping[str, Any]] = vars(type)["__dict__"].__get__
+module_of: Callable[[type], Any] = vars(type)["__module__"].__get__
+qualname_of: Callable[[type], str] = vars(type)["__qualname__"].__get__
+
+
+def whose(module: Any) -> Literal["user", "package", "library"]:
+    """Who wrote a module: the user, another package that is installed, or torch, numpy or Python."""
+    if not isinstance(module, str) or module == "__main__":
+        return "user"
+    top = module.partition(".")[0]
+    found = sys.modules.get(module) or sys.modules.get(top)
+    file = vars(found).get("__file__") if isinstance(found, types.ModuleType) else None
+    if top in _LIBRARY or (file is None and top in sys.stdlib_module_names):
+        return "library"
+    path = os.path.realpath(file) if isinstance(file, str) else ""
+    if any(folder in path for folder in _PACKAGES):
+        return "package"
+    return "library" if path.startswith(_FOLDERS) else "user"
+
+
+def leaf_of(value: Any) -> Any:
+    """What stands for a value that is not opened: itself, a tensor, or a description `<…>`; else `OPEN`."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return _held(value)
+    if issubclass(kind, torch.Tensor):
+        return value
+    if issubclass(kind, (np.ndarray, np.generic)):
+        return _from_numpy(value)
+    if issubclass(kind, Enum):
+        return f"<{name_of(kind)}.{attributes_of(value).get('_name_')}>"
+    for base, exact in _BASES.items():
+        if issubclass(kind, base):
+            return _held(exact(value))
+    if kind in _SAID:
+        return f"<{value!r}>"
+    return _state_of(value)
+
+
+def _state_of(value: Any) -> Any:
+    """Of what is moved on by use: where it stands, in short."""
+    kind = type(value)
+    if kind in (bytes, bytearray):
+        return f"<{kind.__name__} of {len(value)}, {_digest(value)}>"
+    if kind in _ITERATORS:
+        return f"<{kind.__name__}, {operator.length_hint(value)} left>"
+    if kind is types.GeneratorType:
+        return f"<generator at line {value.gi_frame.f_lineno}>" if value.gi_frame else "<generator, finished>"
+    if issubclass(kind, torch.Generator):
+        return f"<torch.Generator {_digest(value.get_state().numpy())}>"
+    if issubclass(kind, np.random.Generator):
+        return f"<numpy.random.Generator {_digest(value.bit_generator.state)}>"
+    if issubclass(kind, np.random.RandomState):
+        return f"<numpy.random.RandomState {_digest(value.get_state(legacy=False))}>"
+    if issubclass(kind, random.Random):
+        return f"<random.Random {_digest(random.Random.getstate(value))}>"
+    return OPEN
+
+
+def is_generator(leaf: Any) -> bool:
+    """Whether a leaf stands for a random generator."""
+    return type(leaf) is str and leaf.startswith(("<torch.Generator ", "<numpy.random.", "<random.Random "))
+
+
+def global_generators() -> Iterator[tuple[str, str]]:
+    """Python's generator, numpy's, and torch's for each device in use."""
+    with contextlib.suppress(Exception):
+        yield PYTHON, f"<random.Random {_digest(random.getstate())}>"
+        yield NUMPY, f"<numpy.random.RandomState {_digest(np.random.get_state(legacy=False))}>"
+        yield TORCH, f"<torch.Generator {_digest(torch.get_rng_state().numpy())}>"
+        in_use: Callable[[], bool] = torch.cuda.is_initialized
+        for i in range(torch.cuda.device_count() if in_use() else 0):
+            yield f"{TORCH} on cuda:{i}", f"<torch.Generator {_digest(torch.cuda.get_rng_state(i).numpy())}>"
+
+
+def entries_of(value: Any, spare: int) -> tuple[str, list[tuple[str, Any]], int]:
+    """A container in words, its entries under their labels, and how many others were looked at.
+
+    The words hold the keys in their order, of a set the elements in that of their texts; of entries that get no label
+    a digest, to which tensors and numbers with a point contribute their type only.
+
+    Args:
+        spare: how many entries beyond `BIG` are looked at, at most.
+    """
+    kind, names = type(value), list[str]()
+    if issubclass(kind, dict):
+        pairs = _pairs(value)
+        entries = [entry for _, entry in pairs]
+        names = _numbered(_key(key) for key, _ in pairs[: BIG + spare])
+    else:
+        entries = [*next(each for base, each in _ENTRIES.items() if issubclass(kind, base))(value)]
+    text, others = f"{name_of(kind)} of {len(entries)}", entries[BIG:][-spare:] if spare > 0 else []
+    if issubclass(kind, (set, frozenset)):
+        names = sorted(map(_key, entries)) if len(entries) <= BIG + spare else []
+        entries = []
+    if names:
+        text += f": {_shortened(', '.join(names))}"
+    if others and entries:
+        text += f", {_digest(*map(_roughly, others))}"
+    labels = names[:BIG] if issubclass(kind, dict) else map(str, range(min(BIG, len(entries))))
+    return text, [(f"[{label}]", entry) for label, entry in zip(labels, entries, strict=False)], len(others)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """What an object keeps in its dictionary and slots, whatever its class makes of asking for it."""
+    found: dict[str, Any] = {}
+    for base in bases_of(type(value)):
+        names = names_in(base)
+        kept = names.get("__dict__")
+        if isinstance(kept, _KEPT):
+            found.update(kept.__get__(value))
+        slots = names.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else [*slots]:
+            if type(slot := names.get(name)) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # never set
+                    found.setdefault(name, slot.__get__(value))
+    return found
+
+
+def is_code(kind: type) -> bool:
+    """Whether objects of a class are what runs, or classes themselves, and no data."""
+    return kind in _CODE or issubclass(kind, type)
+
+
+def is_descriptor(kind: type) -> bool:
+    """Whether an attribute of a class, being of this class, computes what its objects show."""
+    return any("__get__" in names_in(base) for base in bases_of(kind))
+
+
+def name_of(value: Any) -> str:
+    """A class, with its module unless that is Python's, or a function, as text."""
+    if issubclass(type(value), type):
+        module = module_of(value)
+        return qualname_of(value) if module in ("builtins", "collections") else f"{module}.{qualname_of(value)}"
+    inner = value.__func__ if type(value) is types.MethodType else value
+    return f"function {inner.__qualname__}" if type(inner) in _FUNCTIONS else name_of(type(value))
+
+
+def form_of(tensor: torch.Tensor) -> str:
+    """A tensor in words: dtype and shape."""
+    kind = "tensor" if type(tensor) in (torch.Tensor, torch.nn.Parameter) else name_of(type(tensor))
+    return f"<{kind} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}>"
+
+
+def _held(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > LONG:
+        return f"<str of {len(value)}, {_digest(value)}: {value[:80]}…>"
+    if type(value) is int and value.bit_length() > 1024:
+        return f"<int of {value.bit_length()} bits, {_digest(hex(value))}>"
+    return value
+
+
+def _from_numpy(value: Any) -> Any:
+    """An array as a tensor, so that a number and an array without dimensions are the same, as they are to Dynamo."""
+    if value.dtype.kind in "biufc" and value.nbytes <= MOST_BYTES:
+        with contextlib.suppress(TypeError):
+            return torch.from_numpy(np.array(value))
+    return f"<numpy {value.dtype}{list(value.shape)}>"
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    """Keys and values of a dict, in the order that it keeps itself, if it does and its keys are plain."""
+    pairs = [*dict.items(value)]
+    if issubclass(type(value), OrderedDict) and all(type(key) in _PLAIN for key, _ in pairs):
+        pairs = [(key, dict.__getitem__(value, key)) for key in collections.OrderedDict.__iter__(value)]
+    return [(key, entry) for key, entry in pairs if type(key) is not str or not key.startswith(BY_DYNAMO)]
+
+
+def _key(key: Any) -> str:
+    """A key, or an element of a set, as text."""
+    if type(key) is tuple:
+        return f"({', '.join(map(_key, key))})"
+    leaf = f"<{name_of(key)}>" if is_code(type(key)) else leaf_of(key)
+    if isinstance(leaf, torch.Tensor):
+        return form_of(leaf)
+    return f"<{name_of(type(key))}>" if leaf is OPEN else repr(leaf)
+
+
+def _numbered(names: Iterable[str]) -> list[str]:
+    """The same texts, each once: several keys may have one text."""
+    counts: dict[str, int] = {}
+    found = []
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+        found.append(name if counts[name] == 1 else f"{name} #{counts[name]}")
+    return found
+
+
+def _roughly(value: Any) -> str:
+    leaf = leaf_of(value) if type(value) in _PLAIN else None
+    return repr(leaf) if type(leaf) in (bool, int, str) else name_of(type(value))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONG else f"{text[:LONG]}… {_digest(text)}"
+
+
+def _digest(*parts: Any) -> str:
+    found = hashlib.blake2b(digest_size=6)
+    for part in parts:
+        if isinstance(part, dict):
+            found.update(_digest(*itertools.chain(*part.items())).encode())
+        elif isinstance(part, np.ndarray):
+            found.update(part.tobytes())
+        else:
+            found.update(part if isinstance(part, (bytes, bytearray)) else repr(part).encode())
+        found.update(b"\0")
+    return found.hexdigest()
+
 
 MOST = 10_000
 """Values that have labels in one snapshot, and as many that only digests see."""

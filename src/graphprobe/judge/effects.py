@@ -12,8 +12,7 @@ import torch
 from graphprobe.engine.values import capture, from_bytes, to_bytes, why_not
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors.trees import tree_leaves
-from graphprobe.judge.effect_values import MOST_BYTES, NUMPY, TORCH, form_of, global_generators, is_generator
-from graphprobe.judge.effect_walk import Walk
+from graphprobe.judge.effect_walk import MOST_BYTES, NUMPY, TORCH, Walk, form_of, global_generators, is_generator
 
 _NOTHING = object()
 

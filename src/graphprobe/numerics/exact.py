@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from graphprobe.errors import UsageError
-from graphprobe.numerics.classes import classes_of
-from graphprobe.numerics.divergence import Divergence
+from graphprobe.numerics.divergence import Divergence, classes_of
 from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.noise import Array, Noise, flat, magnitude, scale, typical_magnitude
 from graphprobe.numerics.verdict import DEFAULT, Limit, Thresholds, Verdict

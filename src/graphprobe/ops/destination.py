@@ -18,7 +18,7 @@ from graphprobe.probe import environment
 from graphprobe.probe.dump.sessions import open_sessions
 from graphprobe.probe.dump.tensors import device_index, dump_value, is_capturing, stream_of
 from graphprobe.settings import resolve
-from graphprobe.store.dump_pool import CopyPool
+from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.dump_records import DumpManifest, OpInfo, Place, dump_manifest_from_run
 from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
 

@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 
-from graphprobe.engine.device_stats import finish, stats_async
-from graphprobe.engine.tensor_forms import meta_of
-from graphprobe.engine.tensor_stats import readable, stats_of
+from graphprobe.engine.tensor_stats import finish, meta_of, readable, stats_async, stats_of
 from graphprobe.errors import UsageError
-from graphprobe.internals.operators.side_effects import define_side_effect
+from graphprobe.internals.operators.operators import define_side_effect
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.ops.destination import failed, keep, switch
 from graphprobe.probe.dump.tensors import is_capturing
-from graphprobe.report.tensor_line import print_tensor
+from graphprobe.report.visible import print_tensor
 
 FIRST = 6
 """Elements that `print` shows."""

@@ -1,29 +1,250 @@
-"""Inductor's part of one graph: scheduler IR before and after fusion, generated code, launches, saved inputs."""
+"""Inductor's part of one graph: scheduler IR before and after fusion, generated code, launches, saved inputs.
+
+`captured_ops.json`: what a compiled graph launched, in the order in which it ran, as a Chrome trace.
+
+From launches back to scheduler nodes, FX nodes and source lines.
+
+The first call of a compiled graph as a step, and each launch in it as a step inside that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
+from graphprobe.export.chrome_trace import document, lasting, named
 from graphprobe.internals.inductor import inductor_taps as inductor
-from graphprobe.internals.ir.node_text import Cache
 from graphprobe.internals.ir.records import IRNode
-from graphprobe.internals.ir.scheduler_nodes import donated_inputs, ir_graph
-from graphprobe.internals.launches.launches import LaunchTap
-from graphprobe.probe.first_run import first_run
+from graphprobe.internals.ir.scheduler_nodes import Cache, donated_inputs, ir_graph
+from graphprobe.internals.launches.launches import Launch, Launching, LaunchTap
+from graphprobe.internals.unseen import unseen
 from graphprobe.probe.formats.code_py import output_code_source
 from graphprobe.probe.inputs import InputSaver
-from graphprobe.probe.launches import LaunchRecorder
-from graphprobe.probe.steps import StepLog
+from graphprobe.probe.step_log import StepLog
 from graphprobe.probe.trail import Trail
 from graphprobe.probe.views import ir_file
 from graphprobe.records import Direction, Where
 from graphprobe.settings import Settings
 from graphprobe.store import layout
 from graphprobe.store.writer import RunWriter
+
+COMPONENT = "run"
+
+
+def first_run(
+    compiled: Callable[..., Any],
+    finished: Callable[[], None],
+    module: tuple[ModuleType, str] | None,
+    steps: StepLog,
+    where: Where,
+    failed: Callable[[str, BaseException], None],
+) -> Callable[..., Any]:
+    """`compiled`, its first call watched.
+
+    Args:
+        compiled: Inductor's callable for one graph.
+        finished: called when the first call has ended, however it did: `compiled` itself can take over.
+        module: the generated module and its code, whose launches are told too; None to leave them alone.
+        failed: gets what our own part raised.
+    """
+    first = threading.Lock()
+
+    def begin(name: str, detail: str) -> int | None:
+        try:
+            facts = {"model": where.model, "direction": where.direction, "compile_id": where.compile_id}
+            return steps.begin(COMPONENT, name, detail, **facts)  # type: ignore[arg-type]
+        except Exception as error:
+            failed("step of a launch", error)
+            return None
+
+    def around(launching: Launching) -> Any:
+        step = begin("launch", f"{launching.name} (output_code.py:{launching.line})")
+        try:
+            result = launching.run()
+        except BaseException as error:
+            steps.end(step, error)
+            raise
+        steps.end(step)
+        return result
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not first.acquire(blocking=False):
+            with unseen:
+                return compiled(*args, **kwargs)
+        tap = None if module is None else LaunchTap(*module, around=around)
+        step = begin("first call", "of the compiled graph")
+        try:
+            with unseen, contextlib.nullcontext() if tap is None else tap.recording():
+                result = compiled(*args, **kwargs)
+        except BaseException as error:
+            steps.end(step, error)
+            raise
+        else:
+            steps.end(step)
+            return result
+        finally:
+            finished()
+
+    run.__dict__.update(getattr(compiled, "__dict__", {}))
+    return run
+
+
+def nodes_by_launch(buffers: Sequence[Iterable[str]], nodes: Sequence[IRNode]) -> list[tuple[IRNode, ...]]:
+    """The scheduler nodes that each launch carries out.
+
+    A scheduler node writes buffers under names of their own, and nothing can read one before it was written: so the
+    first launch that names any buffer of a node is the one that runs it.
+
+    Args:
+        buffers: for each launch, in the order in which they ran, the names that it was called with or bound to.
+        nodes: the scheduler's nodes after fusion, those of nested graphs included.
+    """
+    writers: dict[str, list[int]] = {}
+    for index, node in enumerate(nodes):
+        for out in node.outputs:
+            writers.setdefault(out.name, []).append(index)
+    done: set[int] = set()
+    found: list[tuple[IRNode, ...]] = []
+    for names in buffers:
+        here = sorted({index for name in names for index in writers.get(name, ())} - done)
+        done.update(here)
+        found.append(tuple(nodes[index] for index in here))
+    return found
+
+
+MAX_CALLS = 4
+"""CUDA graphs are captured on the second call or later; after this many calls without a capture, none is coming."""
+
+FROM_WRAPPER = "launches of the compiled wrapper, in the order in which they ran"
+FROM_CAPTURE = "launches of the compiled wrapper while the stream was captured into a CUDA graph"
+
+
+class LaunchRecorder:
+    """Records the first call of one compiled graph, and on CUDA the call during which its graph is captured."""
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        where: Where,
+        tap: LaunchTap,
+        nodes: Sequence[IRNode],
+        cuda: bool,
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        """`nodes` are the scheduler's after fusion, for the way back from a launch to the source."""
+        self._writer = writer
+        self._where = where
+        self._tap = tap
+        self._nodes = tuple(nodes)
+        self._cuda = cuda
+        self._failed = failed
+        self._calls = 0
+        self._done = False
+        self._recording = threading.Lock()
+
+    def wrap(self, compiled: Callable[..., Any], finished: Callable[[], None]) -> Callable[..., Any]:
+        """`compiled`, recorded until there is nothing more to learn; then `finished` takes the recorder out."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            # One call at a time: another thread's runs as it would without us.
+            if self._done or not self._recording.acquire(blocking=False):
+                with unseen:
+                    return compiled(*args, **kwargs)
+            try:
+                if self._writer.closed:
+                    self._done = True
+                    finished()
+                if self._done:
+                    with unseen:
+                        return compiled(*args, **kwargs)
+                self._calls += 1
+                self._tap.launches.clear()
+                try:
+                    with unseen, self._tap.recording():
+                        return compiled(*args, **kwargs)
+                finally:
+                    self._after_call(finished)
+            finally:
+                self._recording.release()
+
+        run.__dict__.update(getattr(compiled, "__dict__", {}))
+        return run
+
+    def _after_call(self, finished: Callable[[], None]) -> None:
+        try:
+            launches = list(self._tap.launches)
+            captured = any(launch.capturing for launch in launches)
+            if self._calls == 1 or captured:
+                self._write(launches, captured)
+            if captured or not self._cuda or self._calls >= MAX_CALLS:
+                self._done = True
+                self._nodes = ()
+                finished()
+        except Exception as error:
+            self._done = True
+            self._failed("captured ops", error)
+
+    def _write(self, launches: list[Launch], captured: bool) -> None:
+        assert self._where.model is not None and self._where.direction is not None
+        buffers = [self._tap.buffers(launch) for launch in launches]
+        text = chrome_trace(
+            launches,
+            buffers=buffers,
+            nodes=nodes_by_launch(buffers, self._nodes),
+            source=FROM_CAPTURE if captured else FROM_WRAPPER,
+            cuda=self._cuda,
+        )
+        file = self._writer.write_text(layout.ops_file(self._where.model, self._where.direction), text)
+        where = msgspec.structs.replace(self._where, phase="run", step=self._calls - 1)
+        if file is not None:
+            self._writer.event(where=where, kind="ops", name="captured_ops", file=file, nodes_after=len(launches))
+
+
+def chrome_trace(
+    launches: Sequence[Launch],
+    *,
+    buffers: Sequence[tuple[str, ...]],
+    nodes: Sequence[tuple[IRNode, ...]],
+    source: str,
+    cuda: bool,
+) -> str:
+    """The launches as Chrome-trace JSON (complete events, microseconds from the first launch).
+
+    Each launch names the buffers of `output_code.py` it touches, the scheduler nodes it carries out, the FX nodes these
+    were lowered from, and the source lines those stem from.
+    """
+    begin_ns = launches[0].start_ns if launches else 0
+    pid = os.getpid()
+    events = [named("process_name", pid, 0, "compiled graph")]
+    for index, (launch, names, ran) in enumerate(zip(launches, buffers, nodes, strict=True)):
+        origins = {origin.name: origin for node in ran for origin in node.origins}.values()
+        args = {
+            "index": index,
+            "output_code_line": launch.line,
+            "arguments": list(launch.arguments),
+            "buffers": list(names),
+            "scheduler_nodes": [node.name for node in ran],
+            "fx_nodes": [{"name": origin.name, "target": origin.target} for origin in origins],
+            "sources": sorted({origin.source for origin in origins if origin.source}),
+            "capturing": launch.capturing,
+        }
+        begin_us, for_us = (launch.start_ns - begin_ns) / 1000, launch.elapsed_ns / 1000
+        events.append(lasting(launch.name, launch.kind, begin_us, for_us, pid=pid, tid=launch.thread, args=args))
+    other = {
+        "source": source,
+        "durations": "time to enqueue on the host" if cuda else "time the launch took on the host",
+        "launches": len(launches),
+    }
+    return json.dumps(document(events, other, unit="ns"), indent=1)
+
 
 Failed = Callable[[str, BaseException], None]
 

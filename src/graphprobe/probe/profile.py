@@ -19,7 +19,7 @@ from graphprobe.errors import UsageError
 from graphprobe.export.chrome_trace import export_profile
 from graphprobe.internals.timing.compile_timing import CompileTiming
 from graphprobe.internals.timing.span_recorder import OpenSpan
-from graphprobe.report.profile import print_profile
+from graphprobe.report.profile_text import print_profile
 
 
 class _Active:

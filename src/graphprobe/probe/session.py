@@ -1,4 +1,7 @@
-"""One observed process: the taps, the writer, and a recorder for each compiled graph."""
+"""One observed process: the taps, the writer, and a recorder for each compiled graph.
+
+Facts that are added one a line to a file of the run while it goes on: recompilations, graph breaks.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,18 @@ from graphprobe.internals.logs.log_plan import plan_from_text
 from graphprobe.internals.observer import FrameFacts
 from graphprobe.internals.taps import Taps
 from graphprobe.probe import environment
-from graphprobe.probe.frames.watch import FrameWatch
-from graphprobe.probe.recompile_log import append_fact, write_recompile
-from graphprobe.probe.steps import StepLog, StepWatch, begin, begin_pass
+from graphprobe.probe.frames.on_failure import FrameWatch
+from graphprobe.probe.step_log import StepLog, StepWatch, begin, begin_pass
+from graphprobe.records import Where
 from graphprobe.settings import Settings
 from graphprobe.store import layout
-from graphprobe.store.writer import RunWriter
+from graphprobe.store.schema import json_from_value
+from graphprobe.store.writer import RunWriter, WrittenFile
 
 if TYPE_CHECKING:
     from graphprobe.probe.model import ModelRecorder
     from graphprobe.probe.trail import Trail
+
 
 LEVELS = {"warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 PREDICTED_BYTES_PER_MODEL = 40_000
@@ -399,3 +404,17 @@ def _close_with_process(child: Session) -> None:
     if util is not None:
         # Rank -100: after the program's own.
         util.Finalize(None, child.stop, exitpriority=-100)
+
+
+def write_recompile(writer: RunWriter, fact: Recompile) -> None:
+    """Add a recompilation to the run; what cannot be written is counted there."""
+    append_fact(writer, layout.RECOMPILES, json_from_value(fact).decode() + "\n")
+
+
+def append_fact(writer: RunWriter, path: str, line: str) -> None:
+    """Add a line to a file of the run; the first has an event, by which `ls` knows the file."""
+    first = not (writer.tool_dir / path).exists()
+    if writer.append_text(path, line) and first:
+        # Without a digest: the file goes on growing.
+        name = path.partition(".")[0]
+        writer.event(where=Where(rank=writer.manifest.rank), kind="log", name=name, file=WrittenFile(path, None, None))

@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from graphprobe.reduce.journal import Journal
-from graphprobe.reduce.outcome import Answer, OracleVerdict
-from graphprobe.reduce.progress import Observer, Progress
+from graphprobe.reduce.outcome import Answer, Observer, OracleVerdict, Progress
 from graphprobe.reduce.space import Candidate, Oracle
 
 C = TypeVar("C", bound=Candidate)

@@ -10,8 +10,7 @@ from typing import Literal
 import msgspec
 
 from graphprobe.records import Event
-from graphprobe.report.graph_nodes import Graph, GraphNode, lines_of, shown_source
-from graphprobe.report.graph_text import graphs_of, parse_graphs
+from graphprobe.report.graph_nodes import Graph, GraphNode, graphs_of, lines_of, parse_graphs, shown_source
 from graphprobe.store.reader import Run
 
 

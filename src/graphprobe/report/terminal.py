@@ -1,4 +1,7 @@
-"""Views for the terminal: plain text when piped or with NO_COLOR, colours otherwise."""
+"""Views for the terminal: plain text when piped or with NO_COLOR, colours otherwise.
+
+The last lines of a command: the verdict, where, the proof, what to do next. Never more than five.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import msgspec
@@ -32,7 +35,7 @@ from graphprobe.report.document import (
 from graphprobe.report.graph_diff import GraphDiff, Node, NodeDiff
 from graphprobe.report.visible import one_line
 from graphprobe.settings import text_from_size
-from graphprobe.store.address import addresses_from_events
+from graphprobe.store.layout import addresses_from_events
 from graphprobe.store.reader import Model, Run
 
 # rich draws a number while it is imported. The generator may be that of a program which is being watched.
@@ -409,3 +412,29 @@ def _line_style(line: str) -> str:
     if line.startswith("@@"):
         return "cyan"
     return {"-": "red", "+": "green"}.get(line[:1], "")
+
+
+LINES = 5
+"""A terminal that was scrolled by a long story still shows this many."""
+
+
+def print_closing(
+    verdict: str, facts: Sequence[tuple[str, str]] = (), *, style: str = "bold", file: IO[str] | None = None
+) -> None:
+    """Print the verdict on a line, and each fact with its label on a line below; facts beyond the fourth are left out.
+
+    Args:
+        facts: label and text; those without a text are left out.
+        style: of the verdict, as rich names it.
+        file: standard output by default.
+    """
+    console = console_for(file)
+    console.print(Text(_line(verdict), style))
+    shown = [fact for fact in facts if fact[1]][: LINES - 1]
+    width = max((len(label) for label, _ in shown), default=0) + 2
+    for label, text in shown:
+        console.print(Text.assemble((f"  {label + ':':<{width}}", "dim"), _line(text)))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from graphprobe.select.layers import (
+from graphprobe.select.matching import (
+    LayerMatcher,
     LayerSelection,
     LayerToken,
+    Match,
+    OpFacts,
+    Unmatched,
     layers_from_list,
     layers_from_text,
     name_matches,
     type_matches,
 )
-from graphprobe.select.matching import LayerMatcher, Match, OpFacts, Unmatched
-from graphprobe.select.steps import MAX_STEP, StepSelection, steps_from_text
+from graphprobe.select.step_ranges import MAX_STEP, StepSelection, steps_from_text
 
 __all__ = [
     "MAX_STEP",

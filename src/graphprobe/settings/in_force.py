@@ -14,8 +14,7 @@ import msgspec
 
 from graphprobe.errors import SettingError, nearest
 from graphprobe.records import SettingValue
-from graphprobe.settings.files import section_from_file
-from graphprobe.settings.option import Option, from_environment, only_given
+from graphprobe.settings.option import Option, from_environment, only_given, section_from_file
 
 Scalar = str | int | bool | None
 

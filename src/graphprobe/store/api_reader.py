@@ -31,9 +31,9 @@ from graphprobe.store.api_records import (
 from graphprobe.store.api_shards import Shard
 from graphprobe.store.calls import Call, CallDump, CallSlot, shape_problem
 from graphprobe.store.files import lines_in, open_file, read_file
+from graphprobe.store.manifest import ended_early
 from graphprobe.store.reader import State, is_alive
 from graphprobe.store.schema import UNREADABLE, read_manifest
-from graphprobe.store.shortage import ended_early
 
 DIGEST_KIND = "graphprobe"
 STAT_NAMES = TensorStats.__struct_fields__

@@ -1,8 +1,20 @@
-"""The nouns of an op dump, as structs: which op ran, where its values belong, what lies in each slot."""
+"""The nouns of an op dump, as structs: which op ran, where its values belong, what lies in each slot.
+
+Names of slots: an op's arguments and results, taken apart into tensors and the rest.
+
+Names and folders of a dump: the tree that users of TorchAir know, and the claim of a folder nobody else has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -200,3 +212,143 @@ def dump_manifest_from_run(manifest: Manifest, *, engine: str, plan: dict[str, A
     """The manifest of a dump by the process that `manifest` describes; `plan` must be JSON as it stands."""
     document = msgspec.to_builtins(manifest) | {"dump_schema": DUMP_SCHEMA, "engine": engine, "plan": plan}
     return msgspec.convert(document, DumpManifest)
+
+
+MAX_TEXT = 4096
+"""Longest text kept of an argument that is no tensor, in characters."""
+
+IsTensor = Callable[[object], bool]
+
+
+def slots_from_inputs(
+    args: Sequence[object], kwargs: Mapping[str, object], *, is_tensor: IsTensor
+) -> Iterator[tuple[str, Side, object]]:
+    """Each tensor among the arguments and each argument without any, as (slot, `input`, value), in order.
+
+    The second positional argument is `input.1`, the third of a list in its place `input.1.2`, a keyword `kwarg.bias`.
+    A list, tuple or mapping without a tensor is one value.
+    """
+    for index, value in enumerate(args):
+        yield from _leaves(f"input.{index}", "input", value, is_tensor)
+    for name, value in kwargs.items():
+        yield from _leaves(f"kwarg.{name}", "input", value, is_tensor)
+
+
+def slots_from_outputs(result: object, *, is_tensor: IsTensor) -> Iterator[tuple[str, Side, object]]:
+    """The same for what an op returned: a tensor is `output.0`, the second of a tuple `output.1`."""
+    results = result if isinstance(result, list | tuple) else (result,)
+    for index, value in enumerate(results):
+        yield from _leaves(f"output.{index}", "output", value, is_tensor)
+
+
+def argument_from_value(name: str, value: object) -> Argument:
+    """How an argument that is no tensor is kept; a value whose `repr` fails is named by its type."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<no repr: {type(error).__name__}>"
+    if len(text) > MAX_TEXT:
+        text = f"{text[:MAX_TEXT]}… ({len(text)} characters)"
+    return Argument(name, type(value).__name__, text)
+
+
+def _leaves(name: str, side: Side, value: object, is_tensor: IsTensor) -> Iterator[tuple[str, Side, object]]:
+    if not is_tensor(value) and _holds_tensor(value, is_tensor):
+        for key, item in _items(value):
+            yield from _leaves(f"{name}.{key}", side, item, is_tensor)
+    else:
+        yield name, side, value
+
+
+def _items(value: object) -> Iterator[tuple[object, object]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)
+
+
+def _holds_tensor(value: object, is_tensor: IsTensor) -> bool:
+    return is_tensor(value) or any(_holds_tensor(item, is_tensor) for _, item in _items(value))
+
+
+INDEX = "ops.jsonl"
+STATS = "stats.csv"
+
+_MAX_MODEL_BYTES = 128
+_MAX_TYPE_BYTES = 64
+_MAX_OP_BYTES = 96
+"""With the slot that `convert` adds, a file name stays below the 255 bytes that file systems take."""
+
+_SECONDS_TRIED = 3600
+
+
+def rank_folder(world_size: int, rank: int) -> str:
+    """`worldsize2_global_rank0`."""
+    return f"worldsize{world_size}_global_rank{rank}"
+
+
+def time_folder(started: datetime) -> str:
+    """`20240131120000`, local time."""
+    return f"{started:%Y%m%d%H%M%S}"
+
+
+def data_folder(place: Place) -> str:
+    """`<device_id>/<model_name>/<model_id>/<data_index>`, relative to the time folder."""
+    return f"{place.device_id}/{folder_name_from_model(place.model_name)}/{place.model_id}/{place.data_index}"
+
+
+def op_file(op_type: str, op_name: str, seq: int, time_us: int) -> str:
+    """`<op_type>.<op_name>.<seq>.<timestamp>`; `seq` alone keeps the files of a dump apart.
+
+    Launch `mm.2` is `mm-2`: `mm_2` would be the name of a node, which it need not compute.
+    """
+    return f"{_op_stem(op_type, op_name)}.{seq}.{time_us}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _op_stem(op_type: str, op_name: str) -> str:
+    kind = _shortened(re.sub(r"[^A-Za-z0-9_-]", "_", op_type), _MAX_TYPE_BYTES)
+    name = _shortened(re.sub(r"[^A-Za-z0-9_-]", "_", op_name.replace(".", "-")), _MAX_OP_BYTES)
+    return f"{kind}.{name}"
+
+
+def folder_name_from_model(model_name: str) -> str:
+    """`model_name` with `_` for each `.`, `/`, `\\`, space, and anything else that is hostile in a path.
+
+    Letters and digits of any script and `_ - + = @ , #` stay; a `-` in front does not, and a long name is cut and gets
+    a digest of the whole. Two models that come out alike differ in their ids.
+    """
+    return _shortened(re.sub(r"[^\w\-+=@,#]|^-", "_", model_name), _MAX_MODEL_BYTES)
+
+
+def device_number(device: str) -> int:
+    """Index of a device by torch's name: 1 of `cuda:1`; 0 without an index, and for every CPU."""
+    kind, _, index = device.partition(":")
+    return int(index) if kind != "cpu" and index.isdecimal() else 0
+
+
+def claim_time_folder(dump_path: Path, *, world_size: int, rank: int, started: datetime) -> Path:
+    """Make the time folder of this process: of the next second that nobody has, from `started` on.
+
+    Raises:
+        OSError: `dump_path` does not exist or cannot be written to.
+    """
+    parent = dump_path / rank_folder(world_size, rank)
+    parent.mkdir(exist_ok=True)
+    for later_s in range(_SECONDS_TRIED):
+        folder = parent / time_folder(started + timedelta(seconds=later_s))
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), str(parent / time_folder(started)))
+
+
+def _shortened(name: str, max_bytes: int) -> str:
+    """`name` in at most so many bytes of UTF-8; one that had to be cut ends in a digest of the whole."""
+    data = name.encode("utf-8")
+    if len(data) <= max_bytes:
+        return name or "unnamed"
+    digest = blake2b(data, digest_size=4).hexdigest()
+    return f"{data[: max_bytes - 9].decode('utf-8', 'ignore')}-{digest}"

@@ -13,18 +13,14 @@ import msgspec
 
 from graphprobe.records import TensorStats
 from graphprobe.settings import text_from_size
-from graphprobe.store import dump_layout, layout
-from graphprobe.store.dump_append import AppendFile
+from graphprobe.store import dump_records, layout
 from graphprobe.store.dump_dtypes import stored_from_meta
-from graphprobe.store.dump_form import OpForm, encode_place
-from graphprobe.store.dump_format import encode_op, write_pieces
-from graphprobe.store.dump_pool import Array
+from graphprobe.store.dump_format import OpForm, encode_op, encode_place, write_pieces
+from graphprobe.store.dump_queue import Array
 from graphprobe.store.dump_records import Data, DumpManifest, DumpRecord, Place, Slot, view_from_buffer
 from graphprobe.store.dump_stats import HEADER, columns_of
-from graphprobe.store.manifest import ManifestFile
+from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, CountsShortage, ManifestFile
 from graphprobe.store.schema import json_from_value
-from graphprobe.store.shortage import CountsShortage
-from graphprobe.store.writer import SAVE_SECONDS
 
 _OPEN_STATS = 16
 """How many `stats.csv` are kept open; each call of a graph has its own."""
@@ -104,7 +100,7 @@ class DumpSink(CountsShortage):
         super().__init__(manifest_file, max_bytes)
         self.time_dir = time_dir
         self.manifest = manifest
-        self._index = AppendFile(time_dir / dump_layout.INDEX)
+        self._index = AppendFile(time_dir / dump_records.INDEX)
         self._stats: dict[str, AppendFile] = {}
         self._folders: dict[Place, str] = {}
         self._last: tuple[Place, tuple[AppendFile, bytes]] | None = None
@@ -189,7 +185,7 @@ class DumpSink(CountsShortage):
         """Where the statistics of a place go: the file, and what the index says of the two."""
         if self._last is None or self._last[0] is not place:
             folder = self._folder(place)
-            target = self._stats_file(folder), encode_place(place, f"{folder}/{dump_layout.STATS}")
+            target = self._stats_file(folder), encode_place(place, f"{folder}/{dump_records.STATS}")
             self._last = (place, target)
         return self._last[1]
 
@@ -299,9 +295,9 @@ class DumpSink(CountsShortage):
             if slot.missing:
                 self.count(slot.missing, f"{slot.name} of {job.name}", noun="value")
         only_stats = bool(rows_of) and all(data is None for data in job.data)
-        name = dump_layout.STATS
+        name = dump_records.STATS
         if not only_stats:
-            name = dump_layout.op_file(form.op.op_type, form.op.op_name, job.seq, job.time_us)
+            name = dump_records.op_file(form.op.op_type, form.op.op_name, job.seq, job.time_us)
         record = DumpRecord(
             seq=job.seq,
             time_us=job.time_us,
@@ -327,7 +323,7 @@ class DumpSink(CountsShortage):
         known = self._folders.get(place)
         if known is not None:
             return known
-        relative = dump_layout.data_folder(place)
+        relative = dump_records.data_folder(place)
         folder = self.time_dir
         for part in relative.split("/"):
             folder = folder / part
@@ -342,7 +338,7 @@ class DumpSink(CountsShortage):
             if len(self._stats) >= _OPEN_STATS:
                 self._last = None
                 self._stats.pop(next(iter(self._stats))).close()
-            file = AppendFile(self.time_dir / folder / dump_layout.STATS, header=HEADER)
+            file = AppendFile(self.time_dir / folder / dump_records.STATS, header=HEADER)
         self._stats[folder] = file
         return file
 

@@ -14,10 +14,8 @@ from typing import Literal
 import msgspec
 
 from graphprobe.errors import UsageError
-from graphprobe.store.dump_form import OpForm
-from graphprobe.store.dump_layout import claim_time_folder
-from graphprobe.store.dump_pool import Array, CopyPool
-from graphprobe.store.dump_queue import BATCH, ByteQueue
+from graphprobe.store.dump_format import OpForm
+from graphprobe.store.dump_queue import BATCH, Array, ByteQueue, CopyPool
 from graphprobe.store.dump_records import (
     STAT_FIELDS,
     Argument,
@@ -28,6 +26,7 @@ from graphprobe.store.dump_records import (
     Place,
     Slot,
     WhenFull,
+    claim_time_folder,
     view_from_buffer,
 )
 from graphprobe.store.dump_sink import DumpJob, DumpSink, Stats, only_stats

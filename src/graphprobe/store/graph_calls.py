@@ -16,7 +16,7 @@ from graphprobe.store.dump_format import OpFile, read_op_file
 from graphprobe.store.dump_reader import Dump, DumpedOp, DumpFolder, LoadedValue, open_dump, step_of
 from graphprobe.store.dump_records import STAT_FIELDS, Argument, Slot
 from graphprobe.store.dump_stats import StatsRow, read_stats
-from graphprobe.store.shortage import ended_early
+from graphprobe.store.manifest import ended_early
 
 _DIGEST_KIND = "graphprobe"
 _Rows = dict[tuple[int, str], StatsRow]

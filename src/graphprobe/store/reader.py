@@ -23,8 +23,8 @@ from graphprobe.records import (
     NodeTarget,
 )
 from graphprobe.store import layout
-from graphprobe.store.address import addresses_from_events, bare_address, find_address
 from graphprobe.store.files import digest_from_bytes, read_file
+from graphprobe.store.layout import addresses_from_events, bare_address, find_address
 from graphprobe.store.schema import UNREADABLE, decode_event, read_manifest
 
 State = Literal["running", "finished", "failed", "killed"]

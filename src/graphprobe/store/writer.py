@@ -20,14 +20,8 @@ from graphprobe.records import Event, Kind, Manifest, Where
 from graphprobe.settings import text_from_size
 from graphprobe.store import layout
 from graphprobe.store.files import ByteBudget, WrittenFile, digest_from_bytes, is_no_space, replace_file
-from graphprobe.store.manifest import RESERVE_BYTES, ManifestFile
+from graphprobe.store.manifest import RESERVE_BYTES, RETRY_SECONDS, SAVE_SECONDS, ManifestFile
 from graphprobe.store.schema import encode_event
-
-RETRY_SECONDS = 2.0
-"""How long nothing is tried after the disk was found full."""
-
-SAVE_SECONDS = 1.0
-"""How old the counts in the manifest file may get while files are written."""
 
 _FOLDER_ATTEMPTS = 1000
 

@@ -74,7 +74,7 @@ def assert_compiles_like_eager(
 
 
 def _message(name: str, backend: str | Callable[..., Any], diagnosis: Diagnosis) -> str:
-    from graphprobe.report.diagnosis_text import lines_from
+    from graphprobe.report.diagnosis import lines_from
 
     shown = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
     if diagnosis.verdict == "fault":

@@ -17,10 +17,10 @@ import msgspec
 import pytest
 from _pytest.runner import runtestprotocol
 
-from graphprobe.report.diagnosis_text import first_line_from, repros_from
+from graphprobe.report.diagnosis import first_line_from, repros_from
 from graphprobe.store.files import replace_file
 from graphprobe.testing.assertion import CompiledDiffers
-from graphprobe.testing.watch import CompileWatch, Diagnoses, RandomStates
+from graphprobe.testing.compiled_calls import CompileWatch, Diagnoses, RandomStates
 
 DOCUMENT = "diagnosis.json"
 NAME_BYTES = 120

@@ -14,7 +14,7 @@ import torch._dynamo
 import torch._inductor.compile_fx
 
 import graphprobe
-from graphprobe.internals import patches, taps
+from graphprobe.internals import bus, taps
 from graphprobe.internals.aot import aot_taps as aot
 
 OUT = sys.argv[1]
@@ -25,7 +25,7 @@ def originals() -> dict[str, Any]:
     """The very objects at every address that is ever patched; the raw ones, `classmethod` objects and all."""
     found = {}
     for patch in taps._all(object()):  # type: ignore[arg-type]
-        owner, name, raw = patches.resolve(importlib.import_module(patch.module), patch.attribute)
+        owner, name, raw = bus.resolve(importlib.import_module(patch.module), patch.attribute)
         found[patch.address] = (raw, name in vars(owner))
     found["logging"] = (logging.Logger.handle, True)
     found["debug_dir"] = (torch._dynamo.utils._get_debug_dir, True)

@@ -16,7 +16,7 @@ from torch import nn
 
 import graphprobe
 from conftest import ROOT
-from graphprobe.dump_plan.api_options import API_CONFIG, API_OPTIONS
+from graphprobe.dump_plan.options import API_CONFIG, API_OPTIONS
 from graphprobe.errors import GraphprobeError, SettingError, UsageError
 from graphprobe.internals.operators.api_calls import global_hooks
 from graphprobe.probe.api.plan import ApiPlan, plan_from_arguments
@@ -302,9 +302,9 @@ def test_compiling_while_a_dump_is_open(dumped: Callable[..., Any]) -> None:
 def test_a_value_that_cannot_be_looked_at_is_missing_and_the_dump_goes_on(
     dumped: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graphprobe.probe.api import values
+    from graphprobe.probe.api import value_slots
 
-    found = values.Values.slot
+    found = value_slots.Values.slot
 
     def fails_once(self: Any, name: str, role: Any, tensor: torch.Tensor) -> Any:
         if name == "input.0":
@@ -313,7 +313,7 @@ def test_a_value_that_cannot_be_looked_at_is_missing_and_the_dump_goes_on(
 
     def program() -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(values.Values, "slot", fails_once)
+            patched.setattr(value_slots.Values, "slot", fails_once)
             torch.ones(2).add(1)
         torch.ones(2).add(1)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphprobe.probe.dump import recorder
-from graphprobe.probe.dump.session import DumpSession
+from graphprobe.probe.dump.running import DumpSession
 
 
 def f(x: torch.Tensor) -> torch.Tensor:

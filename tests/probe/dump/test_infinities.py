@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from graphprobe.probe.dump.infinities import row_of, signs_of_graph, tables, union
 from graphprobe.probe.dump.overflow_rules import FloatSummary, OverflowJudge
-from graphprobe.probe.dump.traits import OpTraits, traits_of_graph
+from graphprobe.probe.dump.traits import OpTraits, row_of, signs_of_graph, tables, traits_of_graph, union
 
 INF = float("inf")
 LOWEST = torch.finfo(torch.float32).min

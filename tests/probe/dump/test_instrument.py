@@ -180,7 +180,7 @@ def test_a_graph_that_cannot_be_instrumented_is_compiled_without(
 
 def test_an_insertion_that_fails_leaves_the_graph_as_it_was() -> None:
     from graphprobe.probe.dump.facts import ops_of_graph
-    from graphprobe.probe.dump.instrument_graph import insert_recorders
+    from graphprobe.probe.dump.instrument import insert_recorders
 
     gm = torch.fx.symbolic_trace(lambda x: x.sin().cos())
     for node in gm.graph.nodes:

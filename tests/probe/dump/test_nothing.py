@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.backends.configured import get_backend
+from graphprobe.backends.wrap import get_backend
 from graphprobe.compiler_config import CompilerConfig
 from graphprobe.errors import SettingError
 from graphprobe.probe.dump.sessions import open_sessions

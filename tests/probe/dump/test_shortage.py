@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.store import shortage
+from graphprobe.store import manifest
 from graphprobe.store.dump_reader import DumpFolder, open_dump
 from graphprobe.store.manifest import RESERVE_BYTES
 
@@ -83,7 +83,7 @@ def test_a_full_disk_does_not_stop_the_program(
     data: str, full: bool, dumping: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the third step to the fifth there is no room for what a dump writes; then there is again."""
-    monkeypatch.setattr(shortage, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(manifest, "RETRY_SECONDS", 0.0)
     no_room = [False]
 
     def refusing(write: Callable[..., int]) -> Callable[..., int]:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from graphprobe.engine.tensor_stats import stats_of
-from graphprobe.probe.dump import memo, recorder
-from graphprobe.probe.dump.memo import StatsMemo
+from graphprobe.probe.dump import recorder
+from graphprobe.probe.dump.recorder import StatsMemo
 from graphprobe.probe.dump.tensors import dump_value
 from graphprobe.records import TensorMeta
-from graphprobe.store.dump_pool import CopyPool
+from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.dump_reader import DumpedOp
 
 DTYPES = [
@@ -206,8 +206,8 @@ def test_statistics_are_computed_once_until_the_memory_is_written_to(monkeypatch
     known, made = StatsMemo(), []
 
     def counted(name: str) -> None:
-        real = getattr(memo, name)
-        monkeypatch.setattr(memo, name, lambda *args: made.append(name) or real(*args))
+        real = getattr(recorder, name)
+        monkeypatch.setattr(recorder, name, lambda *args: made.append(name) or real(*args))
 
     def stats(x: torch.Tensor) -> Any:
         meta, found = known.look(x)

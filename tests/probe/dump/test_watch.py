@@ -13,8 +13,7 @@ import torch
 
 from diagnose.planted import codegen_shared_storage
 from graphprobe.probe.dump import sessions
-from graphprobe.probe.dump.watch import WatchObserver
-from graphprobe.probe.dump.watched import WatchedValue
+from graphprobe.probe.dump.watch import WatchedValue, WatchObserver
 from probe.dump.conftest import Dumping
 from probe.dump.scenes import findings, operator, scene_backend
 

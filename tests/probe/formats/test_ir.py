@@ -12,8 +12,8 @@ from google.protobuf import text_format
 from torch._dynamo.backends.common import aot_autograd
 
 from graphprobe.probe.formats import IRBuffer, IRGraph, IRNode, Origin
-from graphprobe.probe.formats.ir_text import ir_text
 from graphprobe.probe.formats.onnx_text import fx_pbtxt, ir_pbtxt
+from graphprobe.probe.views import ir_text
 
 from .compiled import PROGRAMS, Stages, train
 

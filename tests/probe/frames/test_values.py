@@ -26,9 +26,9 @@ from torch import nn
 
 from graphprobe.engine.replay import restore_all
 from graphprobe.engine.values import capture
+from graphprobe.probe.frames.encoding import Encoder
 from graphprobe.probe.frames.program import CodeRecorder
 from graphprobe.probe.frames.rebuild import Placeholder, Rebuilder
-from graphprobe.probe.frames.values import Encoder
 
 
 class Round:

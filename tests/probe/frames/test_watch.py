@@ -14,7 +14,7 @@ from torch._dynamo import convert_frame
 
 import graphprobe
 from graphprobe.internals.dynamo.frame_failures import FailedFrame
-from graphprobe.probe.frames import recorder, watch
+from graphprobe.probe.frames import on_failure, recorder
 from graphprobe.probe.frames.replaying import replay_frame
 from graphprobe.probe.frames.sources import NotRecordable
 from graphprobe.store.frame_record import find_records, read_record
@@ -117,7 +117,7 @@ def test_the_environment_asks_for_records(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_same_failure_is_recorded_once_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "MOST_RECORDS", 2)
+    monkeypatch.setattr(on_failure, "MOST_RECORDS", 2)
     with graphprobe.trace(tmp_path, record_frames=True) as run:
         for function in (branch, branch, deep, raising, generator):
             assert told(function, torch.ones(3))

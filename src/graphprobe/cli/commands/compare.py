@@ -153,7 +153,7 @@ def _numbers(text: str | None, option: str) -> frozenset[int] | None:
 
 def _targets(json_file: str | None, csv_file: str | None, out: str | None, force: bool) -> dict[str, str]:
     """What to write, by path; checked before anything runs."""
-    from graphprobe.compare.remote import is_remote
+    from graphprobe.compare.open import is_remote
 
     targets: dict[str, str] = {}
     if json_file is not None and json_file != "-":
@@ -185,7 +185,7 @@ def _write(comparison: Comparison, targets: dict[str, str], stack: bool) -> None
         "csv": lambda file: _write_csv(comparison, file, stack),
         "html": lambda file: _write_html(comparison, file),
     }
-    from graphprobe.compare.remote import is_remote
+    from graphprobe.compare.open import is_remote
 
     staged: list[tuple[str, str]] = []
     try:
@@ -209,7 +209,7 @@ def _write(comparison: Comparison, targets: dict[str, str], stack: bool) -> None
 
 
 def _opened(name: str) -> AbstractContextManager[Any]:
-    from graphprobe.compare.remote import is_remote
+    from graphprobe.compare.open import is_remote
 
     return _RemoteText(name) if is_remote(name) else open(name, "w", encoding="utf-8", newline="")
 
@@ -222,7 +222,7 @@ class _RemoteText(io.StringIO):
         self._url = url
 
     def __exit__(self, kind: object, *rest: object) -> None:
-        from graphprobe.compare.remote import write_text
+        from graphprobe.compare.open import write_text
 
         if kind is None:
             write_text(self._url, self.getvalue())
@@ -248,7 +248,7 @@ def _write_rows(comparison: Comparison, file: Any) -> None:
 
 
 def _write_csv(comparison: Comparison, file: Any, stack: bool) -> None:
-    from graphprobe.report.comparison_csv import write_csv
+    from graphprobe.report.comparison import write_csv
 
     write_csv(comparison.rows(), file, stack=stack)
 

@@ -136,7 +136,7 @@ def _report(folder: Path, result: Path) -> Path | None:
 
 
 def _end(finding: dict[str, Any] | None, problems: Sequence[str], report: Path | None, seconds: float) -> None:
-    from graphprobe.report.closing import print_closing
+    from graphprobe.report.terminal import print_closing
 
     echo()
     facts: list[tuple[str, str]] = []

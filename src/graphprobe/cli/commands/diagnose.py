@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphprobe.cli.only_function import exit_code, filtered, only_function_option
-from graphprobe.cli.option_rows import options_from, take
+from graphprobe.cli.option_rows import exit_code, filtered, only_function_option, options_from, take
 from graphprobe.cli.output import new_file, new_folder, write_json
 from graphprobe.cli.target import TargetCommand, call_from_file, callable_of, check_backend
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, UsageError
@@ -188,7 +187,7 @@ _WORDS = {EXIT_OK: "healthy", EXIT_FOUND: "fault", EXIT_USAGE: "undecided", EXIT
 
 def _end(told: _Told, base: Path, *, left_out: bool) -> None:
     """The last lines; `left_out`: `--only-function` left nothing to look at."""
-    from graphprobe.report.diagnosis_text import print_end
+    from graphprobe.report.diagnosis import print_end
 
     name = f"{told.name}; --only-function left nothing to look at" if left_out else told.name
     print_end(told.diagnoses, verdict="undecided" if left_out else told.verdict, name=name, base=base)
@@ -227,7 +226,7 @@ def _announce(name: str) -> None:
 
 
 def _show(name: str, diagnosis: Diagnosis, base: Path) -> None:
-    from graphprobe.report.diagnosis_text import print_diagnosis
+    from graphprobe.report.diagnosis import print_diagnosis
 
     print_diagnosis(diagnosis, name=name, base=base)
     echo()

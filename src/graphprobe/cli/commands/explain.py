@@ -80,7 +80,7 @@ def _refuse(target: str, arguments: tuple[str, ...]) -> None:
 
 
 def _run(target: str, out: Path | None, *, printed: bool) -> int:
-    from graphprobe.analysis.breaks_run import report_from_run
+    from graphprobe.analysis.breaks import report_from_run
     from graphprobe.store.reader import Run
 
     report, notes = report_from_run(Run.open(target))
@@ -113,7 +113,7 @@ def _script(
     *,
     printed: bool,
 ) -> int:
-    from graphprobe.backends.explain_program import ProgramWatch
+    from graphprobe.backends.explanation import ProgramWatch
     from graphprobe.internals.dynamo.compile_settings import CompileSettings
     from graphprobe.probe import script
 
@@ -170,7 +170,7 @@ def _show(
     if printed:
         echo(text)
         return
-    from graphprobe.report.explain import print_end, print_report
+    from graphprobe.report.explanation import print_end, print_report
 
     print_report(report, notes=notes, base=base)
     if ended is not None:

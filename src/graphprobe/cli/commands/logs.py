@@ -46,7 +46,7 @@ def command(
     that ended the program; 2 wrong usage; 125 a text without any step.
     """
     from graphprobe.analysis import log_lines
-    from graphprobe.report import logs
+    from graphprobe.report import run_text
     from graphprobe.report.terminal import print_lines
 
     if level is not None and level not in log_lines.LEVELS:
@@ -60,20 +60,20 @@ def command(
         kept = TAIL if tail is None else tail
         records = records[len(records) - kept :] if kept < len(records) else records
     if as_json:
-        echo(json.dumps(logs.document(report, records, source=source, component=shown), indent=1))
+        echo(json.dumps(run_text.document(report, records, source=source, component=shown), indent=1))
     else:
         if component is None:
             echo(f"{source}:")
-            print_lines(logs.step_lines(report))
+            print_lines(run_text.step_lines(report))
             if records:
                 echo(f"\nlast lines of {shown or 'the log'}:")
-        print_lines(logs.log_lines(records))
+        print_lines(run_text.log_lines(records))
     ctx.exit(EXIT_OK if component is not None else _exit_code(report))
 
 
 def _read(run: str, component: str | None) -> tuple[StepReport, list[LogRecord], str | None, str]:
     """What the steps say, lines of the log, whose they are (None: all), and where they are from."""
-    from graphprobe.analysis import log_lines, steps, torch_steps
+    from graphprobe.analysis import log_lines, steps
     from graphprobe.store.reader import Run
 
     if run != "-" and not Path(run).is_file():
@@ -82,7 +82,7 @@ def _read(run: str, component: str | None) -> tuple[StepReport, list[LogRecord],
         shown = _component_of(report) if component is None else component
         return report, log_lines.component_records(opened, shown), shown, str(opened.run_dir)
     records = log_lines.records_from_text(sys.stdin.read()) if run == "-" else log_lines.records_from_file(Path(run))
-    report = torch_steps.report_from_records(records)
+    report = steps.report_from_records(records)
     shown = _component_of(report) if component is None else component
     return report, records if shown is None else log_lines.text_records(records, shown), shown, run
 

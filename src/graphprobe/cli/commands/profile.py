@@ -104,10 +104,10 @@ def _finish(running: profile, ended: list[Ended], file: Path, trace: Path | None
 
 
 def _read(words: tuple[str, ...], trace: Path | None, top: int, as_json: bool) -> None:
-    from graphprobe.analysis.timing_diff import compare_profiles
+    from graphprobe.analysis.timing import compare_profiles
     from graphprobe.analysis.timing_records import read_profile
     from graphprobe.export.chrome_trace import export_profile
-    from graphprobe.report import profile as view
+    from graphprobe.report import profile_text as view
 
     if len(words) > 2:
         raise UsageError(f"profile shows one profile or compares two, not {len(words)}: {' '.join(words)}")

@@ -72,7 +72,7 @@ def command(
 
 
 def _read(target: str, allowed: int) -> RecompileReport:
-    from graphprobe.analysis.recompile_run import report_from_run
+    from graphprobe.analysis.recompiles import report_from_run
     from graphprobe.store.reader import Run
 
     return report_from_run(Run.open(target), allowed=allowed)
@@ -81,7 +81,7 @@ def _read(target: str, allowed: int) -> RecompileReport:
 def _watched(program: ScriptTarget, allowed: int) -> tuple[RecompileReport, str | None]:
     """Run the program to its end, threads included; what it failed with, if it failed."""
     from graphprobe.probe import script
-    from graphprobe.probe.recompiles import Recompiles
+    from graphprobe.probe.recompile_watch import Recompiles
 
     script.check(program)
     process = os.getpid()
@@ -106,7 +106,7 @@ def _problem(ended: Ended) -> str | None:
 def _show(report: RecompileReport, problem: str | None, file: Path | None, *, as_json: bool) -> None:
     import msgspec
 
-    from graphprobe.report.recompiles import recompile_lines
+    from graphprobe.report.run_text import recompile_lines
     from graphprobe.report.terminal import print_lines
     from graphprobe.store.files import replace_file
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphprobe.cli.only_function import exit_code, filtered, only_function_option
+from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
 from graphprobe.cli.output import new_file, write_json
 from graphprobe.cli.target import TargetCommand, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
@@ -22,7 +22,7 @@ from graphprobe.report.visible import echo
 if TYPE_CHECKING:
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
     from graphprobe.diagnose.reduction.watch_script import Asked
-    from graphprobe.reduce.progress import Progress
+    from graphprobe.reduce.outcome import Progress
 
 GIGABYTE = 1024**3
 

@@ -147,7 +147,7 @@ def _summarise(folder: Path, base: Path, manifest: Manifest | None) -> None:
 
     `manifest` is what the file should hold; where that cannot be written any more, this is the only place to say it.
     """
-    from graphprobe.report.summary import summary_lines
+    from graphprobe.report.run_text import summary_lines
     from graphprobe.store.layout import MANIFEST
     from graphprobe.store.reader import Run
 

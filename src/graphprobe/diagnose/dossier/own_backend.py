@@ -12,8 +12,8 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from graphprobe.diagnose.dossier.own_text import folder_of, global_names, own_text, with_imports
-from graphprobe.diagnose.program_text.values import Unwritable
-from graphprobe.internals.dynamo.program_backends import aot_arguments, registered, unwrapped
+from graphprobe.diagnose.program_text.plain_values import Unwritable
+from graphprobe.internals.dynamo.torch_backends import aot_arguments, registered, unwrapped
 
 STAND_IN = "eager"
 """What `Case.backend` says where the backend has no name."""

@@ -14,14 +14,14 @@ from typing import Any
 
 from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.diagnose.program_text.parts import Place, TextProgram, bindings, tree_of
+from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.program_text.text import program_text
-from graphprobe.diagnose.program_text.values import Unwritable
-from graphprobe.internals.dynamo.program_backends import aot_arguments, aot_autograd
+from graphprobe.internals.dynamo.torch_backends import aot_arguments, aot_autograd
 from graphprobe.internals.operators.operators import operator_of
+from graphprobe.probe.frames.encoding import Encoder
 from graphprobe.probe.frames.libraries import RebuildCall
 from graphprobe.probe.frames.program import _Module
 from graphprobe.probe.frames.sources import NotRecordable, first_line, is_own
-from graphprobe.probe.frames.values import Encoder
 
 STOCK_OPS = frozenset({"aten", "prims", "prim", "higher_order", "inductor", "quantized"})
 ON_PATH = "{folder!r} is where the program's {module} lies: or put it on PYTHONPATH."

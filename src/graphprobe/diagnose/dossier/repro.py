@@ -15,8 +15,7 @@ from graphprobe.engine import replay
 from graphprobe.engine.values import one_file_bytes
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.probe.formats import Script
-from graphprobe.probe.formats.fx_py import HELPERS, GraphSource
-from graphprobe.probe.formats.modules import BUILD_MODULE
+from graphprobe.probe.formats.fx_py import BUILD_MODULE, HELPERS, GraphSource
 from graphprobe.store.schema import is_json
 
 CONSTANTS = "constants.safetensors"

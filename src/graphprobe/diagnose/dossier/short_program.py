@@ -29,8 +29,8 @@ from graphprobe.diagnose.dossier.short_check import (
     future_lines,
     import_lines,
 )
+from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.program_text.text import program_text
-from graphprobe.diagnose.program_text.values import Unwritable
 from graphprobe.engine.values import why_not
 
 log = logging.getLogger(__name__)

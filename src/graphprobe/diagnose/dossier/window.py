@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from graphprobe.diagnose.local import LocalError
-from graphprobe.diagnose.suspects import Suspect
+from graphprobe.diagnose.local import LocalError, Suspect
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS
 

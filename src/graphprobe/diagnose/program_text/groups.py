@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from graphprobe.diagnose.program_text.values import Unwritable
-from graphprobe.probe.frames.values import Encoded
+from graphprobe.diagnose.program_text.plain_values import Unwritable
+from graphprobe.probe.frames.encoding import Encoded
 
 LOCALS = "<locals>."
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from graphprobe.diagnose.program_text.parts import TextProgram
-from graphprobe.diagnose.program_text.values import (
+from graphprobe.diagnose.program_text.plain_values import (
     MOST_INLINE,
     Unwritable,
     dense_text,
@@ -21,8 +21,8 @@ from graphprobe.diagnose.program_text.values import (
     strides_of,
 )
 from graphprobe.engine.values import capture
+from graphprobe.probe.frames.encoding import Encoded, Encoder
 from graphprobe.probe.frames.libraries import vars_of
-from graphprobe.probe.frames.values import Encoded, Encoder
 
 STORED = "stored"
 """Function of the script that fetches a tensor from the file: name, dtype, shape."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from graphprobe.probe.frames.encoding import Encoder
 from graphprobe.probe.frames.libraries import RebuildCall
 from graphprobe.probe.frames.program import CodeRecorder, _Module
 from graphprobe.probe.frames.rebuild import code_objects, find_class
@@ -20,7 +21,6 @@ from graphprobe.probe.frames.sources import (
     lines_of,
     names_when_defined,
 )
-from graphprobe.probe.frames.values import Encoder
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 PATTERNS = "torch._inductor."

@@ -28,11 +28,11 @@ from graphprobe.diagnose.program_text.parts import (
     imported_as,
     literals_of,
 )
-from graphprobe.diagnose.program_text.values import Unwritable, joined
+from graphprobe.diagnose.program_text.plain_values import Unwritable, joined
 from graphprobe.internals.quiet import quiet
+from graphprobe.probe.frames.encoding import Encoded, Encoder
 from graphprobe.probe.frames.program import _Module
 from graphprobe.probe.frames.sources import NotRecordable, global_names
-from graphprobe.probe.frames.values import Encoded, Encoder
 
 BUILTINS = frozenset(dir(builtins))
 FUTURE = "from __future__ import annotations"

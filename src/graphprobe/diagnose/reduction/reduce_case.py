@@ -26,8 +26,7 @@ from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
 from graphprobe.findings import Finding
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.journal import Journal
-from graphprobe.reduce.outcome import Answer
-from graphprobe.reduce.progress import Progress
+from graphprobe.reduce.outcome import Answer, Progress
 from graphprobe.reduce.reducer import Reduction, reduce
 
 TIMEOUT_S = 300.0

@@ -30,7 +30,7 @@ from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_byt
 from graphprobe.errors import UsageError
 from graphprobe.internals import after_fork
 from graphprobe.internals.caches import bypassed
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 from graphprobe.reduce.outcome import Answer, OracleVerdict
 
 

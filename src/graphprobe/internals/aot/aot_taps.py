@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphprobe.internals.bus import Subscriber
+from graphprobe.internals.bus import Patch, Subscriber
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.context import UNOBSERVED, Frame, current, entered, unobserved
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.internals.observer import CompileObserver, FrameFacts
-from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 from graphprobe.records import Direction
 

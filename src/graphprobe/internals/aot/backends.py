@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.caches import bypassed
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 
 Compiler = Callable[[GraphModule, Any], Callable[..., Any]]
 Edit = Callable[[GraphModule, str], GraphModule]

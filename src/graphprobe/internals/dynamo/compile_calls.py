@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphprobe.internals.bus import Subscription
-from graphprobe.internals.patches import Patch
+from graphprobe.internals.bus import Patch, Subscription
 
 
 @dataclass(eq=False)

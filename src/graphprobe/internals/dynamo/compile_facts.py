@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from graphprobe.internals.dynamo.frame_names import calling_line
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 
 PURPOSE = "explaining a compile"
 

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from graphprobe.internals.bus import Subscription
-from graphprobe.internals.patches import Patch
+from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.unseen import unseen
 
 Backend = str | Callable[..., Any]

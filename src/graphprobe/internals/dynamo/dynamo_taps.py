@@ -6,12 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from graphprobe.internals.bus import Subscriber
+from graphprobe.internals.bus import Patch, Subscriber
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.context import UNOBSERVED, Frame, entered
 from graphprobe.internals.dynamo.frame_names import frame_name
 from graphprobe.internals.observer import CompileObserver, FrameFacts
-from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from graphprobe.internals.bus import Subscription
-from graphprobe.internals.patches import Patch
+from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.unseen import unseen
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"

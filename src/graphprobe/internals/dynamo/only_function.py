@@ -16,9 +16,8 @@ from types import CodeType
 from typing import Any
 
 from graphprobe.errors import UsageError
-from graphprobe.internals.bus import Subscription
+from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.dynamo.frame_names import FrameName, frame_name
-from graphprobe.internals.patches import Patch
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 FILTER = "ConvertFrameAssert.__call__"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from graphprobe.internals.patches import Patch, PatchSet
+from graphprobe.internals.bus import Patch, PatchSet
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.unseen import unseen
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphprobe.internals.bus import Subscription
+from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.caches import bypassed
-from graphprobe.internals.patches import Patch
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 
 VARIABLES = ("TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL")
 AFTER_DYNAMO, COMPILE_FX = "torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx"

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from torch.fx import GraphModule
 
+from graphprobe.internals.bus import Patch, PatchSet
 from graphprobe.internals.inductor.stages import copy_graph
-from graphprobe.internals.patches import Patch, PatchSet
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 
 TAP, OBSERVER = "snapshots", "torch.fx.passes.graph_transform_observer"
 PHASES = {"pre_grad_passes": "pre_grad", "joint_graph_passes": "joint", "post_grad_passes": "post_grad"}

@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.internals.bus import Subscriber
+from graphprobe.internals.bus import Patch, Subscriber
 from graphprobe.internals.context import Frame, current, entered
 from graphprobe.internals.observer import CompileObserver
-from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 from graphprobe.records import Direction
 

@@ -14,11 +14,10 @@ import torch
 from torch.fx import Node
 
 from graphprobe.errors import UnsupportedTorchError
+from graphprobe.internals.bus import Patch, PatchSet
 from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.ir.scheduler_nodes import ir_graph
-from graphprobe.internals.names import SUPPORTED_HINT
-from graphprobe.internals.patches import Patch, PatchSet
-from graphprobe.internals.require import require
+from graphprobe.internals.names import SUPPORTED_HINT, require
 from graphprobe.internals.unseen import unseen
 
 REPORT = ("torch._inductor.debug", "log_ir_post_fusion")

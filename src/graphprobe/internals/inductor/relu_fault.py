@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 
 MODULE = "torch._inductor.config"
 NAME = "inject_relu_bug_TESTING_ONLY"

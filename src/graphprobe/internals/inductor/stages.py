@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.internals.caches import bypassed
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 
 STAGES = ("decomposition", "pre_grad", "joint", "post_grad")
 """In the order in which Inductor adds them to what AOTAutograd does."""

@@ -14,8 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from graphprobe.internals.ir.records import IRNode
-from graphprobe.internals.launches.call_sites import ALLOCATIONS
-from graphprobe.internals.launches.kernel_signatures import Signature, signatures
+from graphprobe.internals.launches.kernel_signatures import ALLOCATIONS, Signature, signatures
 
 Kind = Literal["kernel", "extern", "op"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from graphprobe.internals.bus import Patch, PatchSet
 from graphprobe.internals.logs.log_plan import LogsPlan, Route
-from graphprobe.internals.patches import Patch, PatchSet
 from graphprobe.internals.unseen import unseen
 
 LOGGERS = ("graphprobe", "torch._dynamo", "torch._functorch", "torch._inductor", "torch.fx.experimental")

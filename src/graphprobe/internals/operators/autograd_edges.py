@@ -1,6 +1,8 @@
 """The autograd graph around one call: which nodes it made, and on which of their edges the gradients of its inputs lie.
 
 Nothing here keeps a tensor: edges are found by identity while the call runs, and what is left are hooks on nodes.
+
+What surrounds an operator in this thread: the node of the autograd graph, the mode around torch's functions.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 
 _PURPOSE = "recording gradients of calls"
 
@@ -219,3 +221,25 @@ def _outside_of_modes() -> type:
 _ACCUMULATE = _outside_of_modes()
 _NEVER = 2**64 - 1
 """Sequence number of the nodes that add gradients to leaves."""
+
+
+_function_modes: Callable[[], list[Any]] = require(
+    "torch.overrides", "_get_current_function_mode_stack", purpose="ending the overflow check"
+)
+_OF_A_LEAF = 1 << 63
+"""What gathers the gradient of a leaf has the largest number there is."""
+
+
+def running_node() -> tuple[str, int] | None:
+    """Name of the node that runs, and the number that it got in the forward, -1 if none; None outside a backward."""
+    node = _current_node()
+    if node is None:
+        return None
+    number = int(node._sequence_nr())
+    return str(node.name()), number if number < _OF_A_LEAF else -1
+
+
+def innermost_function_mode() -> Any:
+    """The mode that sees calls of torch's functions first; None without one."""
+    modes = _function_modes()
+    return modes[-1] if modes else None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 
 SCHEMA_MODULE = "torch._subclasses.schema_check_mode"
 BUILT_IN = frozenset({"aten", "prims", "prim"})

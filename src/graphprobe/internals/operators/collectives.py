@@ -6,7 +6,7 @@ import gc
 import sys
 from typing import Any
 
-from graphprobe.internals.require import require
+from graphprobe.internals.names import require
 
 C10D = "torch._C._distributed_c10d"
 WHY = "diagnosing a program of several ranks"

@@ -1,12 +1,25 @@
-"""What a call target of torch's operator registry is: its namespace, name, overload and argument names."""
+"""What a call target of torch's operator registry is: its namespace, name, overload and argument names.
+
+Stands between a piece of code and the operators it runs, above the kernels and below autograd.
+
+Operators that are run for what they do, not for a result: no pass of a compiler drops them.
+
+An effect token would order them among each other, too, but torch 2.13 cannot hand one to the body of a `cond`. So they
+are marked for FX's and Inductor's removal of dead code alone, and keep the order that their inputs give them.
+"""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx.node import has_side_effect
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphprobe.internals.names import require
 
 
 class Operator(NamedTuple):
@@ -94,3 +107,75 @@ def value_of(node: Any) -> Any:
 def _is(node: Any, namespace: str, name: str) -> bool:
     found = operator_of(getattr(node, "target", None))
     return found is not None and (found.namespace, found.name) == (namespace, name)
+
+
+Overload = OpOverload
+"""`torch.ops.aten.add.Tensor` and its like."""
+
+Around = Callable[[Overload, tuple[Any, ...], dict[str, Any]], Any]
+"""Is called in place of an operator, with its arguments, and returns what the operator shall return."""
+
+
+class OpMode(TorchDispatchMode):
+    """A context manager: inside, `around` is asked for the result of every operator, those of a backward included.
+
+    Inside `around` operators run as if the mode were not there. Higher-order operators run unseen, with all in them.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, around: Around) -> None:
+        super().__init__()
+        self._around = around
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not isinstance(func, OpOverload):
+            return func(*args, **(kwargs or {}))
+        return self._around(func, args, kwargs or {})
+
+
+def decomposition_of(op: Overload) -> Callable[..., Any] | None:
+    """What torch says the operator is made of; None where it says nothing."""
+    table = require("torch._decomp", "decomposition_table", purpose="running an operator as its decomposition")
+    found: Callable[..., Any] | None = table.get(op)
+    return found
+
+
+_library = torch.library.Library("graphprobe", "FRAGMENT")
+
+
+def define_side_effect(name: str, arguments: str, kernel: Callable[..., None], *, any_strides: bool = False) -> Any:
+    """The operator `graphprobe::name(arguments) -> ()`, for every device.
+
+    Without values (fake and meta tensors) nothing is run. Under `vmap` it is run once for the whole batch, with the
+    batch in front. No CUDA graph is captured around it: a replay would not run it.
+
+    Args:
+        name: not defined before in this process.
+        arguments: as in a schema, e.g. `Tensor t, str name`.
+        kernel: gets the arguments as they are. It must not raise, change a tensor, or keep one.
+        any_strides: let Inductor choose the strides of what it passes, instead of those of eager code.
+    """
+    tags = [
+        getattr(torch.Tag, tag, None) for tag in ("cudagraph_unsafe", *(("flexible_layout",) if any_strides else ()))
+    ]
+    _library.define(f"{name}({arguments}) -> ()", tags=tuple(tag for tag in tags if tag is not None))
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"graphprobe::{name}", _nothing, lib=_library)
+    operator = getattr(torch.ops.graphprobe, name).default
+    has_side_effect(operator)
+
+    def batched(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[None, None]:
+        operator(*(_batch_first(value, dim) for value, dim in zip(args, in_dims, strict=True)))
+        return None, None
+
+    torch.library.register_vmap(f"graphprobe::{name}", batched, lib=_library)
+    return operator
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _batch_first(value: Any, dim: Any) -> Any:
+    return value.movedim(dim, 0) if isinstance(dim, int) and isinstance(value, torch.Tensor) else value

@@ -3,14 +3,22 @@
 `is_neg()` and `is_conj()` give it up for a moment, and a thread that waits for it takes it: the program would stand
 still for as long as that thread likes, at every value that is looked at. What torch notes of a tensor when it saves
 one tells the same, and keeps it.
+
+What a tensor inside `torch.vmap`, `torch.func.grad` and their like really holds.
+
+The plain tensor inside one that wraps it: the part of a DTensor on this rank, the values of a nested tensor.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+
+from graphprobe.internals.names import require
 
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 """Classes that keep their values in a storage of their own, as it seems."""
@@ -79,3 +87,56 @@ def is_backed(tensor: torch.Tensor) -> bool:
 def is_lazy(tensor: torch.Tensor) -> bool:
     """Whether it shows its memory negated or conjugated."""
     return bool(_lazy(tensor)) if _lazy is not None else tensor.is_neg() or tensor.is_conj()
+
+
+_PURPOSE = "recording calls inside torch.vmap and torch.func"
+
+_is_wrapped: Callable[[Any], bool] = require("torch._C._functorch", "is_functorch_wrapped_tensor", purpose=_PURPOSE)
+_is_batched: Callable[[Any], bool] = require("torch._C._functorch", "is_batchedtensor", purpose=_PURPOSE)
+_batch_dim: Callable[[Any], int] = require("torch._C._functorch", "maybe_get_bdim", purpose=_PURPOSE)
+_unwrap: Callable[[Any], torch.Tensor] = require("torch._C._functorch", "get_unwrapped", purpose=_PURPOSE)
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a transform of functorch stands between the program and the tensor's memory."""
+    return _is_wrapped(tensor)
+
+
+def without_transforms() -> AbstractContextManager[Any]:
+    """A block in which operators work on plain tensors, and wrap nothing."""
+    made: AbstractContextManager[Any] = require(
+        "torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack", purpose=_PURPOSE
+    )()
+    return made
+
+
+def physical(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """The tensor that has the memory, and in words what the program does not see of it; empty for a plain tensor."""
+    batches = []
+    while _is_wrapped(tensor):
+        if _is_batched(tensor):
+            batches.append(_batch_dim(tensor))
+        tensor = _unwrap(tensor)
+    if not batches:
+        return tensor, ""
+    dims = ", ".join(map(str, batches))
+    return tensor, f"inside torch.vmap: values of the whole batch, batched dimension {dims} of the recorded shape"
+
+
+def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """The plain tensor that holds the values, and a note that says what is recorded; any other tensor as it is, and no
+    note."""
+    if tensor.layout is torch.jagged:
+        values = getattr(tensor, "_values", None)
+        if isinstance(values, torch.Tensor):
+            return values, "a nested tensor: what is recorded are the values of all its parts, one after the other"
+        return tensor, ""
+    module = sys.modules.get("torch.distributed.tensor")  # where nobody has loaded it, there is no DTensor
+    kind = getattr(module, "DTensor", None)
+    if kind is None or not isinstance(tensor, kind):
+        return tensor, ""
+    local = getattr(tensor, "_local_tensor", None)
+    if not isinstance(local, torch.Tensor):
+        return tensor, ""
+    placed = ", ".join(str(placement) for placement in getattr(tensor, "placements", ()))
+    return local, f"a DTensor {list(tensor.shape)} ({placed}): what is recorded is the part of this rank"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from graphprobe.internals.bus import Subscriber
+from graphprobe.internals.bus import Patch, Subscriber
 from graphprobe.internals.context import Frame, current, unobserved
 from graphprobe.internals.dynamo.dynamo_taps import backend_name
 from graphprobe.internals.dynamo.frame_names import compiled_now
-from graphprobe.internals.patches import Patch
 from graphprobe.internals.unseen import unseen
 
 TAP = "steps"

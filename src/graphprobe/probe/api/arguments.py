@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from graphprobe.probe.api.values import PLAIN
-from graphprobe.store.api_jobs import Slot
-from graphprobe.store.api_records import ApiSlot
+from graphprobe.probe.api.value_slots import PLAIN
+from graphprobe.store.api_records import ApiSlot, Slot
 from graphprobe.store.calls import Scalar, SlotRole
-from graphprobe.store.dump_slots import MAX_TEXT
+from graphprobe.store.dump_records import MAX_TEXT
 
 OnTensor = Callable[[str, SlotRole, torch.Tensor], None]
 

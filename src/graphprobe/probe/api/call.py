@@ -26,9 +26,8 @@ from graphprobe.internals.operators.autograd_edges import (
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.api.arguments import INPUTS, output_name, take
 from graphprobe.probe.api.plan import ApiPlan
-from graphprobe.probe.api.values import PLAIN, Values
-from graphprobe.store.api_jobs import RawCall, Slot
-from graphprobe.store.api_records import ApiSlot
+from graphprobe.probe.api.value_slots import PLAIN, Values
+from graphprobe.store.api_records import ApiSlot, RawCall, Slot
 from graphprobe.store.api_writer import ApiWriter
 from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion, SlotRole
 

@@ -19,8 +19,8 @@ from graphprobe.internals.operators.api_calls import (
 )
 from graphprobe.internals.operators.autograd_edges import unseen
 from graphprobe.probe.api.call import OpenCall
-from graphprobe.probe.api.mode import ApiMode
 from graphprobe.probe.api.modules import ModuleWatch
+from graphprobe.probe.api.patched import ApiMode
 from graphprobe.probe.api.session import ApiSession
 from graphprobe.store.calls import COMPILED, CompiledRegion
 

@@ -2,6 +2,8 @@
 
 Every operator is judged as it runs, forward and backward, by the rules that graphs are judged by. On an accelerator
 each judgement waits for the device, so a step takes longer there.
+
+Which infinities an operator of an eager program makes on purpose: the rules of graphs, for one operator.
 """
 
 from __future__ import annotations
@@ -11,22 +13,23 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
 from graphprobe.errors import EXIT_FOUND, GraphprobeError, UsageError
-from graphprobe.internals.operators.autograd_now import innermost_function_mode, next_sequence_number, running_node
+from graphprobe.internals.operators.autograd_edges import innermost_function_mode, running_node, sequence_number
 from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps
 from graphprobe.internals.quiet import quiet
+from graphprobe.probe.api.api_names import info_of
 from graphprobe.probe.api.frames import Frames
-from graphprobe.probe.api.names import info_of
-from graphprobe.probe.api.overflow_rules import traits_of
-from graphprobe.probe.dump.overflow_rules import FloatSummary, OverflowJudge
-from graphprobe.probe.dump.overflow_values import (
+from graphprobe.probe.dump.overflow_rules import (
+    FloatSummary,
+    OverflowJudge,
     elements,
     judged,
     memory_of,
@@ -34,8 +37,69 @@ from graphprobe.probe.dump.overflow_values import (
     summary_from_row,
     summary_of,
 )
-from graphprobe.probe.dump.traits import NONE
+from graphprobe.probe.dump.traits import BOTH, MASK, NONE, NOTHING, OpTraits, Signs, largest, tables
 from graphprobe.store.calls import CallDirection
+
+_MOST_VALUES = 1 << 24
+"""A larger tensor is not looked through for being a mask of ones and zeros."""
+
+
+def traits_of(op: EagerOp, inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str, Any]]) -> OpTraits:
+    """What is meant of the outputs of `op`, read from its arguments and from the values of its inputs.
+
+    An input that holds the largest or the lowest number of its dtype, or an infinity, is such a value on purpose: had
+    an operator before it made it, the rules for values that an origin has spoiled would apply.
+
+    Args:
+        op: after it has run.
+        inputs: its tensors by slot, as they were before.
+        outputs: its tensors by slot.
+    """
+    if not outputs:
+        return NONE
+    graph, whole = Graph(), dict[Node, Signs]()
+    before = {slot: value for slot, value in inputs if isinstance(value, torch.Tensor)}
+
+    def of(slot: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            value = before.get(slot, value)
+            # A node without inputs is what the rules take for a constant, whose signs are looked up.
+            node = graph.call_function(torch.full, ((), 0.0))
+            node.meta["val"] = value
+            whole[node] = _signs_of(value)
+            return node
+        if isinstance(value, (list, tuple)):
+            return [of(f"{slot}.{index}", item) for index, item in enumerate(value)]
+        return value if isinstance(value, (bool, int, float, type(None))) else None
+
+    args = tuple(of(f"input.{index}", value) for index, value in enumerate(op.args))
+    kwargs = {name: of(f"kwarg.{name}", value) for name, value in op.kwargs.items()}
+    node = graph.call_function(op.target, args, kwargs)
+    node.meta["val"] = outputs[0][1]
+    try:
+        table = tables([node], whole)[node]
+    except Exception:  # arguments of a kind that the rules do not know: then nothing is said against the operator
+        table = (BOTH, BOTH, BOTH, BOTH)
+    return OpTraits(infinities={"": table})
+
+
+def _signs_of(tensor: torch.Tensor) -> Signs:
+    if tensor.dtype == torch.bool:
+        return MASK
+    if not tensor.is_floating_point() or not tensor.numel():
+        return NOTHING
+    values = tensor.detach()
+    if values.element_size() == 1:
+        values = values.to(torch.float32)
+    limit = largest(tensor.dtype)
+    if math.isinf(limit):
+        return NOTHING
+    known = torch.nan_to_num(values, nan=0.0, posinf=math.inf, neginf=-math.inf)
+    low, high = float(known.amin()), float(known.amax())
+    if low == 0 and high == 1 and tensor.numel() <= _MOST_VALUES and bool(((known == 0) | (known == 1)).all()):
+        return MASK
+    return frozenset("+" * (high >= limit) + "-" * (low <= -limit))
+
 
 logger = logging.getLogger("graphprobe")
 
@@ -170,9 +234,7 @@ class OverflowWatch:
             return func(*args, **kwargs)
         self._calls += 1
         frame = sys._getframe(2)
-        call = _OpenCall(
-            info.api, self._calls, self._frames.source(frame), (), args, kwargs, next_sequence_number(), [], {}
-        )
+        call = _OpenCall(info.api, self._calls, self._frames.source(frame), (), args, kwargs, sequence_number(), [], {})
         self._state.call = call
         try:
             result = func(*args, **kwargs)
@@ -186,13 +248,13 @@ class OverflowWatch:
 
     def _remember(self, call: _OpenCall) -> None:
         """Keep where the call was, by the numbers of the nodes that it made; not its tensors."""
-        if next_sequence_number() == call.first_sequence:
+        if sequence_number() == call.first_sequence:
             return
         kept = _OpenCall(call.api, call.number, call.source, (), (), {}, call.first_sequence, [], {})
         with self._lock:
             if len(self._ended) >= _MOST_CALLS:
                 del self._ended[: _MOST_CALLS // 2], self._sequences[: _MOST_CALLS // 2]
-            self._ended.append((next_sequence_number(), kept))
+            self._ended.append((sequence_number(), kept))
             self._sequences.append(call.first_sequence)
 
     def _tell_api(self, call: _OpenCall, result: Any) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.dump.session import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, why_no_call
+from graphprobe.probe.dump.running import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, why_no_call
 from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
 from graphprobe.probe.dump.tensors import dump_value, is_tensor
-from graphprobe.store import dump_layout
-from graphprobe.store.dump_pool import CopyPool
-from graphprobe.store.dump_slots import argument_from_value
+from graphprobe.store import dump_records
+from graphprobe.store.dump_queue import CopyPool
+from graphprobe.store.dump_records import argument_from_value
 from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
 
 DOCUMENT = "exception.json"
@@ -77,8 +77,8 @@ class ExceptionObserver:
         seq = writer.submit(op.info, place, values, arguments=arguments, notes=notes, time_ns=time_ns)
         file = ""
         if seq is not None:
-            name = dump_layout.op_file(op.info.op_type, op.info.op_name, seq, time_ns // 1000)
-            file = f"{dump_layout.data_folder(place)}/{dump_layout.STATS if self._plan.data == 'stats' else name}"
+            name = dump_records.op_file(op.info.op_type, op.info.op_name, seq, time_ns // 1000)
+            file = f"{dump_records.data_folder(place)}/{dump_records.STATS if self._plan.data == 'stats' else name}"
         self._write(call, text, error, {**facts_of_op(op), "file": file})
 
     def call_ends(self, call: GraphCall, error: BaseException | None) -> None:

@@ -1,4 +1,7 @@
-"""What is known of an FX node: the facts it is selected by, and what its records say."""
+"""What is known of an FX node: the facts it is selected by, and what its records say.
+
+Whether a program marked an op for the dump, with `graphprobe.scope.data_dump`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from torch.fx import Graph, Node
 
 from graphprobe.engine.naming import LINE, TORCH, module_of, op_of
-from graphprobe.probe.dump.scoped import is_scoped
-from graphprobe.probe.dump.session import DATA, GraphOp
+from graphprobe.probe.dump.running import DATA, GraphOp
 from graphprobe.probe.dump.traits import traits_of_graph
 from graphprobe.records import Direction
+from graphprobe.scope import KEY
 from graphprobe.select import OpFacts
 from graphprobe.store.dump_records import Engine, OpInfo
 
@@ -78,3 +81,14 @@ def ops_of_graph(graph: Graph, direction: Direction, *, engine: Engine, perturbs
 def indices_of_data(ops: Iterable[GraphOp]) -> Iterable[int]:
     """Those of the ops that are inputs or constants of the graph."""
     return (op.index for op in ops if op.data)
+
+
+def is_scoped(node: Node) -> bool:
+    """Whether the op, or for a gradient the op that it is the gradient of, was traced in a `data_dump` block.
+
+    The mark goes along from Dynamo's graph to those of AOTAutograd, forward and backward, and through decompositions
+    and Inductor's passes. An op that the partitioner computes again in the backward is marked there, too. Graph inputs
+    and constants are not: they are dumped with the ops that read them.
+    """
+    custom = node.meta.get("custom")
+    return node.op not in ("placeholder", "get_attr", "output") and isinstance(custom, dict) and KEY in custom

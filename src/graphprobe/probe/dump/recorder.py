@@ -1,14 +1,23 @@
-"""The observer that writes: values or statistics of the ops that the plan selects."""
+"""The observer that writes: values or statistics of the ops that the plan selects.
+
+Statistics that are still good: of memory that no op has written to since they were computed.
+
+The recorder as a plan has it: with what concerns several graphs at once, marks and the ops outside all graphs.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+import torch
+
 from graphprobe.dump_plan import Chosen, DumpPlan, ModelEntry, OpChooser
-from graphprobe.probe.dump.memo import Stats, StatsMemo
-from graphprobe.probe.dump.session import (
+from graphprobe.engine.tensor_stats import Forms, TensorForm, meta_of, stats_in_memory
+from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES, is_plain
+from graphprobe.probe.dump.running import (
     DumpGraph,
     DumpModel,
     GraphCall,
@@ -18,13 +27,79 @@ from graphprobe.probe.dump.session import (
     place_of,
     why_no_call,
 )
-from graphprobe.probe.dump.tensors import dump_value, is_tensor, stream_of
-from graphprobe.records import TensorMeta
-from graphprobe.store.dump_form import OpForm
-from graphprobe.store.dump_pool import CopyPool
-from graphprobe.store.dump_records import Argument, Data, Place, Side, Slot
-from graphprobe.store.dump_slots import argument_from_value
+from graphprobe.probe.dump.single_ops import MODEL
+from graphprobe.probe.dump.tensors import dump_value, is_tensor, live_stats, stream_of
+from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store.dump_format import OpForm
+from graphprobe.store.dump_queue import CopyPool
+from graphprobe.store.dump_records import Argument, Data, Place, Side, Slot, argument_from_value
 from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
+
+_forms = Forms()
+
+Stats = TensorStats | Callable[[], TensorStats]
+
+
+class StatsMemo:
+    """The statistics of one call of a graph, by the memory they are of. For one thread.
+
+    Good only for one who is told of every op of the graph. What overwrites memory without being declared to, it does
+    not see; the values themselves, and the watch mode, show that.
+    """
+
+    def __init__(self) -> None:
+        # By storage; then by address, dtype and number of items of what lies there without gaps, else by address and
+        # form or meta, which is held so that no other one gets its id. A kind stands for its dtype.
+        self._known: dict[int, dict[tuple[Any, ...], tuple[Stats, TensorForm | TensorMeta]]] = {}
+
+    def written(self, values: Iterable[Any]) -> None:
+        """These tensors have been, or may have been, written to: what is known of their memory no longer holds."""
+        known = self._known
+        for value in values:
+            memory = _memory(value) if known else None
+            if memory is not None:
+                known.pop(memory, None)
+
+    def look(self, tensor: torch.Tensor) -> tuple[TensorMeta, Stats]:
+        """What a tensor is, and its statistics. Raises as `live_stats` does."""
+        form = _forms.of(tensor) if is_plain(tensor) else None
+        if form is None or form.kind is None:
+            meta = meta_of(tensor)
+            return meta, self._elsewhere(tensor, meta)
+        kind = form.kind
+        address = tensor.data_ptr()
+        memory = address - int(tensor.storage_offset()) * kind[2]
+        known = self._known.get(memory)
+        if known is None:
+            known = self._known[memory] = {}
+        # Statistics and digests see the items in row-major order: the shape of contiguous ones makes no difference.
+        key = (address, kind, form.count) if form.strides is None else (address, id(form))
+        found = known.get(key)
+        if found is None:
+            stats = stats_in_memory(address, kind, form.items, form.strides, form.count)
+            found = known[key] = (stats, form)
+        return form.meta, found[0]
+
+    def _elsewhere(self, tensor: torch.Tensor, meta: TensorMeta) -> Stats:
+        """Of what is no plain tensor on the CPU; lazy views, which show other values than lie there, anew each time."""
+        memory = _memory(tensor)
+        if memory is None or tensor.is_neg() or tensor.is_conj():
+            return live_stats(tensor)
+        known = self._known.setdefault(memory, {})
+        key = (tensor.data_ptr(), id(meta))
+        if key not in known:
+            known[key] = (live_stats(tensor), meta)
+        return known[key][0]
+
+
+def _memory(value: Any) -> int | None:
+    """Address of the storage; None of what has none, or is empty."""
+    if is_plain(value):
+        return int(value.data_ptr() - value.storage_offset() * value.itemsize)
+    if type(value) not in PLAIN_TYPES or value.layout is not torch.strided or value.is_meta:
+        return None
+    return int(value.untyped_storage().data_ptr()) or None
+
 
 OP_SWITCH = "dump_op_switch"
 """Who asked for the entry that stands for ops outside compiled graphs."""
@@ -231,3 +306,36 @@ def _position(slot: str) -> int | None:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+
+
+class PlanRecorder(OpRecorder):
+    """A recorder to which marks of `scope.data_dump` count for the whole dump, where nothing else selects ops.
+
+    Once a graph with a mark was compiled, graphs without one are not dumped any more, whichever came first.
+    """
+
+    def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter]) -> None:
+        super().__init__(with_single_ops(plan), writer)
+        self._marks_select = not self._plan.narrowed
+        self._marked: set[DumpGraph] = set()
+
+    def wants(self, graph: DumpGraph) -> frozenset[int]:
+        if any(op.scoped for op in graph.ops):
+            self._marked.add(graph)
+        if not self._left_out(graph):
+            return super().wants(graph)
+        self._models.setdefault(graph.model, 0)
+        return frozenset()
+
+    def due(self, graph: DumpGraph, step: int) -> bool:
+        return not self._left_out(graph) and super().due(graph, step)
+
+    def _left_out(self, graph: DumpGraph) -> bool:
+        return self._marks_select and bool(self._marked) and graph not in self._marked
+
+
+def with_single_ops(plan: DumpPlan) -> DumpPlan:
+    """With `dump_op_switch`, ops outside compiled graphs are those of a model; where no entry is for it, all of it."""
+    if not plan.single_ops or plan.entries_for(MODEL):
+        return plan
+    return msgspec.structs.replace(plan, models=(*plan.models, ModelEntry(MODEL, where=OP_SWITCH)))

@@ -11,8 +11,8 @@ import msgspec
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.probe.dump.exception import ExceptionObserver
 from graphprobe.probe.dump.overflow import OverflowObserver
-from graphprobe.probe.dump.plan_recorder import PlanRecorder
-from graphprobe.probe.dump.session import DumpSession, OpObserver
+from graphprobe.probe.dump.recorder import PlanRecorder
+from graphprobe.probe.dump.running import DumpSession, OpObserver
 from graphprobe.probe.dump.single_ops import SingleOps
 from graphprobe.probe.dump.watch import WatchObserver
 

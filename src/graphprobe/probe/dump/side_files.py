@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from graphprobe.dump_plan import DumpPlan
-from graphprobe.probe.dump.session import GraphCall, GraphOp, place_of
-from graphprobe.store import dump_layout
-from graphprobe.store.dump_append import AppendFile
+from graphprobe.probe.dump.running import GraphCall, GraphOp, place_of
+from graphprobe.store import dump_records
 from graphprobe.store.dump_records import Place
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.files import replace_file
+from graphprobe.store.manifest import AppendFile
 
 logger = logging.getLogger("graphprobe")
 
@@ -59,7 +59,7 @@ class SideFiles:
 
     def document(self, place: Place, name: str, data: bytes | object) -> str:
         """Write a file into the folder of a call, over one of that name. Returns its path in the time folder."""
-        path = f"{dump_layout.data_folder(place)}/{name}"
+        path = f"{dump_records.data_folder(place)}/{name}"
         writer = self._writer()
         if writer.accepts:
             whole = writer.time_dir / path

@@ -11,17 +11,16 @@ from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps, Lines, i
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import source_text, type_of
 from graphprobe.probe.dump.forwards import Forward, Forwards, StepCounter
-from graphprobe.probe.dump.session import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, under_way
+from graphprobe.probe.dump.running import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, under_way
 from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.probe.dump.traits import OpTraits
 from graphprobe.records import Direction
 from graphprobe.scope import in_block
 from graphprobe.select import OpFacts
-from graphprobe.store.dump_records import OpInfo
-from graphprobe.store.dump_slots import slots_from_inputs, slots_from_outputs
+from graphprobe.store.dump_records import OpInfo, slots_from_inputs, slots_from_outputs
 
 if TYPE_CHECKING:
-    from graphprobe.probe.dump.session import DumpSession
+    from graphprobe.probe.dump.running import DumpSession
 
 MODEL = "eager"
 """What the ops belong to, as if it were a model."""

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphprobe.engine.device_stats import finish, stats_async
-from graphprobe.engine.tensor_forms import meta_of
-from graphprobe.engine.tensor_stats import readable, stats_of
+from graphprobe.engine.tensor_stats import finish, meta_of, readable, stats_async, stats_of
 from graphprobe.errors import GraphprobeError
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.records import TensorStats
-from graphprobe.store.dump_pool import Array, CopyPool
+from graphprobe.store.dump_queue import Array, CopyPool
 from graphprobe.store.dump_records import Buffer, Data, DumpValue, Side
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})

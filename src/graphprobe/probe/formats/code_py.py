@@ -10,7 +10,7 @@ import torch
 from graphprobe.engine import replay
 from graphprobe.engine.values import one_file_bytes, why_not
 from graphprobe.probe.formats import Script
-from graphprobe.probe.formats.metas import input_metas, metas_text
+from graphprobe.probe.formats.literals import input_metas, metas_text
 
 CONSTANTS = "constants.safetensors"
 STEMS = ("inputs", "outputs")

@@ -11,8 +11,7 @@ from torch import fx
 from graphprobe.engine.values import one_file_bytes
 from graphprobe.probe.formats import IRGraph, Script
 from graphprobe.probe.formats.fx_py import STEMS, GraphSource, example_inputs, preamble
-from graphprobe.probe.formats.literals import Unreproducible
-from graphprobe.probe.formats.metas import metas_text
+from graphprobe.probe.formats.literals import Unreproducible, metas_text
 
 NODE_META = (
     "user_visible_output_idxs",

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from graphprobe.export.onnx_graph import Builder, text_of
+from graphprobe.export.onnx_text import Builder, text_of
 from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from graphprobe.internals.dynamo.function_kinds import disabled_function
+from graphprobe.probe.frames.encoding import Encoded, Encoder
 from graphprobe.probe.frames.libraries import RebuildCall, import_of, made_class, named_tuple
 from graphprobe.probe.frames.sources import (
     NotRecordable,
@@ -26,7 +27,6 @@ from graphprobe.probe.frames.sources import (
     names_in_class,
     names_when_defined,
 )
-from graphprobe.probe.frames.values import Encoded, Encoder
 from graphprobe.store.frame_record import SOURCE, ModuleRecord
 
 

@@ -1,4 +1,9 @@
-"""The report of a diagnosis: what is wrong, where, how sure that is, and how to see it."""
+"""The report of a diagnosis: what is wrong, where, how sure that is, and how to see it.
+
+The ladder: on which way of running the program the fault appears.
+
+What a dossier shows of one finding: source, graph and kernel side by side, the graph around, the files.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from graphprobe.findings import Finding, FunctionDiagnosis
-from graphprobe.report.diagnosis import VERDICTS, beside, foremost, sentence, told
+from graphprobe.findings import Diagnosis, Finding, FunctionDiagnosis
+from graphprobe.report.diagnosis import STAGES, VERDICTS, beside, foremost, sentence, told
 from graphprobe.report.document import (
     Badge,
     Card,
@@ -16,18 +21,194 @@ from graphprobe.report.document import (
     Content,
     DocumentVerdict,
     Facts,
+    Folded,
     Grid,
     Jump,
+    Listing,
     Section,
     SourcePlace,
+    Tone,
     counted,
 )
 from graphprobe.report.html.graph_window import window_section
-from graphprobe.report.html.ladder import ladder_section
 from graphprobe.report.html.page import Report
-from graphprobe.report.html.proof import code_section, proof_section, recorded_line
+from graphprobe.report.html.panes import COMMENT, CodeView, Link, Pane, graph_pane, source_pane, text_pane
+from graphprobe.report.html.render import html
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.diagnosis_file import FINDING, Diagnosed, proof_of, read_diagnosed
+from graphprobe.store.files import read_file
+
+AROUND = 14
+"""Lines of the program shown before and after the accused one."""
+
+FILES = {
+    "repro.py": "shows the fault: exits 1 while it is there",
+    "test_repro.py": "the same as a test, which passes once the fault is gone",
+    "REPORT.md": "an issue in the form of PyTorch's template: `graphprobe issue` prints it",
+    "output.txt": "what repro.py printed",
+    "exact": "the recorded graph on the recorded bits, with all that it reads",
+    "finding.json": "what was found",
+    "graph.txt": "the smallest graph that shows it",
+    "window.json": "the graph around the accused node, with the error of each",
+    "graph_before.txt": "the graph before the accused pass",
+    "generated_code.py": "what the compiler generated",
+    "kernel.cpp": "the accused kernel, as it was generated for the program",
+    "kernel.py": "the accused kernel, as it was generated for the program",
+}
+
+
+def code_section(finding: Finding, folder: Path | None, sources: Sources, suffix: str) -> Section | None:
+    """Source, FX graph and kernel of a finding; None where there is none of them."""
+    panes: list[Pane] = []
+    marks: list[list[int]] = []
+    if finding.source:
+        place = sources.short(finding.source)
+        pane, at = source_pane([place], sources, around=AROUND)
+        if pane.lines:
+            panes.append(pane)
+            marks.append(list(at.values()))
+    names = {"graph_before.txt": "FX graph before the pass", "graph.txt": "FX graph, the smallest that fails"}
+    for name, title in names.items() if folder else ():
+        text = read(folder, name)
+        if text:
+            pane, nodes = graph_pane(title, name, text, sources)
+            panes.append(pane)
+            marks.append([nodes[finding.node]] if finding.node in nodes else _computing(nodes, text))
+    for name in ("kernel.cpp", "kernel.py", "generated_code.py") if folder else ():
+        text = read(folder, name)
+        if text:
+            panes.append(text_pane("Kernel" if name.startswith("kernel") else "Generated code", name, text))
+            marks.append([])
+            break
+    if not panes:
+        return None
+    label = finding.op or finding.kernel or finding.kind
+    view = CodeView(label, panes, [Link(label, marks)])
+    summary = ", ".join(pane.title.split(",")[0] for pane in panes)
+    title = "Source, graph and kernel" + (f" of fault {suffix[1:]}" if suffix else "")
+    return Section(f"code{suffix}", title, view="code", data=[view], summary=summary)
+
+
+def proof_section(finding: Finding, folder: Path | None, suffix: str) -> Section | None:
+    """The files of the dossier, and its report."""
+    if folder is None:
+        return None
+    names = sorted(path.name for path in folder.iterdir() if path.is_file() or path.name in FILES)
+    known = [name for name in FILES if name in names]
+    files: list[tuple[str, Content]] = [(name, FILES[name]) for name in known]
+    if others := [name for name in names if name not in FILES]:
+        files.append((", ".join(others), "the values that the repro reads"))
+    body: list[Content] = [("The folder ", Code(str(folder)), " holds everything that shows the fault."), Facts(files)]
+    if report := read(folder, "REPORT.md"):
+        body.append(Folded("REPORT.md, ready to be posted", Listing(report, "REPORT.md")))
+    title = "The proof" + (f" of fault {suffix[1:]}" if suffix else "")
+    return Section(f"proof{suffix}", title, body=body, summary=f"{len(names)} files")
+
+
+def read(folder: Path | None, name: str) -> str:
+    """A text of the dossier; empty where there is none."""
+    try:
+        return read_file(folder / name, below=folder).decode("utf-8", "replace") if folder is not None else ""
+    except OSError:
+        return ""
+
+
+def recorded_line(folder: Path | None, source: str | None) -> str:
+    """The text of the accused line as it was when it was compiled, from the comments of the graph; empty without."""
+    for line in read(folder, "graph.txt").splitlines():
+        found = COMMENT.match(line)
+        if found is not None and found["place"] == source:
+            return found["code"] or ""
+    return ""
+
+
+def _computing(nodes: dict[str, int], text: str) -> list[int]:
+    """Where the finding's node has another name in this graph: the lines that compute anything."""
+    lines = text.splitlines()
+    return [index for index in nodes.values() if "torch.ops" in lines[index]]
+
+
+RUNGS = (
+    ("dynamo", "Dynamo", "the graphs that were recorded from the Python code, run as they are"),
+    ("aot", "AOTAutograd", "the graphs without in-place changes, forward and backward"),
+    ("passes", "Passes", "the graphs after decomposition and every pass of the compiler, run op by op"),
+    ("kernels", "Kernels", "the generated code"),
+)
+"""Name in a diagnosis, name for people, and what runs there; from the first to the last."""
+
+RUNG_OF_STAGE = {
+    "dynamo": "dynamo",
+    "aot": "aot",
+    "decomposition": "passes",
+    "pre_grad": "passes",
+    "joint": "passes",
+    "post_grad": "passes",
+    "lowering": "kernels",
+    "codegen": "kernels",
+    "runtime": "kernels",
+}
+"""The first rung on which a fault of the stage shows."""
+
+_LADDER = """<ol class="ladder">
+<li class="info"><span class="rung">Eager</span><span class="state">{{ reference | show }}</span>
+<span class="what">the program as it is written, not compiled: what the others are held against</span></li>
+{% for name, what, tone, state, why in rungs %}
+<li class="{{ tone }}"><span class="rung">{{ name }}</span><span class="state">{{ state | show }}</span>
+<span class="what">{{ what }}{% if why %}<br><strong>{{ why }}</strong>{% endif %}</span></li>
+{% endfor %}
+</ol>
+"""
+
+
+def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:
+    """Of each rung that there is: its name, the tone, a word, and why.
+
+    A rung that a finding accuses is wrong. One that is wrong without being accused goes on with what is wrong already.
+    """
+    measured = {str(rung.name): (str(rung.state), rung.difference) for rung in diagnosis.rungs}
+    # The last rung is the compiled program itself, run once more without being watched.
+    if measured.get("kernels", ("right",))[0] in ("right", "not_run") and "plain" in measured:
+        state, why = measured["plain"]
+        if state != "not_run":
+            measured["kernels"] = (state, why)
+    accused: dict[str, list[str]] = {}
+    for finding in diagnosis.findings:
+        accused.setdefault(RUNG_OF_STAGE.get(finding.stage, "kernels"), []).append(finding.stage)
+    found: list[tuple[str, Tone, str, str]] = []
+    broken = False
+    for name, _, _ in RUNGS:
+        state, why = measured.get(name, ("not_run", ""))
+        if name in accused:
+            stages = dict.fromkeys(accused[name])
+            found.append((name, "bad", "wrong", "; ".join(STAGES.get(stage, stage) for stage in stages)))
+            broken = True
+        elif state == "wrong" and broken:
+            found.append((name, "warn", "wrong, too", "it is given what is wrong already"))
+        elif state == "wrong":
+            found.append((name, "bad", "wrong", why))
+            broken = True
+        elif state == "unsure":
+            found.append((name, "warn", "not told", why))
+        elif state == "right":
+            found.append((name, "good", "right", ""))
+        elif name in measured:
+            found.append((name, "info", "not run", ""))
+    return found
+
+
+def ladder_section(diagnosis: Diagnosis) -> Section:
+    """The ladder of one diagnosis, as a list."""
+    told = {name: (title, what) for name, title, what in RUNGS}
+    rungs = []
+    passed = 0
+    for name, tone, word, why in states(diagnosis):
+        rungs.append((*told[name], tone, Badge(tone, word), why))
+        passed += tone == "good"
+    first = next((title for title, _, tone, _, _ in rungs if tone == "bad"), None)
+    summary = f"first wrong: {first}" if first else f"{passed} of {len(rungs)} rungs right"
+    text = html(_LADDER, rungs=rungs, reference=Badge("info", "reference"))
+    return Section("ladder", "Where it begins", body=text, summary=summary)
+
 
 ORDER = ("fault", "undecided", "healthy")
 

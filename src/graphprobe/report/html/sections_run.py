@@ -1,30 +1,332 @@
-"""The report of a run: what was compiled, what the passes did, what breaks and recompiles, where the time went."""
+"""The report of a run: what was compiled, what the passes did, what breaks and recompiles, where the time went.
+
+The data of the view `passes`: what each pass of each graph took and changed, with the diffs that fit in.
+
+Parts of the report of a run that need no script: graph breaks, recompilations, the graphs.
+
+Source, FX graph and generated code of each graph of a run, side by side, linked by what is launched.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from graphprobe.analysis.breaks import BreakReport
-from graphprobe.analysis.breaks_run import report_from_run as breaks_of
-from graphprobe.analysis.recompile_run import report_from_run as recompiles_of
-from graphprobe.analysis.recompiles import RecompileReport, function_name
+from graphprobe.analysis.breaks import BreakReport, GraphBreak
+from graphprobe.analysis.breaks import report_from_run as breaks_of
+from graphprobe.analysis.recompiles import Group, RecompileReport, function_name
+from graphprobe.analysis.recompiles import report_from_run as recompiles_of
 from graphprobe.analysis.steps import described
 from graphprobe.analysis.steps import report_from_run as steps_of
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError
-from graphprobe.report.document import Bullets, Content, DocumentVerdict, Facts, Grid, Muted, Prose, Section, counted
+from graphprobe.records import Event
+from graphprobe.report.document import (
+    Bullets,
+    Card,
+    Cards,
+    Code,
+    Content,
+    DocumentVerdict,
+    Excerpt,
+    Facts,
+    Grid,
+    Muted,
+    Note,
+    Prose,
+    Section,
+    counted,
+)
+from graphprobe.report.explanation import facts_of
+from graphprobe.report.graph_diff import GraphDiff, Node, diff_sides, side_of
 from graphprobe.report.html.flame import Box, flame_section, largest, tree_from_steps
-from graphprobe.report.html.launches import launches_section
+from graphprobe.report.html.launches import launches_of, launches_section, places_of
 from graphprobe.report.html.page import Report
-from graphprobe.report.html.passes import passes_section
-from graphprobe.report.html.run_code import code_section
-from graphprobe.report.html.run_parts import breaks_section, graphs_section, recompiles_section
+from graphprobe.report.html.panes import CodeView, Link, Pane, graph_pane, links_from, source_pane, text_pane
 from graphprobe.report.html.sections_dump import report_from as dump_report
 from graphprobe.report.html.sources import Sources
+from graphprobe.store.layout import addresses_from_events
 from graphprobe.store.reader import Model, Run
-from graphprobe.store.steps import read_steps
+from graphprobe.store.step_file import read_steps
+
+MOST_CODE_BYTES = 3 << 20
+"""Of graphs and generated code in all; what is beyond is in the run."""
+
+AROUND = 4
+"""Lines of the program around each that a launch stems from."""
+
+
+def code_section(run: Run, models: Sequence[Model], sources: Sources) -> Section | None:
+    """A view for each graph that has generated code, as long as they fit in; None where there is none."""
+    views: list[CodeView] = []
+    room, left = MOST_CODE_BYTES, 0
+    for model in models:
+        for direction, events in model.directions().items():
+            graph, code = _last(events, "graph", "pass"), _last(events, "code")
+            if graph is None or code is None:
+                continue
+            size = (run.size_bytes(graph) or 0) + (run.size_bytes(code) or 0)
+            if size > room:
+                left += 1
+                continue
+            room -= size
+            try:
+                views.append(
+                    _view(run, f"model__{model.number} {direction}", graph, code, _last(events, "ops"), sources)
+                )
+            except ArtifactNotFoundError:
+                left += 1
+    if not views:
+        return None
+    note = ""
+    if any(view.links for view in views):
+        note = "Choose a launch, or click a line, to see what belongs together. "
+    if left:
+        note += f"{left} more graphs are in the run: graphprobe ls RUN."
+    return Section("code", "Source, graph and generated code", "code", views, Note(note), counted(len(views), "graph"))
+
+
+def _last(events: Sequence[Event], *kinds: str) -> Event | None:
+    """The last artifact of a kind that has a file: of graphs, the one after the last pass."""
+    found = [event for event in events if event.kind in kinds and event.path and event.where.subgraph is None]
+    return found[-1] if found else None
+
+
+def _view(run: Run, title: str, graph: Event, code: Event, ops: Event | None, sources: Sources) -> CodeView:
+    launches = launches_of(run, ops)
+    places = list(dict.fromkeys(p for launch in launches for p in places_of(launch, sources.short)))
+    source, marks = source_pane(places, sources, around=AROUND)
+    fx, nodes = graph_pane("FX graph after the last pass", str(graph.path), run.text(graph), sources)
+    generated = text_pane("Generated code", str(code.path), run.text(code))
+    panes: list[Pane] = [source, fx, generated]
+    links: list[Link] = links_from(launches, marks, nodes, generated, sources)
+    if not source.lines:
+        panes = panes[1:]
+        links = [Link(link.label, link.marks[1:]) for link in links]
+    return CodeView(title, panes, links)
+
+
+MOST = 60
+"""Cards and rows that are shown; the section says how many more there are."""
+
+
+def breaks_section(report: BreakReport, sources: Sources) -> Section | None:
+    """A card for each cause of graph breaks; None where nothing breaks."""
+    if not report.found:
+        return None
+    own = [row for row in report.breaks if row.inside is None] or report.breaks
+    body: list[Content] = [Cards([_break(row, sources) for row in own[:MOST]])]
+    if (left := len(report.breaks) - len(own[:MOST])) > 0:
+        body.append(Note(f"{left} more, in libraries or beyond {MOST}: graphprobe explain RUN."))
+    entries: list[Content] = []
+    for row in report.own_uncompiled[:MOST]:
+        remedy = (" ", Prose(row.remedy)) if row.kind != "break" else ()
+        place = _place(row.file, row.line, sources)
+        entries.append((Code(row.function), " (", place, "): ", Prose(row.cause), *remedy))
+    body.append(Bullets(entries, "Not compiled"))
+    summary = f"{report.break_count} in {counted(len(own), 'place')}"
+    return Section("breaks", "Graph breaks", body=body, summary=summary)
+
+
+def recompiles_section(report: RecompileReport, sources: Sources) -> Section | None:
+    """A card for each cause of recompilations; None where nothing was compiled again."""
+    if not report.groups:
+        return None
+    counts = {(f.file, f.line, f.function): f for f in report.functions}
+    cards = []
+    for group in report.groups[:MOST]:
+        function = counts.get((group.file, group.line, group.function))
+        versions = ""
+        if function is not None and function.versions is not None:
+            versions = f"{function.versions} versions" + (f" of at most {function.limit}" if function.limit else "")
+        cards.append(_group(group, versions, sources))
+    left = len(report.groups) - MOST
+    body: list[Content] = [Cards(cards), Note(f"{left} more: graphprobe recompiles RUN." if left > 0 else "")]
+    summary = f"{report.recompilations}, {counted(len(report.groups), 'cause')}"
+    return Section("recompiles", "Recompilations", body=body, summary=summary)
+
+
+def graphs_section(models: Sequence[Model], sources: Sources) -> Section | None:
+    """A row for each compile."""
+    if not models:
+        return None
+    rows: list[list[Content]] = []
+    for model in models[:MOST]:
+        facts = model.compile
+        took = (facts.get("timings_ms") or {}).get("entire_frame")
+        guards = facts.get("guards")
+        reason = str(facts.get("recompile_reason") or facts.get("reason") or "").partition("\n")[0]
+        if facts.get("restart_of") is not None:
+            reason = f"model__{facts['restart_of']} was started over"
+        function = function_name(str(facts.get("function") or ""))
+        rows.append(
+            [
+                [Code(f"model__{model.number}"), Muted(model.compile_id or "")],
+                [function, _place(facts.get("file"), facts.get("line"), sources)],
+                str(facts.get("ops", "")),
+                "" if guards is None else str(len(guards)),
+                "" if took is None else f"{took / 1e3:.2f} s",
+                reason,
+            ]
+        )
+    left = f"{len(models) - MOST} more are in the run: graphprobe ls RUN." if len(models) > MOST else ""
+    grid = Grid(("Graph", "Function", "Ops", "Guards", "Time", "Why it was compiled"), rows, (2, 3, 4), left)
+    return Section("graphs", "Graphs", body=grid, summary=f"{len(models)} compiled")
+
+
+def _break(row: GraphBreak, sources: Sources) -> Card:
+    times: Content = Muted(f" ×{row.count}") if row.count > 1 else ""
+    where = (_place(row.file, row.line, sources), " in ", Code(row.function))
+    return Card((row.kind.replace("-", " "), times), [where, Excerpt(row.source), facts_of(row, str)])
+
+
+def _group(group: Group, versions: str, sources: Sources) -> Card:
+    rows: list[tuple[str, Content]] = []
+    if group.where is not None and group.kind != "limit-reached":
+        label = "first used" if group.where_from == "first use" else "guard"
+        rows.append((label, _place(group.where.file, group.where.line, sources)))
+    if group.values:
+        rows.append(("values", Code(", ".join(group.values[:12]))))
+    if group.callers:
+        rows.append(("called from", [_place(caller.file, caller.line, sources) for caller in group.callers]))
+    rows.append(("what to do", [Prose(text) for text in group.remedies]))
+    name, place = Code(function_name(group.function)), _place(group.file, group.line, sources)
+    where = (name, " at ", place, Muted(f", {versions}" if versions else ""))
+    return Card((Prose(group.cause), Muted(f" ×{group.count}")), [where, Facts(rows)])
+
+
+def _place(file: str | None, line: int | None, sources: Sources) -> Content:
+    if not file:
+        return ""
+    return sources.place(f"{file}:{line}") if line else Code(file)
+
+
+MOST_BYTES = 24 << 20
+"""Text of graphs that is read for diffs in all: some tens of seconds at the most."""
+
+MOST_NODES = 60
+"""Nodes of one kind (added, removed, …) that a diff shows."""
+
+MOST_TEXT = 400
+"""Letters of one node's expression."""
+
+
+def passes_section(run: Run, models: Sequence[Model], sources: Sources) -> Section | None:
+    """The timeline of every graph; None where no pass ran."""
+    differ = _Differ(run, sources)
+    graphs = []
+    changed = ran = 0
+    for model in models:
+        addresses = {event.seq: address for address, event in addresses_from_events(model.events).items()}
+        for direction, events in model.directions().items():
+            rows = [_row(event, addresses, differ) for event in events if _is_pass(event)]
+            if rows:
+                graphs.append({"title": f"model__{model.number} {direction}", "begin": _begin(events), "passes": rows})
+                ran += len(rows)
+                changed += sum(bool(row["changed"]) for row in rows)
+    if not graphs:
+        return None
+    # The graph on which most was done is the one to begin with.
+    first = max(range(len(graphs)), key=lambda index: sum(bool(row["changed"]) for row in graphs[index]["passes"]))  # type: ignore[attr-defined]
+    left = ""
+    if differ.left:
+        left = f"{differ.left} passes that changed a graph are without their diff: it would be too much for one file. "
+        left += "graphprobe diff RUN --pass NAME shows it."
+    data = {"graphs": graphs, "first": first}
+    return Section("passes", "Passes", "passes", data, Note(left), f"{changed} of {ran} changed a graph")
+
+
+def _is_pass(event: Event) -> bool:
+    return event.kind in ("pass", "failure")
+
+
+def _begin(events: Sequence[Event]) -> int:
+    """Wall clock at which the first pass of a graph began, ns."""
+    return min((event.time_ns - (event.elapsed_ns or 0) for event in events if _is_pass(event)), default=0)
+
+
+def _row(event: Event, addresses: dict[int, str], differ: _Differ) -> dict[str, Any]:
+    took = event.elapsed_ns or 0
+    row: dict[str, Any] = {
+        "name": event.where.pass_name or event.name,
+        "phase": event.subsystem or event.where.phase or "",
+        "at": event.time_ns - took,
+        "took": event.elapsed_ns,
+        "changed": event.changed is True,
+        "before": event.nodes_before,
+        "after": event.nodes_after,
+        "added": len(event.added),
+        "removed": len(event.removed),
+    }
+    if event.where.subgraph:
+        row["subgraph"] = event.where.subgraph
+    if event.kind == "failure":
+        row["failed"] = event.message or "it raised"
+    if event.changed:
+        row["address"] = addresses.get(event.seq, "")
+        row["diff"] = differ.diff(event)
+    return row
+
+
+class _Differ:
+    """Diffs of passes, until the text that was read for them comes to `MOST_BYTES`."""
+
+    def __init__(self, run: Run, sources: Sources) -> None:
+        self.left = 0
+        self._run, self._sources = run, sources
+        self._by_path = {event.path: event for event in run.events() if event.path}
+        self._read = 0
+
+    def diff(self, event: Event) -> dict[str, Any] | None:
+        """What the pass changed; None where it does not fit in, or a file is gone."""
+        before = self._by_path.get(event.before or "")
+        if before is None or event.path is None:
+            return None
+        size = (event.size_bytes or 0) + (before.size_bytes or 0)
+        if self._read + size > MOST_BYTES:
+            self.left += 1
+            return None
+        self._read += size
+        try:
+            sides = side_of(self._run, before), side_of(self._run, event)
+        except ArtifactNotFoundError:
+            return None
+        return self._plain(diff_sides(*sides))
+
+    def _plain(self, diff: GraphDiff) -> dict[str, Any]:
+        graphs = []
+        for graph in diff.graphs:
+            if not graph.different:
+                continue
+            made: dict[str, Any] = {"graph": graph.graph, "unchanged": graph.unchanged}
+            for name in ("removed", "added"):
+                nodes = getattr(graph, name)
+                made[name] = [self._node(node) for node in nodes[:MOST_NODES]]
+                made[f"{name}_left"] = max(0, len(nodes) - MOST_NODES)
+            pairs = graph.changed
+            made["changed"] = [[self._node(pair.before), self._node(pair.after)] for pair in pairs[:MOST_NODES]]
+            made["changed_left"] = max(0, len(pairs) - MOST_NODES)
+            made["renamed"] = [[pair.before.name, pair.after.name] for pair in graph.renamed[:MOST_NODES]]
+            made["renamed_left"] = max(0, len(graph.renamed) - MOST_NODES)
+            made["moved"] = len(graph.moved)
+            graphs.append(made)
+        lines = list(_short(diff.lines))
+        return {"graphs": graphs, "lines": lines, "lines_left": len(diff.lines) - len(lines)}
+
+    def _node(self, node: Node) -> list[str]:
+        """Name, type, expression and place."""
+        place = self._sources.short(node.place)
+        self._sources.link(place)
+        text = node.expression
+        return [node.name, node.type, text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …", place]
+
+
+def _short(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines[: MOST_NODES * 2]:
+        yield line[:MOST_TEXT]
+
 
 CALLS = "api_dump"
 """The folder in a run that holds its calls."""

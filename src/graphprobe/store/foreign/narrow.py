@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError
-from graphprobe.store.dump_dtypes import STORED_DTYPES
-from graphprobe.store.dump_widen import widened
+from graphprobe.store.dump_dtypes import STORED_DTYPES, widened
 
 Array = np.ndarray[Any, Any]
 

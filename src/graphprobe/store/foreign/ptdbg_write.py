@@ -16,8 +16,7 @@ import numpy as np
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.calls import Call, CallDirection, CallDump, CallSlot, Scalar
-from graphprobe.store.dump_dtypes import STORED_DTYPES
-from graphprobe.store.dump_widen import widened
+from graphprobe.store.dump_dtypes import STORED_DTYPES, widened
 from graphprobe.store.foreign.names import file_stem, foreign_from_api
 from graphprobe.store.foreign.ptdbg import EDGE
 from graphprobe.store.foreign.summary import summary_from_stats

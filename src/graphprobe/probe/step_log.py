@@ -1,0 +1,160 @@
+"""Writes down when a step of the compiler begins and ends, one line each, so that a crash leaves its trace."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from graphprobe.internals.context import Frame
+from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
+from graphprobe.internals.logs.log_plan import LogsPlan
+from graphprobe.store import layout
+from graphprobe.store.step_file import StepLine, encode_step
+from graphprobe.store.writer import RunWriter
+
+
+class StepLog:
+    """The steps of one run. Steps of a thread lie inside each other: the end of one ends those inside it."""
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+        self._lock = threading.Lock()
+        self._next = 0
+        self._open: dict[int, list[int]] = {}
+        """By thread, the outermost first."""
+
+    def begin(
+        self,
+        component: str,
+        name: str,
+        detail: str = "",
+        *,
+        model: int | None = None,
+        direction: str | None = None,
+        compile_id: str | None = None,
+    ) -> int | None:
+        """A step begins on this thread; its number, None where nothing is written."""
+        if self._writer.forked or self._writer.closed:
+            return None
+        thread = threading.get_native_id()
+        with self._lock:
+            step, self._next = self._next, self._next + 1
+            self._open.setdefault(thread, []).append(step)
+        line = StepLine(
+            step,
+            time.time_ns(),
+            component=component,
+            name=name,
+            detail=detail,
+            model=model,
+            direction=direction,
+            compile_id=compile_id,
+            thread=thread,
+        )
+        self._writer.append_text(layout.STEPS, encode_step(line))
+        return step
+
+    def end(self, step: int | None, error: BaseException | None = None) -> None:
+        """The step is over, and with it every step inside it that has not told of its end."""
+        if step is None or self._writer.forked:
+            return
+        thread = threading.get_native_id()
+        with self._lock:
+            inside = self._open.get(thread, [])
+            if step not in inside:
+                return
+            ended = inside[inside.index(step) :]
+            del inside[inside.index(step) :]
+            if not inside:
+                del self._open[thread]
+        text = None if error is None else _described(error)
+        now = time.time_ns()
+        lines = [encode_step(StepLine(one, now, error=text)) for one in reversed(ended)]
+        self._writer.append_text(layout.STEPS, "".join(lines))
+
+
+class Watched(Protocol):
+    """What the taps of steps need of a session."""
+
+    writer: RunWriter
+    everything: bool
+
+    def watching(self) -> bool: ...
+
+    def listen(self) -> None: ...
+
+    def failed(self, what: str, details: str) -> None: ...
+
+
+class StepWatch:
+    """Implements `internals.step_taps.StepObserver` for a session."""
+
+    def __init__(
+        self, session: Watched, steps: StepLog, plan: LogsPlan, component_line: Callable[[str, str], None]
+    ) -> None:
+        """`component_line` gets whole tracebacks, where `plan` asks for those."""
+        self._session = session
+        self._steps = steps
+        self._verbose = next((route.name for route in plan.routes if route.verbose), None)
+        self._line = component_line
+        self._told: tuple[int, str] | None = None
+
+    def frame_begins(self) -> bool:
+        if not self._session.watching() or not self._session.everything or self._session.writer.forked:
+            return False
+        self._session.listen()
+        return True
+
+    def step_begins(self, component: str, name: str, detail: str, frame: Frame | None) -> int | None:
+        if not self._session.watching() or (frame is None and not self._session.everything):
+            return None
+        return begin(self._steps, component, name, detail, frame)
+
+    def step_ends(self, step: int | None, error: BaseException | None) -> None:
+        if error is not None and step is not None and self._verbose is not None:
+            self._whole_traceback(error, self._verbose)
+        self._steps.end(step, error)
+
+    def failed(self, what: str, details: str) -> None:
+        self._session.failed(what, details)
+
+    def _whole_traceback(self, error: BaseException, file: str) -> None:
+        """Before torch cuts its own frames off for the user; once for each error."""
+        identity = (id(error), type(error).__name__)
+        if self._told == identity:
+            return
+        self._told = identity
+        text = "".join(traceback.format_exception(error)).rstrip()
+        self._line(file, f"graphprobe: the whole traceback, as torch had it:\n{text}")
+
+
+def begin(steps: StepLog, component: str, name: str, detail: str, frame: Frame | None) -> int | None:
+    """A step of what is being compiled on this thread."""
+    model: Any = frame.token if frame is not None else None
+    where = getattr(model, "where", None)
+    return steps.begin(
+        component,
+        name,
+        detail,
+        model=getattr(model, "number", None),
+        direction=frame.direction if frame is not None else None,
+        compile_id=where.compile_id if where is not None else current_compile_id(),
+    )
+
+
+def begin_pass(steps: StepLog, frame: Frame, name: str) -> int | None:
+    """A pass begins."""
+    where = f"pass of {frame.phase}" if frame.phase else "pass"
+    return begin(steps, "inductor", name, f"{where}, on {frame.subgraph}" if frame.subgraph else where, frame)
+
+
+def _described(error: BaseException) -> str:
+    """The first paragraph on one line; the traceback is in the failure's file."""
+    try:
+        text = " ".join(str(error).strip().partition("\n\n")[0].split())
+    except Exception:  # its own __str__ raises
+        text = "<exception str() failed>"
+    return f"{type(error).__name__}: {text}"[:500]
