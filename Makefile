@@ -11,7 +11,7 @@ FAST   := $(addprefix tests/,store numerics compare reduce analysis report expor
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup browser msprobe demo test test-fast test-all replay-record replay-compare sizes check format bench clean
+.PHONY: FORCE help setup wheel browser msprobe demo test test-fast test-all replay-record replay-compare sizes check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ setup: $(STAMP) ## create .venv with torch (CPU), the dependencies and graphprob
 $(STAMP): pyproject.toml constraints.txt scripts/setup_env.sh $(NATIVE) $(if $(TORCH),FORCE)
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" bash scripts/setup_env.sh "$(VENV)"
 	@touch $@
+
+wheel: $(STAMP) ## build a wheel in dist, with the native core if there is a compiler
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 browser: ## install Chromium, with which the tests open the HTML report (Debian, as root)
 	@bash scripts/setup_browser.sh install

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from conftest import ROOT
 from doc_session import Step, blocks_of, matches, run_step, steps_of
 from graphprobe.analysis import timing, timing_records
+from graphprobe.cli.commands.demo import PLANTED
 from graphprobe.cli.main import COMMANDS, LazyGroup, main
 from graphprobe.numerics.pair import PairStats
 from graphprobe.records import TensorStats
@@ -152,12 +154,25 @@ def test_commands_in_running_text_exist(path: Path) -> None:
         assert given <= known | {"--help"}, text
 
 
-def test_readme_shows_what_it_is_within_forty_lines() -> None:
-    blocks = blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_readme_is_short_and_shows_what_it_is_within_forty_lines() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 200
+    blocks = blocks_of(text)
+    assert 0 < text.index("](docs/pictures/diagnose.svg)") < text.index(blocks[0].text)
     setup, shown = blocks[:2]
     assert setup.language == "sh" and setup.text.split("\n")[:2] == ["make setup", ". .venv/bin/activate"]
     assert shown.language == "console" and shown.text.startswith("$ graphprobe demo\n")
     assert shown.line + shown.text.count("\n") + 1 <= 40
+
+
+def test_the_picture_loads_nothing_and_shows_the_planted_fault() -> None:
+    """`python scripts/picture.py` draws it; it is drawn anew when the demo finds its fault otherwise."""
+    picture = (DOCS / "pictures" / "diagnose.svg").read_text(encoding="utf-8")
+    assert re.findall(r"https?://[^\s\"<]+", picture) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"<script|url\((?!#)|@import", picture)
+    shown = " ".join(html.unescape("\n".join(re.findall(r">([^<>]+)</text>", picture))).replace("\xa0", " ").split())
+    for words in (*PLANTED, "transformer.py:27", "blocks.0.mlp", "FAULT: ", "repro.py"):
+        assert words in shown or words.replace("codegen", "code generation") in shown, words
 
 
 @pytest.mark.parametrize(

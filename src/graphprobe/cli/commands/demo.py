@@ -30,22 +30,21 @@ PROGRAM = "transformer.py"
 
 @click.command()
 @click.option(
-    "-o", "--out", "out_dir", metavar="DIR", default="graphprobe-demo", show_default=True, help="Folder for all of it."
+    "-o", "--out", "out_dir", metavar="DIR", default="graphprobe-demo", show_default=True, help="Folder for all output."
 )
 @click.option("--no-open", is_flag=True, help="Do not open the report in a browser.")
 @click.option("--no-control", is_flag=True, help="Leave out the run without the fault.")
 @click.pass_context
 def command(ctx: click.Context, out_dir: str, no_open: bool, no_control: bool) -> None:
-    """Show in a minute what graphprobe does: a small transformer, a compiler with a planted fault, and the way from a
-    wrong result to the culprit.
+    """Show in a minute what graphprobe does: plant a fault in the compiler, and find it in a small transformer.
 
-    A program is written into DIR, which must be new or empty, and diagnosed as it is: it is healthy. Then it is
-    compiled with a fault that torch has for its own tests: the C++ that is generated for ReLU adds 1. The fault is
-    found, proven and reported. Every command that does it is shown, and can be given again. The report opens in a
-    browser where this runs on a terminal with a display.
+    The demo writes a program into DIR, which must be new or empty, and diagnoses it: it is healthy. Then it compiles
+    the program with a fault that torch has for its own tests: the C++ for ReLU adds 1. It finds the fault, proves it
+    and reports it. You see each command that does this, and can repeat it. On a terminal with a display, the report
+    opens in a browser.
 
     \b
-    Example:
+    Examples:
       graphprobe demo
       graphprobe demo --out /tmp/demo --no-open
 
@@ -60,7 +59,7 @@ def command(ctx: click.Context, out_dir: str, no_open: bool, no_control: bool) -
     (folder / PROGRAM).write_bytes(_program())
     shown = Path(os.path.relpath(folder))
     program = shown / PROGRAM
-    echo(f"A small transformer lies in {program}. All that is written goes to {shown}.")
+    echo(f"Wrote a small transformer to {program}. All output goes to {shown}/.")
     problems: list[str] = []
     if not no_control:
         _head("Compiled by a healthy compiler: is anything wrong?")
