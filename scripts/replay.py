@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Command, ...]] = {
         "recompiles --json recompiles.json programs/break_recompile.py",
     ),
     "graph_dump": commands(
-        "run -o out --dump-graph tensor --dump-path tensor programs/mlp_train.py",
+        "run -o out --dump-graph tensor --dump-to tensor programs/mlp_train.py",
         "convert tensor --out npy",
         "parse tensor Sequential.0.primals_1.0",
         "report tensor -o report.html",
@@ -114,8 +114,8 @@ CASES: dict[str, tuple[Command, ...]] = {
         "compare tensor tensor --out same",
     ),
     "graph_dump_statistics": commands(
-        "run -o out --dump-graph stats --dump-path stats programs/mlp_train.py",
-        "run -o out2 --dump-graph stats --dump-engine interpreter --dump-path nodes programs/mlp_train.py",
+        "run -o out --dump-graph stats --dump-to stats programs/mlp_train.py",
+        "run -o out2 --dump-graph stats --dump-engine interpreter --dump-to nodes programs/mlp_train.py",
         "compare stats nodes --json -",
         "report stats -o report.html",
     ),

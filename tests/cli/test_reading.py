@@ -143,7 +143,7 @@ def test_help_and_version(invoke: Callable[..., Result]) -> None:
         assert name in result.output
         assert line in " ".join(result.output.split())
     for name in ("ls", "show", "diff"):
-        assert "Example:" in invoke(name, "--help").output
+        assert "Examples:" in invoke(name, "--help").output
     assert invoke("--version").output == f"graphprobe {graphprobe.__version__}\n"
 
 

@@ -51,7 +51,7 @@ def finished(
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.heavy)])
 def test_a_script_as_it_is(backend: str, run_warm: Python, tmp_path: Path) -> None:
-    done = finished(run_warm, tmp_path, "--dump-graph", "stats", "--dump-step", "1", backend=backend)
+    done = finished(run_warm, tmp_path, "--dump-graph", "stats", "--steps", "1", backend=backend)
     assert done.out == run_warm("script.py", "--flag", cwd=tmp_path).out, "the program computes what it does without"
     (folder,) = open_dump(tmp_path).folders
     ops = [op.record for op in folder.ops()]
@@ -71,9 +71,7 @@ def test_a_script_as_it_is(backend: str, run_warm: Python, tmp_path: Path) -> No
 def test_single_ops_begin_with_the_import_of_torch(run_warm: Python, tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(json.dumps({"dump": {"dump_path": ".", "dump_list": [], "dump_op_switch": "on"}}))
     script = "import torch\nx = torch.ones(2)\ntorch.compile(lambda x: x.sin(), backend='BACKEND')(x)\nx.cos()\n"
-    finished(
-        run_warm, tmp_path, "--dump-config", "c.json", "--dump-path", ".", "--dump-layer", "ones cos", script=script
-    )
+    finished(run_warm, tmp_path, "--dump-config", "c.json", "--dump-to", ".", "--dump-layer", "ones cos", script=script)
     (folder,) = open_dump(tmp_path).folders
     assert [op.record.op.op_name for op in folder.ops() if op.record.op.engine == "eager"] == ["ones", "cos"]
 
@@ -83,10 +81,10 @@ def test_mistakes_are_told_before_the_script_runs(tmp_path: Path, monkeypatch: p
     (tmp_path / "script.py").write_text("open('ran', 'w')\n")
     for options, said in (
         (("--dump-graph", "foo"), "--dump-graph = 'foo'"),
-        (("--dump-graph", "stats", "--dump-step", "5-3"), "--dump-step = '5-3'"),
-        (("--dump-graph", "stats", "--dump-path", "script.py"), "--dump-path = 'script.py'"),
+        (("--dump-graph", "stats", "--steps", "5-3"), "--steps = '5-3'"),
+        (("--dump-graph", "stats", "--dump-to", "script.py"), "--dump-to = 'script.py'"),
         (("--dump-config", "nowhere.json"), "nowhere.json"),
-        (("--dump-step", "0"), "--dump-step: nothing is dumped"),
+        (("--steps", "0"), "--steps: no calls are dumped"),
     ):
         done = CliRunner().invoke(main, ["run", *options, "script.py"])
         assert done.exit_code == 2, (options, done.output)
@@ -114,7 +112,7 @@ def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.steps is not None and plan.steps.ranges == ((3, 3),)
     sources = [plan.sources[name] for name in ("enable_dump", "dump_step", "dump_mode", "dump_layer", "engine")]
     assert sources == ["argument", "argument", "file:c.json", "env:GRAPHPROBE_DUMP_LAYER", "default"]
-    assert "--dump-step = '3' wins over $.dump.dump_step = '2'" in plan.warnings
+    assert "--steps = '3' wins over $.dump.dump_step = '2'" in plan.warnings
 
 
 def test_the_environment_alone(capsys: pytest.CaptureFixture[str]) -> None:

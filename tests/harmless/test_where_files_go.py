@@ -84,7 +84,7 @@ def test_a_second_process_gets_a_folder_of_its_own(run_warm: Warm, tmp_path: Pat
 
 def test_a_folder_made_for_a_dump_goes_with_a_mistake(run_warm: Warm, tmp_path: Path) -> None:
     done = run_in(tmp_path, run_warm, "--dump-graph", "stats", "--dump-path", "a/b", "--dump-step", "nonsense")
-    assert done.code == 2 and "dump-step" in done.err
+    assert done.code == 2 and "--steps" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
 
 
@@ -132,5 +132,5 @@ def test_a_dump_that_cannot_be_opened_is_told_in_one_line(run_warm: Warm, tmp_pa
 def test_a_folder_that_cannot_be_made_is_refused_with_the_reason(run_warm: Warm, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     done = run_in(tmp_path, run_warm, "--dump-graph", "stats", "--dump-path", "new/../file/dump")
-    assert done.code == 2 and "--dump-path = 'new/../file/dump': it cannot be made: Not a directory" in done.err
+    assert done.code == 2 and "--dump-to = 'new/../file/dump': it cannot be made: Not a directory" in done.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "program.py"]

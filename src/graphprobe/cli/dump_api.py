@@ -36,7 +36,7 @@ def take_api_dump(values: dict[str, Any]) -> Callable[[Path | None], ApiDumper |
     if options["data"] is None and options["config"] is None:
         if useless := spelled(ROWS, options):
             raise UsageError(
-                f"{', '.join(useless)}: no calls are dumped, so this has no effect", hint="add --dump stats or tensor"
+                f"{', '.join(useless)}: no calls are dumped, so this has no effect", hint="add --dump or --dump-graph"
             )
         return None
     from graphprobe.probe.api.dump import dump
@@ -68,16 +68,19 @@ def take_api_dump(values: dict[str, Any]) -> Callable[[Path | None], ApiDumper |
     return begin
 
 
-def summarise(dumper: ApiDumper, base: Path) -> None:
-    """What was dumped and where, on stderr, so that the program's own output stays as it is."""
+def summarise(dumper: ApiDumper, base: Path) -> str | None:
+    """What was dumped and where, on stderr, so that the program's own output stays as it is; the dump, from `base`."""
     from graphprobe.store.api_reader import manifest_in
 
+    folder = None
     try:
         manifest = manifest_in(dumper.folder)
         count = 0 if manifest is None else manifest.calls
-        lines = [f"graphprobe: {count} calls dumped to {os.path.relpath(dumper.folder.parent, base)}"]
+        folder = os.path.relpath(dumper.folder.parent, base)
+        lines = [f"graphprobe: {count} calls dumped to {folder}"]
         lines += [f"graphprobe: missing: {text}" for text in (manifest.missing if manifest is not None else ())]
     except Exception as error:  # the program has ended; its exit code must not change now
         lines = [f"graphprobe: the dump cannot be read: {error}"]
     for line in lines:
         echo(line, err=True)
+    return folder

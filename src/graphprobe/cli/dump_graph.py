@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from graphprobe.cli import dump_api
 from graphprobe.dump_plan import DumpPlan, plan_from
 from graphprobe.dump_plan.options import OPTIONS
 from graphprobe.errors import SettingError, UsageError
@@ -25,6 +26,23 @@ PREFIX = "dump_"
 """Of the keywords that the options come as."""
 
 _ENABLING = ("dump_data", "dump_config_path")
+
+
+def share(values: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Hands on what `--steps` and `--dump-to` say: to the dump of graphs where that is the one; the steps to both."""
+    asked = any(values[f"{PREFIX}{name}"] is not None for name in _ENABLING)
+    calls = any(values[f"{dump_api.PREFIX}{name}"] is not None for name in ("data", "config"))
+    if not asked and (calls or not any(environ.get(row.env) for row in ROWS if row.name in _BY_ENVIRONMENT)):
+        return
+    for name, mine in (("steps", "dump_step"), ("path", "dump_path")):
+        theirs = f"{dump_api.PREFIX}{name}"
+        if not calls or name == "steps":
+            values[f"{PREFIX}{mine}"] = values[theirs]
+        if not calls:
+            values[theirs] = None
+
+
+_BY_ENVIRONMENT = ("enable_dump", "dump_config_path")
 
 
 def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPlan | None:
@@ -73,7 +91,8 @@ def _make_missing(path: str) -> list[str]:
         for one in reversed(made):
             os.rmdir(one)
         raise SettingError(
-            f"--dump-path = {path!r}: it cannot be made: {error.strerror}", hint="name a folder that can be written to"
+            f"{SPELLED['dump_path']} = {path!r}: it cannot be made: {error.strerror}",
+            hint="name a folder that can be written to",
         ) from error
     except ValueError:
         pass  # what is wrong is told when the folder is looked at

@@ -15,29 +15,42 @@ from graphprobe.cli.ending import end_of, run_command
 from graphprobe.errors import EXIT_USAGE, GraphprobeError, UsageError, nearest
 from graphprobe.report.visible import echo
 
-COMMANDS = {
-    "run": "Run a program and collect every stage of its compilations.",
-    "ls": "List what a run holds, as a tree.",
-    "show": "Print one artifact of a run.",
-    "diff": "Show what a pass did to the graph, node by node.",
-    "logs": "Name the step where a program stopped, and show torch's log.",
-    "explain": "Show what is compiled, where it breaks, and what to write instead.",
-    "diagnose": "Find what goes wrong when a program is compiled, and prove it.",
-    "reduce": "Make a failing case as small as it gets.",
-    "replay": "Trace a recorded frame again that could not be traced.",
-    "compare": "Compare two dumps and name the first call that goes wrong.",
-    "merge": "Make one dump of the dumps of several ranks, and compare the ranks.",
-    "parse": "Print stack, statistics and values of one call of a dump.",
-    "convert": "Turn dumped values into .npy or text.",
-    "export": "Write a run, a dump or a comparison in the form of another tool.",
-    "profile": "Tell where compile time goes, by phase and by pass.",
-    "recompiles": "Say what is compiled again and again, why, and what to do.",
-    "demo": "Plant a fault in a small transformer's compiler, find it, and show it.",
-    "report": "Make one HTML file of a run, a diagnosis, a comparison or a dump.",
-    "issue": "Print the report of a fault as title and body of an issue.",
-    "doctor": "Check the installation and what can be collected with it.",
+GROUPS = {
+    "Find what is wrong": {
+        "diagnose": "Find what goes wrong when a program is compiled, and prove it.",
+        "explain": "Show where a program breaks into graphs, and how to mend it.",
+        "recompiles": "Show what is compiled again and again, why, and what helps.",
+        "profile": "Show where compile time goes, by phase and by pass.",
+        "logs": "Name the step where a program stopped, and show torch's log.",
+        "compare": "Compare two dumps and name the first call that goes wrong.",
+        "reduce": "Make a failing case as small as it gets.",
+        "replay": "Trace a recorded frame again that could not be traced.",
+    },
+    "See what the compiler did": {
+        "ls": "List what a run holds, as a tree.",
+        "show": "Print one artifact of a run.",
+        "diff": "Show what a pass did to the graph, node by node.",
+        "parse": "Print stack, statistics and values of one call of a dump.",
+    },
+    "Collect": {
+        "run": "Run a program and collect every stage of its compilations.",
+        "merge": "Join the dumps of several ranks, and compare the ranks.",
+    },
+    "Share": {
+        "report": "Make one HTML file of a run, a diagnosis, a comparison or a dump.",
+        "issue": "Print the report of a fault as title and body of an issue.",
+        "export": "Write a run, a dump or a comparison in the form of another tool.",
+        "convert": "Turn dumped values into .npy or text.",
+    },
+    "Check": {
+        "demo": "Plant a fault in the compiler, find it, and show it.",
+        "doctor": "Check the installation and what can be collected with it.",
+    },
 }
-"""Their lines in the help, which therefore imports none; each lies in the module of its name in `cli.commands`."""
+"""The commands by what they are for. Their lines stand here, so that the help imports none of them."""
+
+COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
+"""Each lies in the module of its name in `cli.commands`."""
 
 
 class LazyGroup(click.Group):
@@ -73,8 +86,10 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands in the help, without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, line in group.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; a graphprobe error is shown with its hint and ends with its own exit code."""
@@ -169,12 +184,12 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
     help="Show the version.",
 )
 def main() -> None:
-    """Collect every stage of a torch.compile compilation, and read it back.
+    """Find where a program goes wrong when torch.compile compiles it, and prove it.
 
     \b
-    Example:
-      graphprobe run train.py --epochs 1
-      graphprobe ls
+    Examples:
+      graphprobe diagnose train.py --epochs 1
+      graphprobe run train.py && graphprobe ls
       graphprobe help diagnose
 
     Exit codes: 0 fine, 1 a difference or a fault was found, 2 wrong usage, 125 could not decide.

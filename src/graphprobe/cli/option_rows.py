@@ -23,17 +23,23 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def options_from(rows: Iterable[Option], *, prefix: str = "", choices: bool = False) -> Callable[[Command], Command]:
+def options_from(
+    rows: Iterable[Option], *, prefix: str = "", choices: bool = False, shared: Iterable[str] = ()
+) -> Callable[[Command], Command]:
     """Adds an option to a command for each row that has one; its value comes as the keyword `prefix + name`.
 
     A value that is not given is None. `choices`: click refuses what a choice does not take; else who reads the value
-    does, in the words of JSON file and environment.
+    does, in the words of JSON file and environment. `shared`: what another table of the command spells, too.
     """
 
     def decorate(command: Command) -> Command:
         for row in reversed([row for row in rows if row.spelled]):
-            names = (*row.spelled.split("/"), f"{prefix}{row.name}")
-            command = click.option(*names, **_form(row, choices), default=None, help=_help(row))(command)
+            form = _form(row, choices)
+            if row.former:
+                command = click.option(row.former, f"{_FORMER}{prefix}{row.name}", **form, hidden=True)(command)
+            if row.spelled not in shared:
+                names = (*row.spelled.split("/"), f"{prefix}{row.name}")
+                command = click.option(*names, **form, default=None, help=_help(row))(command)
         return command
 
     return decorate
@@ -41,8 +47,17 @@ def options_from(rows: Iterable[Option], *, prefix: str = "", choices: bool = Fa
 
 def take(rows: Iterable[Option], values: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
     """Takes the values of these options out of all that the command got, by the names of the rows."""
-    found = {row.name: values.pop(f"{prefix}{row.name}") for row in rows if row.spelled}
+    found: dict[str, Any] = {}
+    for row in rows:
+        if row.spelled:
+            value, former = (values.pop(f"{lead}{prefix}{row.name}", None) for lead in ("", _FORMER))
+            if former is not None:
+                echo(f"graphprobe: note: {row.former} is called {row.spelled} now", err=True)
+            found[row.name] = former if value is None else value
     return {name: value or None if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+_FORMER = "former_"
 
 
 def spelled(rows: Iterable[Option], given: Mapping[str, Any]) -> list[str]:

@@ -6,19 +6,19 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from graphprobe.cli.option_rows import Command
+from graphprobe.cli.output import word_of_json
 from graphprobe.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from graphprobe.probe.script import ScriptTarget
-
-STDOUT = "-"
 
 
 class TargetCommand(click.Command):
@@ -26,15 +26,15 @@ class TargetCommand(click.Command):
 
     Args:
         reads: whether the first word names something that is read, and no program.
-        bare_json: the command has a `--json` with or without a file: only a name that ends in .json is one.
+        reads_json: files that end in .json are read, too.
     """
 
     def __init__(
-        self, name: str | None, *, reads: Callable[[str], bool] = lambda _: False, bare_json: bool = False, **rest: Any
+        self, name: str | None, *, reads: Callable[[str], bool] = lambda _: False, reads_json: bool = False, **rest: Any
     ) -> None:
         super().__init__(name, **rest)
         self._reads = reads
-        self._bare_json = bare_json
+        self._reads_json = reads_json
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Finds the first word; what stands behind a program is kept from click with the `--` that it knows."""
@@ -45,7 +45,7 @@ class TargetCommand(click.Command):
         ctx.allow_interspersed_args = not program and end < len(args) and self._reads(args[end])
         if ctx.allow_interspersed_args:
             for index in range(end + 1, len(args)):
-                self._complete(args, index)
+                args[index] = word_of_json(args, index, reads=self._reads_json)
         return super().parse_args(ctx, args)
 
     def _first_word(self, args: list[str]) -> tuple[int, bool]:
@@ -53,18 +53,11 @@ class TargetCommand(click.Command):
         takes_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
-            self._complete(args, at)
+            args[at] = word_of_json(args, at, reads=self._reads_json)
             option, at = args[at], at + (2 if args[at] in takes_value else 1)
             if option[:2] in ("-m", "-c") and option[:2] in takes_value:
                 return at, True
         return at, False
-
-    def _complete(self, args: list[str], index: int) -> None:
-        """Gives a `--json` without a file its value, the standard output."""
-        following = args[index + 1 : index + 2]
-        file = bool(following) and (following[0] == STDOUT or following[0].endswith(".json"))
-        if self._bare_json and args[index] == "--json" and not file:
-            args[index] = f"--json={STDOUT}"
 
 
 def program_options(command: Command) -> Command:
@@ -104,6 +97,23 @@ def check_backend(name: str) -> None:
     known = backend_names()
     if name not in known:
         raise UsageError(f"--backend {name}: there is no such backend", hint=nearest(name, known))
+
+
+@contextmanager
+def compiled_with(backend: str | None, dynamic: bool | None = None) -> Iterator[None]:
+    """Within the block, what the program gives to torch.compile is compiled like this; None: as the program says."""
+    from graphprobe.internals.dynamo.compile_settings import CompileSettings
+
+    overrides: dict[str, Any] = {k: v for k, v in (("backend", backend), ("dynamic", dynamic)) if v is not None}
+    if backend is not None:
+        overrides |= {"mode": None, "options": None}  # those are for the backend that the program names
+    settings = CompileSettings(lambda given: {**given, **overrides})
+    if overrides:
+        settings.install()
+    try:
+        yield
+    finally:
+        settings.remove()
 
 
 def import_first(module: str) -> None:

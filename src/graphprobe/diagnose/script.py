@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,12 +109,11 @@ def diagnose_script(path: str, argv: Sequence[str] = (), **options: Any) -> list
     Raises:
         UsageError: there is no such script, or it compiled nothing.
     """
-    return run_diagnosed(path, argv, ScriptOptions(**options)).diagnoses
+    return run_diagnosed(script.ScriptTarget("script", path, tuple(argv)), ScriptOptions(**options)).diagnoses
 
 
 def run_diagnosed(
-    path: str,
-    argv: Sequence[str],
+    program: script.ScriptTarget,
     options: ScriptOptions,
     *,
     on_start: Callable[[str], None] = lambda name: None,
@@ -126,7 +126,6 @@ def run_diagnosed(
 
     An exception that the script does not catch is printed as python would.
     """
-    program = script.ScriptTarget("script", path, tuple(argv))
     script.check(program)
     watcher = _Watcher(options, on_start, on_step, on_diagnosis, program)
     calls = CompileCalls(watcher.before, overrides=options.overrides())
@@ -148,7 +147,7 @@ def run_diagnosed(
     if not watcher.diagnoses and interrupted:
         raise KeyboardInterrupt
     if not watcher.diagnoses:
-        raise _nothing(path, len(calls.compiled), problem)
+        raise _nothing(program.name, len(calls.compiled), problem)
     return DiagnosedScript(watcher.diagnoses, problem, unfinished)
 
 
@@ -258,7 +257,8 @@ class _Watcher:
 
         options = self.options
         asked = [options.backend, options.dynamic, options.grad, options.deep, options.step_limit_s, options.first]
-        script_text = digest_of_file(self._program.target)
+        module = getattr(sys.modules["__main__"], "__file__", None) if self._program.kind == "module" else None
+        script_text = digest_of_file(module or self._program.target)
         facts = {"script": [self._program.target, script_text], "arguments": self._program.arguments, "options": asked}
         identity = command_identity(facts | {"rank": environment.rank()})
         new = options.out or new_folder_for_proofs()

@@ -34,7 +34,7 @@ def plan_from(
         options: values of the call by option name (the table is `dump_plan.options.OPTIONS`); None is "not given".
         context: the same, of an enclosing context manager.
         environ: environment variables; an empty one counts as unset.
-        spelled: what the user knows an option by, for messages, e.g. `--dump-step`; else `dump_config.dump_step`.
+        spelled: what the user knows an option by, for messages, e.g. `--steps`; else `dump_config.dump_step`.
 
     Raises:
         SettingError: an option that does not exist, or a value that it cannot take.

@@ -74,16 +74,17 @@ OPTIONS: tuple[Option, ...] = (
         allowed=MODES
     ),
     Option(
-        "dump_path", "directory", None, "GRAPHPROBE_DUMP_PATH", "--dump-path",
-        "where to (default: the working directory)", metavar="DIR"
+        "dump_path", "directory", None, "GRAPHPROBE_DUMP_PATH", "--dump-to",
+        "folder of the dump", metavar="DIR",
+        former="--dump-path"
     ),
     Option(
         "quant_dumpable", "flag", False, "GRAPHPROBE_QUANT_DUMPABLE", "--dump-quant",
         "keep what is before a quantisation dumpable", in_file=False
     ),
     Option(
-        "dump_step", "steps", None, "GRAPHPROBE_DUMP_STEP", "--dump-step", "which steps (default: every one)",
-        metavar="STEPS"
+        "dump_step", "steps", None, "GRAPHPROBE_DUMP_STEP", "--steps", "which steps (default: every one)",
+        metavar="STEPS", former="--dump-step"
     ),
     Option(
         "dump_layer", "layers", None, "GRAPHPROBE_DUMP_LAYER", "--dump-layer", "which ops (default: all)",
@@ -165,14 +166,15 @@ API_OPTIONS: tuple[Option, ...] = (
         allowed=("api", "module", "mix")
     ),
     Option(
-        "steps", "steps", None, "", "--steps", "training steps to dump, e.g. 0|3-5|10", "STEPS",
+        "steps", "steps", None, "", "--steps", "steps to dump, e.g. 0|3-5|10. Default: every one", "STEPS",
         expected="a text such as '0|3-5|10', or a number"
     ),
     Option(
         "apis", "names", None, "", "--apis", "names or globs of APIs, separated by commas", "NAMES", expected=_NAMES
     ),
     Option(
-        "path", "path", None, "", "--dump-to", "folder of that dump. Default: in the run's own", "DIR", expected=_FOLDER
+        "path", "path", None, "", "--dump-to",
+        "folder of the dump. Default: of calls in the run's, of graphs the working directory", "DIR", expected=_FOLDER
     ),
     Option("mode", "choice", "all", allowed=("all", "list", "range", "stack")),
     Option("scope", "names", expected=_NAMES),

@@ -23,6 +23,12 @@ class ScriptTarget(msgspec.Struct, frozen=True):
     target: str
     arguments: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """What it is called on the command line, without its arguments."""
+        options = {"module": "-m ", "code": "-c "}
+        return f"{options.get(self.kind, '')}{' '.join(self.target.split())[:80]}"
+
 
 INTERRUPTED = 128
 """Exit codes above this one are those of signals."""

@@ -186,8 +186,11 @@ def _place(place: CodeLine, base: Path) -> str:
     return f"{file}:{place.line}" + (f" in {place.function}" if place.function else "")
 
 
-def summary_lines(run: Run, base: Path) -> list[str]:
-    """Plain lines: what is missing or worth knowing, at the end how much was collected, and where (from `base`)."""
+def summary_lines(run: Run, base: Path, *, eager: bool = False) -> list[str]:
+    """Plain lines: what is missing or worth knowing, at the end how much was collected, and where (from `base`).
+
+    `eager`: calls of a program that compiles nothing were dumped, which has been told.
+    """
     manifest = run.manifest
     who = f"rank {manifest.rank}: " if manifest.world_size > 1 else ""
     if manifest.models == 0 and not manifest.missing:
@@ -202,9 +205,7 @@ def summary_lines(run: Run, base: Path) -> list[str]:
             f"{text_from_size(manifest.collected_bytes)}{predicted}"
         ]
     lines.append(f"graphprobe: in {os.path.relpath(run.run_dir, base)}")
-    before: list[str] = []
-    if manifest.caches_bypassed:
-        before.append(f"graphprobe: bypassed while compiling: {', '.join(manifest.caches_bypassed)}")
-    before += [f"graphprobe: note: {note}" for note in manifest.notes]
+    lines = [] if eager and not manifest.missing else lines
+    before = [f"graphprobe: note: {note}" for note in manifest.notes]
     before += [f"graphprobe: missing: {entry}" for entry in manifest.missing]
     return before + lines

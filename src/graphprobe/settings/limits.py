@@ -25,8 +25,9 @@ LIMITS: tuple[Option, ...] = (
         "end after so many seconds in all, whatever runs then; the same command goes on from there", metavar="SECONDS"
     ),
     Option(
-        "step_limit_s", "seconds", STEP_LIMIT_S, "GRAPHPROBE_STEP_LIMIT", "--step-limit/--timeout",
-        "take a compilation that lasts longer, with its runs, for one that never ends. Default: 600", metavar="SECONDS"
+        "step_limit_s", "seconds", STEP_LIMIT_S, "GRAPHPROBE_STEP_LIMIT", "--step-limit",
+        "take a compilation that lasts longer, with its runs, for one that never ends. Default: 600", metavar="SECONDS",
+        former="--timeout"
     ),
     Option("first", "flag", False, "GRAPHPROBE_FIRST", "--first", "stop at the first fault"),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphprobe.cli.output import JSON_METAVAR, STDOUT, JsonCommand
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
@@ -27,27 +28,32 @@ MARKS = {"json": b'"outcome"', "rows": b'{"number":', "csv": b"NPU Name,", "html
 FAIL_ON = ("difference", "candidate_worse", "undecided", "nothing")
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("candidate", metavar="CANDIDATE")
 @click.argument("reference", metavar="REFERENCE")
-@click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - prints it instead of the text.")
+@click.option(
+    "--json",
+    "json_file",
+    metavar=JSON_METAVAR,
+    help="Print JSON instead; or write it to FILE, whose name ends in .json.",
+)
 @click.option("--csv", "csv_file", metavar="FILE", help="Write one line a tensor, with the columns of ptdbg and ours.")
 @click.option("--stack", is_flag=True, help="With --csv: a column with the program's frames.")
 @click.option("-o", "--out", metavar="DIR", help="Write comparison.json, rows.jsonl, comparison.csv and report.html.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
-@click.option("--no-replay", is_flag=True, help="Do not run operations again in float64 where values are there.")
+@click.option("--no-replay", is_flag=True, help="Do not run operations again in float64.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Threads that judge values.  [default: one a processor]")
 @click.option("--scheduler", metavar="ADDRESS", default="", help="Judge on the workers of this Dask scheduler.")
 @click.option("--ranks", metavar="LIST", help="Only these ranks, such as 0,3-5.")
 @click.option("--steps", metavar="LIST", help="Only these steps.")
 @click.option("--candidate-data", metavar="DIR", help="Folder with the values of a ptdbg text.")
-@click.option("--reference-data", metavar="DIR", help="The same of the reference.")
+@click.option("--reference-data", metavar="DIR", help="The same for the reference.")
 @click.option(
     "--fail-on",
     type=click.Choice(FAIL_ON),
     default="difference",
     show_default=True,
-    help="What ends with exit code 1; `undecided` also what could not be decided.",
+    help="What ends with exit code 1. `undecided`: also a comparison that could not decide.",
 )
 @click.pass_context
 def command(
@@ -66,18 +72,18 @@ def command(
     fail_on: str,
     **files: Any,  # where to write
 ) -> None:
-    """Compare the dump CANDIDATE with the dump REFERENCE, and name the first call that goes wrong by itself.
+    """Compare the dump CANDIDATE with the dump REFERENCE, and name the first call that goes wrong.
 
-    A dump is a folder that `graphprobe run --dump` or a dump of graphs wrote, an index of `graphprobe merge`, a folder
-    or dump.json of msprobe, or the .pkl text of ptdbg; the two may be of different formats, devices and dtypes. Calls
-    are paired by what they are and where they stand, values are judged in units of rounding noise. Where there are
-    values, operations are run again in float64 on their own recorded inputs. That needs torch; see --no-replay.
+    A dump is a folder that `graphprobe run --dump` or `graphprobe run --dump-graph` wrote, or an index of `graphprobe
+    merge`. Folders and dump.json of msprobe and the .pkl text of ptdbg are dumps, too. The two may differ in format,
+    device and dtype. Calls are paired by what they are and where they stand. Values are judged in units of rounding
+    noise. If a dump has values, operations run again in float64 on their recorded inputs. That needs torch: see
+    --no-replay.
 
-    Exits with 0 when there is no difference beyond noise, 1 when there is one, 2 on wrong usage, 125 when it could
-    not be decided.
+    Exit codes: 0 no difference beyond noise, 1 a difference, 2 wrong usage, 125 undecided.
 
     \b
-    Example:
+    Examples:
       graphprobe compare dump_bf16 dump_fp32
       graphprobe compare npu_dump.pkl gpu_dump.pkl --csv result.csv --stack
       graphprobe compare new old --json result.json --fail-on candidate_worse
@@ -104,7 +110,7 @@ def command(
         )
     with compared as comparison:
         _write(comparison, targets, stack)
-        _tell(comparison, targets, candidate, as_json=files["json_file"] == "-")
+        _tell(comparison, targets, candidate, as_json=files["json_file"] == STDOUT)
         ctx.exit(exit_code(comparison.summary, fail_on))
 
 
@@ -156,7 +162,7 @@ def _targets(json_file: str | None, csv_file: str | None, out: str | None, force
     from graphprobe.compare.open import is_remote
 
     targets: dict[str, str] = {}
-    if json_file is not None and json_file != "-":
+    if json_file is not None and json_file != STDOUT:
         targets[json_file] = "json"
     if csv_file is not None:
         targets[csv_file] = "csv"

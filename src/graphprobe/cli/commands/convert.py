@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import click
 
+from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.errors import EXIT_UNDECIDED, ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store.files import check_replaced
@@ -32,7 +32,7 @@ LAYOUTS = ("msprobe", "ptdbg")
 """What `--to` takes besides the formats of single files."""
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
 @click.option(
     "--to",
@@ -41,25 +41,27 @@ LAYOUTS = ("msprobe", "ptdbg")
     show_default=True,
     help="What to make.",
 )
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder to write to; of --to ptdbg the .pkl file.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder to write to. For --to ptdbg: the .pkl file.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@json_option
 @click.pass_context
-def command(ctx: click.Context, paths: tuple[Path, ...], to: str, out: Path | None, force: bool, as_json: bool) -> None:
+def command(
+    ctx: click.Context, paths: tuple[Path, ...], to: str, out: Path | None, force: bool, json_to: JsonTo
+) -> None:
     """Turn dumped values into .npy files, or into text.
 
     PATH is the file of one op, a stats.csv, a .npy file, or a folder of a dump at any level. The file of an op becomes
-    FILE.SLOT.npy for each tensor in it, such as FILE.input.0.npy, next to it or in the same tree below --out. txt is
-    numpy's text with the dtype and the shape in front, csv has one element a row; both keep every digit. bfloat16 and
-    8-bit floats become float32, which changes no value. A stats.csv becomes a structured array.
+    FILE.SLOT.npy for each tensor in it, such as FILE.input.0.npy. It is written next to the file, or in the same tree
+    below --out. txt is numpy's text with the dtype and the shape in front. csv has one element a row. Both keep every
+    digit. bfloat16 and 8-bit floats become float32, which changes no value. A stats.csv becomes a structured array.
 
-    With --to msprobe or ptdbg, PATH is one dump of calls in any format that graphprobe compare reads, and --out the new
-    folder, or the new .pkl file of ptdbg.
+    With --to msprobe or ptdbg, PATH is one dump of calls in any format that graphprobe compare reads. --out is then the
+    new folder, or the new .pkl file of ptdbg.
 
-    Exits with 125 when something could not be read; the rest is written.
+    Exit codes: 0 all is written, 2 wrong usage, 125 something could not be read, and the rest is written.
 
     \b
-    Example:
+    Examples:
       graphprobe convert dump/worldsize1_global_rank0 --out values
       graphprobe convert values/*/0/model/0/0/*.output.0.npy --to txt
       graphprobe convert dump --to txt --out text
@@ -68,7 +70,7 @@ def command(ctx: click.Context, paths: tuple[Path, ...], to: str, out: Path | No
     from graphprobe.store.dump_convert import convert, plan_conversion
 
     if to in LAYOUTS:
-        _export(paths, to, out, force, as_json)
+        _export(paths, to, out, force, json_to)
         return
     if out is not None and out.is_file():
         raise click.BadParameter(f"Directory '{out}' is a file.", ctx, param_hint="--out")
@@ -82,19 +84,18 @@ def command(ctx: click.Context, paths: tuple[Path, ...], to: str, out: Path | No
         except (SchemaError, ArtifactNotFoundError) as error:
             gaps.append(_gap(target, error))
         except UsageError as error:
-            _report(written, gaps, as_json)
+            _report(written, gaps, json_to)
             raise error
-    _report(written, gaps, as_json)
+    _report(written, gaps, json_to)
     if any(not gap.expected for gap in gaps):
         ctx.exit(EXIT_UNDECIDED)
 
 
-def _export(paths: tuple[Path, ...], to: str, out: Path | None, force: bool, as_json: bool) -> None:
+def _export(paths: tuple[Path, ...], to: str, out: Path | None, force: bool, json_to: JsonTo) -> None:
     if len(paths) != 1:
         raise UsageError(f"--to {to} takes one dump, {len(paths)} are given", hint="convert them one by one")
     written, left_out = export(paths[0], to, out, force=force)
-    if as_json:
-        echo(json.dumps({"written": str(written), "format": to, "left_out": left_out}, indent=2))
+    if json_to.replaces_text(lambda: {"written": str(written), "format": to, "left_out": left_out}):
         return
     echo(f"Wrote {written}")
     for text in left_out:
@@ -107,17 +108,16 @@ def _gap(target: Target, error: Exception) -> Gap:
     return Gap(str(target.source), target.slot, str(error))
 
 
-def _report(written: Sequence[Converted], gaps: Sequence[Gap], as_json: bool) -> None:
+def _report(written: Sequence[Converted], gaps: Sequence[Gap], json_to: JsonTo) -> None:
     import msgspec
 
-    if as_json:
-        document = {
-            "written": [
-                {**msgspec.structs.asdict(one), "source": str(one.source), "path": str(one.path)} for one in written
-            ],
-            "gaps": [msgspec.structs.asdict(gap) for gap in gaps],
-        }
-        echo(json.dumps(document, indent=2))
+    document = {
+        "written": [
+            {**msgspec.structs.asdict(one), "source": str(one.source), "path": str(one.path)} for one in written
+        ],
+        "gaps": [msgspec.structs.asdict(gap) for gap in gaps],
+    }
+    if json_to.replaces_text(lambda: document):
         return
     for one in written:
         shape = "x".join(map(str, one.shape)) or "0-d"

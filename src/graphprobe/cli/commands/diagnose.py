@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option, options_from, take
-from graphprobe.cli.output import new_file, new_folder, write_json
-from graphprobe.cli.target import TargetCommand, call_from_file, callable_of, check_backend
+from graphprobe.cli.output import JSON_HELP, JSON_METAVAR, STDOUT, JsonTo, new_file, new_folder, write_json
+from graphprobe.cli.target import (
+    TargetCommand,
+    call_from_file,
+    callable_of,
+    check_backend,
+    program_of,
+    program_options,
+)
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, UsageError
 from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
@@ -23,6 +30,7 @@ from graphprobe.store.layout import STEPS_HEAD, STEPS_NAME
 if TYPE_CHECKING:
     from graphprobe.diagnose.script import ScriptOptions
     from graphprobe.findings import Diagnosis
+    from graphprobe.probe.script import ScriptTarget
 
 
 GOES_ON = "graphprobe: not finished; the same command goes on from there"
@@ -40,7 +48,7 @@ class _Told:
 
 
 @click.command(cls=TargetCommand, reads=lambda word: callable_of(word) is not None)
-@click.option("--json", "json_path", metavar="FILE", help="Also write the result to FILE, which must not exist yet.")
+@click.option("--json", "json_path", metavar=JSON_METAVAR, help=JSON_HELP)
 @click.option(
     "-o", "--out", "out_dir", metavar="DIR", help="Folder for the proofs. Default: a new one in graphprobe-diagnosis."
 )
@@ -48,12 +56,12 @@ class _Told:
 @click.option(
     "--dynamic/--no-dynamic", default=None, help="As dynamic=… of torch.compile. Default: as the script says."
 )
-@click.option("--grad/--no-grad", default=None, help="Check the backward too. Default: where gradients are required.")
+@click.option("--grad/--no-grad", default=None, help="Check the backward too. Default: if gradients are required.")
 @options_from(LIMITS)
-@click.option("--deep", is_flag=True, help="Look inside of what is right, too: tell what disagrees there.")
+@click.option("--deep", is_flag=True, help="Look inside functions that are right, too, and list what disagrees there.")
 @only_function_option
-@click.argument("target", metavar="TARGET", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@program_options
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -65,15 +73,16 @@ def command(
     grad: bool | None,
     deep: bool,
     only_function: tuple[str, ...],
-    target: str | None,
-    arguments: tuple[str, ...],
+    module: str | None,
+    code: str | None,
+    words: tuple[str, ...],
     **limits: Any,
 ) -> None:
-    """Find out whether a program computes the same compiled as uncompiled; if not, name the culprit and prove it.
+    """Check whether a program computes the same compiled as uncompiled. If not, name the culprit and prove it.
 
-    TARGET is a script, which runs with its own arguments, and every function that it gives to torch.compile is
-    diagnosed when it is called; or FILE.py:CALLABLE, a function without arguments that returns (fn, args) or
-    (fn, args, kwargs), and fn is diagnosed. Options stand before a script.
+    TARGET is a script, which runs with its own arguments. Each function that it gives to torch.compile is diagnosed
+    when it is called. Or TARGET is FILE.py:CALLABLE, a function without arguments that returns (fn, args) or
+    (fn, args, kwargs). Then fn is diagnosed. Options stand before a script.
 
     \b
     Examples:
@@ -83,29 +92,32 @@ def command(
     Exit codes: 0 healthy, 1 a fault was found, 2 wrong usage or nothing
     was compiled, 125 undecided.
     """
-    if not target:
+    named = module is not None or code is not None
+    if not named and not (words and words[0]):
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
     found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name])
     budget = TimeBudget(found.pop("budget_s", None))
-    result = _result_file(None if json_path is None else _of_rank(json_path))
+    to_file = json_path is not None and json_path != STDOUT
+    result = JsonTo(json_path, _result_file(_of_rank(json_path)) if json_path and to_file else None)
     out = None if out_dir is None else _folder(_of_rank(out_dir))
     if backend is not None:
         check_backend(backend)
     from graphprobe.diagnose.script import ScriptOptions
 
     options = ScriptOptions(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
-    name = callable_of(target)
-    if name is not None and arguments:
-        raise UsageError(f"{target} takes no arguments, and got {' '.join(arguments)!r}")
+    name = None if named else callable_of(words[0])
+    if name is not None and len(words) > 1:
+        raise UsageError(f"{words[0]} takes no arguments, and got {' '.join(words[1:])!r}")
     base = Path.cwd()  # a script may go elsewhere
     with filtered(only_function) as only:
         if name is None:
-            told = _script(target, arguments, options, result, base)
+            told = _program(program_of(module, code, words), options, result, base)
         else:
-            told = _function(target, name, options, result, base)
-    code = exit_code(only, told.code)
-    _end(told, base, left_out=code != told.code)
-    ctx.exit(code)
+            told = _function(words[0], name, options, result, base)
+    ended = exit_code(only, told.code)
+    if not result.printed:
+        _end(told, base, left_out=ended != told.code)
+    ctx.exit(ended)
 
 
 _SPELLED = {row.name: row.spelled.partition("/")[0] for row in LIMITS}
@@ -135,14 +147,15 @@ def _of_rank(path: str) -> str:
     return str(named.with_name(f"{named.stem}-rank_{environment.rank()}{named.suffix}"))
 
 
-def _script(target: str, arguments: tuple[str, ...], options: ScriptOptions, result: Path | None, base: Path) -> _Told:
+def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
     from graphprobe.diagnose.script import run_diagnosed
     from graphprobe.findings import FunctionDiagnosis, ScriptDocument
 
-    if not os.path.exists(target):
+    if program.kind == "script" and not os.path.exists(program.target):
         raise UsageError(
-            f"no script at {target!r} (looked in {os.getcwd()})", hint="name a Python file, or FILE.py:CALLABLE"
+            f"no script at {program.target!r} (looked in {os.getcwd()})", hint="name a Python file, or FILE.py:CALLABLE"
         )
+    target = program.name
     document = ScriptDocument(target=target, unfinished=True)
     progress, names = ProgressLine(), [target]
 
@@ -152,26 +165,25 @@ def _script(target: str, arguments: tuple[str, ...], options: ScriptOptions, res
 
     def made(name: str, diagnosis: Diagnosis) -> None:
         progress.stop()
-        _show(name, diagnosis, base)
+        _show(name, diagnosis, base, result)
         document.diagnoses.append(FunctionDiagnosis(function=name, **_fields(diagnosis)))
-        write_json(result, document.to_json())
+        write_json(result.file, document.to_json())
 
     with progress:
         ended = run_diagnosed(
-            target,
-            arguments,
+            program,
             options,
             on_start=began,
             on_step=lambda step: progress.tell_step(names[-1], step),
             on_diagnosis=made,
         )
     document.ended, document.unfinished = ended.problem, ended.unfinished
-    write_json(result, document.to_json())
+    result.replaces_text(document.to_json)
     verdicts = [diagnosis.verdict for _, diagnosis in ended.diagnoses]
     healthy = verdicts.count("healthy")
     counts = [f"{n} {verdict}" for verdict in ("healthy", "fault", "undecided") if (n := verdicts.count(verdict))]
     if ended.problem is not None:
-        echo(f"{target}: {ended.problem}")
+        echo(f"{target}: {ended.problem}", err=result.printed)
     if ended.unfinished:
         echo(GOES_ON, err=True)
     code = EXIT_OK if healthy == len(verdicts) and ended.problem is None else EXIT_UNDECIDED
@@ -198,7 +210,7 @@ def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
     return {name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__}
 
 
-def _function(target: str, name: str, options: ScriptOptions, result: Path | None, base: Path) -> _Told:
+def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
     fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
     from graphprobe.diagnose.api import CompileOverrides
 
@@ -216,8 +228,8 @@ def _function(target: str, name: str, options: ScriptOptions, result: Path | Non
     except KeyboardInterrupt:
         echo(GOES_ON, err=True)
         raise
-    _show(target, diagnosis, base)
-    write_json(result, diagnosis.to_json())
+    _show(target, diagnosis, base, result)
+    result.replaces_text(diagnosis.to_json)
     return _Told(diagnosis.exit_code, target, diagnosis.verdict, [diagnosis])
 
 
@@ -225,9 +237,11 @@ def _announce(name: str) -> None:
     echo(f"graphprobe: diagnosing {name} …", err=True)
 
 
-def _show(name: str, diagnosis: Diagnosis, base: Path) -> None:
+def _show(name: str, diagnosis: Diagnosis, base: Path, result: JsonTo) -> None:
     from graphprobe.report.diagnosis import print_diagnosis
 
+    if result.printed:
+        return
     print_diagnosis(diagnosis, name=name, base=base)
     echo()
     sys.stdout.flush()

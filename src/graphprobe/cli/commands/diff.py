@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, get_args
 
 import click
 
+from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.errors import EXIT_FOUND, UsageError
 from graphprobe.records import Direction
-from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
     from graphprobe.store.reader import Run
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("words", nargs=-1, metavar="[RUN [RUN_B]] | [RUN] ADDRESS_A ADDRESS_B")
-@click.option("--pass", "pass_name", metavar="NAME", help="The pass; NAME#2 is its second run.")
+@click.option("--pass", "pass_name", metavar="NAME", help="Name of the pass. NAME#2 is its second run.")
 @click.option("--model", type=click.IntRange(min=0), help="Only in model__N.")
 @click.option("--direction", type=click.Choice(get_args(Direction)), help="Only in this direction.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -30,16 +29,18 @@ def command(
     pass_name: str | None,
     model: int | None,
     direction: Direction | None,
-    as_json: bool,
+    json_to: JsonTo,
 ) -> None:
     """Show what a pass did to the graph, node by node, with source lines.
 
-    With --pass and one RUN: the graph before the pass against the one after. With --pass and two: the graph after the
-    pass in each. Without --pass: two artifacts of one run. RUN defaults to the newest run in torch_compile_debug.
-    Nodes are paired by what they compute, so that a rename is shown as one. Exits with 1 when there is a difference.
+    With --pass and one RUN, compare the graph before the pass with the one after. With --pass and two, compare the
+    graph after the pass in each. Without --pass, compare two artifacts of one run. RUN defaults to the newest run in
+    torch_compile_debug. Nodes are paired by what they compute, so a rename is shown as a rename.
+
+    Exit codes: 0 no difference, 1 a difference, 2 wrong usage.
 
     \b
-    Example:
+    Examples:
       graphprobe diff --pass joint_graph_passes --model 0
       graphprobe diff torch_compile_debug model__0/forward/original model__0/forward/optimized
       graphprobe diff before_upgrade/ after_upgrade/ --pass joint_graph_passes
@@ -55,10 +56,8 @@ def command(
             raise UsageError("--model and --direction go with --pass; addresses say it themselves")
         before, after = _sides_of_addresses(words)
     diff = diff_sides(before, after)
-    if as_json:
-        document = {"before": before.name, "after": after.name, "different": diff.different}
-        echo(json.dumps(document | msgspec.to_builtins(diff), indent=2))
-    else:
+    document = {"before": before.name, "after": after.name, "different": diff.different}
+    if not json_to.replaces_text(lambda: document | msgspec.to_builtins(diff)):
         from graphprobe.report.terminal import print_diff
 
         print_diff(diff, before_name=before.name, after_name=after.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import sys
@@ -11,21 +10,20 @@ from typing import Any
 import click
 
 import graphprobe
+from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.report.visible import echo
 
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(as_json: bool) -> None:
+@click.command(cls=JsonCommand)
+@json_option
+def command(json_to: JsonTo) -> None:
     """Check the installation and what can be collected with it.
 
-    Exits 0 when torch has every private name that graphprobe uses, 1 when something is missing (what is lost is named),
-    125 without torch.
+    Exit codes: 0 torch has every private name that graphprobe uses, 1 some are missing (and what is lost is named),
+    125 there is no torch.
     """
     facts = _facts()
-    if as_json:
-        echo(json.dumps(facts, indent=1))
-    else:
+    if not json_to.replaces_text(lambda: facts):
         _show(facts)
     if facts["torch"] is None:
         sys.exit(125)

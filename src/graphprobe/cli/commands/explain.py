@@ -9,27 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphprobe.cli.output import new_file
-from graphprobe.cli.target import STDOUT, TargetCommand, call_from_file, callable_of, check_backend, is_run
+from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
+from graphprobe.cli.output import JSON_HELP, JSON_METAVAR, STDOUT, new_file
+from graphprobe.cli.target import (
+    TargetCommand,
+    call_from_file,
+    callable_of,
+    check_backend,
+    compiled_with,
+    is_run,
+    program_of,
+    program_options,
+)
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
     from graphprobe.analysis.breaks import BreakReport
+    from graphprobe.probe.script import ScriptTarget
 
 
-@click.command(cls=TargetCommand, reads=lambda word: is_run(word) or callable_of(word) is not None, bare_json=True)
-@click.option(
-    "--json", "json_path", metavar="[FILE]", help="Print JSON; or write it to FILE, whose name ends in .json."
-)
-@click.option("--force", is_flag=True, help="Write over a file that exists.")
+@click.command(cls=TargetCommand, reads=lambda word: is_run(word) or callable_of(word) is not None)
+@click.option("--json", "json_path", metavar=JSON_METAVAR, help=JSON_HELP)
+@click.option("--force", is_flag=True, help="Overwrite the file of --json.")
 @click.option("--backend", metavar="NAME", help="Compile with this backend. Default: as the script says, or eager.")
 @click.option(
     "--dynamic/--no-dynamic", default=None, help="As dynamic=… of torch.compile. Default: as the script says."
 )
-@click.argument("target", metavar="TARGET", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@only_function_option
+@program_options
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[TARGET [ARGS]...]")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -37,14 +47,16 @@ def command(
     force: bool,
     backend: str | None,
     dynamic: bool | None,
-    target: str | None,
-    arguments: tuple[str, ...],
+    only_function: tuple[str, ...],
+    module: str | None,
+    code: str | None,
+    words: tuple[str, ...],
 ) -> None:
     """Show which graphs torch.compile makes of a program, what breaks them, and what to write instead.
 
-    TARGET is a script, which runs with its own arguments; a run folder of `graphprobe run`; or FILE.py:CALLABLE, a
-    function without arguments that returns (fn, args) or (fn, args, kwargs). Options stand before a script. Without
-    a TARGET, it is the newest run in torch_compile_debug.
+    TARGET is a script, which runs with its own arguments, or a run folder of `graphprobe run`. It may also be
+    FILE.py:CALLABLE, a function without arguments that returns (fn, args) or (fn, args, kwargs). Options stand before
+    a script. TARGET defaults to the newest run in torch_compile_debug.
 
     \b
     Examples:
@@ -55,23 +67,35 @@ def command(
 
     Exit codes: 0 nothing breaks, 1 there are graph breaks or functions not compiled, 2 wrong usage, 125 undecided.
     """
-    if target is None and os.path.isdir(layout.ROOT):
-        target = layout.ROOT
-    if not target:
+    named = module is not None or code is not None
+    if not named and not words and os.path.isdir(layout.ROOT):
+        words = (layout.ROOT,)
+    if not named and not (words and words[0]):
         raise UsageError("nothing to explain", hint="graphprobe explain SCRIPT [ARGS], or RUN, or FILE.py:CALLABLE")
-    out = None if json_path == STDOUT else new_file("--json", json_path, b'"not_observed"', force=force)
-    if is_run(target):
-        if backend is not None or dynamic is not None:
-            raise UsageError("--backend and --dynamic: a run has been compiled already")
-        _refuse(target, arguments)
-        ctx.exit(_run(target, out, printed=json_path == STDOUT))
+    printed = json_path == STDOUT
+    out = None if printed else new_file("--json", json_path, b'"not_observed"', force=force)
+    target = "" if named else words[0]
+    if not named and is_run(target):
+        if backend is not None or dynamic is not None or only_function:
+            raise UsageError("--backend, --dynamic and --only-function: a run has been compiled already")
+        _refuse(target, words[1:])
+        ctx.exit(_run(target, out, printed=printed))
     if backend is not None:
         check_backend(backend)
     name = callable_of(target)
     if name is not None:
-        _refuse(target, arguments)
-        ctx.exit(_function(target, name, backend, dynamic, out, printed=json_path == STDOUT))
-    ctx.exit(_script(target, arguments, backend, dynamic, out, printed=json_path == STDOUT))
+        _refuse(target, words[1:])
+    elif not named and not os.path.exists(target):
+        raise UsageError(
+            f"no script and no run at {target!r} (looked in {os.getcwd()})",
+            hint="name a Python file, a run folder, or FILE.py:CALLABLE",
+        )
+    with filtered(only_function) as only:
+        if name is not None:
+            ended = _function(target, name, backend, dynamic, out, printed=printed)
+        else:
+            ended = _program(program_of(module, code, words), backend, dynamic, out, printed=printed)
+    ctx.exit(exit_code(only, ended))
 
 
 def _refuse(target: str, arguments: tuple[str, ...]) -> None:
@@ -104,39 +128,21 @@ def _function(
     return EXIT_UNDECIDED if found.notes or not found.graphs else EXIT_OK
 
 
-def _script(
-    target: str,
-    arguments: tuple[str, ...],
-    backend: str | None,
-    dynamic: bool | None,
-    out: Path | None,
-    *,
-    printed: bool,
+def _program(
+    program: ScriptTarget, backend: str | None, dynamic: bool | None, out: Path | None, *, printed: bool
 ) -> int:
     from graphprobe.backends.explanation import ProgramWatch
-    from graphprobe.internals.dynamo.compile_settings import CompileSettings
     from graphprobe.probe import script
 
-    if not os.path.exists(target):
-        raise UsageError(
-            f"no script and no run at {target!r} (looked in {os.getcwd()})",
-            hint="name a Python file, a run folder, or FILE.py:CALLABLE",
-        )
-    program = script.ScriptTarget("script", target, arguments)
     script.check(program)
     base = Path.cwd()  # the script may go elsewhere
-    overrides: dict[str, Any] = {k: v for k, v in (("backend", backend), ("dynamic", dynamic)) if v is not None}
-    if backend is not None:
-        overrides |= {"mode": None, "options": None}  # those are for the backend that the program names
-    settings = CompileSettings(lambda given: {**given, **overrides})
+    target = program.name
     watch = ProgramWatch()
     watch.start()
-    if overrides:
-        settings.install()
     try:
-        ended = script.run(program)
+        with compiled_with(backend, dynamic):
+            ended = script.run(program)
     finally:
-        settings.remove()
         watch.stop()
     problem = None
     if ended.error is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
@@ -14,7 +14,7 @@ FORMS = ("chrome-trace", "onnx-text", "model-explorer", "tensorboard", "parquet"
 """Of `graphprobe.export.forms.FORMS`, which a test holds against this; so that the help needs no import."""
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("what", type=click.Path(path_type=Path), default=layout.ROOT)
 @click.option("--to", "form", type=click.Choice(FORMS), required=True, help="The form, see above.")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The new file or folder.")
@@ -23,9 +23,9 @@ FORMS = ("chrome-trace", "onnx-text", "model-explorer", "tensorboard", "parquet"
     "--graphs", metavar="RUN", type=click.Path(path_type=Path), help="Of a dump of graphs: show it on this run's."
 )
 @click.option("--force", is_flag=True, help="Replace an earlier export.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@json_option
 def command(
-    what: Path, form: str, out: Path, graph: str | None, graphs: Path | None, force: bool, as_json: bool
+    what: Path, form: str, out: Path, graph: str | None, graphs: Path | None, force: bool, json_to: JsonTo
 ) -> None:
     """Write WHAT in the form of another tool.
 
@@ -51,15 +51,15 @@ def command(
     from graphprobe.export.forms import export
 
     done = export(what, out, form, force=force, graph=graph, graphs=graphs)
-    if as_json:
-        document = {
+    if json_to.replaces_text(
+        lambda: {
             "to": form,
             "written": [str(path) for path in done.written],
             "count": done.count,
             "unit": done.unit,
             "left_out": done.left_out,
         }
-        echo(json.dumps(document, indent=2))
+    ):
         return
     shown = done.written[0] if len(done.written) == 1 else out
     files = "" if len(done.written) == 1 else f" in {len(done.written)} files"

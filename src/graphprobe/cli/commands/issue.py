@@ -22,7 +22,7 @@ def command(dossier: Path, title_only: bool, body_only: bool, hide: bool) -> Non
 
     DOSSIER is a folder that `graphprobe diagnose` or `graphprobe reduce` has written for a fault.
 
-    With --private, files, modules, functions and variables of the program get neutral names, comments go, and values
+    With --private, files, modules, functions and variables of the program get neutral names. Comments go, and values
     become 1 or are left out. Read the text, and run its script, before you post it.
 
     \b

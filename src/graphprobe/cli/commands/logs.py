@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 TAIL = 10
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("run", default=layout.ROOT)
 @click.option("--component", metavar="NAME", help="Only the lines of dynamo, aot, inductor, fx, or an artifact.")
 @click.option("--level", metavar="LEVEL", help="Only lines of this level or worse: debug, info, warning, error.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help=f"Only the last N records. Default: {TAIL}.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def command(
-    ctx: click.Context, run: str, component: str | None, level: str | None, tail: int | None, as_json: bool
+    ctx: click.Context, run: str, component: str | None, level: str | None, tail: int | None, json_to: JsonTo
 ) -> None:
     """Name the last step of the compiler that began and did not end, with the last lines of its log.
 
-    RUN is a run, as for `ls` (default: the newest in torch_compile_debug), or a text file that torch logged to
-    (TORCH_LOGS=dynamo,aot,inductor), or - for standard input. With --component all of its lines are printed, and
-    nothing else.
+    RUN is a run, as for `ls`. It may also be a text file that torch logged to (TORCH_LOGS=dynamo,aot,inductor), or -
+    for standard input. RUN defaults to the newest run in torch_compile_debug. With --component, the command prints
+    all lines of that component, and nothing else.
 
     \b
     Examples:
@@ -42,8 +42,8 @@ def command(
       graphprobe logs --component graph_breaks
       TORCH_LOGS=dynamo,inductor python train.py 2>&1 | graphprobe logs -
 
-    Exit codes: 0 nothing is open, or the process is still running; 1 a step was not ended, or left by the exception
-    that ended the program; 2 wrong usage; 125 a text without any step.
+    Exit codes: 0 no step is open, or the process still runs, 1 a step did not end, 2 wrong usage, 125 a text without
+    any step. A step that an exception ended, with the program, counts as one that did not end.
     """
     from graphprobe.analysis import log_lines
     from graphprobe.report import run_text
@@ -59,9 +59,7 @@ def command(
     if tail is not None or component is None:
         kept = TAIL if tail is None else tail
         records = records[len(records) - kept :] if kept < len(records) else records
-    if as_json:
-        echo(json.dumps(run_text.document(report, records, source=source, component=shown), indent=1))
-    else:
+    if not json_to.replaces_text(lambda: run_text.document(report, records, source=source, component=shown)):
         if component is None:
             echo(f"{source}:")
             print_lines(run_text.step_lines(report))

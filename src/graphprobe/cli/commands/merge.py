@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store.files import check_replaced
@@ -18,29 +19,31 @@ if TYPE_CHECKING:
     from graphprobe.store.calls import CallDump
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the index; default: above DIR."
+    "-o", "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the index. Default: above DIR."
 )
 @click.option("--force", is_flag=True, help="Overwrite an index that exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 @click.pass_context
-def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, force: bool, as_json: bool) -> None:
-    """Write an index over the dumps of several ranks, and compare parameters and buffers between them.
+def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, force: bool, json_to: JsonTo) -> None:
+    """Write an index of the dumps of several ranks, and compare parameters and buffers between the ranks.
 
-    DIR is the dump of one rank or of several. The index, graphprobe-ranks.json, names the folders and copies nothing;
-    `graphprobe compare` takes it, or the folder it lies in. A rank is what the dump says; folders that all say 0 are
-    numbered in the order given.
+    DIR is the dump of one rank or of several. The index, graphprobe-ranks.json, names the folders and copies nothing.
+    `graphprobe compare` takes the index, or its folder. The dump says its rank. If all say 0, the ranks are numbered in
+    the order given.
 
-    Under data parallelism every parameter must be replicated. Exits with 1 when values of one shape differ between
-    ranks, which is right for evenly sharded ones only.
+    Exit codes: 0 the values agree, 1 values of one shape differ between ranks, 2 wrong usage, 125 there was nothing to
+    compare. Under data parallelism every parameter must agree. Only parameters that are sharded evenly may differ.
 
     \b
-    Example:
+    Examples:
       graphprobe merge node0/dump node1/dump --out merged
       graphprobe compare merged single_process_dump
     """
+    import msgspec
+
     from graphprobe.compare.open import MERGED, open_dump
     from graphprobe.compare.ranks import MergedDump, shared_values
 
@@ -57,11 +60,7 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
     shared = shared_values(merged)
     places = {str(rank): os.path.relpath(folder.absolute(), base.absolute()) for rank, folder in by_rank.items()}
     index.write_text(json.dumps({"schema": 1, "ranks": places}, indent=2) + "\n", encoding="utf-8")
-    if as_json:
-        import msgspec
-
-        echo(json.dumps({"index": str(index), "ranks": places, "values": msgspec.to_builtins(shared)}, indent=2))
-    else:
+    if not json_to.replaces_text(lambda: {"index": str(index), "ranks": places, "values": msgspec.to_builtins(shared)}):
         _tell(shared, places)
         echo(f"Wrote {index}")
     relations = {value.relation for value in shared}

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
+from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError
-from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.store.calls import Call, CallDump
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("dump")
 @click.argument("call", metavar="CALL")
 @click.option("--step", type=click.IntRange(min=0), help="Only in this step.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only of this rank.")
 @click.option("--no-values", is_flag=True, help="Statistics only.")
 @click.option("--data", metavar="DIR", help="Folder with the values of a ptdbg text.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, without values.")
+@json_option
 def command(
-    dump: str, call: str, step: int | None, rank: int | None, no_values: bool, data: str | None, as_json: bool
+    dump: str, call: str, step: int | None, rank: int | None, no_values: bool, data: str | None, json_to: JsonTo
 ) -> None:
     """Print the stack, the statistics and the values of the call CALL of a DUMP in any format that compare reads.
 
-    CALL is a label such as linear.3.forward, its beginning up to a dot or an underscore (linear.3, 21_Torch_norm,
-    which gives forward and backward), or #N for the call in position N.
+    CALL is a label such as linear.3.forward, or #N for the call in position N. The beginning of a label up to a dot
+    or an underscore gives all that begin so: linear.3 and 21_Torch_norm give forward and backward.
 
     \b
-    Example:
+    Examples:
       graphprobe parse dump linear.3
       graphprobe parse npu_dump.pkl 21_Torch_batch_normal
     """
+    import msgspec
+
     from graphprobe.compare.open import open_dump
     from graphprobe.report.comparison import print_call
 
@@ -43,10 +44,7 @@ def command(
     if not found:
         known = _some_labels(opened)
         raise ArtifactNotFoundError(f"{dump} has no call {call!r}", hint=f"it has, for example, {', '.join(known)}")
-    if as_json:
-        import msgspec
-
-        echo(json.dumps(msgspec.to_builtins(found), indent=2))
+    if json_to.replaces_text(lambda: msgspec.to_builtins(found)):
         return
     for one in found:
         print_call(one, values={} if no_values else _values(opened, one))

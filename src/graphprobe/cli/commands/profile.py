@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from graphprobe.cli.output import new_file
+from graphprobe.cli.option_rows import filtered, only_function_option
+from graphprobe.cli.output import JsonTo, json_option, new_file
 from graphprobe.cli.target import TargetCommand, program_of, program_options
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
@@ -27,13 +27,14 @@ def _is_profile(word: str) -> bool:
     return word.endswith(".json")
 
 
-@click.command(cls=TargetCommand, reads=_is_profile)
-@click.option("-o", "--out", metavar="FILE", help="The profile. Default: profile-PROGRAM.json.")
+@click.command(cls=TargetCommand, reads=_is_profile, reads_json=True)
+@click.option("-o", "--out", metavar="FILE", help="File for the profile. Default: profile-PROGRAM.json.")
 @click.option("--trace", "trace_path", metavar="FILE", help="Also write a Chrome trace, for ui.perfetto.dev.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Length of the tables.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
-@click.option("--json", "as_json", is_flag=True, help="Of profiles that are read: print JSON.")
+@json_option
 @click.option("-q", "--quiet", is_flag=True, help="Of a program that is run: print nothing.")
+@only_function_option
 @program_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | PROFILE.json [PROFILE.json]")
 def command(
@@ -41,17 +42,18 @@ def command(
     trace_path: str | None,
     top: int,
     force: bool,
-    as_json: bool,
+    json_to: JsonTo,
     quiet: bool,
+    only_function: tuple[str, ...],
     module: str | None,
     code: str | None,
     words: tuple[str, ...],
 ) -> None:
-    """Tell where compile time goes, by phase and by pass, slowest first.
+    """Show where compile time goes, by phase and by pass, slowest first.
 
-    A SCRIPT is run as `python` would run it, with its own arguments, and ends with its own exit code; its profile is
-    written, and summed up on the standard error. A PROFILE.json is shown; of two, the changes from the first to the
-    second are. Caches are left as they are, and the profile says what they had.
+    SCRIPT runs as `python` would run it, with its own arguments and its own exit code. Its profile is written to a
+    file, with a summary on the standard error. Given one PROFILE.json, the command shows it. Given two, it shows what
+    changed from the first to the second. Caches stay as they are. The profile says what they held.
 
     \b
     Examples:
@@ -64,10 +66,10 @@ def command(
     if module is None and code is None and words and _is_profile(words[0]):
         if out is not None:
             raise UsageError(f"--out {out}: {words[0]} is a profile that is read, nothing is run")
-        _read(words, trace, top, as_json)
+        _read(words, trace, top, json_to)
         return
-    if as_json:
-        raise UsageError("--json goes with profiles that are read", hint="graphprobe profile --json PROFILE.json")
+    if json_to:
+        raise UsageError("--json goes with profiles that are read", hint="graphprobe profile PROFILE.json --json")
     if module is None and code is None and not words:
         raise UsageError("nothing to profile", hint="graphprobe profile SCRIPT, -m MODULE, -c CODE, or PROFILE.json")
     target = program_of(module, code, words)
@@ -82,7 +84,8 @@ def command(
     ended: list[Ended] = []
     # Registered first, this comes last: what the program's threads compile until then is part of it.
     atexit.register(_finish, running, ended, file, trace, top, quiet)
-    ended.append(script.run(target))
+    with filtered(only_function):
+        ended.append(script.run(target))
     sys.exit(ended[0].code)
 
 
@@ -103,7 +106,7 @@ def _finish(running: profile, ended: list[Ended], file: Path, trace: Path | None
         echo(f"graphprobe: wrote {', '.join(str(path) for path in wrote)}", err=True)
 
 
-def _read(words: tuple[str, ...], trace: Path | None, top: int, as_json: bool) -> None:
+def _read(words: tuple[str, ...], trace: Path | None, top: int, json_to: JsonTo) -> None:
     from graphprobe.analysis.timing import compare_profiles
     from graphprobe.analysis.timing_records import read_profile
     from graphprobe.export.chrome_trace import export_profile
@@ -117,13 +120,9 @@ def _read(words: tuple[str, ...], trace: Path | None, top: int, as_json: bool) -
             raise UsageError("--trace goes with one profile, not with two")
         export_profile(profiles[0], trace)
     if len(profiles) == 1:
-        if as_json:
-            echo(json.dumps(view.document_from(profiles[0]), indent=2))
-        else:
+        if not json_to.replaces_text(lambda: view.document_from(profiles[0])):
             view.print_profile(profiles[0], top=top)
     else:
         diff = compare_profiles(*profiles)
-        if as_json:
-            echo(json.dumps(view.diff_document_from(diff), indent=2))
-        else:
+        if not json_to.replaces_text(lambda: view.diff_document_from(diff)):
             view.print_diff(diff, *words, top=top)

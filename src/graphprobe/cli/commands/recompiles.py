@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from graphprobe.cli.output import new_file
-from graphprobe.cli.target import STDOUT, TargetCommand, is_run, program_of, program_options
+from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
+from graphprobe.cli.output import JsonTo, json_option
+from graphprobe.cli.target import TargetCommand, check_backend, compiled_with, is_run, program_of, program_options
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
@@ -21,34 +21,35 @@ if TYPE_CHECKING:
     from graphprobe.probe.script import Ended, ScriptTarget
 
 
-@click.command(cls=TargetCommand, reads=is_run, bare_json=True)
-@click.option(
-    "--json", "json_path", metavar="[FILE]", help="Print JSON; or write it to FILE, which must be new: *.json."
-)
+@click.command(cls=TargetCommand, reads=is_run)
+@json_option
 @click.option(
     "--allow",
     "allowed",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="So many recompilations of each function are as wanted. Default: 0.",
+    help="Accept N recompilations of each function. Default: 0.",
 )
+@click.option("--backend", metavar="NAME", help="Compile with this backend. Default: as the script says.")
+@only_function_option
 @program_options
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]... | RUN]")
 @click.pass_context
 def command(
     ctx: click.Context,
-    json_path: str | None,
+    json_to: JsonTo,
     allowed: int,
+    backend: str | None,
+    only_function: tuple[str, ...],
     module: str | None,
     code: str | None,
     target: tuple[str, ...],
 ) -> None:
     """Count the guard failures of a whole program, group them by cause, and name the remedy of each.
 
-    SCRIPT runs as `python` would run it, with its own arguments. RUN is a run that `graphprobe run` recorded, by its
-    folder or the folder of several, of which the newest is taken (default: torch_compile_debug). Options stand before
-    a script.
+    SCRIPT runs as `python` would run it, with its own arguments. Options stand before it. RUN is a run folder of
+    `graphprobe run`, or a folder with runs: then the newest is taken. RUN defaults to torch_compile_debug.
 
     \b
     Examples:
@@ -59,16 +60,20 @@ def command(
     Exit codes: 0 no recompilation (beyond --allow), 1 there are some, 2 wrong usage, 125 could not decide: the program
     failed, or the run does not hold them.
     """
-    file = None if json_path in (None, STDOUT) else new_file("--json", json_path)
     if module is None and code is None and (not target or is_run(target[0])):
         if len(target) > 1:
             raise UsageError(f"{target[0]} is a run, which takes no arguments; got {' '.join(target[1:])!r}")
+        if backend is not None or only_function:
+            raise UsageError("--backend and --only-function: a run has been compiled already")
         report = _read(target[0] if target else layout.ROOT, allowed)
-        problem = None
-    else:
+        _show(report, None, json_to)
+        ctx.exit(_exit_code(report, None))
+    if backend is not None:
+        check_backend(backend)
+    with filtered(only_function) as only, compiled_with(backend):
         report, problem = _watched(program_of(module, code, target), allowed)
-    _show(report, problem, file, as_json=json_path == STDOUT)
-    ctx.exit(_exit_code(report, problem))
+    _show(report, problem, json_to)
+    ctx.exit(exit_code(only, _exit_code(report, problem)))
 
 
 def _read(target: str, allowed: int) -> RecompileReport:
@@ -103,19 +108,14 @@ def _problem(ended: Ended) -> str | None:
     return None if ended.code == 0 else f"the program ended with exit code {ended.code}"
 
 
-def _show(report: RecompileReport, problem: str | None, file: Path | None, *, as_json: bool) -> None:
+def _show(report: RecompileReport, problem: str | None, json_to: JsonTo) -> None:
     import msgspec
 
     from graphprobe.report.run_text import recompile_lines
     from graphprobe.report.terminal import print_lines
-    from graphprobe.store.files import replace_file
 
     sys.stdout.flush()
-    document = msgspec.json.format(msgspec.json.encode({**msgspec.to_builtins(report), "problem": problem}), indent=2)
-    if file is not None:
-        replace_file(file, document + b"\n")
-    if as_json:
-        echo(document.decode())
+    if json_to.replaces_text(lambda: {**msgspec.to_builtins(report), "problem": problem}):
         return
     print_lines(recompile_lines(report))
     if problem is not None:

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
-from graphprobe.cli.output import new_file, write_json
-from graphprobe.cli.target import TargetCommand, import_first
+from graphprobe.cli.output import JsonTo, json_option, write_json
+from graphprobe.cli.target import TargetCommand, import_first, program_of, program_options
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
-from graphprobe.report.progress import ProgressLine as ProgressLine
+from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
     from graphprobe.diagnose.reduction.watch_script import Asked
+    from graphprobe.probe.script import ScriptTarget
     from graphprobe.reduce.outcome import Progress
 
 GIGABYTE = 1024**3
@@ -50,23 +51,29 @@ GIGABYTE = 1024**3
     metavar="CMD",
     help="Ask this command: it runs in a folder with the repro; exit code 0 passes, 125 is unresolved, else fails.",
 )
-@click.option("--fail-regex", metavar="RE", help="Only a failure whose text matches is the one looked for.")
+@click.option("--fail-regex", metavar="RE", help="Look only for failures whose text matches.")
 @click.option(
     "--timeout", "timeout_s", type=float, metavar="SECONDS", default=300.0, show_default=True, help="For one candidate."
 )
 @click.option(
     "--memory", "memory_gb", type=float, metavar="GB", help="For one candidate. Default: 3/4 of what is free."
 )
-@click.option("--budget", "budget_s", type=float, metavar="SECONDS", help="End after this with what was found.")
-@click.option("--max-calls", type=click.IntRange(min=1), metavar="N", help="End after N candidates were asked.")
+@click.option(
+    "--budget",
+    "budget_s",
+    type=float,
+    metavar="SECONDS",
+    help="End after so many seconds, with the smallest case so far.",
+)
+@click.option("--max-calls", type=click.IntRange(min=1), metavar="N", help="End after N candidates.")
 @click.option("--import", "modules", metavar="MODULE", multiple=True, help="Import first: it registers operators.")
-@click.option("--hint", "hints", metavar="NODE", multiple=True, help="Name of a node that is suspected.")
+@click.option("--hint", "hints", metavar="NODE", multiple=True, help="Name of a node that you suspect.")
 @click.option("--resume", is_flag=True, help="Go on with the reduction in the folder.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of some tries.")
-@click.option("--json", "json_path", metavar="FILE", help="Also write the result to FILE, which must not exist yet.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order of some tries.")
+@json_option
 @only_function_option
-@click.argument("case", metavar="CASE")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@program_options
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="CASE [ARGS]...")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -76,17 +83,18 @@ def command(
     level: str | None,
     memory_gb: float | None,
     modules: tuple[str, ...],
-    json_path: str | None,
+    json_to: JsonTo,
     only_function: tuple[str, ...],
-    case: str,
-    arguments: tuple[str, ...],
+    module: str | None,
+    code: str | None,
+    words: tuple[str, ...],
     **options: Any,  # of the function `reduce`
 ) -> None:
-    """Cut a failing graph down to what still fails in the same way, and write a repro of it.
+    """Cut a failing graph down to the smallest one that still fails in the same way, and write a repro of it.
 
-    CASE is a dossier that graphprobe diagnose wrote, a graph of a run as Python, or the folder of a reduction; or a
-    script, which runs with its own arguments, and of which the first graph that fails is taken. The repro is on disk
-    from the first moment on, always of the smallest case so far; Ctrl-C ends with it, and --resume goes on.
+    CASE is a dossier of `graphprobe diagnose`, a graph of a run as Python, or the folder of a reduction. It may also
+    be a script, which runs with its own arguments. Then its first failing graph is taken. The repro of the smallest
+    case so far is on disk at any moment. Ctrl-C ends the search and keeps it; --resume goes on.
 
     \b
     Examples:
@@ -98,8 +106,8 @@ def command(
     Options stand before a script. TORCHDYNAMO_REPRO_AFTER and TORCHDYNAMO_REPRO_LEVEL say the same as --after and
     --level.
 
-    Exit codes: 1 the case fails and was reduced, 0 it does not fail, 2 wrong usage, 125 undecided, or the repro does
-    not show the fault by itself.
+    Exit codes: 0 the case does not fail, 1 it fails and was reduced, 2 wrong usage, 125 undecided, or the repro alone
+    does not show the fault.
     """
     amounts = (("--timeout", options["timeout_s"]), ("--memory", memory_gb), ("--budget", options["budget_s"]))
     for name, value in amounts:
@@ -107,34 +115,43 @@ def command(
             raise UsageError(f"{name} {value:g}: it takes a number above 0")
     if options["fail_regex"] is not None:
         _check_regex(options["fail_regex"])
-    result = new_file("--json", json_path)
-    if not os.path.exists(case):
-        raise UsageError(
-            f"no script and no case at {case!r} (looked in {os.getcwd()})",
-            hint="name a Python file, or the folder that diagnose or reduce has written for a fault",
-        )
-    for module in modules:
-        import_first(module)
+    named = module is not None or code is not None
+    case = "" if named else _existing(words)
+    for name in modules:
+        import_first(name)
     options["memory_bytes"] = None if memory_gb is None else int(memory_gb * GIGABYTE)
-    if _is_script(case):
+    if named or _is_script(case):
         with filtered(only_function) as only:
-            code = _script(case, arguments, _asked(after, level), out_dir, options, result)
-        ctx.exit(exit_code(only, code))
+            ended = _program(program_of(module, code, words), _asked(after, level), out_dir, options, json_to)
+        ctx.exit(exit_code(only, ended))
+    arguments = words[1:]
     if arguments or after or level or only_function:
         what = f"the arguments {' '.join(arguments)!r}" if arguments else "--after, --level and --only-function"
         raise UsageError(f"{case} is a case, and {what} are for a script")
-    ctx.exit(_case(case, out_dir, options, result))
+    ctx.exit(_case(case, out_dir, options, json_to))
 
 
-def _case(case: str, out_dir: str | None, options: Mapping[str, Any], result: Path | None) -> int:
+def _case(case: str, out_dir: str | None, options: Mapping[str, Any], json_to: JsonTo) -> int:
     from graphprobe.api import reduce
 
     with ProgressLine() as line:
         line.tell("is it failing, and how?")
         reduction = reduce(case, out=out_dir, **options, on_progress=lambda p: line.tell(_line(p)))
-    show(reduction)
-    write_json(result, _document(reduction))
+    if not json_to.replaces_text(lambda: _document(reduction)):
+        show(reduction)
     return _exit_code(reduction)
+
+
+def _existing(words: tuple[str, ...]) -> str:
+    """The script or the case that the first word names."""
+    if not words:
+        raise UsageError("nothing to reduce", hint="graphprobe reduce DOSSIER, or SCRIPT [ARGS]")
+    if not os.path.exists(words[0]):
+        raise UsageError(
+            f"no script and no case at {words[0]!r} (looked in {os.getcwd()})",
+            hint="name a Python file, or the folder that diagnose or reduce has written for a fault",
+        )
+    return words[0]
 
 
 def _is_script(case: str) -> bool:
@@ -159,15 +176,10 @@ def _asked(after: str | None, level: str | None) -> Asked:
     return Asked(after or (known.after if known is not None else "dynamo"), found)
 
 
-def _script(
-    path: str,
-    arguments: tuple[str, ...],
-    asked: Asked,
-    out_dir: str | None,
-    options: Mapping[str, Any],
-    result: Path | None,
+def _program(
+    program: ScriptTarget, asked: Asked, out_dir: str | None, options: Mapping[str, Any], json_to: JsonTo
 ) -> int:
-    """Run a script, and reduce its first failing graph."""
+    """Run a program, and reduce its first failing graph."""
     from graphprobe.diagnose.reduction.case_folder import check_resumed
     from graphprobe.diagnose.reduction.watch_script import ScriptWatch
     from graphprobe.probe import script
@@ -177,8 +189,8 @@ def _script(
         check_resumed(out)
     elif out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} holds something already", hint="Name a folder that is new or empty.")
-    program = script.ScriptTarget("script", path, arguments)
     script.check(program)
+    path = program.name
     line = ProgressLine()
 
     def note(text: str) -> None:
@@ -188,7 +200,7 @@ def _script(
     def done(reduction: CaseReduction) -> None:
         # At once, for what the script does when it is left may fail; the whole comes behind what it prints.
         note(f"reduced from {reduction.before} calls to {reduction.after}: {reduction.folder / 'repro'}")
-        write_json(result, _document(reduction))
+        write_json(json_to.file, _document(reduction))
 
     options = {**options, "on_progress": lambda p: line.tell(_line(p))}
     watch = ScriptWatch(asked, out=out, on_note=note, on_reduction=done, options=options, exit=True)
@@ -201,20 +213,23 @@ def _script(
     sys.stdout.flush()
     ended = watch.ended
     if ended.folder is not None:
-        if ended.reduction is None:
-            echo(f"REDUCED: a graph was reduced: {os.path.relpath(ended.folder)}")
-        else:
-            show(ended.reduction)
-        return EXIT_FOUND if ended.reduction is None else _exit_code(ended.reduction)
+        reduction = ended.reduction
+        if reduction is None:
+            echo(f"REDUCED: a graph was reduced: {os.path.relpath(ended.folder)}", err=json_to.printed)
+            return EXIT_FOUND
+        if not json_to.replaces_text(lambda: _document(reduction)):
+            show(reduction)
+        return _exit_code(reduction)
     if ran.error is None and not ended.graphs:
         raise UsageError(f"{path} compiled nothing")
     what = f"{ended.graphs} graphs"
     if ran.code != 0:
-        echo(f"NOT REDUCED: {path}: the script ended with exit code {ran.code}, and none of {what} fails by itself")
+        text = f"NOT REDUCED: {path}: the script ended with exit code {ran.code}, and none of {what} fails by itself"
     elif ended.notes:
-        echo(f"UNDECIDED: {path}: no graph of {what} was seen to fail, but not all could be judged")
+        text = f"UNDECIDED: {path}: no graph of {what} was seen to fail, but not all could be judged"
     else:
-        echo(f"NOT REDUCED: {path}: nothing fails: {what}")
+        text = f"NOT REDUCED: {path}: nothing fails: {what}"
+    echo(text, err=json_to.printed)
     return EXIT_UNDECIDED if ran.code != 0 or ended.notes else EXIT_OK
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.cli.target import check_backend, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.run_text import replay_lines
@@ -24,20 +25,20 @@ LEFT_OUT = ("TORCH_COMPILE_DEBUG", "TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO
 EXIT_CODES = {"reproduced": EXIT_FOUND, "gone": EXIT_OK}
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("record", type=click.Path(path_type=Path), default=layout.ROOT)
 @click.option("--backend", metavar="NAME", help="Compile with this backend and run. Default: only trace.")
 @click.option("--device", metavar="DEVICE", help="Put all tensors there, e.g. cpu. Default: where they were.")
 @click.option("--import", "modules", multiple=True, metavar="MODULE", help="Import first, e.g. for its operators.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=300.0, metavar="SECONDS")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(
-    record: Path, backend: str | None, device: str | None, modules: tuple[str, ...], timeout_s: float, as_json: bool
+    record: Path, backend: str | None, device: str | None, modules: tuple[str, ...], timeout_s: float, json_to: JsonTo
 ) -> None:
     """Trace a frame again that could not be traced, from its record alone.
 
-    RECORD is the folder of a record, or of runs with records (default: torch_compile_debug). The program itself is not
-    needed.
+    RECORD is the folder of a record, or of runs with records. It defaults to torch_compile_debug. The program itself is
+    not needed.
 
     \b
     Examples:
@@ -45,7 +46,7 @@ def command(
       graphprobe replay torch_compile_debug/run_.../graphprobe/frames/000_forward
       graphprobe replay torch_compile_debug --json
 
-    Exits 1 when the frame fails as recorded, 0 when it is traced, 125 when neither can be said.
+    Exit codes: 0 the frame is traced, 1 it fails as recorded, 2 wrong usage, 125 undecided.
     """
     options = [*_option("--backend", backend), *_option("--device", device)]
     options += [part for module in modules for part in ("--import", module)]
@@ -58,13 +59,11 @@ def command(
     for folder, described in found:
         result = _replay(folder, options, timeout_s)
         verdicts.append(EXIT_CODES.get(str(result.get("verdict")), EXIT_UNDECIDED))
-        if as_json:
-            documents.append({"record": str(folder), "function": described.function, **result})
-        else:
+        documents.append({"record": str(folder), "function": described.function, **result})
+        if not json_to.printed:
             for line in [*replay_lines(str(folder), described, result), *([""] if folder != found[-1][0] else [])]:
                 echo(one_line(line))
-    if as_json:
-        echo(json.dumps({"replays": documents}, indent=1))
+    json_to.replaces_text(lambda: {"replays": documents})
     sys.exit(EXIT_FOUND if EXIT_FOUND in verdicts else max(verdicts))
 
 

@@ -23,18 +23,18 @@ DEFAULT = "report.html"
     "source_roots",
     multiple=True,
     metavar="FOLDER",
-    help="Show lines of files below FOLDER, too. May be repeated.",
+    help="Show lines of files below FOLDER, too. Repeat it for more.",
 )
 def command(source: str, out: str, force: bool, source_roots: tuple[str, ...]) -> None:
-    """Make one HTML file of what was collected, for a browser. It loads nothing and can be sent on.
+    """Make one HTML file of what was collected. It loads nothing, so you can send it to somebody.
 
-    RUN is a run folder, or a folder with runs, of which the newest is taken (default: torch_compile_debug). DIAGNOSIS
-    is the JSON of `graphprobe diagnose --json`, or a folder that it wrote for a fault, or the folder of these.
-    COMPARISON is the folder of `graphprobe compare --out`, or its comparison.json. DUMP is what `graphprobe compare`
-    takes. PROFILE is the JSON of `graphprobe profile`.
+    RUN is a run folder, or a folder with runs: then the newest is taken. RUN defaults to torch_compile_debug. DIAGNOSIS
+    is the JSON of `graphprobe diagnose --json`, a folder that it wrote for a fault, or the folder of these. COMPARISON
+    is the folder of `graphprobe compare --out`, or its comparison.json. DUMP is what `graphprobe compare` takes.
+    PROFILE is the JSON of `graphprobe profile`.
 
-    Lines of the program are shown if they lie below the working directory, in the Python installation, or below a
-    --source-root: what a dump names may be any file of this machine.
+    A dump may name any file of this machine. So the report shows lines only of files below the working directory, in
+    the Python installation, or below a --source-root.
 
     \b
     Examples:

@@ -32,7 +32,7 @@ Begun = TypeVar("Begun")
 @click.command(cls=TargetCommand)
 @options_from(TABLE)
 @options_from(dump_api.ROWS, prefix=dump_api.PREFIX, choices=True)
-@options_from(graph_dumps.ROWS, prefix=graph_dumps.PREFIX)
+@options_from(graph_dumps.ROWS, prefix=graph_dumps.PREFIX, shared=[row.spelled for row in dump_api.ROWS])
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
 @program_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
@@ -45,14 +45,14 @@ def command(
 ) -> None:
     """Run a program and collect every stage of its compilations.
 
-    The program runs as `python` would run it, with its own arguments behind its name, and ends with its own exit code:
-    also where the disk is full or read-only and nothing can be collected, which is said before and after.
+    The program runs as `python` would run it. Its own arguments stand behind its name. It ends with its own exit code,
+    even if the disk is full or read-only. Then graphprobe says before and after that nothing was collected.
 
     \b
     Examples:
       graphprobe run train.py --epochs 1
       graphprobe run --save-inputs --graph-dump py -m my_package.train
-      graphprobe run --dump-graph stats --dump-step 0 train.py
+      graphprobe run --dump-graph stats --steps 0 train.py
       graphprobe run --dump stats --level mix --steps 0 train.py
       torchrun --nproc-per-node 2 -m graphprobe run train.py
 
@@ -63,6 +63,7 @@ def command(
     target = program_of(module, code, program)
     # Every mistake in options or script is found here, before a folder is made or a line of the program runs.
     settings = active.resolved(take(TABLE, values))
+    graph_dumps.share(values, os.environ)
     begin_calls = dump_api.take_api_dump(values)
     script.check(target)
     lacking: list[str] = []
@@ -134,28 +135,31 @@ def _finish(
     if not quiet and not (session is not None and session.writer.forked):
         if dumped is not None:
             graph_dumps.summarise(dumped, base)
-        if calls is not None:
-            dump_api.summarise(calls, base)
+        folder_of_calls = None if calls is None else dump_api.summarise(calls, base)
         for text in lacking:
             echo(f"graphprobe: missing: {text}", err=True)
         if folder is not None:
-            _summarise(folder, base, None if session is None else session.writer.manifest)
+            _summarise(folder, base, None if session is None else session.writer.manifest, folder_of_calls)
 
 
-def _summarise(folder: Path, base: Path, manifest: Manifest | None) -> None:
+def _summarise(folder: Path, base: Path, manifest: Manifest | None, calls: str | None) -> None:
     """What was collected and where, on stderr, so that the program's own output stays as it is.
 
     `manifest` is what the file should hold; where that cannot be written any more, this is the only place to say it.
+    `calls` is the dump of calls: what was collected, where the program compiles nothing.
     """
     from graphprobe.report.run_text import summary_lines
     from graphprobe.store.layout import MANIFEST
     from graphprobe.store.reader import Run
 
+    see = f"ls {os.path.relpath(folder, base)}"
     try:
         run = Run.open(folder)
         stale = manifest is not None and run.manifest.ended_ns is None
         run.manifest = manifest or run.manifest
-        lines = summary_lines(run, base)
+        eager = calls is not None and run.manifest.models == 0
+        lines = summary_lines(run, base, eager=eager)
+        see = f"report {calls}" if eager else see
         if stale:
             lines.append(f"graphprobe: missing: the last state of {run.tool_dir / MANIFEST}, which cannot be written")
     except Exception as error:  # the program has ended; its exit code must not change now
@@ -164,4 +168,4 @@ def _summarise(folder: Path, base: Path, manifest: Manifest | None) -> None:
         echo(line, err=True)
     if os.environ.get("RANK"):
         return
-    echo(f"graphprobe: see it with  {command_name()} ls {os.path.relpath(folder, base)}", err=True)
+    echo(f"graphprobe: see it with  {command_name()} {see}", err=True)

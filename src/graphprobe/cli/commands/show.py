@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
 
+from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo, one_line, write
 from graphprobe.store import layout
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("words", nargs=-1, metavar="[RUN] ADDRESS")
-@click.option("--raw", is_flag=True, help="Print the file of launches itself, which is a Chrome trace.")
-@click.option("--json", "as_json", is_flag=True, help="Print the event and the text as JSON.")
-def command(words: tuple[str, ...], raw: bool, as_json: bool) -> None:
-    """Print the artifact at ADDRESS: of `ops` the launches as a list, of everything else the file as it lies on disk.
+@click.option("--raw", is_flag=True, help="Print the file of launches as it is: a Chrome trace.")
+@json_option
+def command(words: tuple[str, ...], raw: bool, json_to: JsonTo) -> None:
+    """Print the artifact at ADDRESS: the file as it is on disk, or for `ops` a list of the launches.
 
-    On a terminal, characters that would steer it are spelled out; into a file or a pipe goes every byte as it is.
+    On a terminal, control characters are spelled out. A file or a pipe gets every byte as it is.
 
-    An address is what `ls` shows, such as model__0/forward/graph, model__0/forward/after:PASS, model__0/dynamo,
-    model__0/compile, model__0/backward/code, ops, original, optimized; a file name; or the unique beginning or end of
-    one. RUN defaults to the newest run in torch_compile_debug.
+    An address is what `ls` shows: model__0/forward/graph, model__0/forward/after:PASS, model__0/dynamo,
+    model__0/compile, model__0/backward/code, ops, original, optimized. A file name will do, and so will the unique
+    beginning or end of either. RUN defaults to the newest run in torch_compile_debug.
 
     \b
-    Example:
+    Examples:
       graphprobe show model__0/forward/graph
       graphprobe show torch_compile_debug model__0/backward/code > output_code.py
     """
@@ -39,9 +39,7 @@ def command(words: tuple[str, ...], raw: bool, as_json: bool) -> None:
     run = Run.open(words[0] if len(words) == 2 else layout.ROOT)
     event = run.find(words[-1])
     text = run.text(event)
-    if as_json:
-        document = {"run": str(run.run_dir), "event": msgspec.to_builtins(event), "text": text}
-        echo(json.dumps(document, indent=2))
+    if json_to.replaces_text(lambda: {"run": str(run.run_dir), "event": msgspec.to_builtins(event), "text": text}):
         return
     if event.kind == "ops" and not raw:
         from graphprobe.report.html.launches import launch_lines, launches_of
