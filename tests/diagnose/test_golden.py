@@ -18,7 +18,7 @@ import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("wrong_value", "cpp_compile_error", "hang")
-OPTIONS = {"hang": ["--timeout", "20"]}
+OPTIONS = {"hang": ["--step-limit", "20"]}
 TAKE_S = 900
 
 PATTERNS = (

@@ -151,9 +151,9 @@ def test_shared_memory() -> None:
         return x[1:].clone()
 
     (lost,) = compared(view, copy, X)
-    assert (lost.kind, lost.text) == ("aliasing", "1 shared memories are lost")
+    assert (lost.kind, lost.text) == ("aliasing", "outputs that no longer share memory: 1")
     (new,) = compared(copy, view, X)
-    assert (new.kind, new.text) == ("aliasing", "1 are new")
+    assert (new.kind, new.text) == ("aliasing", "outputs that now share memory: 1")
 
 
 def test_outputs_that_share_memory() -> None:

@@ -178,7 +178,7 @@ class Judge:
                 role = role_of(task.candidate, mine)
                 origin = _origin(role, made, task.candidate.api, mine, theirs)
                 if origin == "unwritten":
-                    measured = Measures(basis="none", reason="memory that nobody has written to yet: not compared")
+                    measured = Measures(basis="none", reason="uninitialized memory: not compared")
                 else:
                     measured = EQUAL if 0 in shape else self._measure(task, mine, theirs, dtypes)
                 return _filled(mine, theirs, role, measured, origin, strict=task.strict_state)

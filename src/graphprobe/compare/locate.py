@@ -442,7 +442,7 @@ def _numbers(mark: Mark, got: Inherited, peers: list[float] | None, result: Loca
         if not differs:
             return None
         result.unwritten.append(mark.number)
-        return Decision("inconclusive", "random", None, "it reads memory that nobody has written to yet")
+        return Decision("inconclusive", "random", None, "it reads uninitialized memory")
     if mark.random:
         if (differs and mark.level > mark.own + LEAST * got.inherited) or mark.exact_out or mark.class_out:
             result.random.append(mark.number)

@@ -56,7 +56,7 @@ UNDECIDED_LISTED = 20
 """Of those, findings that accuse nobody."""
 
 
-STATISTICS_ONLY = "compared by statistics only: a fault that leaves them as they are stays unseen"
+STATISTICS_ONLY = "compared by statistics only: a fault that doesn't change min, max, mean or L2 norm goes unnoticed"
 SYSTEMATIC = "no element is beyond its noise; their statistics are: the error is the same for many elements"
 
 
@@ -343,9 +343,7 @@ class _Work:
                 f"{len(located.random)} calls draw random numbers that differ; what follows from them is not judged"
             )
         if located.unwritten:
-            notes.append(
-                f"{len(located.unwritten)} calls read memory that nobody has written to yet, and give different results"
-            )
+            notes.append(f"{len(located.unwritten)} calls read uninitialized memory, and give different results")
         if located.unsure:
             notes.append(f"{len(located.unsure)} calls differ from their float64 run on both sides, and are not judged")
         if self._by_basis["part"]:

@@ -1,6 +1,6 @@
 """A failure that no piece of the program shows: Dynamo's graphs, whole, are what is tried as its proof.
 
-Which op was run with a number of an earlier call: what a cache entry that is served too widely has baked in.
+Finds ops that used a constant from an earlier call because a guard was too weak.
 """
 
 from __future__ import annotations

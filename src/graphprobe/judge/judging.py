@@ -170,9 +170,9 @@ def _compare_call(reference: Reference, i: int, got: Observation) -> Iterator[Di
     yield from _containers(reference, i, got)
     if eager.shared != got.shared:
         lost, new = eager.shared - got.shared, got.shared - eager.shared
-        what = [f"{len(lost)} shared memories are lost"] if lost else []
-        what += [f"{len(new)} are new"] if new else []
-        yield Difference("aliasing", i, "outputs", ", ".join(what))
+        what = [f"outputs that no longer share memory: {len(lost)}"] if lost else []
+        what += [f"outputs that now share memory: {len(new)}"] if new else []
+        yield Difference("aliasing", i, "outputs", "; ".join(what))
     yield from _effects(reference, i, got)
 
 

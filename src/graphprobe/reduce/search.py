@@ -1,6 +1,6 @@
 """The search for the fewest units that still fail.
 
-One fault in one place: halves of the case, and halves of these, so that questions get cheap fast.
+Bisection for a fault at a single location; each question is half the size of the one before.
 
 Drops what can be dropped, chunk by chunk and then unit by unit, where failures are not monotone.
 

@@ -30,9 +30,9 @@ from graphprobe.report.document import (
 from graphprobe.report.terminal import STYLES, Paper, console_for, lines_of, print_closing
 
 VERDICTS: dict[str, tuple[str, Tone, str]] = {
-    "healthy": ("HEALTHY", "good", "compiled, it computes the same as uncompiled, as far as rounding allows"),
+    "healthy": ("HEALTHY", "good", "compiled and uncompiled results match within rounding"),
     "fault": ("FAULT", "bad", ""),
-    "undecided": ("UNDECIDED", "warn", "it could not be told whether compiling changes the results"),
+    "undecided": ("UNDECIDED", "warn", "graphprobe could not decide whether compiling changes the results"),
 }
 
 KINDS = {

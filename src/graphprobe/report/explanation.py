@@ -66,7 +66,7 @@ def print_end(
     own = [row for row in report.breaks if row.inside is None] or report.breaks
     facts = [("first", f"{own[0].kind} at {_near(own[0].where, near)}")] if own else []
     facts += [("error", _near(row.error, near)) for row in report.died]
-    facts.append(("next", "write what stands behind `instead`, and explain it again"))
+    facts.append(("next", "apply the `instead` suggestions and run `graphprobe explain` again"))
     counts = f"{counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
     if report.died:
         counts += f", {counted(len(report.died), 'compile error')}"

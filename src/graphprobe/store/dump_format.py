@@ -1,6 +1,6 @@
 """One op in one safetensors file: its header, written without a copy of the values, and read with checks.
 
-What the executions of an op have in common, encoded once: only numbers are new in the next one's line and rows.
+The constant part of an op's record, encoded once; each execution only formats its numbers.
 """
 
 from __future__ import annotations

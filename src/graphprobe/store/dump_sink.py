@@ -154,7 +154,7 @@ class DumpSink(CountsShortage):
         self._append_all(together)
 
     def write_here(self, jobs: Sequence[DumpJob]) -> None:
-        """`write_all` on the thread of the program: an interrupt goes on into it, and what that cost is counted."""
+        """`write_all` on the thread of the program: an interrupt reaches the program, and lost ops are counted."""
         before = self.manifest.ops
         try:
             self.write_all(jobs)

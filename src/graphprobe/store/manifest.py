@@ -2,7 +2,7 @@
 
 A file that grows by whole lines: what a full disk cut off is taken back, so that the next line starts afresh.
 
-What every place where a dump ends up does about failures: count them, and after a full disk try again later.
+Failure handling shared by all dump writers: count failures, and after a full disk try again later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a piece of a case is made of it: what a worker needs to make it again, as JSON."""
+"""The recipe of a candidate, as JSON: what a worker needs to cut it out of the case again."""
 
 from __future__ import annotations
 

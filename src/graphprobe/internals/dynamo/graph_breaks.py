@@ -1,7 +1,7 @@
 """Tells of every graph break, of functions that Dynamo gives up on, and of the graphs between, whatever the backend.
 
-Three places of torch are tapped, none of which has a frame of ours below it while Dynamo traces: Dynamo looks at its
-own stack, and its log shows it.
+Three places of torch are tapped. None of them puts a frame of ours on the stack while Dynamo traces, because Dynamo
+inspects its own stack and logs it.
 
 Finds the expression and the statement that an instruction stands for, by the columns that CPython keeps of it.
 """

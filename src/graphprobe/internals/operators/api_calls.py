@@ -1,4 +1,4 @@
-"""Calls of torch's API, as far as that takes private names: who they are, and where compiled code begins and ends.
+"""The private names needed to record API calls: what a call is, and where compiled code begins and ends.
 
 Stands before `torch.autograd.Function.apply`, also where a program has taken `MyFunction.apply` long before.
 

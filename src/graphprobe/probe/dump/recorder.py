@@ -2,7 +2,7 @@
 
 Statistics that are still good: of memory that no op has written to since they were computed.
 
-The recorder as a plan has it: with what concerns several graphs at once, marks and the ops outside all graphs.
+The recorder that follows a dump plan across graphs: marks in the model, and ops outside all graphs.
 """
 
 from __future__ import annotations

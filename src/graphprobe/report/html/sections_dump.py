@@ -299,7 +299,7 @@ def _seen(health: Health, sources: Sources) -> tuple[Tone, str, str, list[tuple[
         return "warn", "EMPTY", "The dump holds no call.", []
     if counts.get("not_measured", 0) == health.calls:
         return "info", "DUMP", f"{counted(health.calls, 'call')}, with no numbers to judge by.", []
-    return "good", "FINITE", "No call gave NaN or infinity, as far as the dump tells.", []
+    return "good", "FINITE", "No NaN or infinity in the dumped calls.", []
 
 
 def _line(source: str | None, sources: Sources) -> list[tuple[str, Content]]:

@@ -331,7 +331,7 @@ def _short(lines: Sequence[str]) -> Iterator[str]:
 CALLS = "api_dump"
 """The folder in a run that holds its calls."""
 
-_NUMBERS = "Whether the compiled program computes the right thing, a run does not say: `graphprobe diagnose` does."
+_NUMBERS = "A run doesn't check correctness; `graphprobe diagnose` does."
 _LOGS = "What the compiler did last, and its log: `graphprobe logs RUN`."
 
 

@@ -1,4 +1,4 @@
-"""The data of the view `table`: columns, each with the texts that repeat kept once, packed where there is much."""
+"""The data of the view `table`: columns that keep a repeated text once, compressed if they are large."""
 
 from __future__ import annotations
 
