@@ -11,7 +11,7 @@ FAST   := $(addprefix tests/,store numerics compare reduce analysis report expor
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup wheel browser msprobe demo test test-fast test-all replay-record replay-compare sizes check format bench clean
+.PHONY: FORCE help setup wheel browser msprobe demo test test-fast test-all replay-record replay-compare release-check sizes check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ replay-record: $(STAMP) ## record in .replay what graphprobe makes of a fixed se
 
 replay-compare: $(STAMP) ## record again, and print what is not the same; for changes that are to change nothing
 	$(BIN)/python scripts/replay.py compare $(REPLAY)
+
+release-check: check ## what a release needs: changelog, tag, written files, the wheel; lists what is left to do by hand
+	$(BIN)/python scripts/release_check.py
+	$(BIN)/python -m pytest tests/test_wheel.py
 
 sizes: $(STAMP) ## how large the sources are, and what in them exceeds the budgets
 	$(BIN)/python scripts/sizes.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -19,8 +20,8 @@ from conftest import ROOT, Finished
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.errors import UsageError
 from graphprobe.judge.judging import Difference
-from graphprobe.testing.assertion import CompiledDiffers
-from graphprobe.testing.failing import folder_of
+from graphprobe.testing.assertion import NEW_FOLDER, CompiledDiffers
+from graphprobe.testing.failing import folder_of, without_trace
 
 Python = Callable[..., Finished]
 FAULTY = "graphprobe:relu_accuracy_error_TESTING_ONLY"
@@ -226,6 +227,36 @@ def test_pytest_finds_the_plugin(run_python: Python, tmp_path: Path) -> None:
     env = {"PYTHONPATH": f"{installed.parent}{os.pathsep}{ROOT / 'src'}"}
     done = run_python("-m", "pytest", "--help", cwd=tmp_path, env=env)
     assert done.code == 0 and "--graphprobe-out=DIR" in done.out, done.err
+
+
+def test_the_trace_log_of_torch_is_out_of_the_failure_and_nothing_else_is() -> None:
+    trace, own = "DEBUG    torch.__trace:utils.py:2350 \n", "WARNING  net:net.py:3 large\n"
+    shown = [("Captured stdout call", trace), ("Captured log call", trace + own + trace), ("Captured log setup", trace)]
+    assert without_trace(shown) == [("Captured stdout call", trace), ("Captured log call", own)]
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_dossiers_of_a_session_are_in_one_folder(
+    differs: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Path] = []
+
+    def diagnose(fn: Any, *, out: Path, **rest: Any) -> graphprobe.Diagnosis:
+        asked.append(out)
+        (out / "0-dossier" if differs else out).mkdir(parents=True)
+        return graphprobe.Diagnosis(verdict="fault" if differs else "healthy")
+
+    monkeypatch.setattr("graphprobe.diagnose.api.diagnose", diagnose)
+    token = NEW_FOLDER.set(lambda: folder_of(tmp_path, "test_net.py::test_it"))
+    try:
+        for _ in range(2):
+            with pytest.raises(CompiledDiffers) if differs else contextlib.nullcontext():
+                graphprobe.assert_compiles_like_eager(torch.relu, torch.ones(3))
+    finally:
+        NEW_FOLDER.reset(token)
+    names = ["test_net.py-test_it", "test_net.py-test_it-2"] if differs else ["test_net.py-test_it"] * 2
+    assert [path.name for path in asked] == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == (names if differs else [])
 
 
 def test_each_test_gets_a_folder_that_is_new(tmp_path: Path) -> None:

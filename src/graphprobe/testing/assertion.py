@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from graphprobe.findings import Diagnosis
+
+NEW_FOLDER: ContextVar[Callable[[], Path] | None] = ContextVar("graphprobe_new_folder", default=None)
+"""What names the folder of the next dossiers where `out` does not: `pytest --graphprobe` has one folder a test."""
 
 
 class CompiledDiffers(AssertionError):
@@ -47,7 +52,8 @@ def assert_compiles_like_eager(
         backend, dynamic: as `torch.compile` takes them.
         grad: "auto": forward, and backward where any input or parameter requires a gradient. False: under `no_grad`.
         budget_s: end after so many seconds, with what is known then.
-        out: a folder that is new or empty, for the dossiers; by default a new one under `graphprobe-diagnosis`.
+        out: a folder that is new or empty, for the dossiers; by default a new one under `graphprobe-diagnosis`, or
+            with `pytest --graphprobe` that of the test.
 
     Raises:
         CompiledDiffers: an `AssertionError`. The text names stage, operation, line and error, and the folder with
@@ -59,9 +65,15 @@ def assert_compiles_like_eager(
     from graphprobe.diagnose.api import diagnose
     from graphprobe.diagnose.script import name_of
 
+    new_folder = NEW_FOLDER.get()
+    named = out is None and new_folder is not None
+    out = new_folder() if out is None and new_folder is not None else out
     diagnosis = diagnose(
         fn, calls=[(args, kwargs)], backend=backend, dynamic=dynamic, grad=grad, budget_s=budget_s, out=out
     )
+    if named and out is not None:
+        with contextlib.suppress(OSError):
+            Path(out).rmdir()  # one that holds something stays
     if diagnosis.verdict == "healthy":
         if not diagnosis.raises:
             return

@@ -19,10 +19,12 @@ from _pytest.runner import runtestprotocol
 
 from graphprobe.report.diagnosis import first_line_from, repros_from
 from graphprobe.store.files import replace_file
-from graphprobe.testing.assertion import CompiledDiffers
+from graphprobe.testing.assertion import NEW_FOLDER, CompiledDiffers
 from graphprobe.testing.compiled_calls import CompileWatch, Diagnoses, RandomStates
 
 DOCUMENT = "diagnosis.json"
+TRACE_LINE = re.compile(r"^[A-Z]+ +torch\.__trace:.*\n?", re.M)
+"""A line of torch's own trace log, which pytest captures: hundreds of them for one compile, and all without a text."""
 NAME_BYTES = 120
 """Longest name of a test's folder; a longer one is cut, and ends in a digest of the whole."""
 
@@ -61,7 +63,11 @@ class FailingTests:
         self.watch.begin()
         self._failed.discard(item.nodeid)
         states = RandomStates()
-        result = yield
+        before = NEW_FOLDER.set(lambda: folder_of(self.out, item.nodeid))
+        try:
+            result = yield
+        finally:
+            NEW_FOLDER.reset(before)
         if item.nodeid in self._failed and self.watch.called:
             self._diagnose(item, nextitem, states)
         return result
@@ -72,6 +78,7 @@ class FailingTests:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Remembers which tests failed; the error of `assert_compiles_like_eager` comes with a diagnosis."""
         report = yield
+        report.sections = without_trace(report.sections)
         if report.failed and report.when in ("setup", "call") and not self._again:
             error = call.excinfo.value if call.excinfo is not None else None
             if isinstance(error, CompiledDiffers):
@@ -171,6 +178,12 @@ class FailingTests:
         with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
             reporter.ensure_newline()
             reporter.write_line(f"graphprobe: diagnosing the compiled calls of {test} …")
+
+
+def without_trace(sections: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What pytest shows below a failure, without the lines of torch's trace log."""
+    kept = [(head, TRACE_LINE.sub("", text) if head.startswith("Captured log") else text) for head, text in sections]
+    return [(head, text) for head, text in kept if text.strip() or not head.startswith("Captured log")]
 
 
 def folder_of(out: Path, test: str) -> Path:
