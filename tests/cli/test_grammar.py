@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from cli.test_reading import record
 from graphprobe.cli import dump_api, dump_graph
 from graphprobe.cli.main import COMMANDS, GROUPS, LazyGroup, main
 from graphprobe.cli.option_rows import options_from, take
@@ -88,12 +89,13 @@ def test_behind_two_dashes_nothing_is_an_option() -> None:
 
 
 def test_json_beside_the_text(invoke: Callable[..., Result], tmp_path: Path) -> None:
-    printed = invoke("doctor", "--json")
-    written = invoke("doctor", "--json", "facts.json")
-    assert json.loads((tmp_path / "facts.json").read_text()) == json.loads(printed.stdout)
-    assert written.stdout.startswith("graphprobe ")
-    again = invoke("doctor", "--json", "facts.json")
-    assert again.exit_code == 2 and "facts.json" in again.stderr
+    record(tmp_path / "runs")
+    printed = invoke("ls", "--json", "runs")
+    written = invoke("ls", "runs", "--json", "listed.json")
+    assert json.loads((tmp_path / "listed.json").read_text()) == json.loads(printed.stdout)
+    assert written.stdout.startswith("run_")
+    again = invoke("ls", "runs", "--json", "listed.json")
+    assert again.exit_code == 2 and "listed.json" in again.stderr
 
 
 @pytest.mark.parametrize("name", RUNS_PROGRAMS)

@@ -84,8 +84,7 @@ def run_command(command: str | None, call: Callable[[], Any]) -> None:
             code = _flushed(leaving.code)
             raise SystemExit(code if signals.code is None else signals.code) from None
         except GraphprobeError as error:
-            echo(error.render(), err=True)
-            raise SystemExit(error.exit_code) from None
+            raise SystemExit(tell(error)) from None
         except (Exception, KeyboardInterrupt) as error:
             raise SystemExit(_flushed(end_of(error))) from None
 
@@ -101,6 +100,17 @@ def command_name() -> str:
     return shlex.quote(called)
 
 
+def tell(error: GraphprobeError) -> int:
+    """Show an error with its hint, wrapped where a terminal is, and return its exit code."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        from graphprobe.report.terminal import print_lines
+
+        print_lines(error.render().split("\n"), file=sys.stderr)
+    else:
+        echo(error.render(), err=True)
+    return error.exit_code
+
+
 def end_of(error: BaseException) -> int:
     """Say why a command could not go on, and return its exit code."""
     if isinstance(error, KeyboardInterrupt):
@@ -112,14 +122,14 @@ def end_of(error: BaseException) -> int:
     if isinstance(error, OSError) and (error.errno in FULL or error.filename is not None):
         where = error.filename if error.filename is not None else "a file or the output cannot be written"
         said = GraphprobeError(f"{where}: {error.strerror}", slug="no-output")
-        echo(said.render(), err=True)
+        tell(said)
         return EXIT_UNDECIDED
     frame = traceback.extract_tb(error.__traceback__)[-1]
     said = GraphprobeError(
         f"graphprobe failed at {os.path.basename(frame.filename)}:{frame.lineno}: {type(error).__name__}: {error}",
         hint=f"this is a fault of graphprobe; please report it with {_written(error)}",
     )
-    echo(said.render(), err=True)
+    tell(said)
     return EXIT_UNDECIDED
 
 

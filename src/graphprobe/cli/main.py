@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 import graphprobe
-from graphprobe.cli.ending import end_of, run_command
+from graphprobe.cli.ending import end_of, run_command, tell
 from graphprobe.errors import EXIT_USAGE, GraphprobeError, UsageError, nearest
 from graphprobe.report.visible import echo
 
@@ -96,7 +96,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except GraphprobeError as error:
-            ctx.exit(_told(error))
+            ctx.exit(tell(error))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except (Exception, KeyboardInterrupt) as error:
@@ -119,9 +119,9 @@ class LazyGroup(click.Group):
             error.show()
             code = EXIT_USAGE
         except click.ClickException as error:
-            code = _told(said_by_click(error, name))
+            code = tell(said_by_click(error, name))
         except GraphprobeError as error:
-            code = _told(error)
+            code = tell(error)
         except click.Abort as error:
             code = end_of(error.__cause__ or KeyboardInterrupt())
         sys.exit(code if isinstance(code, int) else 0)
@@ -159,11 +159,6 @@ _PLAIN = {
     "is not a valid float": "is no number",
 }
 """How click puts it, and how we do."""
-
-
-def _told(error: GraphprobeError) -> int:
-    echo(error.render(), err=True)
-    return error.exit_code
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

@@ -21,6 +21,7 @@ from graphprobe.analysis.recompile_facts import CodeLine
 from graphprobe.analysis.recompiles import Function, Group, RecompileReport, function_name
 from graphprobe.analysis.steps import StepReport, described
 from graphprobe.report.document import counted
+from graphprobe.report.terminal import print_closing
 from graphprobe.settings import text_from_size
 from graphprobe.store.frame_record import FrameRecord
 from graphprobe.store.reader import Run
@@ -96,6 +97,16 @@ def step_lines(report: StepReport) -> Iterator[str]:
     yield from (f"note: {note}" for note in report.notes)
 
 
+def print_end_of_steps(report: StepReport) -> None:
+    """Print the last lines where a step did not end: which one, why, and what to do next."""
+    failed = None if report.open else report.failed
+    step = report.open[-1] if failed is None else failed
+    word = "OPEN" if failed is None else "FAILED"
+    facts = [("error", failed.error or "")] if failed is not None else []
+    facts.append(("next", "graphprobe diagnose YOUR_SCRIPT.py"))
+    print_closing(f"{word}: {described(step)}", facts, style="bold red")
+
+
 def log_lines(records: Iterable[LogRecord]) -> Iterator[str]:
     """The records as they stand in the file, line by line."""
     for record in records:
@@ -138,10 +149,7 @@ def recompile_lines(report: RecompileReport, *, base: Path | None = None) -> lis
     if not report.functions:
         lines = ["no recompilations"]
     else:
-        lines = [
-            f"{counted(report.recompilations, 'recompilation')} of {counted(len(report.functions), 'function')}, "
-            f"{counted(len(report.groups), 'cause')}"
-        ]
+        lines = [_counts(report)]
         if report.allowed:
             lines.append(f"allowed: {report.allowed} of each function; {'exceeded' if report.unwanted else 'kept'}")
     for function in report.functions:
@@ -155,6 +163,25 @@ def recompile_lines(report: RecompileReport, *, base: Path | None = None) -> lis
     if not report.complete:
         lines.append("incomplete: there may be more recompilations than are listed")
     return lines
+
+
+def _counts(report: RecompileReport) -> str:
+    recompilations, functions = report.recompilations, len(report.functions)
+    return (
+        f"{counted(recompilations, 'recompilation')} of {counted(functions, 'function')}, "
+        f"{counted(len(report.groups), 'cause')}"
+    )
+
+
+def print_end_of_recompiles(report: RecompileReport) -> None:
+    """Print the last lines of a report that has something: the verdict, the first cause, what to do next."""
+    first = report.groups[0] if report.groups else None
+    facts = [] if first is None else [("first", f"{first.kind} in {function_name(first.function)}: {first.cause}")]
+    if not report.unwanted:
+        print_closing(f"ALLOWED: {_counts(report)}", facts, style="bold green")
+        return
+    facts.append(("next", "apply the first remedy and run `graphprobe recompiles` again"))
+    print_closing(f"RECOMPILES: {_counts(report)}", facts, style="bold red")
 
 
 def _function_line(function: Function, base: Path) -> str:

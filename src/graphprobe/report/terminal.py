@@ -86,8 +86,8 @@ class _Wrapping(Console):
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """See rich's; several objects are one line."""
-        if not objects or not all(isinstance(one, rich_text.Text) for one in objects):
+        """See rich's; several objects are one line. With `soft_wrap`, lines stay whole, so that they can be copied."""
+        if options.get("soft_wrap") or not objects or not all(isinstance(one, rich_text.Text) for one in objects):
             super().print(*objects, **options)
             return
         for line in rich_text.Text(" ").join(objects).split("\n", allow_blank=True):
@@ -128,7 +128,8 @@ class Paper:
 
     def __init__(self, console: Console, *, width: int, label: int, indent: int = 3) -> None:
         """`label`: columns of a label with its colon; `indent`: of what stands below a heading."""
-        self._console, self._width, self._label, self._indent = console, width, label, indent
+        self._console, self._label, self._indent = console, label, indent
+        self._width = min(width, console.width)
 
     def gap(self) -> None:
         """An empty line."""
@@ -156,14 +157,14 @@ class Paper:
     def prose(self, text: str, *, indent: int = 0, hang: int = 0, style: str = "") -> None:
         """Paragraphs, wrapped between words. Words that are longer than a line, as paths are, stay whole."""
         for paragraph in text.splitlines() or [""]:
-            for line in _wrapped(paragraph, self._width, " " * indent, " " * (indent + hang)):
+            for line in wrapped(paragraph, self._width, " " * indent, " " * (indent + hang)):
                 self._console.print(Text(line, style))
 
     def _fact(self, label: str, value: Content, indent: int) -> None:
         head = f"{' ' * indent}{label:<{self._label}}"
         for text, whole, style in lines_of(value):
-            for line in [text] if whole else _wrapped(text, self._width - len(head)):
-                self._console.print(Text.assemble((head, "dim"), (line, style)))
+            for line in [text] if whole else wrapped(text, self._width - len(head)):
+                self._console.print(Text.assemble((head, "dim"), (line, style)), soft_wrap=True)
                 head = " " * len(head)
 
 
@@ -192,7 +193,8 @@ def grid_lines(grid: Grid, *, indent: int = 0) -> list[str]:
     return [f"{' ' * indent}{'  '.join(line)}".rstrip() for line in cells]
 
 
-def _wrapped(text: str, width: int, first: str = "", further: str = "") -> list[str]:
+def wrapped(text: str, width: int, first: str = "", further: str = "") -> list[str]:
+    """The lines of a paragraph, broken between words; a word that is too long for a line is left whole."""
     return textwrap.wrap(
         text,
         width,
@@ -417,6 +419,9 @@ def _line_style(line: str) -> str:
 LINES = 5
 """A terminal that was scrolled by a long story still shows this many."""
 
+WHOLE = ("where", "proof", "case", "report", "next")
+"""Labels of paths and commands, which are not broken, so that they can be copied."""
+
 
 def print_closing(
     verdict: str, facts: Sequence[tuple[str, str]] = (), *, style: str = "bold", file: IO[str] | None = None
@@ -433,7 +438,10 @@ def print_closing(
     shown = [fact for fact in facts if fact[1]][: LINES - 1]
     width = max((len(label) for label, _ in shown), default=0) + 2
     for label, text in shown:
-        console.print(Text.assemble((f"  {label + ':':<{width}}", "dim"), _line(text)))
+        head = f"  {label + ':':<{width}}"
+        for line in [_line(text)] if label in WHOLE else wrapped(_line(text), console.width - len(head)):
+            console.print(Text.assemble((head, "dim"), line), soft_wrap=True)
+            head = " " * len(head)
 
 
 def _line(text: str) -> str:

@@ -66,6 +66,9 @@ def command(
             if records:
                 echo(f"\nlast lines of {shown or 'the log'}:")
         print_lines(run_text.log_lines(records))
+        if component is None and report.culprit is not None:
+            echo()
+            run_text.print_end_of_steps(report)
     ctx.exit(EXIT_OK if component is not None else _exit_code(report))
 
 

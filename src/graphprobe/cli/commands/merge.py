@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,8 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
     index.write_text(json.dumps({"schema": 1, "ranks": places}, indent=2) + "\n", encoding="utf-8")
     if not json_to.replaces_text(lambda: {"index": str(index), "ranks": places, "values": msgspec.to_builtins(shared)}):
         _tell(shared, places)
-        echo(f"Wrote {index}")
+        echo(f"Wrote {index}\n")
+        _end(shared, index)
     relations = {value.relation for value in shared}
     ctx.exit(EXIT_FOUND if "differs" in relations else EXIT_UNDECIDED if not shared else EXIT_OK)
 
@@ -75,6 +77,19 @@ def _by_rank(folders: tuple[Path, ...], opened: dict[Path, CallDump]) -> dict[in
     if all(len(dump.ranks()) == 1 for dump in opened.values()) and set(claimed) == {0}:
         return dict(enumerate(folders))
     raise UsageError(f"several folders hold the same rank: {sorted(claimed)}", hint="pass each rank once")
+
+
+def _end(shared: list[Shared], index: Path) -> None:
+    from graphprobe.report.terminal import print_closing
+
+    differ = sum(value.relation == "differs" for value in shared)
+    facts = [("next", f"graphprobe compare {shlex.quote(os.path.relpath(index.parent))} REFERENCE")]
+    if differ:
+        print_closing(f"DIFFERENT: {differ} of {len(shared)} values differ between ranks", facts, style="bold red")
+    elif not shared:
+        print_closing("UNDECIDED: there was nothing to compare", facts, style="bold yellow")
+    else:
+        print_closing(f"SAME: no value of {len(shared)} differs between ranks", facts, style="bold green")
 
 
 def _tell(shared: list[Shared], places: dict[str, str]) -> None:

@@ -111,7 +111,7 @@ def _problem(ended: Ended) -> str | None:
 def _show(report: RecompileReport, problem: str | None, json_to: JsonTo) -> None:
     import msgspec
 
-    from graphprobe.report.run_text import recompile_lines
+    from graphprobe.report.run_text import print_end_of_recompiles, recompile_lines
     from graphprobe.report.terminal import print_lines
 
     sys.stdout.flush()
@@ -120,6 +120,9 @@ def _show(report: RecompileReport, problem: str | None, json_to: JsonTo) -> None
     print_lines(recompile_lines(report))
     if problem is not None:
         echo(f"{problem}: there may be more")
+    if report.functions:
+        echo()
+        print_end_of_recompiles(report)
 
 
 def _exit_code(report: RecompileReport, problem: str | None) -> int:

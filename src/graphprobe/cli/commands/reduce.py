@@ -99,7 +99,7 @@ def command(
     \b
     Examples:
       graphprobe reduce graphprobe-diagnosis/lowering-aten.relu.default
-      graphprobe reduce -o small --check "python repro.py" --fail-regex "off by" CASE
+      graphprobe reduce --check "python repro.py" --fail-regex "off by" CASE
       graphprobe reduce -o small --resume CASE
       graphprobe reduce --after aot train.py --epochs 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import click
@@ -46,7 +47,8 @@ def command(words: tuple[str, ...], raw: bool, json_to: JsonTo) -> None:
 
         launches = launches_of(run, event)
         if launches:
-            for line in launch_lines(launches):
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            for line in launch_lines(launches, width=width):
                 echo(one_line(line))
             return
     text += "" if text.endswith("\n") else "\n"

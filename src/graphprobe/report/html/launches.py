@@ -13,7 +13,7 @@ from graphprobe.records import Event
 from graphprobe.report.document import Grid, Note, Section
 from graphprobe.report.html.sources import Sources
 from graphprobe.report.html.table import Column, Table
-from graphprobe.report.terminal import grid_lines
+from graphprobe.report.terminal import grid_lines, wrapped
 from graphprobe.store.reader import Model, Run
 from graphprobe.store.schema import UNREADABLE
 
@@ -74,15 +74,25 @@ def launches_of(run: Run, ops: Event | None) -> list[LaunchRow]:
     return [event for event in found.events if event.ph == "X"]
 
 
-def launch_lines(launches: Sequence[LaunchRow]) -> list[str]:
-    """The launches as lines of a table for the terminal."""
+def launch_lines(launches: Sequence[LaunchRow], *, width: int | None = None) -> list[str]:
+    """The launches as lines of a table.
+
+    `width`: of a terminal, on which place and operations of a launch are below it, for a line would be too long.
+    """
     here = os.getcwd() + os.sep
     rows: list[tuple[str, ...]] = []
     for number, launch in enumerate(launches):
         targets = ", ".join(dict.fromkeys(node.target for node in launch.args.fx_nodes if node.target))
         place = next(iter(places_of(launch, lambda place: place.removeprefix(here))), "")
         rows.append((str(number), f"{launch.dur:.0f}", launch.name, targets, place))
-    return grid_lines(Grid(("#", "µs", "launch", "computes", "line"), rows, (0, 1)))
+    if width is None:
+        return grid_lines(Grid(("#", "µs", "launch", "computes", "line"), rows, (0, 1)))
+    head, *lines = grid_lines(Grid(("#", "µs", "launch"), [row[:3] for row in rows], (0, 1)))
+    indent = " " * head.index("launch")
+    shown = [head]
+    for line, (*_, targets, place) in zip(lines, rows, strict=True):
+        shown += [line, *wrapped(f"{place}: {targets}" if place else targets, width, indent, indent)]
+    return shown
 
 
 def places_of(launch: LaunchRow, short: Callable[[str], str]) -> list[str]:
