@@ -7,8 +7,7 @@ import errno
 import re
 import traceback
 from collections.abc import Iterable
-
-import msgspec
+from dataclasses import dataclass
 
 EXIT_OK = 0
 EXIT_FOUND = 1
@@ -137,7 +136,8 @@ COMPILER_ERROR = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: (?P<error>.+)(?:\
 """What a C++ compiler says of an error, and the line that it quotes below."""
 
 
-class Raised(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Raised:
     """An exception as a record: its class by qualified name, its text, and the formatted traceback."""
 
     type: str

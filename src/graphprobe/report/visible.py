@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from graphprobe.records import TensorMeta, TensorStats
+if TYPE_CHECKING:
+    from graphprobe.records import TensorMeta, TensorStats
 
 _STEERS = re.compile(
     "\r(?!\n)"
