@@ -30,7 +30,7 @@ import mixing_cases
 import planting
 
 from graphprobe.diagnose.kernel_check import CompiledGraph, WholeGraph
-from graphprobe.diagnose.kernel_names import mix
+from graphprobe.diagnose.searches.kernel_names import mix
 from graphprobe.engine.interpret import GraphRun, run_graph
 
 

@@ -167,7 +167,7 @@ READS = re.compile(
 READ_HERE = {
     "store/files.py": 2,
     "store/reader.py": 1,  # of the kernel, whether a process is alive
-    "store/api_shards.py": 1,  # behind open_file
+    "store/api_records.py": 1,  # behind open_file
     "store/dump_format.py": 1,
     "store/foreign/checked.py": 1,  # behind check_regular, as the next one
     "store/foreign/pt_file.py": 2,

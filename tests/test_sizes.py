@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,13 @@ def test_long_and_complex_functions(tmp_path: Path) -> None:
 def test_rooms_of_the_table() -> None:
     text = "| row | rooms |\n|---|---|\n| 1 | `a`, `b` | numpy; `x` | words |\n| 2 | `c` | - | more |\n| `d` | e |\n"
     assert sizes.layers_in(text) == (("a", "b"), ("c",))
+
+
+def test_architecture_is_short_and_names_what_is_there() -> None:
+    lines = sizes.ARCHITECTURE.read_text("utf-8").splitlines()
+    assert len(lines) <= 250
+    paths = re.findall(r"`((?:[a-z_]+/)+[a-z_]+)(?:\.py)?`", "\n".join(lines))
+    named = [path for path in paths if path.split("/")[0] not in ("src", "tests", "graphprobe")]
+    there = [module.path.relative_to(sizes.PACKAGE).with_suffix("").as_posix() for module in sizes.modules_of()]
+    assert len(named) > 10
+    assert [name for name in named if not any(f"/{path}/".find(f"/{name}/") >= 0 for path in there)] == []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from graphprobe.testing.compiled_calls import CompileWatch
+    from graphprobe.testing.failing import CompileWatch
 
 OUT = ".graphprobe"
 _WATCH = pytest.StashKey["CompileWatch"]()
@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _watch(config: pytest.Config, budget_s: float | None) -> CompileWatch:
     found = config.stash.get(_WATCH, None)
     if found is None:
-        from graphprobe.testing.compiled_calls import CompileWatch
+        from graphprobe.testing.failing import CompileWatch
 
         found = config.stash[_WATCH] = CompileWatch(budget_s)
         found.install()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from graphprobe.analysis.recompile_cause import short_name
 from graphprobe.analysis.recompile_facts import FailedGuard, Recompile, check_from_text, guard_code, readable, root_name
 from graphprobe.analysis.recompile_remedies import REMEDIES
-from graphprobe.analysis.recompiles import function_name, report_from_facts
+from graphprobe.analysis.recompiles import function_name, report_from_facts, short_name
 
 TEXTS = {
     "tensor 'x' size mismatch at index 1. expected 4, actual 5": ("size-changed", "x", 1, "4", "5"),

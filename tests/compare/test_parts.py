@@ -7,7 +7,7 @@ import pytest
 
 from compare.made import call, scalar, tensor
 from compare.recording import MemoryDump
-from graphprobe.compare.parts import UNEVEN, is_part, parts_between
+from graphprobe.compare.judge import UNEVEN, is_part, parts_between
 from graphprobe.compare.result import Summary
 from graphprobe.compare.run import compare_dumps
 

@@ -25,7 +25,7 @@ from graphprobe.compare.options import Options, processors, with_jobs
 from graphprobe.compare.ranks import MergedDump, shared_values
 from graphprobe.compare.run import Comparison, compare_dumps
 from graphprobe.errors import RunNotFoundError, UsageError
-from graphprobe.store.api_shards import Shard
+from graphprobe.store.api_records import Shard
 from graphprobe.store.calls import CallDump
 
 APIS = ["torch.relu", "torch.exp", "torch.relu"] * 60

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from graphprobe.diagnose import dynamo_check
-from graphprobe.diagnose.dynamo_check import Accused, Uncompiled, accused, named_side_effect, uncompiled_calls
+from graphprobe.diagnose.dynamo import dynamo_check
+from graphprobe.diagnose.dynamo.dynamo_check import Accused, Uncompiled, accused, named_side_effect, uncompiled_calls
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.isolate import isolated

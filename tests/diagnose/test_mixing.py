@@ -13,8 +13,8 @@ import torch
 
 import graphprobe
 from graphprobe.diagnose.kernel_check import CompiledGraph, WholeGraph
-from graphprobe.diagnose.kernel_names import MixingReport, faulty_launches, mix, name_kernels
 from graphprobe.diagnose.local import LocalError
+from graphprobe.diagnose.searches.kernel_names import MixingReport, faulty_launches, mix, name_kernels
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.mixed import MixedGraph
 

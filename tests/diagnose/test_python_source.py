@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.diagnose.python_culprit import TorchCall, applied_in, argument_names, branch_names, returned_names
-from graphprobe.diagnose.python_source import FramePlace, is_users, places_of, source_at
+from graphprobe.diagnose.dynamo.python_culprit import (
+    TorchCall,
+    applied_in,
+    argument_names,
+    branch_names,
+    returned_names,
+)
+from graphprobe.diagnose.dynamo.python_source import FramePlace, is_users, places_of, source_at
 
 
 def written(text: str, name: str) -> str:

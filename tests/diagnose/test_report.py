@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from graphprobe.diagnose.dossier.environment import environment
-from graphprobe.diagnose.dossier.post import scrubbed, scrubbed_code, trimmed
-from graphprobe.diagnose.dossier.report import WRONG, backends_of, report_text, title_of
+from graphprobe.diagnose.dossier.report import (
+    WRONG,
+    backends_of,
+    report_text,
+    scrubbed,
+    scrubbed_code,
+    title_of,
+    trimmed,
+)
 from graphprobe.findings import Finding, Kind, Rung, Worst
 from graphprobe.report.diagnosis import NUMERIC
 

@@ -14,9 +14,8 @@ from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
 from graphprobe.diagnose.dossier import short, short_check
 from graphprobe.diagnose.dossier.own_backend import OwnBackend
-from graphprobe.diagnose.dossier.plain_function import PlainFunction
 from graphprobe.diagnose.dossier.plain_inputs import Form, PlainInputs
-from graphprobe.diagnose.dossier.short import Short, short_repros
+from graphprobe.diagnose.dossier.short import PlainFunction, Short, short_repros
 from graphprobe.diagnose.dossier.short_check import MOST_LINES
 from graphprobe.diagnose.dossier.short_program import ShortProgram, short_program
 from graphprobe.diagnose.dossier.writer import first_shown

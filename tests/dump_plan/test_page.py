@@ -9,8 +9,7 @@ import pytest
 from conftest import ROOT
 from dump_plan.conftest import Plan
 from graphprobe.compiler_config import CompilerConfig
-from graphprobe.dump_plan.conflicts import CONFLICTS
-from graphprobe.dump_plan.document import DUMP
+from graphprobe.dump_plan.document import CONFLICTS, DUMP
 from graphprobe.dump_plan.options import OPTIONS
 from graphprobe.dump_plan.shapes import Items, TableShape
 from graphprobe.errors import DumpConfigError

@@ -17,8 +17,7 @@ import torch._inductor.compile_fx  # so that every module that is patched is the
 from graphprobe.internals.bus import resolve
 from graphprobe.internals.names import LOSES, NAMES, status
 from graphprobe.internals.timing import compile_timing
-from graphprobe.internals.timing.compile_timing import FUNCTIONS, CompileTiming
-from graphprobe.internals.timing.span_recorder import SpanRecorder
+from graphprobe.internals.timing.compile_timing import FUNCTIONS, CompileTiming, SpanRecorder
 
 
 def raw_values() -> dict[str, tuple[Any, bool]]:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch._dynamo import convert_frame
 
-from graphprobe.internals.dynamo.frame_failures import FailedFrame, FrameFailures
-from graphprobe.internals.dynamo.function_kinds import disabled_function, uncompiled
+from graphprobe.internals.dynamo.frame_failures import FailedFrame, FrameFailures, disabled_function, uncompiled
 from graphprobe.internals.names import status
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from graphprobe.errors import UnsupportedTorchError
-from graphprobe.internals.inductor import lowering_watch as lowering
-from graphprobe.internals.inductor.lowering_watch import Lowering, watched
+from graphprobe.internals.inductor import lowered_graph as lowering
+from graphprobe.internals.inductor.lowered_graph import Lowering, watched
 
 
 def program(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from graphprobe.diagnose.program import Program
-from graphprobe.judge.reachable import reachable_modules
+from graphprobe.judge.observation import reachable_modules
 
 AT_MODULE_LEVEL = nn.Linear(2, 3)
 

@@ -7,8 +7,7 @@ import pytest
 
 from graphprobe.errors import UsageError
 from graphprobe.numerics.dtypes import DTYPES
-from graphprobe.numerics.exact import judge_exact, judge_indices
-from graphprobe.numerics.layout import Layout, layout_differences
+from graphprobe.numerics.verdict import judge_exact, judge_indices
 
 BF16 = DTYPES["bfloat16"]
 
@@ -80,18 +79,3 @@ def test_along_another_axis_and_over_integers() -> None:
 def test_empty_indices() -> None:
     empty = np.empty((2, 0), np.int64)
     assert judge_indices(empty, empty, np.ones((2, 3)), BF16).answer == "ok"
-
-
-def test_layouts() -> None:
-    base = Layout((2, 3), "float32", (3, 1))
-    assert layout_differences(base, base) == ()
-    assert [x.kind for x in layout_differences(Layout((2, 3), "float16", (1, 2)), base)] == [
-        "wrong_dtype", "wrong_stride",
-    ]  # fmt: skip
-    assert [x.kind for x in layout_differences(Layout((3, 2), "float32", (2, 1)), base)] == ["wrong_shape"]
-
-
-def test_strides_that_address_nothing_do_not_count() -> None:
-    assert layout_differences(Layout((1, 3), "f", (7, 1)), Layout((1, 3), "f", (3, 1))) == ()
-    assert layout_differences(Layout((0, 3), "f", (1, 9)), Layout((0, 3), "f", (3, 1))) == ()
-    assert layout_differences(Layout((2,), "f"), Layout((2,), "f", (1,))) == ()

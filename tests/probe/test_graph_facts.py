@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import graphprobe
-from graphprobe.probe.formats.fx_nodes import graphs_from
+from graphprobe.probe.graph_facts import graphs_from
 from graphprobe.records import Event, GraphsLine
 from graphprobe.report.graph_diff import side_of
 from graphprobe.report.graph_nodes import Graph, graphs_of, lines_of, parse_graphs, shown_source

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from graphprobe.reduce.flaky import Habit, Repeats, observe, repeats_for
 from graphprobe.reduce.outcome import Answer, OracleVerdict
-from graphprobe.reduce.reducer import reduce
+from graphprobe.reduce.reducer import Habit, Repeats, observe, reduce, repeats_for
 from reduce.abstract import FAILS, PASSES, UNRESOLVED, Case, Halve, Numbers, Rule, space
 
 OTHER = Answer(OracleVerdict.FAILS, "other")

@@ -11,8 +11,8 @@ import pytest
 from graphprobe.reduce.gate import Budget, Gate
 from graphprobe.reduce.outcome import Answer, OracleVerdict, Progress
 from graphprobe.reduce.reducer import INTERRUPTED, reduce, shrink_once
+from graphprobe.reduce.search import Subsets, cut
 from graphprobe.reduce.space import Unit
-from graphprobe.reduce.subsets import Subsets, cut
 from reduce.abstract import FAILS, PASSES, UNRESOLVED, Case, Halve, Numbers, Rule, space
 
 

@@ -1,4 +1,7 @@
-"""Backends that go through AOTAutograd and run its graphs as they are: the partitioner and decompositions apart."""
+"""Backends that go through AOTAutograd and run its graphs as they are: the partitioner and decompositions apart.
+
+A backend whose compiled graphs stay whole, as `invoke_subgraph` calls, when an outer `make_fx` traces them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
+import torch
 from torch.fx import GraphModule
 
 from graphprobe.backends.graphs import Mode, ModeInterpreter, copy_graph_module, debug_backend, has_higher_order
@@ -16,10 +20,11 @@ from graphprobe.internals.aot.backends import (
     crossref_setting,
     debug_interpreter,
     inductor_compile,
+    invoke_subgraph_infer,
     take_boxed,
 )
 from graphprobe.internals.dynamo.torch_backends import lookup
-from graphprobe.internals.operators.checking_modes import crossref_mode
+from graphprobe.internals.operators.operators import crossref_mode
 
 Compiled = Callable[..., Any]
 
@@ -173,3 +178,39 @@ def _crossref(check: str | None) -> Mode | None:
     if check is None:
         return None
     return lambda: crossref_mode(everything=check == "all")
+
+
+@debug_backend
+def invoke_subgraph(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """AOTAutograd with the min-cut partitioner; forward and backward become `invoke_subgraph` calls under `make_fx`.
+
+    Compiling inside `make_fx` is off in torch unless `torch._dynamo.config.force_compile_during_fx_trace` is set.
+    Outside of `make_fx` the graphs just run.
+    """
+    infer = invoke_subgraph_infer()
+    disable: Any = torch.compiler.disable  # neither carries annotations
+    allow_in_graph: Any = torch.compiler.allow_in_graph
+
+    def compile_graph(graph: GraphModule, inputs: Any) -> Callable[..., Any]:
+        def plain_call(*operands: Any) -> Any:
+            return infer(graph, *operands)
+
+        call = disable(allow_in_graph(plain_call))
+
+        def run(args: list[Any]) -> Any:
+            operands = tuple(args)
+            args.clear()
+            return call(*operands)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    return aot_compile(
+        gm,
+        example_inputs,
+        forward=compile_graph,
+        backward=compile_graph,
+        min_cut=True,
+        decompose=False,
+        keep_mutations=True,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from graphprobe.backends.wrap import Wrapped, dumping_backend
 from graphprobe.dump_plan import DumpPlan
-from graphprobe.internals.dynamo.compile_settings import Backend, CompileSettings, Settings, default_backend
+from graphprobe.internals.dynamo.compile_calls import Backend, CompileSettings, Settings, default_backend
 from graphprobe.probe.dump.running import DumpSession
 from graphprobe.probe.dump.sessions import begin_single_ops, session_for
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from graphprobe.backends.graphs import ModeInterpreter, WatchedInterpreter, debug_backend, target_name
 from graphprobe.errors import GraphprobeError, UsageError
 from graphprobe.internals.dynamo.compile_facts import place_of
-from graphprobe.internals.operators.checking_modes import fake_mode_of, raised_by_schema_check, schema_check_mode
+from graphprobe.internals.operators.operators import fake_mode_of, raised_by_schema_check, schema_check_mode
 
 Compiled = Callable[..., Any]
 

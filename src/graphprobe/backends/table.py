@@ -102,7 +102,7 @@ _ALL = (
     DebugBackend(
         "invoke_subgraph",
         "Forward and backward can be nested whole in an outer trace.",
-        "graphprobe.backends.invoke_subgraph:invoke_subgraph",
+        "graphprobe.backends.aot:invoke_subgraph",
     ),
     DebugBackend("aot_eager", "Functionalisation, joint graph and min-cut partitioner are right.", f"{_AOT}:aot_eager"),
     DebugBackend(

@@ -102,7 +102,7 @@ def check_backend(name: str) -> None:
 @contextmanager
 def compiled_with(backend: str | None, dynamic: bool | None = None) -> Iterator[None]:
     """Within the block, what the program gives to torch.compile is compiled like this; None: as the program says."""
-    from graphprobe.internals.dynamo.compile_settings import CompileSettings
+    from graphprobe.internals.dynamo.compile_calls import CompileSettings
 
     overrides: dict[str, Any] = {k: v for k, v in (("backend", backend), ("dynamic", dynamic)) if v is not None}
     if backend is not None:

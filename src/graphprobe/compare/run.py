@@ -13,14 +13,13 @@ import msgspec
 
 from graphprobe.compare.align import align
 from graphprobe.compare.carried import Carried, unit_of
-from graphprobe.compare.judge import Judge, Task, name_of
+from graphprobe.compare.judge import Judge, Task, name_of, split_between
 from graphprobe.compare.locate import Located, locate
 from graphprobe.compare.marks import Decision, Mark, family_of, mark_of, me_of, modules_of, spot_of
 from graphprobe.compare.measures import HUGE
 from graphprobe.compare.options import Options, with_jobs
 from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, fingerprint, outline_from_calls
 from graphprobe.compare.pairing import Ends, Lone, Plan, StepCalls
-from graphprobe.compare.parts import split_between
 from graphprobe.compare.precision import precision_of
 from graphprobe.compare.result import (
     UNDECIDED_KINDS,

@@ -140,8 +140,7 @@ def register_hook(model: Any, hook: Any, **kwargs: Any) -> None:
 
 
 def _watch_overflows(number: int) -> None:
-    from graphprobe.probe.api.overflow import OverflowWatch
-    from graphprobe.probe.api.overflow_files import OverflowFiles
+    from graphprobe.probe.api.overflow import OverflowFiles, OverflowWatch
 
     if _tool.watch is not None:
         _tool.watch.stop()

@@ -30,9 +30,8 @@ from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Kind
 from graphprobe.internals.dynamo.torch_backends import lookup
 from graphprobe.internals.inductor.stages import broken_after
-from graphprobe.reduce.flaky import Repeats
 from graphprobe.reduce.gate import Budget
-from graphprobe.reduce.reducer import Reduction, reduce
+from graphprobe.reduce.reducer import Reduction, Repeats, reduce
 from graphprobe.reduce.space import Space
 
 

@@ -110,10 +110,6 @@ class Limits:
     first: bool = False
 
 
-Explain = Callable[["Ladder", RungName, Sequence[Difference]], list[Finding]]
-"""Findings for differences that show first on a rung: one at least."""
-
-
 class Ladder:
     """One diagnosis under way.
 
@@ -152,10 +148,10 @@ class Ladder:
         self._noise_unknown = False  # for want of time
         self._late = ""  # what the budget has ended first, in words
 
-    def climb(self, explain: Explain) -> Diagnosis:
+    def climb(self, explain: Callable[[Ladder, RungName, Sequence[Difference]], list[Finding]]) -> Diagnosis:
         """Run the program as its user does, look into it where that differs, and say what was found.
 
-        `explain` finds what is to blame for a failure that no check of a rung has explained.
+        `explain` names what is to blame for a failure that no check of a rung has explained: one finding at least.
         """
         self._explain = explain
         ranks = collectives.ranks()

@@ -21,9 +21,8 @@ from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind, Stage
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import WorkingDtype
-from graphprobe.numerics.exact import judge_exact
 from graphprobe.numerics.noise import Noise
-from graphprobe.numerics.verdict import judge, tolerated
+from graphprobe.numerics.verdict import judge, judge_exact, tolerated
 
 
 @dataclass

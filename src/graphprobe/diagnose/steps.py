@@ -8,12 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from graphprobe.diagnose.alone import alone
-from graphprobe.diagnose.bisect import culprits
-from graphprobe.diagnose.blame import isolated_suspects
-from graphprobe.diagnose.decompositions import check_decompositions
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
-from graphprobe.diagnose.kernel_names import name_kernels
 from graphprobe.diagnose.local import Suspect
 from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
 from graphprobe.diagnose.program import Program, tensors_of
@@ -31,6 +26,11 @@ from graphprobe.diagnose.rungs import (
     run_program,
     stage_rung,
 )
+from graphprobe.diagnose.searches.alone import alone
+from graphprobe.diagnose.searches.bisect import culprits
+from graphprobe.diagnose.searches.blame import isolated_suspects
+from graphprobe.diagnose.searches.decompositions import check_decompositions
+from graphprobe.diagnose.searches.kernel_names import name_kernels
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.isolate import doing

@@ -17,7 +17,7 @@ from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult
 from graphprobe.diagnose.culprit import LARGEST, named
-from graphprobe.diagnose.dynamo_check import Accused, accuse, accused, named_side_effect
+from graphprobe.diagnose.dynamo.dynamo_check import Accused, accuse, accused, named_side_effect
 from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program
@@ -33,7 +33,7 @@ from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues
 from graphprobe.findings import STAGES, Finding, Stage
 from graphprobe.internals.inductor.stages import copy_graph
-from graphprobe.internals.tensors.trees import tree_map
+from graphprobe.internals.tensors.plain_tensors import tree_map
 from graphprobe.judge.judging import worst_of
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import stage_of

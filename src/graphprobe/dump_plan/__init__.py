@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from graphprobe.dump_plan.build import plan_from
-from graphprobe.dump_plan.choosing import Chosen, OpChooser
 from graphprobe.dump_plan.plan import (
     STATS,
     Blacklisted,
+    Chosen,
     DumpPlan,
     ModelEntry,
     NameRange,
+    OpChooser,
     Position,
     WatchEntry,
 )

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.dump_plan.conflicts import Given, refuse_conflicts
-from graphprobe.dump_plan.document import DUMP, read_document
+from graphprobe.dump_plan.document import DUMP, Given, read_document, refuse_conflicts
 from graphprobe.dump_plan.options import BY_NAME, OPTIONS, checked_option, directory_fault, path_hint
 from graphprobe.dump_plan.plan import STATS, DumpPlan, ModelEntry, model_entries, watch_entries
 from graphprobe.dump_plan.shapes import JsonPlace, shown, value_fault

@@ -20,9 +20,8 @@ from graphprobe.judge.effects import differing
 from graphprobe.judge.observation import Observation
 from graphprobe.judge.worst import label_of, worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.divergence import RunValues
-from graphprobe.numerics.exact import judge_exact
 from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
-from graphprobe.numerics.verdict import judge, tolerated
+from graphprobe.numerics.verdict import judge, judge_exact, tolerated
 
 COMPILING = re.compile(r"_compile_fx_inner|convert_frame\.py|compile_to_module|_compile_fx_main|fx_codegen_and_compile")
 """In a traceback: the exception came while something was compiled."""

@@ -1,18 +1,170 @@
-"""Write the nodes of a model's graphs as records: `graphs.jsonl`, each node once, however many graphs have it."""
+"""Write the nodes of a model's graphs as records: `graphs.jsonl`, each node once, however many graphs have it.
+
+The nodes of a live graph as records: what `graphs.jsonl` holds of them.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
-from graphprobe.probe.formats.fx_nodes import NO_SOURCE, graphs_in, node_from
+import torch
+from torch import fx
+
+from graphprobe.engine.naming import module_of, name_of
+from graphprobe.internals.ir.records import place_in
+from graphprobe.internals.operators.operators import operator_of
+from graphprobe.internals.quiet import is_fake
 from graphprobe.probe.formats.fx_text import node_marks
-from graphprobe.records import GraphRuns, GraphsLine, NodeLine, NodeSource, NodeTarget
-from graphprobe.report.graph_nodes import GraphNode
+from graphprobe.records import (
+    Argument,
+    GraphArgument,
+    GraphRuns,
+    GraphsLine,
+    NodeLine,
+    NodeSource,
+    NodeTarget,
+    NodeValue,
+)
+from graphprobe.report.graph_nodes import SHORT_DTYPES, Graph, GraphNode, shown_value
 from graphprobe.store import layout
 from graphprobe.store.schema import json_from_value
 from graphprobe.store.writer import RunWriter, WrittenFile
+
+NO_SOURCE = ("placeholder", "output")
+"""Nodes that stem from no line: an input comes from outside, an output computes nothing."""
+
+
+def graphs_in(gm: fx.GraphModule) -> list[tuple[str, fx.GraphModule]]:
+    """The graph module and those nested in it, each with its path."""
+    root = type(gm).__name__
+    return [
+        (f"{root}/{path.replace('.', '/')}" if path else root, module)
+        for path, module in gm.named_modules()
+        if isinstance(module, fx.GraphModule)
+    ]
+
+
+def graphs_from(gm: fx.GraphModule) -> tuple[Graph, ...]:
+    """The graph and those nested in it, as a reader of a run gets them."""
+    return tuple(
+        Graph(path, tuple(node_from(one, inner) for one in inner.graph.nodes)) for path, inner in graphs_in(gm)
+    )
+
+
+def node_from(node: fx.Node, gm: fx.GraphModule) -> GraphNode:
+    """A node of the graph module."""
+    values, several = _values(node) if node.op != "output" else ((), False)
+    return GraphNode(
+        name=node.name,
+        op=node.op,
+        target=_target(node, gm),
+        source=_source(node) if node.op not in NO_SOURCE else None,
+        args=tuple(map(_argument, node.args)),
+        kwargs={key: _argument(value) for key, value in node.kwargs.items()},
+        values=values,
+        several=several,
+    )
+
+
+def _target(node: fx.Node, gm: fx.GraphModule) -> NodeTarget:
+    target: Any = node.target
+    if not isinstance(target, str):
+        return _function(target)
+    if node.op != "call_module":
+        return NodeTarget(target)
+    module: object = gm
+    for part in target.split("."):
+        module = getattr(module, part, None)
+    return NodeTarget(target, module=type(module).__name__)
+
+
+def _source(node: fx.Node) -> NodeSource | None:
+    file, line, function, code = _place(node.stack_trace or "")
+    module = module_of(node) or ""
+    return NodeSource(file, line, function, code, module) if file or module else None
+
+
+@lru_cache(maxsize=4096)
+def _place(trace: str) -> tuple[str, int, str, str]:
+    return place_in(trace)
+
+
+def _argument(value: Any) -> Argument:
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, fx.Node):
+        return GraphArgument(node=value.name)
+    if (kind is int and -(2**63) <= value < 2**63) or (kind is float and math.isfinite(value)):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, (tuple, list)):
+        name = kind.__name__ if hasattr(value, "_fields") else "tuple" if isinstance(value, tuple) else "list"
+        return GraphArgument(kind=name, items=tuple(map(_argument, value)))
+    if isinstance(value, dict):
+        return GraphArgument(kind="dict", items=tuple(map(_argument, value.values())), keys=tuple(map(str, value)))
+    if isinstance(value, slice):
+        return GraphArgument(kind="slice", items=tuple(map(_argument, (value.start, value.stop, value.step))))
+    return GraphArgument(text=_constant(value))
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"torch.Tensor(size={list(value.shape)}, dtype={str(value.dtype).removeprefix('torch.')})"
+    if operator_of(value) is not None:
+        return _function(value).name
+    try:
+        return repr(value)
+    except Exception:  # of the program's own
+        return type(value).__name__
+
+
+def _values(node: fx.Node) -> tuple[tuple[NodeValue, ...], bool]:
+    """What torch has noted of what it gives, and whether that is a tuple or list."""
+    meta = node.meta
+    found = meta.get("val", meta.get("tensor_meta", meta.get("example_value")))
+    if isinstance(found, (tuple, list)) and not hasattr(found, "dtype"):
+        return tuple(map(_value, found)), True
+    return ((_value(found),), False) if found is not None else ((), False)
+
+
+def _value(value: Any) -> NodeValue:
+    try:
+        if isinstance(value, torch.Tensor):
+            return _tensor(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            name = {torch.SymInt: "int64", torch.SymFloat: "float64"}.get(type(value), "bool")
+            return NodeValue(name, text=f"Sym({value})")
+        if hasattr(value, "dtype") and hasattr(value, "shape"):  # torch's TensorMetadata
+            return NodeValue(str(value.dtype).removeprefix("torch."), _sizes(value.shape))
+    except Exception:  # a symbol of a shape environment that is gone, a subclass of the program's own
+        return NodeValue(text=type(value).__name__)
+    kinds = {bool: "bool", int: "int64", float: "float64"}
+    return NodeValue(kinds.get(type(value), ""), text="None" if value is None else type(value).__name__)
+
+
+def _tensor(value: torch.Tensor) -> NodeValue:
+    dtype = str(value.dtype).removeprefix("torch.")
+    strided = value.layout is torch.strided
+    found = NodeValue(dtype, _sizes(value.shape), _sizes(value.stride()) if strided else (), str(value.device))
+    if (type(value) in (torch.Tensor, torch.nn.Parameter) or is_fake(value)) and dtype in SHORT_DTYPES:
+        return found
+    return NodeValue(dtype, found.shape, found.strides, found.device, f"{type(value).__name__}({shown_value(found)})")
+
+
+def _sizes(sizes: Any) -> tuple[int | str, ...]:
+    return tuple([n if type(n) is int else str(n) for n in sizes])
+
+
+def _function(target: Any) -> NodeTarget:
+    operator = operator_of(target)
+    if operator is None:
+        return NodeTarget(name_of(target).removeprefix("builtins."))
+    return NodeTarget(f"torch.ops.{name_of(target)}", operator.arguments)
+
 
 Runs = tuple[GraphRuns, ...]
 

@@ -17,8 +17,7 @@ from graphprobe.analysis.timing import TimingSummary, summary_of
 from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, write_profile
 from graphprobe.errors import UsageError
 from graphprobe.export.chrome_trace import export_profile
-from graphprobe.internals.timing.compile_timing import CompileTiming
-from graphprobe.internals.timing.span_recorder import OpenSpan
+from graphprobe.internals.timing.compile_timing import CompileTiming, OpenSpan
 from graphprobe.report.profile_text import print_profile
 
 

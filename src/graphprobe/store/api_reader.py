@@ -25,10 +25,10 @@ from graphprobe.store.api_records import (
     ApiManifest,
     ApiRecord,
     ApiSlot,
+    Shard,
     StackLine,
     step_folder,
 )
-from graphprobe.store.api_shards import Shard
 from graphprobe.store.calls import Call, CallDump, CallSlot, shape_problem
 from graphprobe.store.files import lines_in, open_file, read_file
 from graphprobe.store.manifest import ended_early

@@ -34,12 +34,14 @@ from graphprobe.store.api_records import (
     RawSlot,
     RawValue,
     StackLine,
+    Value,
+    encode_shard,
     rank_folder,
     shard_file,
     step_folder,
     value_name,
+    write_shard,
 )
-from graphprobe.store.api_shards import Value, encode_shard, write_shard
 from graphprobe.store.dump_queue import Array, CopyPool
 from graphprobe.store.manifest import RESERVE_BYTES, SAVE_SECONDS, AppendFile, CountsShortage, ManifestFile
 from graphprobe.store.schema import json_from_value

@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from graphprobe.errors import EXIT_FOUND, UsageError
-from graphprobe.probe.api.overflow import Overflow, OverflowFoundError, OverflowWatch
-from graphprobe.probe.api.overflow_files import OverflowFiles
+from graphprobe.probe.api.overflow import Overflow, OverflowFiles, OverflowFoundError, OverflowWatch
 from graphprobe.store.foreign.ptdbg import PtdbgDump
 
 HALF, E4M3 = torch.float16, torch.float8_e4m3fn

@@ -18,9 +18,9 @@ from torch._inductor import compile_fx, debug
 from graphprobe.engine.values import capture, capture_after, to_bytes
 from graphprobe.internals.ir import scheduler_nodes as inductor_ir
 from graphprobe.probe.formats import IRGraph, Script
-from graphprobe.probe.formats.code_py import output_code_source
 from graphprobe.probe.formats.fx_py import fx_py_source
 from graphprobe.probe.formats.ir_py import ir_py_source
+from graphprobe.probe.views import output_code_source
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from graphprobe.engine.values import one_file_bytes
-from graphprobe.probe.formats.code_py import output_code_source
+from graphprobe.probe.views import output_code_source
 
 from .compiled import PROGRAMS, Stages, run_script, train
 

@@ -43,7 +43,7 @@ def command(words: tuple[str, ...], raw: bool, json_to: JsonTo) -> None:
     if json_to.replaces_text(lambda: {"run": str(run.run_dir), "event": msgspec.to_builtins(event), "text": text}):
         return
     if event.kind == "ops" and not raw:
-        from graphprobe.report.html.launches import launch_lines, launches_of
+        from graphprobe.report.html.panes import launch_lines, launches_of
 
         launches = launches_of(run, event)
         if launches:

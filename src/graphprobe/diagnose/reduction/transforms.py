@@ -17,7 +17,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import CapturedValues
-from graphprobe.internals.dynamo.functorch_levels import has_levels
+from graphprobe.internals.tensors.plain_tensors import has_levels
 
 
 def without_transforms(graph: GraphModule, calls: Sequence[CapturedValues]) -> GraphModule:

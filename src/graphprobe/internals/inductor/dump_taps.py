@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from graphprobe.internals.bus import Patch, PatchSet
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.dynamo.frame_names import compiled_now
-from graphprobe.internals.inductor.lowering_watch import Lowering, ScheduledGraph, watched
+from graphprobe.internals.inductor.lowered_graph import Lowering, ScheduledGraph, watched
 from graphprobe.internals.inductor.stages import COMPILE_FX, compile_kernels
 from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.names import require

@@ -24,9 +24,8 @@ from graphprobe.internals.operators.autograd_edges import (
     unseen,
 )
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.api.arguments import INPUTS, output_name, take
 from graphprobe.probe.api.plan import ApiPlan
-from graphprobe.probe.api.value_slots import PLAIN, Values
+from graphprobe.probe.api.value_slots import INPUTS, PLAIN, Values, output_name, take
 from graphprobe.store.api_records import ApiSlot, RawCall, Slot
 from graphprobe.store.api_writer import ApiWriter
 from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion, SlotRole

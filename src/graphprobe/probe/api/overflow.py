@@ -4,29 +4,36 @@ Every operator is judged as it runs, forward and backward, by the rules that gra
 each judgement waits for the device, so a step takes longer there.
 
 Which infinities an operator of an eager program makes on purpose: the rules of graphs, for one operator.
+
+Writes each overflow in ptdbg's layout: `Overflow_info_<timestamp>.pkl` and a folder of the same name.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import logging
 import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
+from graphprobe.engine.tensor_stats import readable
 from graphprobe.errors import EXIT_FOUND, GraphprobeError, UsageError
 from graphprobe.internals.operators.autograd_edges import innermost_function_mode, running_node, sequence_number
 from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.api.api_names import info_of
-from graphprobe.probe.api.frames import Frames
+from graphprobe.probe.api.session import Frames
+from graphprobe.probe.api.value_slots import scalar_of
 from graphprobe.probe.dump.overflow_rules import (
     FloatSummary,
     OverflowJudge,
@@ -38,7 +45,11 @@ from graphprobe.probe.dump.overflow_rules import (
     summary_of,
 )
 from graphprobe.probe.dump.traits import BOTH, MASK, NONE, NOTHING, OpTraits, Signs, largest, tables
+from graphprobe.records import TensorMeta
 from graphprobe.store.calls import CallDirection
+from graphprobe.store.dump_dtypes import STORED_DTYPES
+from graphprobe.store.foreign.names import foreign_from_api
+from graphprobe.store.foreign.ptdbg_write import PtdbgWriter, timestamped
 
 _MOST_VALUES = 1 << 24
 """A larger tensor is not looked through for being a mask of ones and zeros."""
@@ -453,3 +464,49 @@ def _in_words(found: dict[str, Any]) -> str:
     }[found["kind"]]
     first = f", first at {found['first'][0]}" if found["first"] else ""
     return f"{found['output']} has {what} in {found['elements']} of {found['of']} elements{first}"
+
+
+PREFIX = "Overflow_info"
+
+
+class OverflowFiles:
+    """Receiver of `OverflowWatch`. `written` lists the texts, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.written: list[Path] = []
+
+    def __call__(self, overflow: Overflow) -> None:
+        """Write one overflow: full tensors and, as the format wants it, no statistics. Raises OSError."""
+        data_dir = timestamped(self._folder / PREFIX)
+        text = self._folder / f"{data_dir.name}.pkl"
+        kind, name = foreign_from_api(overflow.api)
+        call = f"{overflow.call}_{kind}_{name}_{overflow.direction}"
+        with contextlib.closing(PtdbgWriter(text, data_dir)) as writer:
+            if overflow.stack:
+                writer.stack(call, overflow.stack)
+            for slot, value in (*overflow.inputs, *overflow.outputs):
+                head, _, path = slot.partition(".")
+                place = f"{call}_{'output' if head == 'output' else 'input'}.{path}"
+                if isinstance(value, torch.Tensor):
+                    meta = TensorMeta(str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape)))
+                    writer.tensor(place, meta, None, _bits_of(value))
+                else:
+                    writer.scalar(place, scalar_of(value))
+        self.written.append(text)
+
+
+def _bits_of(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
+    """Values in numpy's own dtype, or as unsigned integers; None of a tensor without memory of its own."""
+    try:
+        plain = readable(tensor.detach()).to("cpu").contiguous()
+    except (UsageError, RuntimeError):
+        return None
+    known = STORED_DTYPES.get(str(plain.dtype).removeprefix("torch."))
+    if known is None:
+        return None
+    if known.numpy is not None:
+        values: np.ndarray[Any, Any] = plain.numpy()
+        return values
+    raw = plain.reshape(-1).view(torch.uint8).numpy()
+    return raw.view(f"uint{8 * known.size_bytes}").reshape(tuple(plain.shape))

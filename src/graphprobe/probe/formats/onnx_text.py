@@ -85,6 +85,6 @@ def _memory(outputs: Sequence[IRBuffer]) -> dict[str, list[str]]:
 def fx_pbtxt(gm: fx.GraphModule, name: str) -> str:
     """An FX graph, see `export.onnx_text`. Raises ImportError when `onnx` is not installed."""
     from graphprobe.export.onnx_text import model_from
-    from graphprobe.probe.formats.fx_nodes import graphs_from
+    from graphprobe.probe.graph_facts import graphs_from
 
     return text_of(model_from(graphs_from(gm), name))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from graphprobe.engine.values import why_not
-from graphprobe.internals.dynamo.function_kinds import uncompiled
+from graphprobe.internals.dynamo.frame_failures import uncompiled
 from graphprobe.probe.frames import libraries
 from graphprobe.probe.frames.sources import NotRecordable
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.dynamo.function_kinds import disabled_function
+from graphprobe.internals.dynamo.frame_failures import disabled_function
 from graphprobe.probe.frames.encoding import Encoded, Encoder
 from graphprobe.probe.frames.libraries import RebuildCall, import_of, made_class, named_tuple
 from graphprobe.probe.frames.sources import (

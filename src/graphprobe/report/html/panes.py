@@ -1,14 +1,131 @@
-"""The data of the view `code`: source, FX graph and kernel side by side, and which lines of them belong together."""
+"""The data of the view `code`: source, FX graph and kernel side by side, and which lines of them belong together.
+
+What a run launches, graph by graph, in order: the records of `captured_ops.json`, and their table.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from graphprobe.report.html.launches import LaunchRow, places_of
+from graphprobe.errors import ArtifactNotFoundError
+from graphprobe.records import Event
+from graphprobe.report.document import Grid, Note, Section
 from graphprobe.report.html.sources import Sources, cut
+from graphprobe.report.html.table import Column, Table
+from graphprobe.report.terminal import grid_lines, wrapped
+from graphprobe.store.reader import Model, Run
+from graphprobe.store.schema import UNREADABLE
+
+MOST_ROWS = 100_000
+
+COLUMNS = (
+    Column(name="graph", help="The compiled graph that launches it."),
+    Column(name="#", kind="number", help="Its place in the order in which the launches ran."),
+    Column(name="launch", wide=True, help="The generated kernel, or the function of a library."),
+    Column(name="line", kind="source", help="The first line of the program that it stems from."),
+    Column(name="kind", help="kernel: generated; extern: a library call; op: through the dispatcher."),
+    Column(name="µs", kind="number", help="How long the launch took on the host: on a GPU the time to enqueue it."),
+    Column(name="operations", wide=True, help="What the launch computes, by the names that ATen has for it."),
+    Column(name="arguments", wide=True),
+)
+
+
+class LaunchNode(msgspec.Struct):
+    """An FX node that a launch stems from."""
+
+    name: str = ""
+    target: str = ""
+
+
+class LaunchArgs(msgspec.Struct):
+    """What `captured_ops.json` says of a launch; see `docs/formats/run.md`."""
+
+    output_code_line: int | None = None
+    fx_nodes: list[LaunchNode] = []
+    sources: list[str] = []
+    arguments: list[str] = []
+
+
+class LaunchRow(msgspec.Struct):
+    """One entry of `captured_ops.json`; `ph` is `X` for a launch, `dur` in microseconds."""
+
+    name: str
+    ph: str
+    cat: str = ""
+    dur: float = 0.0
+    args: LaunchArgs = msgspec.field(default_factory=LaunchArgs)
+
+
+class Launches(msgspec.Struct, rename={"events": "traceEvents"}):
+    """The whole file."""
+
+    events: list[LaunchRow] = []
+
+
+def launches_of(run: Run, ops: Event | None) -> list[LaunchRow]:
+    """The launches of a graph, in order; none where the file is gone or damaged."""
+    if ops is None:
+        return []
+    try:
+        found = msgspec.json.decode(run.content(ops), type=Launches)
+    except (ArtifactNotFoundError, *UNREADABLE):
+        return []
+    return [event for event in found.events if event.ph == "X"]
+
+
+def launch_lines(launches: Sequence[LaunchRow], *, width: int | None = None) -> list[str]:
+    """The launches as lines of a table.
+
+    `width`: of a terminal, on which place and operations of a launch are below it, for a line would be too long.
+    """
+    here = os.getcwd() + os.sep
+    rows: list[tuple[str, ...]] = []
+    for number, launch in enumerate(launches):
+        targets = ", ".join(dict.fromkeys(node.target for node in launch.args.fx_nodes if node.target))
+        place = next(iter(places_of(launch, lambda place: place.removeprefix(here))), "")
+        rows.append((str(number), f"{launch.dur:.0f}", launch.name, targets, place))
+    if width is None:
+        return grid_lines(Grid(("#", "µs", "launch", "computes", "line"), rows, (0, 1)))
+    head, *lines = grid_lines(Grid(("#", "µs", "launch"), [row[:3] for row in rows], (0, 1)))
+    indent = " " * head.index("launch")
+    shown = [head]
+    for line, (*_, targets, place) in zip(lines, rows, strict=True):
+        shown += [line, *wrapped(f"{place}: {targets}" if place else targets, width, indent, indent)]
+    return shown
+
+
+def places_of(launch: LaunchRow, short: Callable[[str], str]) -> list[str]:
+    """The places of a launch: `file:line in function: code` without what follows the line."""
+    found = (re.match(r"(.+?:\d{1,9})(?: in |$)", text) for text in launch.args.sources)
+    return [short(place[1]) for place in found if place is not None]
+
+
+def launches_section(run: Run, models: Sequence[Model], sources: Sources) -> Section | None:
+    """The table of all launches; None where none were recorded."""
+    table = Table("Launches", COLUMNS)
+    left = 0
+    for model in models:
+        for direction, events in model.directions().items():
+            for ops in (event for event in events if event.kind == "ops"):
+                for number, launch in enumerate(launches_of(run, ops)):
+                    if table.rows >= MOST_ROWS:
+                        left += 1
+                        continue
+                    place = next(iter(places_of(launch, sources.short)), "")
+                    sources.link(place)
+                    targets = ", ".join(dict.fromkeys(node.target for node in launch.args.fx_nodes if node.target))
+                    arguments = ", ".join(launch.args.arguments)
+                    graph = f"model__{model.number} {direction}"
+                    table.add((graph, number, launch.name, place, launch.cat, launch.dur, targets, arguments))
+    if not table.rows:
+        return None
+    note = Note(f"{left} more are in the run." if left else "")
+    return Section("launches", "Launches", "table", table.data(), note, f"{table.rows} in order")
+
 
 MOST_LINES = 4_000
 """Of one pane: what lies beyond is left out, and the pane says how much."""

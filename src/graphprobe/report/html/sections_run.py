@@ -42,9 +42,19 @@ from graphprobe.report.document import (
 from graphprobe.report.explanation import facts_of
 from graphprobe.report.graph_diff import GraphDiff, Node, diff_sides, side_of
 from graphprobe.report.html.flame import Box, flame_section, largest, tree_from_steps
-from graphprobe.report.html.launches import launches_of, launches_section, places_of
 from graphprobe.report.html.page import Report
-from graphprobe.report.html.panes import CodeView, Link, Pane, graph_pane, links_from, source_pane, text_pane
+from graphprobe.report.html.panes import (
+    CodeView,
+    Link,
+    Pane,
+    graph_pane,
+    launches_of,
+    launches_section,
+    links_from,
+    places_of,
+    source_pane,
+    text_pane,
+)
 from graphprobe.report.html.sections_dump import report_from as dump_report
 from graphprobe.report.html.sources import Sources
 from graphprobe.store.layout import addresses_from_events

@@ -13,10 +13,10 @@ import numpy as np
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
+from graphprobe.store.dump_dtypes import bits_from_values
 from graphprobe.store.files import lines_in, open_file
 from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, shape_of
 from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
-from graphprobe.store.foreign.narrow import bits_from_values
 from graphprobe.store.foreign.summary import stats_from_known
 
 Array = np.ndarray[Any, Any]

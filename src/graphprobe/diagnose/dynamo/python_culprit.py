@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from graphprobe.diagnose.python_source import (
+from graphprobe.diagnose.dynamo.python_source import (
     CALL,
     COMPREHENSIONS,
     SCOPES,

@@ -22,10 +22,8 @@ from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
 from graphprobe.diagnose.aten_names import aten_namesakes
-from graphprobe.diagnose.numpy_nodes import aten_of, computed_by_numpy, numpy_name
-from graphprobe.diagnose.passes import different
-from graphprobe.diagnose.program import Program, tensors_of
-from graphprobe.diagnose.python_culprit import (
+from graphprobe.diagnose.dynamo.numpy_nodes import aten_of, computed_by_numpy, numpy_name
+from graphprobe.diagnose.dynamo.python_culprit import (
     TorchCall,
     applied_in,
     argument_names,
@@ -34,7 +32,9 @@ from graphprobe.diagnose.python_culprit import (
     returned_names,
     statement_of,
 )
-from graphprobe.diagnose.python_source import CALL, READ, FramePlace, Named, is_users, places_of
+from graphprobe.diagnose.dynamo.python_source import CALL, READ, FramePlace, Named, is_users, places_of
+from graphprobe.diagnose.passes import different
+from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copy_tensor
 from graphprobe.engine.isolate import isolated
@@ -43,8 +43,7 @@ from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import capture, from_bytes, to_bytes
 from graphprobe.internals.aot.backends import is_higher_order
-from graphprobe.internals.tensors.plain_tensors import physical, without_transforms
-from graphprobe.internals.tensors.trees import tree_leaves
+from graphprobe.internals.tensors.plain_tensors import physical, tree_leaves, without_transforms
 
 Plain = tuple[str, str]
 """A number, text or truth value among arguments or results: the path to it, and its value as text."""

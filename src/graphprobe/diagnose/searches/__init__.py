@@ -1,0 +1,1 @@
+"""Searches for the operation to blame, each for one kind of failure; the steps run them."""
