@@ -1,7 +1,4 @@
-"""Graph breaks of a program, judged: kind, cause, remedy, the user's line; one row for a cause on a line.
-
-The graph breaks of a run, from its folder.
-"""
+"""Graph breaks of a program, judged: kind, cause, remedy, the user's line; one row for a cause on a line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Recompilations, grouped by what caused them, with what to do about each group.
 
-The recompilations of a run on disk.
-
-Of the guards that failed at one recompilation, those that are the cause, and what they say in words.
+Of the guards that failed at one recompilation, it tells those that are the cause, and what they say in words.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Where compile time went: phases, passes, functions and caches of a profile, slowest first.
-
-What torch's names of compile phases mean, and which of them are frames around other phases.
-
-Two profiles compared: which phases and passes took more time, and which less.
-"""
+"""Where compile time went: phases, passes, functions and caches of a profile, slowest first, and two compared."""
 
 from __future__ import annotations
 

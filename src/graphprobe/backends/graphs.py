@@ -1,6 +1,6 @@
 """Graphs as backends handle them: copies, interpreters that know where they are, names of what is called.
 
-How every debug backend takes its options: as keywords, and as `torch.compile(options={…})` hands them over.
+With them, how every debug backend takes its options: as keywords, and as `torch.compile(options={…})` hands them over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The table of debug backends; `registry` is the way in.
+"""Debug backends by name: what each proves, where it stands on the ladder, and the function itself.
 
-The ladder: the same program on backends that add one stage at a time; the first that fails points at its stage.
-
-Debug backends by name: what each proves, where it stands on the ladder, and the function itself.
+The ladder runs the same program on backends that add one stage at a time; the first that fails points at its stage.
 """
 
 from __future__ import annotations

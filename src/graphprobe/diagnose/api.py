@@ -22,7 +22,7 @@ from graphprobe.engine.finished import PARENT, FinishedSteps, Identity, begun_in
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, LargestZ, NamedStep
 from graphprobe.internals.dynamo.compile_calls import Compiled, mode_names, settings_of_compiled
-from graphprobe.internals.tensors.plain_tensors import tree_leaves
+from graphprobe.internals.tensors.trees import tree_leaves
 from graphprobe.judge.observation import plain_parts
 from graphprobe.probe import environment
 from graphprobe.report.progress import shown_in_notebook

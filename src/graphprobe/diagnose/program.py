@@ -16,7 +16,7 @@ from graphprobe.engine.reference import InFloat64, is_noisy, rough_sums
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, untouched
 from graphprobe.engine.value_file import ValueFile
-from graphprobe.internals.tensors.plain_tensors import tree_leaves, tree_map
+from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.judge.effects import snapshot
 from graphprobe.judge.observation import ObservationRecord, contents_of, failed, observe, reachable_modules
 

@@ -33,7 +33,7 @@ from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues
 from graphprobe.findings import STAGES, Finding, Stage
 from graphprobe.internals.inductor.stages import copy_graph
-from graphprobe.internals.tensors.plain_tensors import tree_map
+from graphprobe.internals.tensors.trees import tree_map
 from graphprobe.judge.judging import worst_of
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import stage_of

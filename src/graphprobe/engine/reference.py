@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from graphprobe.errors import UsageError
 from graphprobe.internals.operators.operators import OpMode, Overload, decomposition_of, operator_of
-from graphprobe.internals.tensors.plain_tensors import tree_leaves, tree_map
+from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.numerics.dtypes import WorkingDtype, working_dtype
 from graphprobe.numerics.noise import Array, Noise, RunningSigma
 

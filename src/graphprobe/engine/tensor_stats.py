@@ -1,8 +1,4 @@
-"""Statistics of torch tensors on the CPU; `device_stats` does the same on an accelerator without waiting for it.
-
-What tensors of one dtype, shape and strides have in common, found out once.
-
-Statistics of tensors on an accelerator by torch operators alone: nothing here waits for the device.
+"""Statistics of torch tensors: on the CPU, and on an accelerator by torch operators alone, without waiting for it.
 
 `stats_async` leaves a few numbers on the device; they are copied to the host with those of other tensors whenever that
 suits, and `finish` makes a `TensorStats` of them. Definitions and digest are those of `numerics.stats`.

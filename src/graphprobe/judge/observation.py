@@ -27,7 +27,7 @@ from graphprobe.engine.value_file import ValueFile, restored, stored
 from graphprobe.engine.values import why_not
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.quiet import is_fake, quiet
-from graphprobe.internals.tensors.plain_tensors import structure_of, tree_leaves
+from graphprobe.internals.tensors.trees import structure_of, tree_leaves
 from graphprobe.judge.effects import from_record, to_record
 
 MOST = 10_000

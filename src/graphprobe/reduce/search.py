@@ -1,4 +1,4 @@
-"""The search for the fewest units that still fail.
+"""The search for the fewest units that still fail, by several strategies over one gate.
 
 Bisection for a fault at a single location; each question is half the size of the one before.
 

@@ -1,10 +1,6 @@
-"""The last lines of `graphprobe run`: what was collected, where, and what is missing.
+"""What commands say of a run: its summary, its recompilations, its logs, and the replay of a frame.
 
-Recompilations as text: what was recompiled, why, and what to do.
-
-What `graphprobe logs` says: the last step that did not end, and the lines around it.
-
-A replay of a recorded frame, in words. The verdict itself comes from the record's own `replay.py`.
+The verdict of a replay itself comes from the record's own `replay.py`.
 """
 
 from __future__ import annotations

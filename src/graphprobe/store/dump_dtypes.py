@@ -2,7 +2,7 @@
 
 Values of dtypes that numpy lacks, as the next wider dtype that it has; no value changes.
 
-Bits of a dtype that numpy lacks, from values that were widened for a file; the inverse of `dump_widen.widened`.
+Bits of a dtype that numpy lacks, from values that were widened for a file; the inverse of `widened`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import capture, from_bytes, to_bytes
 from graphprobe.internals.aot.backends import is_higher_order
-from graphprobe.internals.tensors.plain_tensors import physical, tree_leaves, without_transforms
+from graphprobe.internals.tensors.plain_tensors import physical, without_transforms
+from graphprobe.internals.tensors.trees import tree_leaves
 
 Plain = tuple[str, str]
 """A number, text or truth value among arguments or results: the path to it, and its value as text."""

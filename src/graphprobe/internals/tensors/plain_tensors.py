@@ -9,8 +9,6 @@ What a tensor inside `torch.vmap`, `torch.func.grad` and their like really holds
 The plain tensor inside one that wraps it: the part of a DTensor on this rank, the values of a nested tensor.
 
 Which of Dynamo's nodes begin and end a transform of `torch.func`, or wrap a value for it.
-
-torch's way through nested lists, tuples and dicts, as `torch.compile` sees arguments and results.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from typing import Any
 
 import torch
 from torch.fx import Graph
-from torch.utils import _pytree
 
 from graphprobe.internals.names import require
 
@@ -157,19 +154,3 @@ def has_levels(graph: Graph) -> bool:
     return any(
         n.op == "call_function" and str(getattr(n.target, "__module__", "")).startswith(LEVELS) for n in graph.nodes
     )
-
-
-def tree_leaves(tree: Any) -> list[Any]:
-    """The leaves of nested containers, registered ones included, in order."""
-    found: list[Any] = _pytree.tree_leaves(tree)
-    return found
-
-
-def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
-    """`tree` with `change` applied to each leaf."""
-    return _pytree.tree_map(change, tree)
-
-
-def structure_of(tree: Any) -> str:
-    """The containers of a nested value as text: their types, lengths and keys, with a star for each leaf."""
-    return str(_pytree.tree_structure(tree))

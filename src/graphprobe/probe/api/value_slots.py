@@ -1,7 +1,7 @@
 """From a live tensor to a slot: its statistics and, on request, its values, as they are at this moment.
 
 What has been seen already is not looked at again: a tensor is known by its identity, memory and version counter as long
-as it lives, and memory by its address; what the counter does not see (`LEAKS` in `names`) is never taken as known.
+as it lives, and memory by its address; what the counter does not see (`LEAKS` in `api_names`) is never taken as known.
 
 What keeps a tensor between calls: parameters, buffers and leaves are state; the rest is data, or a result.
 
