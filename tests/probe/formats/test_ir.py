@@ -11,7 +11,7 @@ import torch
 from google.protobuf import text_format
 from torch._dynamo.backends.common import aot_autograd
 
-from graphprobe.probe.formats import IRBuffer, IRGraph, IRNode, Origin
+from graphprobe.probe.formats import IRBuffer, IRGraph, IRNode, NodeOrigin
 from graphprobe.probe.formats.onnx_text import fx_pbtxt, ir_pbtxt
 from graphprobe.probe.views import ir_text
 
@@ -57,7 +57,7 @@ def test_rewritten_buffers_get_versioned_names() -> None:
     again = IRBuffer("buf0", "float32", ("s0", "4"), ("4", "1"), "cpu", mutates=("arg0",))
     ir = IRGraph(
         nodes=(
-            IRNode("op0", "compute", "S", ("arg0",), (row,), (Origin("sin", "aten.sin.default", "m.py:3"),)),
+            IRNode("op0", "compute", "S", ("arg0",), (row,), (NodeOrigin("sin", "aten.sin.default", "m.py:3"),)),
             IRNode("op1", "extern", "E", ("buf0", "lost"), (again,)),
             IRNode("op2", "nop", "N", ("arg0",)),
         ),

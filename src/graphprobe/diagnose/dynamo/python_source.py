@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 _OTHERS = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, np.__file__))
-_OWN = str(Path(__file__).parents[1]) + os.sep
+_OWN = str(Path(__file__).parents[2]) + os.sep
 _PYTHON = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
 _PACKAGES = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-packages"))
 
