@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -19,12 +18,20 @@ import pytest
 import torch
 
 import graphprobe
-from graphprobe.diagnose import ladder
+from graphprobe.diagnose import check_case, ladder, notes, references
 from graphprobe.diagnose.ladder import Ladder
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine import memory
 from graphprobe.engine.finished import FinishedSteps, Identity
 from graphprobe.engine.isolate import Outcome
+from graphprobe.engine.memory import Sizes
+from graphprobe.engine.memory import told as told_size
 from graphprobe.errors import SettingError
 from graphprobe.findings import Diagnosis, Finding, Rung, Worst, read_document
+from graphprobe.judge import judging
+from graphprobe.judge.judging import Reference
+from graphprobe.settings.limits import Alarm, TimeBudget
 
 X = torch.linspace(-2, 2, 24).reshape(4, 6)
 
@@ -108,15 +115,25 @@ def only_begun(told: list[str]) -> Callable[[Any], None]:
     return lambda step: None if step.seconds else told.append(step)
 
 
-def test_a_step_that_hangs_is_ended_and_the_budget_is_the_reason(tmp_path: Path, told: list[str]) -> None:
-    found = graphprobe.diagnose(program, X, backend=hanging, out=tmp_path / "out", budget_s=5, on_step=only_begun(told))
+def test_a_step_that_hangs_is_ended_and_the_budget_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
+) -> None:
+    now = 0.0
+
+    def begun(step: Any) -> None:
+        nonlocal now
+        now = 50.0 if step == "kernels" else 0.0
+        only_begun(told)(step)
+
+    budget = TimeBudget(60, clock=lambda: now)
+    monkeypatch.setattr("graphprobe.diagnose.api.TimeBudget", lambda seconds: budget)
+    found = graphprobe.diagnose(program, X, backend=hanging, out=tmp_path / "out", on_step=begun)
     assert (found.verdict, found.exit_code, found.unfinished, found.findings) == ("undecided", 125, True, [])
     reason = found.notes[0]
-    assert reason.startswith("the budget of 5 s is spent: whether the compiled program is right was not found out")
-    assert "in the step kernels in hanging" in reason and "test_limits.py" in reason
+    assert reason.startswith("the budget of 60 s is spent: whether the compiled program is right was not found out")
+    assert "the last 10 s in the step kernels in hanging" in reason and "test_limits.py" in reason
     assert told == ["uncompiled", "kernels"], "what the user runs is the first that is compiled"
     assert [rung.state for rung in found.rungs] == ["not_run", "not_run"]
-    assert found.seconds < 60, "the step would take 1000"
 
 
 class SpentAt:
@@ -137,9 +154,6 @@ class SpentAt:
             real(made, name)
 
         return on_step
-
-    def alarmed(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
     def check(self) -> None:
         self._spent = self._spent or self._now == self._name
@@ -166,17 +180,113 @@ def test_numbers_that_differ_are_neither_right_nor_a_fault_before_rounding_is_me
     )
 
 
-@pytest.mark.timeout(300, method="thread")  # the other method has the alarm for itself
-def test_the_judge_is_interrupted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def endless(*args: Any, **kwargs: Any) -> Any:
-        while True:
-            time.sleep(0.01)
+def endless(*args: Any, **kwargs: Any) -> Any:
+    while True:
+        time.sleep(0.01)
 
-    monkeypatch.setattr(ladder, "compare", endless)
-    found = graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "out", budget_s=10)
+
+@pytest.mark.parametrize("judge", ["identical", "judged"])
+def test_the_judge_is_interrupted_too(judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, now = Ladder._judge, 0.0
+
+    def begun(self: Ladder, step: Any, kind: Any) -> Any:
+        nonlocal now
+        now = 59.5 if step.func is endless else now
+        return real(self, step, kind)
+
+    budget = TimeBudget(60, clock=lambda: now)
+    monkeypatch.setattr("graphprobe.diagnose.api.TimeBudget", lambda seconds: budget)
+    monkeypatch.setattr(Ladder, "_judge", begun)
+    monkeypatch.setattr(ladder, judge, endless)
+    found = graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "out")
     assert (found.verdict, found.unfinished) == ("undecided", True)
-    assert found.notes[0].startswith("the budget of 10 s is spent: ")
+    assert found.notes[0].startswith("the budget of 60 s is spent: ") and "in endless" in found.notes[0]
+    shown = next(rung for rung in found.rungs if rung.name == "kernels")
+    text = {"identical": notes.UNSEEN, "judged": notes.UNJUDGED}[judge]
+    assert shown.state == "unsure" and text in shown.difference
+
+
+def test_a_judge_that_takes_longer_than_a_step_may_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "judged", endless)
+    found = graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "out", step_limit_s=20)
+    assert (found.verdict, found.unfinished, found.findings) == ("undecided", False, [])
+    assert any("kernels could not be judged: it did not end within" in note for note in found.notes)
+
+
+def test_the_process_that_waits_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long with large values is in the steps, which are ended in time."""
+    asked = tmp_path / "asked"
+
+    def noted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            with asked.open("a") as file:
+                file.write(f"{os.getpid()} {name}\n")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, told)
+
+    noted(judging, "_all_equal")
+    noted(judging, "_compare_value")
+    noted(references, "_is_another_program")
+    found = graphprobe.diagnose(program, X, backend=rounded_otherwise, out=tmp_path / "out")
+    assert found.verdict == "healthy"
+    rows = [line.split() for line in asked.read_text().splitlines()]
+    assert {name for _, name in rows} == {"_all_equal", "_compare_value", "_is_another_program"}
+    assert str(os.getpid()) not in {pid for pid, _ in rows}
+
+
+def test_a_clock_that_runs_out_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading the compiler takes a minute on a machine that has much to do."""
+    now = 0.0
+    loaded: list[str] = []
+
+    def load(module: str, name: str, *, purpose: str) -> None:
+        nonlocal now
+        now += 45
+        loaded.append(module)
+
+    budget = TimeBudget(60, clock=lambda: now)
+    monkeypatch.setattr("graphprobe.diagnose.api.TimeBudget", lambda seconds: budget)
+    monkeypatch.setattr("graphprobe.internals.after_fork.require", load)
+    found = graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "out")
+    assert len(loaded) == 2, "the clock is looked at before each"
+    assert (found.verdict, found.unfinished) == ("undecided", True)
+    assert found.notes[0].startswith("the budget of 60 s is spent: whether the compiled program is right was not")
+
+
+@pytest.mark.timeout(300, method="thread")  # the other method has the signal for itself
+def test_an_alarm_comes_again_and_one_within_another_stands_in_for_it() -> None:
+    rung: list[str] = []
+
+    def ring(name: str) -> Callable[[], None]:
+        def raise_it() -> None:
+            rung.append(name)
+            raise TimeoutError(name)
+
+        return raise_it
+
+    with Alarm(0.05, ring("outer")):
+        with pytest.raises(TimeoutError, match="inner"), Alarm(0.01, ring("inner")):
+            time.sleep(100)
+        for _ in range(2):  # what is caught in the block does not silence it
+            with pytest.raises(TimeoutError, match="outer"):
+                time.sleep(100)
+    assert rung == ["inner", "outer", "outer"]
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+@pytest.mark.timeout(300, method="thread")
+def test_an_alarm_that_somebody_else_has_is_left_alone() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: came.append(number))
+    try:
+        with Alarm(0.001, endless):
+            os.kill(os.getpid(), signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert came == [signal.SIGALRM]
 
 
 @pytest.mark.parametrize("step", ["dynamo", "culprit", "proof"])
@@ -232,6 +342,75 @@ def test_the_old_name_of_the_step_limit_is_deprecated(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="step_limit_s"):
         found = graphprobe.diagnose(program, X, backend="eager", out=tmp_path / "out", timeout_s=60)
     assert found.verdict == "healthy"
+
+
+# -- the memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("backend", "verdict"), [(rounded_otherwise, "undecided"), ("eager", "healthy")])
+def test_a_run_in_float64_that_does_not_fit_is_not_tried(
+    backend: Any, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 100)
+    monkeypatch.setattr(ladder, "measure", None)  # nobody asks for it
+    found = graphprobe.diagnose(program, X, backend=backend, out=tmp_path / "out", on_step=only_begun(told))
+    assert (found.verdict, found.findings, found.unfinished) == (verdict, [], False)
+    cut = [note for note in found.notes if note.startswith("float64: predicted: ")]
+    assert len(cut) == (verdict == "undecided")
+    assert all("of 0 MiB: how far rounding may take the results is not known" in note for note in cut)
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("left", "shown", "notes"),
+    [
+        (100 * GIB, True, []),
+        (
+            8 * GIB,
+            False,
+            ["kernels: predicted: 9.0 GiB of memory, of 8.0 GiB: the values inside of its kernels were not shown"],
+        ),
+        (
+            GIB,
+            None,
+            ["were not shown", "kernels as they are: predicted: 7.0 GiB of memory, of 1.0 GiB: it was left out"],
+        ),
+    ],
+)
+def test_the_kernels_are_looked_into_as_far_as_there_is_memory(
+    left: int, shown: bool | None, notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(memory, "free_memory", lambda: left)
+    monkeypatch.setattr(ladder.steps, "kernels", lambda *args, expose, **kwargs: asked.append(expose))
+    made = Ladder(Program(program, [((X,), {})]), Compilation("inductor", None, tmp_path), ladder.Limits())
+    made.room.sizes = Sizes(state=GIB, run=GIB, ops=2 * GIB)
+    step = made._fitting("kernels", made._kernels)
+    if step is not None:
+        step()
+    assert asked == ([] if shown is None else [shown])
+    assert len(made.result.notes) == len(notes)
+    assert all(part in note for part, note in zip(notes, made.result.notes, strict=True))
+    if left > GIB:
+        assert made._board.read().endswith(f"of {told_size(left)}")
+
+
+def test_a_process_that_the_system_ends_is_no_fault(tmp_path: Path) -> None:
+    def ended(gm: Any, inputs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    found = graphprobe.diagnose(program, X, backend=ended, out=tmp_path / "out")
+    assert (found.verdict, found.findings) == ("undecided", [])
+    assert "the process was ended by SIGKILL, as the system does where memory is short" in found.notes[0]
+
+
+@pytest.mark.parametrize(("number", "fails"), [("SIGKILL", False), ("SIGSEGV", True)])
+def test_a_piece_that_the_system_ends_proves_nothing(number: str, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_case, "isolated", lambda step, **_: Outcome(signal=number))
+    case: Any = None
+    assert check_case.check(case, reference=Reference([])).fails is fails
 
 
 # -- the first fault -------------------------------------------------------------------------------------------------
@@ -367,6 +546,46 @@ def test_a_script_goes_on_where_its_budget_was_spent(tmp_path: Path) -> None:
     assert [d["verdict"] for d in document["diagnoses"]] == ["healthy", "healthy"]
     assert document["diagnoses"][0]["notes"] == ["taken as it was"]
     assert not (tmp_path / "graphprobe-diagnosis").exists()
+
+
+SLOW = """
+import os
+import signal
+import time
+
+import torch
+
+
+@torch.compile(backend="eager")
+def double(x):
+    return x * 2
+
+
+if os.environ["WHEN"] == "after":
+    double(torch.ones(3))
+os.kill(os.getpid(), signal.SIGALRM)  # as if the clock had come that far
+"""
+
+
+@pytest.mark.parametrize(("when", "verdict"), [("before", "undecided"), ("after", "healthy")])
+def test_a_script_is_ended_between_its_compiled_calls_too(when: str, verdict: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SLOW)
+    command = [sys.executable, "-m", "graphprobe", "diagnose", "--budget", "600", "--json", "r.json", "script.py"]
+    environ = {**os.environ, "WHEN": when}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert [d["verdict"] for d in document["diagnoses"]] == [verdict], done.stderr
+    assert (done.returncode, document["ended"]) == (125, "the script was ended: the budget of 600 s is spent")
+    if when == "before":
+        assert "the budget of 600 s is spent: no compiled function was called until then" in done.stdout
+
+
+def test_a_program_that_takes_too_long_to_be_made_is_undecided(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\n\ndef make():\n    time.sleep(1000)\n")
+    command = [sys.executable, "-m", "graphprobe", "diagnose", "--budget", "1", "slow.py:make"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 125, done.stderr
+    assert "the budget of 1 s is spent: the program was not there until then" in done.stdout
 
 
 def test_a_script_is_ended_at_its_first_fault(tmp_path: Path) -> None:

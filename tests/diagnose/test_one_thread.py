@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graphprobe
-from graphprobe.diagnose.ladder import ONE_THREAD, in_one_thread
+from graphprobe.diagnose.notes import ONE_THREAD, in_one_thread
 from graphprobe.judge.judging import Reference
 from graphprobe.judge.observation import Observation
 

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.engine.interpret import as_copied, copied, copied_together, flat_outputs, is_functional, run_graph
+from graphprobe.engine.value_file import ValueFile
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -20,6 +21,17 @@ def in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     torch.ops.aten.add_.Tensor(z, 1.0)
     torch.ops.aten.copy_.default(y, z)
     return torch.ops.aten.sum.default(z)
+
+
+@pytest.mark.parametrize("fn", [in_place, lambda x, y: (torch.stack([x, y]).unbind(), x.t() * 2)])
+def test_large_values_that_are_kept_in_a_file_are_the_same(fn: Any) -> None:
+    gm, file = make_fx(fn)(torch.ones(150, 200), torch.ones(150, 200)), ValueFile()
+    inputs = [torch.randn(150, 200), torch.randn(150, 200)]
+    plain, kept = run_graph(gm, inputs), run_graph(gm, inputs, file=file)
+    assert plain.values.keys() == kept.values.keys() and file.size >= 2 * inputs[0].nbytes
+    for name, value in plain.values.items():
+        for a, b in zip(flat_outputs(value), flat_outputs(kept.values[name]), strict=True):
+            assert torch.equal(a, b) and a.stride() == b.stride(), name
 
 
 def test_outputs_and_the_value_of_every_node() -> None:

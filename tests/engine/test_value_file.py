@@ -157,3 +157,25 @@ def test_a_snapshot_moved_to_the_file_restores_the_same() -> None:
     found = file.moved(capture(values))
     assert size_of(file) > 0
     assert same_bits(values, found.restore(), stride=True) == []
+
+
+def resident(tensor: torch.Tensor) -> int:
+    """KiB of the mapping of a tensor that are in memory."""
+    address, found = tensor.untyped_storage().data_ptr(), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.partition(" ")[0]
+        if "-" in head:
+            low, _, high = head.partition("-")
+            found = int(low, 16) <= address < int(high, 16)
+        if found and line.startswith("Rss:"):
+            return int(line.split()[1])
+    raise AssertionError("it is not mapped")
+
+
+def test_a_copy_that_is_let_go_of_is_read_again() -> None:
+    file, original = ValueFile(), torch.randn(4 * MANY)
+    copy = file.copy(original.view(torch.uint8)).view(torch.float32)
+    assert torch.equal(copy, original) and resident(copy) > 0
+    file.release(copy, original, None, 3)
+    assert resident(copy) == 0
+    assert torch.equal(copy, original), "what is no copy is left alone, and the copy is as it was"

@@ -18,6 +18,7 @@ from graphprobe.diagnose.program import Call, Program, RoundedRun
 from graphprobe.diagnose.references import T, measure
 from graphprobe.engine.isolate import Outcome, isolated
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
+from graphprobe.engine.value_file import ValueFile
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.names import require
@@ -54,34 +55,34 @@ class CaseResult:
         return self.died is not None or any(d.certain for d in self.differences)
 
 
-def program_of(case: Case) -> Program:
-    """The case as a program with fresh inputs."""
+def program_of(case: Case, file: ValueFile | None = None) -> Program:
+    """The case as a program with fresh inputs; `file` takes the large values that are observed."""
     calls: list[Call] = [(captured.restore(), {}) for captured in case.calls]
-    return Program(copy.deepcopy(case.graph), calls, grad=bool(case.grad), seed=SEED, effects=False)
+    return Program(copy.deepcopy(case.graph), calls, grad=bool(case.grad), seed=SEED, effects=False, file=file)
 
 
 def reference_of(case: Case) -> Reference:
     """The case uncompiled, twice, and in float64."""
-    program = program_of(case)
+    program, file = program_of(case), ValueFile()
     before = [[t.detach().clone() for t in call[0] if isinstance(t, torch.Tensor)] for call in program.calls]
     state = torch.get_rng_state()
     torch.manual_seed(SEED)
     fresh = torch.get_rng_state()
-    eager = [[read(r) for r in program_of(case).run(lambda fn: fn)] for _ in range(2)]
+    eager = [[read(r) for r in program_of(case, file).run(lambda fn: fn)] for _ in range(2)]
     draws = not torch.equal(fresh, torch.get_rng_state())
     torch.set_rng_state(state)
     seen = [*(t for call in before for t in call), *program.state()]
     for result in eager[0]:
         seen += [v for v in (*result.outputs, *result.inputs) if isinstance(v, torch.Tensor)]
     roundoff = roundoff_of(seen)
-    reference = Reference(eager, before=before, roundoff=roundoff, draws=draws)
+    reference = Reference(eager, before=before, roundoff=roundoff, draws=draws, file=file)
 
     def run(step: Callable[[Program], T], kind: type[T]) -> T | None:
         try:
             if kind is RoundedRun:  # a mode that watches ops has ended processes
-                outcome = isolated(lambda: step(program_of(case)))
+                outcome = isolated(lambda: step(program_of(case, file)))
                 return None if outcome.value is None else msgspec.convert(outcome.value, kind)
-            return step(program_of(case))
+            return step(program_of(case, file))
         except Exception:  # a program that cannot be widened: a custom kernel for one dtype, say
             return None
 
@@ -104,11 +105,14 @@ def settings_of(case: Case) -> Iterator[None]:
         yield
 
 
-def run_compiled(case: Case, timeout_s: float, *, backend: Any = None, repeats: int = REPEATS) -> Outcome:
+def run_compiled(
+    case: Case, timeout_s: float, *, backend: Any = None, repeats: int = REPEATS, file: ValueFile | None = None
+) -> Outcome:
     """The compiled case, `repeats` times in one child process; the value is a list of lists of CallRecords.
 
     Args:
         backend: makes what to compile with; None: the case's own backend.
+        file: takes the large values; `read` is then for processes that have it.
     """
 
     def step() -> list[list[ObservationRecord]]:
@@ -119,7 +123,7 @@ def run_compiled(case: Case, timeout_s: float, *, backend: Any = None, repeats: 
             compiled = torch.compile(program.fn, backend=chosen, dynamic=case.dynamic)
             runs = []
             for _ in range(repeats):
-                again = program_of(case)
+                again = program_of(case, file)
                 runs.append(dataclasses.replace(again, fn=program.fn).run(lambda _: compiled))
             return runs
 
@@ -136,7 +140,9 @@ def check(
 ) -> CaseResult:
     """Run the case and compare; arguments as for `run_compiled`."""
     reference = reference or reference_of(case)
-    outcome = run_compiled(case, timeout_s, backend=backend, repeats=repeats)
+    outcome = run_compiled(case, timeout_s, backend=backend, repeats=repeats, file=reference.file)
+    if outcome.short_of_memory:
+        return CaseResult([], None, 0.0, reference)
     if outcome.died:
         return CaseResult([], outcome.signal or "timeout", 1.0, reference)
     if outcome.raised is not None:

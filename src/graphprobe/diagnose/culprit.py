@@ -21,9 +21,10 @@ from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable
 from graphprobe.diagnose.reduction.oracle import CompilerOracle
 from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
-from graphprobe.diagnose.reduction.service import Service, free_memory
+from graphprobe.diagnose.reduction.service import Service
 from graphprobe.diagnose.reduction.shrinks import shrinks_for
 from graphprobe.diagnose.stage_evidence import alike
+from graphprobe.engine.memory import free_memory
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS, is_item
 from graphprobe.errors import GraphprobeError

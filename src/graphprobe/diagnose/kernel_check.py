@@ -17,6 +17,7 @@ from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs,
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import op_of, source_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
+from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Latent
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph
@@ -43,6 +44,7 @@ class CompiledGraph:
         lowered: what Inductor made of `final`; None where it was not watched.
         compiled: the boxed callable that runs the kernels.
         measured: the largest error of each node that was judged, over the recorded calls.
+        file: has the memory of the values that are kept.
     """
 
     direction: str
@@ -56,6 +58,7 @@ class CompiledGraph:
     lowered: LoweredGraph | None = None
     compiled: Callable[[list[Any]], Any] | None = None
     measured: dict[str, LocalError] = field(default_factory=dict)
+    file: ValueFile | None = None
 
     def keep(self, name: str, error: LocalError) -> None:
         """The error of a node in one more call."""
@@ -79,7 +82,7 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
     """Judge the recorded call number `call` of a compiled graph: as a whole, and node by node."""
     report = KernelReport()
     inputs = compiled.inputs[call]
-    run = run_graph(compiled.final, inputs)
+    run = run_graph(compiled.final, inputs, file=compiled.file)
     if run.failed is not None:
         return report
     report.whole = _whole(compiled, call, run)
@@ -96,6 +99,9 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
         if node.op != "call_function" or not _worth_checking(node):
             continue
         error = check_node(compiled.final, node, got, shown, run)
+        if compiled.file is not None:
+            looked_at = [known.get(n.name) for n in node.all_input_nodes for known in (shown, run.values)]
+            compiled.file.release(got, *looked_at)
         compiled.keep(name, error)
         report.checked += error.answer in ("ok", "worse", "better")
         if error.answer == "ok" and error.z > report.largest[1]:

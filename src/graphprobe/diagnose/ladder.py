@@ -15,22 +15,32 @@ from typing import Any
 import msgspec
 import torch
 
-from graphprobe.diagnose import steps
+from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier.writer import complete_dossier
 from graphprobe.diagnose.exceptions import Origin, origin_of_stack
-from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.references import T, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.whole_proof import NUMBERS, prove_by_program
 from graphprobe.engine.finished import FinishedSteps
 from graphprobe.engine.isolate import Board, Outcome, isolated, told_on
+from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.errors import Raised
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more
 from graphprobe.internals import after_fork
 from graphprobe.internals.operators import collectives
-from graphprobe.judge.judging import COMPILING, Difference, Reference, compare, identical, roundoff_of, worst_of
+from graphprobe.judge.judging import (
+    COMPILING,
+    Difference,
+    Judged,
+    Reference,
+    identical,
+    judged,
+    roundoff_of,
+    worst_of,
+)
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.refusals import refusal_of, user_line
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
@@ -41,52 +51,14 @@ log = logging.getLogger(__name__)
 ROUNDING = "emulate_precision_casts"
 """Inductor's switch that makes kernels round narrow values where the uncompiled program does."""
 
-LEFT_OUT = "With the pass left out, the graphs compute what they should."
-
 HANG_FACTOR, HANG_LEAST_S = 10.0, 60.0
 """Once something has not ended: what takes so many times what took longest of what ended, and so long, does not end."""
-
-NOTHING = (
-    "nothing was compiled: torch.compile made no graph of it, so nothing was checked; `graphprobe explain` tells why. "
-    "Modules of torch's own, such as Linear, are not compiled inside of DistributedDataParallel and FSDP, nor by their "
-    "own method compile()"
-)
-"""Of a program whose calls gave Dynamo nothing."""
-
-LEFT_AS_IT_IS = (
-    "torch.compile makes no graph of it and runs it uncompiled ({reason}), so it is right because nothing is compiled; "
-    "`graphprobe explain` tells how to have it compiled"
-)
-"""Of a program that Dynamo has tried and left as it is."""
-
-ALONE = (
-    "each of the {ranks} ranks was diagnosed alone: a collective gave back what this rank had put in, so that what the "
-    "ranks do together was not checked"
-)
-"""Of a program of several ranks, in a child that has none of the threads through which they talk."""
-
-NO_FORK = (
-    "this program has {ranks} ranks, and this process cannot be forked, so that the ranks would wait for each other"
-)
 
 REPEATS = 3
 """Runs of the compiled program that tell how often it fails, where no piece of it does."""
 
-ONE_THREAD = (
-    "torch had one thread: what goes wrong only where a loop is shared out among threads was not looked into; "
-    "OMP_NUM_THREADS=2 gives it two, unless the program sets their number itself"
-)
-"""Of a healthy verdict for kernels on CPU: the number of threads is part of the code that Inductor writes."""
-
-
-GOES_ON = "the same command goes on from there"
-"""Behind what the budget has ended, where that is so."""
-
 STOOD = re.compile(r" It stood( in .+?)\.$")
 """The place in the words for a step that was ended."""
-
-UNJUDGED = "it differs, and it is not known whether rounding explains that"
-"""Of what is no difference where float64 cannot tell, or where no time was left to look."""
 
 PROOF_S = 3600.0
 """What the program as its own proof may take: several processes, each with a limit of its own."""
@@ -135,6 +107,7 @@ class Ladder:
         self._tell, self._name, self._began, self._board = on_step or (lambda step: None), "", 0.0, Board()
         self.started = time.monotonic()
         self.result = Diagnosis(verdict="undecided")
+        self.room = Room(self._board.write, self.result.notes.append)
         self.failing: dict[RungName, list[Difference]] = {}
         self.better: dict[RungName, list[Difference]] = {}
         self.reports: dict[RungName, RungReport] = {}
@@ -145,7 +118,7 @@ class Ladder:
         self.longest_s = 0.0  # of the steps so far that ended
         self.hangs = False
         self._measured = False
-        self._noise_unknown = False  # for want of time
+        self._noise_unknown = False  # for want of time or memory
         self._late = ""  # what the budget has ended first, in words
 
     def climb(self, explain: Callable[[Ladder, RungName, Sequence[Difference]], list[Finding]]) -> Diagnosis:
@@ -156,9 +129,8 @@ class Ladder:
         self._explain = explain
         ranks = collectives.ranks()
         if ranks > 1 and not after_fork.can_fork():
-            self.result.notes.append(NO_FORK.format(ranks=ranks))
+            self.result.notes.append(notes.NO_FORK.format(ranks=ranks))
             return self.result
-        after_fork.preload()  # once here, not in each child
         self.reference = self._uncompiled()
         if self.reference is not None:
             with self.in_time("whether the compiled program is right"):
@@ -172,7 +144,7 @@ class Ladder:
             self.result.notes.remove(self._late)
             self.result.notes.insert(0, self._late)
         if ranks > 1:
-            self.result.notes.append(ALONE.format(ranks=ranks))
+            self.result.notes.append(notes.ALONE.format(ranks=ranks))
         self.result.seconds = round(time.monotonic() - self.started, 2)
         return self.result
 
@@ -196,6 +168,16 @@ class Ladder:
         Raises:
             NoTimeLeft: the time for all steps is, and this one was not begun or was ended.
         """
+        outcome = self._ended(step, compilations, least_s)
+        if outcome.timed_out:  # it hangs: nobody waits as long for each of its parts
+            enough = max(HANG_LEAST_S, HANG_FACTOR * self.longest_s)
+            self.compilation = replace(self.compilation, timeout_s=min(self.compilation.timeout_s, enough))
+            self.hangs = True
+        else:
+            self.longest_s = max(self.longest_s, outcome.seconds)
+        return outcome
+
+    def _ended(self, step: Callable[[], Any], compilations: int = 1, least_s: float = 0.0) -> Outcome:
         named = getattr(step, "func", step)
         label = f"{self._name}: {getattr(named, '__qualname__', type(named).__name__)}"
         outcome = self._kept.outcome(label)
@@ -203,12 +185,6 @@ class Ladder:
             outcome = self._run(step, compilations, least_s)
             self._kept.keep(label, outcome)
             log.info("%s: %.1f s", label, outcome.seconds)
-        if outcome.timed_out:  # it hangs: nobody waits as long for each of its parts
-            enough = max(HANG_LEAST_S, HANG_FACTOR * self.longest_s)
-            self.compilation = replace(self.compilation, timeout_s=min(self.compilation.timeout_s, enough))
-            self.hangs = True
-        else:
-            self.longest_s = max(self.longest_s, outcome.seconds)
         return outcome
 
     def _run(self, step: Callable[[], Any], compilations: int, least_s: float) -> Outcome:
@@ -246,7 +222,9 @@ class Ladder:
         """Note what the budget has ended."""
         self.result.unfinished = True
         told, *detail = spent.args
-        note = "; ".join([f"{told}: {what} was not found out", *detail, *([GOES_ON] if self._kept.active else [])])
+        note = "; ".join(
+            [f"{told}: {what} was not found out", *detail, *([notes.GOES_ON] if self._kept.active else [])]
+        )
         self._late = self._late or note
         self.result.notes.append(note)
 
@@ -255,6 +233,8 @@ class Ladder:
         reports: list[steps.EagerReport] = []
         runs: list[list[Observation]] = []
         with self.in_time("whether the compiled program is right"):
+            after_fork.preload(self.limits.budget.check)  # once here, not in each child
+            self.room.sizes.know([*tensors_of(list(self.program.calls)), *self.program.state()])
             for again in (False, True):
                 outcome = self.step(partial(steps.eager, self.program, unlike=again))
                 if outcome.died or outcome.raised is not None:
@@ -264,11 +244,13 @@ class Ladder:
                 reports.append(msgspec.convert(outcome.value, steps.EagerReport))
                 self.file.learn(reports[-1].before[1])
                 runs.append(self._read(reports[-1].calls))
+                self.room.sizes.run = max(self.room.sizes.run, outcome.grown)
         if self.result.unfinished:
             return None
         before = restored(*reports[0].before)
-        values = chain(before[0], *(part for call in runs[0] for part in (call.outputs, call.inputs)))
-        roundoff = roundoff_of(values)
+        roundoff = roundoff_of(chain(before[0], *(part for c in runs[0] for part in (c.outputs, c.inputs))))
+        values = (v for c in runs[0] for v in chain(c.outputs, c.inputs, c.gradients) if isinstance(v, torch.Tensor))
+        self.room.sizes.largest = max(map(in_float64, values), default=0)
         if reports[0].draws:
             self.compilation = replace(self.compilation, align_random=True)
             self.result.notes.append("the program draws random numbers: compiled random ops were made to draw as eager")
@@ -287,6 +269,9 @@ class Ladder:
             return
         self._measured = True
         self.on_step("float64")
+        if not self.room.fits("float64", "how far rounding may take the results is not known"):
+            self._noise_unknown = True
+            return
 
         def run(step: Callable[[Program], T], kind: type[T]) -> T | None:
             outcome = self.step(lambda: step(self.program))  # in a child: it changes parameters in place
@@ -297,18 +282,40 @@ class Ladder:
     def compared(self, report: RungReport, *, better: list[Difference] | None = None) -> list[Difference]:
         """What differs in a rung's calls; noise is measured only where something does. `better` as for `compare`."""
         assert self.reference is not None
-        calls = self._read(report.calls)
-        if identical(self.reference, calls):
-            return []
-        found: list[Difference] = []
+        calls, rung = self._read(report.calls), self._name
+        what, text = "whether it differs", notes.UNSEEN
         try:
-            with self.limits.budget.alarmed():
-                self._measure_noise(self.reference)
-                found = compare(self.reference, calls, better=better)
+            if self._judge(partial(identical, self.reference, calls), bool):
+                return []
+            what, text = "whether rounding explains what differs", notes.UNJUDGED
+            self._measure_noise(self.reference)
+            self._name = rung
+            if not self.room.fits("judging", "whether rounding explains what differs is not known"):
+                return notes.unsure_of_numbers([])
+            found = self._judge(partial(judged, self.reference, calls), Judged)
+            if found is not None and found.asks:
+                self.reference.complete()
+                found = self._judge(partial(judged, self.reference, calls), Judged)
         except NoTimeLeft as spent:
             self._noise_unknown = True
-            self.late("whether rounding explains what differs", spent)
-        return unsure_of_numbers(found) if self._noise_unknown else found
+            self.late(what, spent)
+            found = None
+        finally:
+            self._name = rung
+        if found is None:
+            return [Difference("wrong_value", 0, "outputs", text, weight="unsure")]
+        if better is not None:
+            better += found.better
+        return notes.unsure_of_numbers(found.differences) if self._noise_unknown else found.differences
+
+    def _judge(self, step: Callable[[], Any], kind: type[T]) -> T | None:
+        """Judge in a child process, which can be ended, and whose memory goes with it; None if it did not end well."""
+        outcome = self._ended(step)
+        if outcome.died or outcome.raised is not None:
+            why = outcome.raised.line if outcome.raised is not None else outcome.end
+            self.result.notes.append(f"{self._name} could not be judged: {why}")
+            return None
+        return msgspec.convert(outcome.value, kind)
 
     def differences(self, report: RungReport) -> list[Difference]:
         """What is certainly wrong with a rung's calls."""
@@ -316,14 +323,20 @@ class Ladder:
 
     def _rung(self, name: RungName, step: Callable[[], RungReport]) -> None:
         self.on_step(name)
-        outcome = self.step(step)
-        log.info("rung %s: %.1f s", name, outcome.seconds)
+        fitting = self._fitting(name, step)
+        if fitting is None:
+            return
+        outcome = self.step(fitting)
+        log.info("rung %s: %.1f s, grown by %s", name, outcome.seconds, told(outcome.grown))
         if outcome.died and name == "kernels" and self.compilation.is_inductor:
             # Showing every value is a compilation of its own: is it that one which dies?
             again = self.step(partial(self._kernels, expose=False))
             if not again.died:
                 self.result.notes.append("the kernels died when compiled to show their values, and not otherwise")
             outcome = again
+        if outcome.short_of_memory:
+            self.result.notes.append(f"{name} could not be looked into: {outcome.end}")
+            return
         if outcome.died:
             if COMPILING.search(outcome.stack) and outcome.value is not None:
                 self.origins[name] = msgspec.convert(outcome.value, Origin)
@@ -335,6 +348,8 @@ class Ladder:
             return
         report = msgspec.convert(outcome.value, RungReport)
         self.reports[name] = report
+        self.room.sizes.run = max(self.room.sizes.run, outcome.grown if name == self.top else 0)
+        self.room.sizes.ops = max(self.room.sizes.ops, report.ops)
         self.failing[name] = self.compared(report, better=self.better.setdefault(name, []))
         self.result.compiles += report.compiles
         self.result.graphs = report.graphs if name == self.top else self.result.graphs
@@ -345,6 +360,18 @@ class Ladder:
             self.result.largest_z = report.largest
         if name == "passes":
             self._without(report.findings)
+
+    def _fitting(self, name: RungName, step: Callable[[], RungReport]) -> Callable[[], RungReport] | None:
+        """The step of a rung, or what is done of it where there is less memory than it needs."""
+        if name not in STEPS or name == self.top:
+            return step
+        if name != "kernels":
+            return step if self.room.fits(name, "it was left out") else None
+        if self.room.fits(name, "the values inside of its kernels were not shown"):
+            return step
+        return (
+            partial(self._kernels, expose=False) if self.room.fits("kernels as they are", "it was left out") else None
+        )
 
     # -- where -------------------------------------------------------------------------------------------------------
 
@@ -386,7 +413,7 @@ class Ladder:
             report = msgspec.convert(outcome.value, RungReport)
             if not self.differences(report):
                 for finding in latest:
-                    finding.reason = told_more(finding.reason, LEFT_OUT)
+                    finding.reason = told_more(finding.reason, notes.LEFT_OUT)
             latest = [f for f in report.findings if f.pass_ and (f.stage, f.pass_) not in accused]
             self.result.findings += latest
             accused |= {(f.stage, f.pass_) for f in latest}
@@ -406,7 +433,7 @@ class Ladder:
         if self.result.verdict == "healthy" and self.result.graphs == 0 and not self._raises():
             reasons = self.reports[self.top].given_up if self.top in self.reports else []
             self.result.notes.insert(
-                0, LEFT_AS_IT_IS.format(reason=reasons[0].partition("\n")[0]) if reasons else NOTHING
+                0, notes.LEFT_AS_IT_IS.format(reason=reasons[0].partition("\n")[0]) if reasons else notes.NOTHING
             )
             if not reasons:
                 self.result.verdict = "undecided"
@@ -498,8 +525,8 @@ class Ladder:
         if raised is not None:
             self.result.raises = f"{raised.type}: {raised.message}"
             self.result.notes.insert(0, f"uncompiled and compiled it raises {raised.line}")
-        if self.compilation.is_inductor and in_one_thread(self.reference):
-            self.result.notes.append(ONE_THREAD)
+        if self.compilation.is_inductor and notes.in_one_thread(self.reference):
+            self.result.notes.append(notes.ONE_THREAD)
 
     def _raises(self) -> Raised | None:
         """The exception that the program raises uncompiled."""
@@ -573,18 +600,3 @@ class Ladder:
         """Whether a finding is of a stage that the rung has: later faults do not make it fail."""
         last = STAGES.index(LAST_STAGE[rung])
         return any(f.stage not in STAGES or STAGES.index(f.stage) <= last for f in self.result.findings)
-
-
-def unsure_of_numbers(found: Sequence[Difference]) -> list[Difference]:
-    """Differences as they are to be taken where nobody has measured how far rounding may go: it may explain numbers.
-
-    Something differs, or nothing would have had to be measured.
-    """
-    weighed = [replace(d, weight="unsure") if d.kind in NUMBERS else d for d in found]
-    return weighed or [Difference("wrong_value", 0, "outputs", UNJUDGED, weight="unsure")]
-
-
-def in_one_thread(reference: Reference) -> bool:
-    """Whether loops on a CPU were run, and no second thread could have a part in one."""
-    values = (v for call in reference.eager[0] for v in chain(call.outputs, call.inputs))
-    return torch.get_num_threads() == 1 and any(isinstance(v, torch.Tensor) and v.device.type == "cpu" for v in values)

@@ -46,7 +46,7 @@ def measure(reference: Reference, run: Runner) -> list[str]:
     if centre is None:
         return [*problems, "the program could not be run in float64"]
     perturbed = [calls for seed in range(PERTURBED) if (calls := wide(seed))]
-    if _is_another_program(centre, perturbed):
+    if run(lambda _: _is_another_program(centre, perturbed), bool):
         perturbed = [calls for seed in range(PERTURBED) if (calls := wide(seed, rough=False))]
     if len(perturbed) == PERTURBED:
         reference.wide, reference.perturbed = centre, perturbed
@@ -67,7 +67,7 @@ def _measure_roundings(reference: Reference, run: Runner) -> list[str]:
     if calls is None or first.narrowest <= NARROW:
         return []
     runs = [calls, *rounded(range(1, RUNS))]
-    if _is_another_program(reference.eager[0], runs):
+    if run(lambda _: _is_another_program(reference.eager[0], runs), bool):
         return ["watched op by op, the program computes something else: its own roundings were not measured"]
     reference.rounded, reference.narrowest, reference.moved = runs, first.narrowest, min(reference.roundoff, SINGLE)
     reference.more = partial(rounded, range(RUNS, MORE_RUNS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.fx import GraphModule, Node
 from graphprobe.diagnose.exceptions import Origin, origin_of
 from graphprobe.diagnose.kernel_check import CompiledGraph, to_show
 from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.searches.equal_graphs import fingerprint
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
@@ -46,6 +48,7 @@ class RungReport(msgspec.Struct):
         right: what was checked and is right.
         largest: local error within the noise.
         checked: values judged.
+        ops: bytes of the values of all ops in the graphs.
         compiles: graphs compiled to kernels.
         graphs: that Dynamo made, where they were counted; `given_up`: why it left functions as they are, in its words.
         notes: what could not be checked.
@@ -61,6 +64,7 @@ class RungReport(msgspec.Struct):
     right: list[str] = []
     largest: LargestZ = msgspec.field(default_factory=LargestZ)
     checked: int = 0
+    ops: int = 0
     compiles: int = 0
     graphs: int | None = None
     given_up: list[str] = []
@@ -94,6 +98,7 @@ class Watch:
         self.compiled: list[CompiledGraph] = []
         self.failed_nodes: list[Any] = []
         self.broken: tuple[str, int] | None = None
+        self.equal: Counter[str] = Counter()  # compiled graphs, by fingerprint
 
     def captured(self, values: Sequence[Any]) -> CapturedValues:
         """A snapshot of values."""
@@ -107,6 +112,11 @@ class Watch:
     def copied_apart(self, values: Sequence[Any]) -> list[Any]:
         """Copies, each in memory of its own."""
         return [copied(value) if self.file is None else self.copied([copied(value)])[0] for value in values]
+
+    def moved(self, values: list[Any]) -> list[Any]:
+        """As `copied_apart`, and each is let go of as soon as it is copied."""
+        values.reverse()
+        return [self.copied_apart([values.pop()])[0] for _ in range(len(values))]
 
     @contextlib.contextmanager
     def breaking(self, direction: str, number: int) -> Iterator[None]:
@@ -230,13 +240,15 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
     ) -> Callable[..., Any]:
         direction = "backward" if settings.get("is_backward") else "forward"
         final = stages.post_grad_graph(gm, inputs, bool(settings.get("is_inference")))
-        record = CompiledGraph(direction, final)
+        record = CompiledGraph(direction, final, file=watch.file)
         number = sum(other.direction == direction for other in watch.compiled)
         watch.compiled.append(record)
         with watch.breaking(direction, number), watched_lowering() as lowered:
             compiled = compile_graph(gm, inputs, settings)
         record.lowered, record.compiled = (lowered[-1] if lowered else None), compiled
-        showing = _showing(compile_graph, record, inputs, settings) if expose else None
+        watch.equal[same := fingerprint(final)] += 1
+        first = watch.equal[same] == 1
+        showing = _showing(compile_graph, record, inputs, settings) if expose and first else None
 
         def run(args: list[Any]) -> Any:
             if len(record.inputs) >= RECORDED:
@@ -250,8 +262,8 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
             record.after.append(watch.copied_apart(values))
             if showing is not None:
                 shown = flat_outputs(showing(again))
-                own = len(shown) - len(record.shown)
-                record.values.append(watch.copied_apart([*shown[own:], *shown[:own]]))
+                given = [shown.pop() for _ in record.shown][::-1]
+                record.values.append([*watch.moved(given), *watch.moved(shown)])
             return result
 
         run._boxed_call = True  # type: ignore[attr-defined]

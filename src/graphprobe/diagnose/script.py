@@ -14,12 +14,13 @@ from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, NamedStep
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, flattened, mapped
 from graphprobe.probe import environment, script
-from graphprobe.settings.limits import TimeBudget
+from graphprobe.settings.limits import Alarm, TimeBudget
 
 if TYPE_CHECKING:
     import torch
 
     from graphprobe.diagnose.api import CompileOverrides
+    from graphprobe.diagnose.searches.equal_graphs import EqualGraphs
     from graphprobe.engine.finished import FinishedSteps
 
 MOST = 3
@@ -88,11 +89,13 @@ class DiagnosedScript:
         diagnoses: name and diagnosis, in the order in which they were made.
         problem: what ended the script, one sentence; None where it ended well.
         unfinished: the same command has something left to do.
+        equal: names of functions of which several had equal graphs, and a note on these.
     """
 
     diagnoses: list[tuple[str, Diagnosis]]
     problem: str | None = None
     unfinished: bool = False
+    equal: list[tuple[str, str]] = field(default_factory=list)
 
 
 def diagnose_script(path: str, argv: Sequence[str] = (), **options: Any) -> list[tuple[str, Diagnosis]]:
@@ -131,9 +134,15 @@ def run_diagnosed(
     calls = CompileCalls(watcher.before, overrides=options.overrides())
     calls.install()
     try:
-        ended = script.run(program)
+        with Alarm(options.budget.left_s, watcher.ring):
+            ended = script.run(program)
+    except ScriptStopped:  # just behind its end
+        ended = script.Ended(0)
     finally:
         calls.remove()
+    if watcher.stopped is not None and not watcher.diagnoses:
+        late = f"{watcher.stopped}: no compiled function was called until then"
+        watcher.tell(program.name, Diagnosis(verdict="undecided", notes=[late], unfinished=True))
     problem = watcher.stopped
     if problem is not None:
         problem = f"the script was ended: {problem}"
@@ -148,7 +157,7 @@ def run_diagnosed(
         raise KeyboardInterrupt
     if not watcher.diagnoses:
         raise _nothing(program.name, len(calls.compiled), problem)
-    return DiagnosedScript(watcher.diagnoses, problem, unfinished)
+    return DiagnosedScript(watcher.diagnoses, problem, unfinished, watcher.equal())
 
 
 def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
@@ -166,7 +175,7 @@ class _Past:
 
     name: str
     calls: int = 0
-    seen: set[Any] = field(default_factory=set)
+    seen: dict[Any, None] = field(default_factory=dict)
     kept: list[tuple[Any, tuple[Any, Mapping[str, Any]]]] = field(default_factory=list)
 
 
@@ -193,7 +202,8 @@ class _Watcher:
         self.options, self.on_start, self.on_step, self.on_diagnosis = options, on_start, on_step, on_diagnosis
         self.diagnoses: list[tuple[str, Diagnosis]] = []
         self.stopped: str | None = None
-        self._program = program
+        self._known: EqualGraphs | None = None
+        self._program, self._diagnosing = program, False
         self._whole: FinishedSteps | None = None
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -203,33 +213,59 @@ class _Watcher:
         mode = mode_of(compiled.fn, args)
         signature = (mode, signature_of(args, kwargs))
         if self.stopped is None and len(past.seen) < MOST and signature not in past.seen:
-            past.seen.add(signature)
-            self._look_at(compiled, past, mode, args, kwargs)
+            past.seen[signature] = None
+            self._diagnosing = True
+            try:
+                self._look_at(compiled, past, mode, args, kwargs)
+            finally:
+                self._diagnosing = False
         if self.stopped is not None:
             raise ScriptStopped(0)
+
+    def ring(self) -> None:
+        """No time is left: the script ends here, unless a function is just being diagnosed, which ends by itself."""
+        if not self._diagnosing:
+            self.stopped = self.stopped or self.options.budget.told
+            raise ScriptStopped(0)
+
+    def tell(self, name: str, diagnosis: Diagnosis) -> None:
+        """Take in one more diagnosis."""
+        self.diagnoses.append((name, diagnosis))
+        self.on_diagnosis(name, diagnosis)
 
     def _look_at(
         self, compiled: Compiled, past: _Past, mode: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         name = past.name if past.calls == 1 else f"{past.name}, call {past.calls}"
-        self.on_start(name)
         try:
             call = copied_call(compiled.fn, args, kwargs)
             earlier = [copied_call(compiled.fn, *kept) for was, kept in past.kept if was == mode]
             past.kept.append((mode, copied_call(compiled.fn, *call)))
-            diagnosis = self._diagnose(compiled, name, [*earlier, call])
+            calls = [*earlier, call]
+            if self._known is None:
+                from graphprobe.diagnose.searches.equal_graphs import EqualGraphs
+
+                self._known = EqualGraphs()
+            if self._known.has(compiled, past.seen, calls, self.options.budget.left_s):
+                return
+            self.on_start(name)
+            diagnosis = self._diagnose(compiled, name, calls)
+            self._known.add(compiled, past.seen, calls, diagnosis)
         except Exception as error:  # the program must go on as it would without being watched
             why = f"the diagnosis itself failed: {type(error).__name__}: {error}"
             diagnosis = Diagnosis(verdict="undecided", notes=[why])
         compiled.uncompiled = any(finding.kind in CRASHES for finding in diagnosis.findings)
         if compiled.uncompiled:
             diagnosis.notes.append("the script went on with the uncompiled function")
-        self.diagnoses.append((name, diagnosis))
-        self.on_diagnosis(name, diagnosis)
+        self.tell(name, diagnosis)
         if self._program is not None and not self.options.budget.left_s:
             self.stopped = self.options.budget.told
         elif self._program is not None and self.options.first and diagnosis.verdict == "fault":
             self.stopped = "there is a first fault"
+
+    def equal(self) -> list[tuple[str, str]]:
+        """Names of functions of which several had equal graphs, and the note on these."""
+        return self._known.told(self.diagnoses) if self._known is not None else []
 
     def _diagnose(self, compiled: Compiled, name: str, calls: list[tuple[Any, Mapping[str, Any]]]) -> Diagnosis:
         from graphprobe.diagnose.api import CompileOverrides

@@ -30,15 +30,18 @@ from graphprobe.diagnose.searches.alone import alone
 from graphprobe.diagnose.searches.bisect import culprits
 from graphprobe.diagnose.searches.blame import isolated_suspects
 from graphprobe.diagnose.searches.decompositions import check_decompositions
+from graphprobe.diagnose.searches.equal_graphs import EQUAL
 from graphprobe.diagnose.searches.kernel_names import name_kernels
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.engine.interpret import run_graph
+from graphprobe.engine.interpret import flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
+from graphprobe.engine.memory import size_of
+from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
 from graphprobe.findings import LargestZ, Latent
 from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
-from graphprobe.internals.operators.operators import OpMode, Overload
+from graphprobe.internals.operators.operators import OpMode, Overload, value_of
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.observation import ObservationRecord, plain_parts, read
 from graphprobe.judge.stage_table import GRAPHS, Graphs
@@ -119,7 +122,7 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
     """AOTAutograd's graphs run op by op; each op against its decomposition, with `strides` their layouts too."""
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, aot_rung(watch), report)
-    report.raised_at = place_of(watch.failed_nodes[0] if watch.failed_nodes else None)
+    report.raised_at, report.ops = place_of(watch.failed_nodes[0] if watch.failed_nodes else None), _ops_of(watch)
     suspects: list[Suspect] = []
     with compilation.configured():
         for graph in watch.graphs:
@@ -152,6 +155,7 @@ def passes(
     report, watch = RungReport(), Watch(skip, program.file)
     with watch.snapshots.active():
         run_program(program, compilation, stage_rung(watch, "post_grad"), report)
+    report.ops = _ops_of(watch)
     suspects: list[Suspect] = []
     right: list[str] = []
     with compilation.configured():
@@ -172,6 +176,12 @@ def passes(
                     break  # what else is broken was not reached
         report.compiles += prover.compiles
     return report
+
+
+def _ops_of(watch: Watch) -> int:
+    nodes = (node for graph in watch.graphs for node in graph.graph.graph.nodes if node.op == "call_function")
+    values = (v for node in nodes if not is_view(node) for v in flat_outputs(value_of(node)))
+    return sum(size_of(v) for v in values if isinstance(v, torch.Tensor))
 
 
 def _suspected_first(graphs: Sequence[StageGraph], broken: tuple[str, int] | None) -> list[StageGraph]:
@@ -222,6 +232,7 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, kernel_rung(watch, expose=expose), report)
     report.broken = watch.broken
+    report.notes += [EQUAL.format(count=count) for count in watch.equal.values() if expose and count > 1]
     suspects: list[Suspect] = []
     wrong: list[tuple[CompiledGraph, int]] = []
     with compilation.configured():

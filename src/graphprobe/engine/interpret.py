@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from graphprobe.engine.memory import size_of
+from graphprobe.engine.value_file import LARGE, ValueFile
 from graphprobe.internals.operators.operators import writes_nothing
 from graphprobe.internals.quiet import hint
 from graphprobe.internals.tensors.plain_tensors import physical, without_transforms
@@ -35,12 +37,19 @@ class GraphRun:
 
 
 class Recorder(Interpreter):
-    """Interpreter that keeps copies; `watch` sees each call before it runs."""
+    """Interpreter that keeps copies, in a file if there is one; `watch` sees each call before it runs."""
 
-    def __init__(self, gm: GraphModule, *, keep: bool = True, watch: Callable[..., None] | None = None) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        *,
+        keep: bool = True,
+        watch: Callable[..., None] | None = None,
+        file: ValueFile | None = None,
+    ) -> None:
         super().__init__(gm)
         self.extra_traceback = False
-        self.keep, self.watch = keep, watch
+        self.keep, self.watch, self.file = keep, watch, file
         self.functional = is_functional(gm)
         self.values: dict[str, Any] = {}
         self.current: Node | None = None
@@ -51,8 +60,16 @@ class Recorder(Interpreter):
             self.watch(n, *self.fetch_args_kwargs_from_env(n))
         result = super().run_node(n)
         if self.keep and n.op != "output":
-            self.values[n.name] = (as_copied if self.functional else copied)(result)
+            kept = (as_copied if self.functional else copied)(result)
+            self.values[n.name] = kept if self.file is None else _moved(kept, self.file)
         return result
+
+
+def _moved(value: Any, file: ValueFile) -> Any:
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(_moved(item, file) for item in value)
+    large = isinstance(value, torch.Tensor) and size_of(value) >= LARGE
+    return copied_together([value], file.copy)[0] if large else value
 
 
 def is_functional(gm: GraphModule) -> bool:
@@ -105,13 +122,18 @@ def _cuda_devices(values: Sequence[Any]) -> list[int]:
 
 
 def run_graph(
-    gm: GraphModule, inputs: Sequence[Any], *, keep: bool = True, watch: Callable[..., None] | None = None
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    keep: bool = True,
+    watch: Callable[..., None] | None = None,
+    file: ValueFile | None = None,
 ) -> GraphRun:
     """Run `gm` on `inputs`, without autograd; an exception is recorded, not raised. What it writes to are copies.
 
     Random ops draw the same numbers in every run; the generators of the caller are left as they are.
     """
-    recorder = Recorder(gm, keep=keep, watch=watch)
+    recorder = Recorder(gm, keep=keep, watch=watch, file=file)
     own = copied_together(inputs, _as_it_is if recorder.functional else torch.clone)
     run = GraphRun(inputs=own)
     try:

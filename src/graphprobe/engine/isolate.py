@@ -29,8 +29,10 @@ from typing import Any
 import msgspec
 import torch
 
+from graphprobe.engine.memory import peak
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals import after_fork
+from graphprobe.settings.limits import Alarm
 
 SIZE = 256
 """Bytes of a text; a longer one is cut off."""
@@ -97,6 +99,7 @@ class Outcome(msgspec.Struct, frozen=True):
         stack: where it stood then, as a traceback; empty where Python could not tell.
         output: the end of what it printed.
         seconds: wall time.
+        grown: by how many bytes of memory its process grew at the most; 0 where it did not come to tell.
     """
 
     value: Any = None
@@ -106,6 +109,7 @@ class Outcome(msgspec.Struct, frozen=True):
     stack: str = ""
     output: str = ""
     seconds: float = 0.0
+    grown: int = 0
 
     @property
     def died(self) -> bool:
@@ -113,10 +117,16 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.signal is not None or self.timed_out
 
     @property
+    def short_of_memory(self) -> bool:
+        """Whether somebody else has ended it, which the system does where memory is short: that says nothing of it."""
+        return self.signal == "SIGKILL"
+
+    @property
     def end(self) -> str:
         """How a process that died ended, and where it stood if that is known."""
         if self.signal is not None:
-            return f"the process was ended by {self.signal}"
+            short = ", as the system does where memory is short" if self.short_of_memory else ""
+            return f"the process was ended by {self.signal}{short}"
         places = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', self.stack, re.MULTILINE)
         where = " It stood in {2} ({0}:{1}).".format(*places[-1]) if places else ""
         return f"it did not end within {self.seconds:.0f} s{'.' if where else ''}{where}"
@@ -139,10 +149,11 @@ def isolated(
     process calls `wait` several times a second. Ctrl-C, and any other exception here, ends the step and all that it has
     started.
 
-    Where a fork is impossible (CUDA is in use, or not Linux) the step runs here, unprotected.
+    Where a fork is impossible (CUDA is in use, or not Linux) the step runs here, unprotected, and is ended as far as an
+    `Alarm` can do that.
     """
     if not after_fork.can_fork():
-        return _here(step)
+        return _here(step, timeout_s)
     started = time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -168,15 +179,28 @@ def isolated(
         code = os.waitstatus_to_exitcode(status)
         gone = Raised("SystemExit", f"the process ended with exit code {code}", "")
         return Outcome(raised=gone, output=text, seconds=seconds)
-    value, raised, stack = msgspec.msgpack.decode(data, type=tuple[Any, Raised | None, str])
-    return Outcome(value, raised, timed_out=bool(stack), stack=stack, output=text, seconds=seconds)
+    value, raised, stack, grown = msgspec.msgpack.decode(data, type=tuple[Any, Raised | None, str, int])
+    return Outcome(value, raised, timed_out=bool(stack), stack=stack, output=text, seconds=seconds, grown=grown)
 
 
-def _here(step: Callable[[], Any]) -> Outcome:
+class _Late(BaseException):
+    """Ends a step that runs here."""
+
+
+def _here(step: Callable[[], Any], timeout_s: float) -> Outcome:
+    def end() -> None:
+        raise _Late
+
+    def watched() -> Any:
+        with Alarm(timeout_s, end):
+            return step()
+
     started = time.monotonic()
-    value, raised = _attempt(step)
-    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
-    return Outcome(plain, raised, seconds=time.monotonic() - started)
+    value, raised = _attempt(watched)
+    seconds = time.monotonic() - started
+    if raised is not None and raised.type.endswith(f".{_Late.__name__}"):
+        return Outcome(timed_out=True, stack=raised.trace, seconds=seconds)
+    return Outcome(msgspec.msgpack.decode(msgspec.msgpack.encode(value)), raised, seconds=seconds)
 
 
 def _attempt(step: Callable[[], Any]) -> tuple[Any, Raised | None]:
@@ -204,7 +228,7 @@ def _child(
         # The objects may be others than the interpreter's: a notebook's, a test runner's.
         raw = io.FileIO(1, "w", closefd=False)
         sys.stdout = sys.stderr = io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True)
-        settings = thread_settings()
+        settings, before = thread_settings(), peak()
         result: list[bytes] = []
 
         def work() -> None:
@@ -213,9 +237,9 @@ def _child(
             after_fork.prepare()
             value, raised = _attempt(step)
             try:
-                result.append(msgspec.msgpack.encode((value, raised, "")))
+                result.append(msgspec.msgpack.encode((value, raised, "", peak() - before)))
             except Exception as error:
-                result.append(msgspec.msgpack.encode((None, raised_from(error), "")))
+                result.append(msgspec.msgpack.encode((None, raised_from(error), "", 0)))
 
         # torch keeps changed settings in context variables, which a new thread does not inherit.
         thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
@@ -224,7 +248,7 @@ def _child(
         frame = sys._current_frames().get(thread.ident or 0) if thread.is_alive() else None
         if frame is not None:
             seen, _ = _attempt(lambda: look(frame))
-            result.append(msgspec.msgpack.encode((seen, None, _stack_text(frame))))
+            result.append(msgspec.msgpack.encode((seen, None, _stack_text(frame), peak() - before)))
         sys.stdout.flush()
         sys.stderr.flush()
         view = memoryview(result[0] if result else b"")

@@ -35,6 +35,10 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+MADV_DONTNEED = 4
+"""Of `madvise`."""
 
 SAMPLE = 64
 """Bytes at the beginning, in the middle and at the end that contents have to share before they are compared."""
@@ -58,6 +62,7 @@ class ValueFile:
     def __init__(self, path: Path | None = None) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile() if path is None else path.open("r+b")  # noqa: SIM115
         self._known: dict[tuple[int, bytes], list[int]] = {}
+        self._mapped: dict[int, int] = {}  # sizes, by address
         self.key = f"{next(_unnamed)}" if path is None else str(path.resolve())
         _open[self.key] = self
 
@@ -106,13 +111,21 @@ class ValueFile:
         if address in (None, MAP_FAILED):
             raise OSError(ctypes.get_errno(), "a temporary file could not be mapped")
         pages = (ctypes.c_ubyte * size).from_address(address)
-        weakref.finalize(pages, LIBC.munmap, address, size).atexit = False
+        self._mapped[address] = size
+        weakref.finalize(pages, _unmap, self._mapped, address).atexit = False
         return torch.frombuffer(pages, dtype=torch.uint8)
 
     def copy(self, flat: torch.Tensor) -> torch.Tensor:
         """A copy of flat bytes: of many bytes on the CPU as pages of the file, which other copies of them share."""
         place = self._place(flat) if flat.numel() >= LARGE and flat.device.type == "cpu" else None
         return flat.clone() if place is None else self.mapped(place, flat.numel())
+
+    def release(self, *values: object) -> None:
+        """Let go of the memory of copies that nobody has written to: looked at again, they are read from the file."""
+        for value in values:
+            address = value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
+            if address in self._mapped:
+                LIBC.madvise(address, self._mapped[address], MADV_DONTNEED)
 
     def moved(self, captured: CapturedValues) -> CapturedValues:
         """The same snapshot, its memory pages of the file."""
@@ -132,6 +145,10 @@ class ValueFile:
             return place
         finally:
             fcntl.lockf(number, fcntl.LOCK_UN)
+
+
+def _unmap(mapped: dict[int, int], address: int) -> None:
+    LIBC.munmap(address, mapped.pop(address))
 
 
 def _samples(size: int) -> tuple[int, int, int]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
+import msgspec
 import numpy as np
 import torch
 
+from graphprobe.engine.isolate import doing
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.rounding import RUNS, judge_narrow, noise_of
-from graphprobe.engine.value_file import is_stored_once
+from graphprobe.engine.value_file import ValueFile, is_stored_once
 from graphprobe.engine.values import equal_bits
 from graphprobe.errors import Raised
 from graphprobe.findings import Kind, Worst
@@ -30,8 +32,7 @@ Weight = Literal["certain", "unsure", "better"]
 """`unsure`: it differs, and cannot be judged. `better`: the uncompiled program is the one that is further off."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """One way in which a call differs from the uncompiled one.
 
     Attributes:
@@ -87,6 +88,7 @@ class Reference:
         roundoff: u of the coarsest dtype among inputs and outputs.
         moved: by how much of themselves the inputs of the perturbed runs were moved.
         draws: random numbers are drawn, in the calls or between them.
+        file: has the large values of these runs.
     """
 
     eager: list[list[Observation]]
@@ -99,6 +101,7 @@ class Reference:
     roundoff: float = 2.0**-24
     moved: float = 0.0
     draws: bool = False
+    file: ValueFile | None = None
 
     def __post_init__(self) -> None:
         self.moved = self.moved or self.roundoff
@@ -140,19 +143,55 @@ def _all_equal(expected: Sequence[Any], mine: Sequence[Any], *, stride: bool) ->
 
 
 def compare(
-    reference: Reference, got: Sequence[Observation], *, better: list[Difference] | None = None
+    reference: Reference,
+    got: Sequence[Observation],
+    *,
+    better: list[Difference] | None = None,
+    tell: Callable[[str], None] = lambda what: None,
 ) -> list[Difference]:
     """Every difference, call by call; empty when all are as they should be.
 
-    `better` gets those in which the uncompiled program is the one that is further off.
+    `better` gets those in which the uncompiled program is the one that is further off, `tell` what is being judged.
     """
-    found = [difference for i, result in enumerate(got) for difference in _compare_call(reference, i, result)]
+    found = [difference for i, result in enumerate(got) for difference in _compare_call(reference, i, result, tell)]
     if better is not None:
         better += [d for d in found if d.weight == "better"]
     return [d for d in found if d.weight != "better"]
 
 
-def _compare_call(reference: Reference, i: int, got: Observation) -> Iterator[Difference]:
+class Judged(msgspec.Struct):
+    """What `judged` sends back from a process of its own.
+
+    Attributes:
+        differences, better: as of `compare`.
+        asks: the further runs of the reference are needed first.
+    """
+
+    differences: list[Difference] = []
+    better: list[Difference] = []
+    asks: bool = False
+
+
+class _MoreRuns(Exception):
+    """Somebody has asked for the further runs."""
+
+
+def judged(reference: Reference, got: Sequence[Observation]) -> Judged:
+    """As `compare`, but that no further runs are made."""
+
+    def ask() -> list[list[Observation]]:
+        raise _MoreRuns
+
+    found = Judged()
+    try:
+        asking = replace(reference, more=None if reference.more is None else ask)
+        found.differences = compare(asking, got, better=found.better, tell=doing)
+    except _MoreRuns:
+        found.asks = True
+    return found
+
+
+def _compare_call(reference: Reference, i: int, got: Observation, tell: Callable[[str], None]) -> Iterator[Difference]:
     eager = reference.eager[0][i]
     if eager.raised is not None or got.raised is not None:
         yield from _exceptions(eager.raised, got.raised, i)
@@ -164,6 +203,7 @@ def _compare_call(reference: Reference, i: int, got: Observation) -> Iterator[Di
             yield Difference(kind, i, part, f"{len(mine)} {part}, uncompiled {len(expected)}")
             continue
         for j in range(len(expected)):
+            tell(f"judging {part}[{j}] of {len(expected)}")
             if not is_stored_once(expected, mine, j):
                 yield from _compare_value(Spot(reference, i, part, j), expected[j], mine[j])
     yield from _containers(reference, i, got)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from graphprobe.errors import SettingError
@@ -16,8 +15,8 @@ from graphprobe.settings.option import Option, from_environment
 STEP_LIMIT_S = 600.0
 """What one compilation with its runs may take, unless somebody says otherwise."""
 
-LEAST_S = 1e-3
-"""Of an alarm, which never comes for 0."""
+LEAST_S, AGAIN_S = 1e-3, 1.0
+"""Of an alarm, which never comes for 0, and which comes again where somebody has caught it."""
 
 LIMITS: tuple[Option, ...] = (
     Option(
@@ -64,8 +63,11 @@ def limits_from(
     return found
 
 
-class NoTimeLeft(Exception):
-    """A step was not begun, or was ended, because no time is left: that, and for a step that was ended which it was."""
+class NoTimeLeft(BaseException):
+    """A step was not begun, or was ended, because no time is left: that, and for a step that was ended which it was.
+
+    Like Ctrl-C it is no failure of what it ends, and is not to be caught as one.
+    """
 
 
 class TimeBudget:
@@ -84,28 +86,46 @@ class TimeBudget:
         """That it is spent, in words."""
         return f"the budget of {self.seconds:g} s is spent"
 
-    @contextlib.contextmanager
-    def alarmed(self) -> Iterator[None]:
-        """Raise NoTimeLeft in the middle of the block once nothing is left, where a signal can do that."""
-        here = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
-        if self.seconds is None or not here or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:
-            yield
-            return
-        pid = os.getpid()
-
-        def come(*_: object) -> None:
-            if os.getpid() == pid:
-                raise NoTimeLeft(self.told)
-
-        signal.signal(signal.SIGALRM, come)
-        signal.setitimer(signal.ITIMER_REAL, max(self.left_s, LEAST_S))
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
     def check(self) -> None:
         """Raise NoTimeLeft where nothing is left."""
         if not self.left_s:
             raise NoTimeLeft(self.told)
+
+    def alarm(self) -> Alarm:
+        """An alarm that raises NoTimeLeft."""
+        return Alarm(self.left_s, self.check)
+
+
+class Alarm:
+    """Calls a function in the middle of a block, as soon as so many seconds have gone by and each second from then on.
+
+    What it raises ends the block. It is a signal: only the main thread gets it, only where nobody else has taken the
+    signal, and not before a single operation of torch or numpy has ended. An alarm within another stands in for it.
+    """
+
+    def __init__(self, seconds: float, ring: Callable[[], None]) -> None:
+        self._seconds, self._ring, self._pid = seconds, ring, os.getpid()
+        self._before: Any = None
+        self._left, self._began = (0.0, 0.0), 0.0
+
+    def __call__(self, *_: object) -> None:
+        """Ring, but not in processes forked from this one."""
+        if os.getpid() == self._pid:
+            self._ring()
+
+    def __enter__(self) -> None:
+        here = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+        before: Any = signal.getsignal(signal.SIGALRM) if here and self._seconds != float("inf") else None
+        if before == signal.SIG_DFL or isinstance(before, Alarm):
+            self._before, self._began = before, time.monotonic()
+            signal.signal(signal.SIGALRM, self)
+            self._left = signal.setitimer(signal.ITIMER_REAL, max(self._seconds, LEAST_S), AGAIN_S)
+
+    def __exit__(self, *_: object) -> None:
+        holder: Any = signal.getsignal(signal.SIGALRM) if self._before is not None else None
+        if holder is self:
+            left, again = self._left
+            left = max(left - (time.monotonic() - self._began), LEAST_S) if left else 0.0
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._before)
+            signal.setitimer(signal.ITIMER_REAL, left, again)

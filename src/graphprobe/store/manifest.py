@@ -1,7 +1,7 @@
 """The live manifest of a run being written: its file, what is missing and why, and the reserve for a full disk.
 
-With it, the failure handling shared by all dump writers: it counts failures, and after a full disk tries again later; of
-a file that grows by whole lines, what a full disk cut off is taken back.
+With it, the failure handling shared by all dump writers: it counts failures, and after a full disk tries again later.
+Of a file that grows by whole lines, what a full disk cut off is taken back.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from graphprobe.cli.target import (
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, UsageError
 from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
-from graphprobe.settings.limits import LIMITS, TimeBudget, limits_from
+from graphprobe.settings.limits import LIMITS, NoTimeLeft, TimeBudget, limits_from
 from graphprobe.store.files import read_file
 from graphprobe.store.layout import STEPS_HEAD, STEPS_NAME
 
@@ -182,6 +182,8 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
     verdicts = [diagnosis.verdict for _, diagnosis in ended.diagnoses]
     healthy = verdicts.count("healthy")
     counts = [f"{n} {verdict}" for verdict in ("healthy", "fault", "undecided") if (n := verdicts.count(verdict))]
+    for name, note in ended.equal:
+        echo(f"{name}: {note}", err=result.printed)
     if ended.problem is not None:
         echo(f"{target}: {ended.problem}", err=result.printed)
     if ended.unfinished:
@@ -211,12 +213,15 @@ def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
-    fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
-    from graphprobe.diagnose.api import CompileOverrides
+    from graphprobe.findings import Diagnosis
 
-    _announce(target)
-    asked = CompileOverrides(options.backend, options.dynamic)
     try:
+        with options.budget.alarm():
+            fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
+            from graphprobe.diagnose.api import CompileOverrides
+
+        _announce(target)
+        asked = CompileOverrides(options.backend, options.dynamic)
         with ProgressLine() as progress:
             diagnosis = options.diagnosis(
                 fn,
@@ -225,6 +230,9 @@ def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, ba
                 out=options.out,
                 on_step=lambda step: progress.tell_step(target, step),
             )
+    except NoTimeLeft as spent:
+        late = f"{spent}: the program was not there until then"
+        diagnosis = Diagnosis(verdict="undecided", notes=[late], unfinished=True)
     except KeyboardInterrupt:
         echo(GOES_ON, err=True)
         raise

@@ -20,8 +20,9 @@ from graphprobe.diagnose.reduction.case_folder import JOURNAL, REPRO, Best, Case
 from graphprobe.diagnose.reduction.digest import combined
 from graphprobe.diagnose.reduction.oracle import CommandOracle, CompilerOracle
 from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
-from graphprobe.diagnose.reduction.service import Service, allowed_differences, free_memory
+from graphprobe.diagnose.reduction.service import Service, allowed_differences
 from graphprobe.diagnose.reduction.shrinks import shrinks_for
+from graphprobe.engine.memory import free_memory
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
 from graphprobe.findings import Finding
 from graphprobe.reduce.gate import Budget

@@ -19,8 +19,9 @@ from graphprobe.diagnose.reduction.case_folder import finding_of
 from graphprobe.diagnose.reduction.judge import Question, unresolved
 from graphprobe.diagnose.reduction.problem import Problem
 from graphprobe.diagnose.reduction.reduce_case import TIMEOUT_S
-from graphprobe.diagnose.reduction.service import Job, Service, free_memory
+from graphprobe.diagnose.reduction.service import Job, Service
 from graphprobe.diagnose.settings import changed_settings, versions
+from graphprobe.engine.memory import free_memory
 from graphprobe.engine.replay import synthetic
 from graphprobe.engine.values import capture
 from graphprobe.internals import after_fork

@@ -172,11 +172,3 @@ def uses_cuda(problem: Problem) -> bool:
     captures = [captured for r in problem.recordings for captured in (r.inputs, r.values)]
     devices = {str(entry["device"]) for captured in captures for entry in captured.doc["storages"].values()}
     return any(device.startswith("cuda") for device in devices)
-
-
-def free_memory() -> int | None:
-    """Three quarters of the memory that is available, in bytes; None where that is unknown."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024 * 3 // 4
-    return None

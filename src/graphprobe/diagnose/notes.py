@@ -1,0 +1,65 @@
+"""What a diagnosis notes, in words, and where that is so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import msgspec
+import torch
+
+from graphprobe.diagnose.whole_proof import NUMBERS
+from graphprobe.judge.judging import Difference, Reference
+
+LEFT_OUT = "With the pass left out, the graphs compute what they should."
+
+NOTHING = (
+    "nothing was compiled: torch.compile made no graph of it, so nothing was checked; `graphprobe explain` tells why. "
+    "Modules of torch's own, such as Linear, are not compiled inside of DistributedDataParallel and FSDP, nor by their "
+    "own method compile()"
+)
+"""Of a program whose calls gave Dynamo nothing."""
+
+LEFT_AS_IT_IS = (
+    "torch.compile makes no graph of it and runs it uncompiled ({reason}), so it is right because nothing is compiled; "
+    "`graphprobe explain` tells how to have it compiled"
+)
+"""Of a program that Dynamo has tried and left as it is."""
+
+ALONE = (
+    "each of the {ranks} ranks was diagnosed alone: a collective gave back what this rank had put in, so that what the "
+    "ranks do together was not checked"
+)
+"""Of a program of several ranks, in a child that has none of the threads through which they talk."""
+
+NO_FORK = (
+    "this program has {ranks} ranks, and this process cannot be forked, so that the ranks would wait for each other"
+)
+
+ONE_THREAD = (
+    "torch had one thread: what goes wrong only where a loop is shared out among threads was not looked into; "
+    "OMP_NUM_THREADS=2 gives it two, unless the program sets their number itself"
+)
+"""Of a healthy verdict for kernels on CPU: the number of threads is part of the code that Inductor writes."""
+
+GOES_ON = "the same command goes on from there"
+"""Behind what the budget has ended, where that is so."""
+
+UNSEEN = "it was not held against the uncompiled program"
+UNJUDGED = "it differs, and it is not known whether rounding explains that"
+"""Of what is no difference where float64 cannot tell, or where no time, or no memory, was left to look."""
+
+
+def unsure_of_numbers(found: Sequence[Difference]) -> list[Difference]:
+    """Differences as they are to be taken where nobody has measured how far rounding may go: it may explain numbers.
+
+    Something differs, or nothing would have had to be measured.
+    """
+    weighed = [msgspec.structs.replace(d, weight="unsure") if d.kind in NUMBERS else d for d in found]
+    return weighed or [Difference("wrong_value", 0, "outputs", UNJUDGED, weight="unsure")]
+
+
+def in_one_thread(reference: Reference) -> bool:
+    """Whether loops on a CPU were run, and no second thread could have a part in one."""
+    values = (v for call in reference.eager[0] for v in chain(call.outputs, call.inputs))
+    return torch.get_num_threads() == 1 and any(isinstance(v, torch.Tensor) and v.device.type == "cpu" for v in values)

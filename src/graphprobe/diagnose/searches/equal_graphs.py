@@ -1,0 +1,126 @@
+"""Graphs that are equal but for the values in them, such as those of a model's blocks: one of them is looked into."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from graphprobe.diagnose.program import Call, Program
+from graphprobe.engine.finished import digest_of
+from graphprobe.engine.isolate import isolated
+from graphprobe.findings import Diagnosis
+from graphprobe.internals.dynamo.compile_calls import Compiled
+from graphprobe.internals.quiet import is_fake, quiet
+from graphprobe.settings.limits import STEP_LIMIT_S
+
+EQUAL = "{count} equal graphs, looked into once"
+"""The note on them."""
+
+
+def fingerprint(gm: GraphModule) -> str:
+    """A digest of what a graph computes: its calls with their arguments, its constants, the forms of its values."""
+    made = hashlib.blake2b(digest_size=16)
+    constants: list[Any] = [*gm.parameters(), *gm.buffers()]
+    for part in gm.modules():
+        made.update(part.code.encode() if isinstance(part, GraphModule) else repr(part).encode())
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            made.update(repr(_form(node.meta.get("val", node.meta.get("example_value")))).encode())
+            if node.op == "get_attr":
+                constants.append(attrgetter(node.target)(part))
+    with quiet():
+        made.update(digest_of(c for c in constants if isinstance(c, torch.Tensor) and not is_fake(c)).encode())
+    return made.hexdigest()
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_form(item) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    stride = tuple(map(str, value.stride())) if value.layout is torch.strided else ()
+    return tuple(map(str, value.shape)), stride, value.dtype, value.device, value.requires_grad
+
+
+@dataclass
+class Looked:
+    """A diagnosis, what it was of, and of how many functions; `graphs`: their fingerprints, once asked for."""
+
+    compiled: Compiled
+    calls: Sequence[Call]
+    diagnosis: Diagnosis
+    graphs: list[str] | None = None
+    count: int = 1
+
+
+class EqualGraphs:
+    """The compiled functions of a program that were diagnosed, for those that have the same graphs."""
+
+    def __init__(self) -> None:
+        self._looked: dict[Any, Looked] = {}
+
+    def add(self, compiled: Compiled, signatures: Iterable[Any], calls: Sequence[Call], diagnosis: Diagnosis) -> None:
+        """Remember what was diagnosed."""
+        if not diagnosis.unfinished:
+            self._looked.setdefault(_look(compiled, signatures), Looked(compiled, calls, diagnosis))
+
+    def has(self, compiled: Compiled, signatures: Iterable[Any], calls: Sequence[Call], left_s: float) -> bool:
+        """Whether a function with the same graphs was diagnosed: then this one is counted there, and runs as that does.
+
+        Args:
+            signatures: of its calls so far.
+            left_s: seconds for finding out.
+        """
+        known, timeout_s = self._looked.get(_look(compiled, signatures)), min(STEP_LIMIT_S, left_s)
+        if known is None:
+            return False
+        if known.graphs is None:
+            known.graphs = graphs_of(known.compiled, known.calls, timeout_s)
+        if not known.graphs or known.graphs != graphs_of(compiled, calls, timeout_s):
+            return False
+        notes = known.diagnosis.notes
+        notes[:] = [note for note in notes if note != EQUAL.format(count=known.count)]
+        known.count += 1
+        notes.append(EQUAL.format(count=known.count))
+        compiled.uncompiled = known.compiled.uncompiled
+        return True
+
+    def told(self, diagnoses: Sequence[tuple[str, Diagnosis]]) -> list[tuple[str, str]]:
+        """Of the functions whose diagnosis was one for several: name and note."""
+        counts = {id(looked.diagnosis): looked.count for looked in self._looked.values() if looked.count > 1}
+        return [(name, EQUAL.format(count=counts[id(d)])) for name, d in diagnoses if id(d) in counts]
+
+
+def _look(compiled: Compiled, signatures: Iterable[Any]) -> tuple[Any, ...]:
+    """What compiled functions have in common that may have equal graphs: class, code, forms of the state, settings."""
+    fn = compiled.fn
+    owner = getattr(fn, "__self__", fn)
+    state: list[Any] = []
+    if isinstance(owner, torch.nn.Module):
+        state = [(name, _form(value)) for name, value in [*owner.named_parameters(), *owner.named_buffers()]]
+    code = getattr(fn, "__code__", None), type(owner)
+    settings = (compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph)
+    return code, repr(state), repr(settings), *signatures
+
+
+def graphs_of(compiled: Compiled, calls: Sequence[Call], timeout_s: float) -> list[str]:
+    """Fingerprints of the graphs that Dynamo makes of these calls, made in a child process; none if that fails."""
+
+    def step() -> list[str]:
+        found: list[str] = []
+
+        def backend(gm: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            found.append(fingerprint(gm))
+            return gm.forward
+
+        torch.compiler.reset()
+        made = torch.compile(compiled.fn, backend=backend, dynamic=compiled.dynamic, fullgraph=compiled.fullgraph)
+        Program(compiled.fn, calls, effects=False).run(lambda fn: made)
+        return found
+
+    return isolated(step, timeout_s=timeout_s).value or []

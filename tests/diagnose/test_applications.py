@@ -1,0 +1,67 @@
+"""Whole applications, as people compile them: healthy as they are, and a fault that is planted in them is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent / "applications"
+
+CALLS = {"module_compile.py": 2, "loop.py": 1, "trainer.py": 1, "generate.py": 2, "regional.py 24": 1}
+"""Diagnoses that each takes: of training and evaluation, of the prompt and of one token more."""
+
+Run = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+@pytest.fixture
+def run(run_warm: Callable[..., Any], tmp_path: Path) -> Run:
+    def diagnose(script: str, *options: str) -> tuple[int, dict[str, Any], str]:
+        name, *arguments = script.split()
+        if name == "trainer.py":
+            pytest.importorskip("accelerate")
+        told = ["--json", str(tmp_path / "found.json"), "--out", str(tmp_path / "out")]
+        done = run_warm("-m", "graphprobe", "diagnose", *options, *told, str(HERE / name), *arguments, cwd=tmp_path)
+        return done.code, json.loads((tmp_path / "found.json").read_text()), done.out + done.err
+
+    return diagnose
+
+
+@pytest.mark.parametrize(("script", "equal"), [("regional.py 5", [5]), ("regional.py 5 other", [3, 2])])
+def test_equal_blocks_are_diagnosed_once(script: str, equal: list[int], run: Run) -> None:
+    code, found, told = run(script, "--backend", "eager")
+    assert (code, [d["verdict"] for d in found["diagnoses"]]) == (0, ["healthy"] * len(equal)), told
+    for count, diagnosis in zip(equal, found["diagnoses"], strict=True):
+        assert f"{count} equal graphs, looked into once" in diagnosis["notes"]
+        assert f"{diagnosis['function']}: {count} equal graphs, looked into once" in told
+    assert "step 1 True" in told, "the script itself went on"
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("script", CALLS)
+def test_an_application_is_healthy(script: str, run: Run) -> None:
+    code, found, told = run(script)
+    assert (code, [d["verdict"] for d in found["diagnoses"]]) == (0, ["healthy"] * CALLS[script]), told
+    assert "step" in told
+    if script == "regional.py 24":
+        assert "24 equal graphs, looked into once" in found["diagnoses"][0]["notes"]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("script", CALLS)
+def test_a_planted_fault_is_found_in_an_application(script: str, run: Run) -> None:
+    code, found, told = run(f"{script} planted", "--first")
+    assert code == 1, told
+    findings = [finding for diagnosis in found["diagnoses"] for finding in diagnosis["findings"]]
+    assert findings, told
+    assert {(finding["kind"], finding["stage"]) for finding in findings} <= {
+        ("wrong_value", "codegen"),
+        ("wrong_gradient", "codegen"),
+    }
+    assert any("relu" in (finding["op"] or "") for finding in findings)
+    assert all(finding["dossier"] and finding["proof"] for finding in findings)

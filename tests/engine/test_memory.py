@@ -1,0 +1,55 @@
+"""How much memory there is, and what a step is predicted to need; nothing here needs much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphprobe.engine import memory
+from graphprobe.engine.isolate import isolated
+from graphprobe.engine.memory import STEPS, Sizes, free_memory, predicted, told
+
+MIB = 1 << 20
+
+
+def test_what_a_step_needs_follows_from_the_sizes() -> None:
+    sizes = Sizes(state=100, wide=400, largest=50, run=300, ops=1000)
+    assert predicted("float64", sizes) == 400 + 4 * 300, "bfloat16 takes four times the room"
+    assert predicted("judging", sizes) == memory.JUDGED * 50
+    needs = [predicted(step, sizes) for step in ("aot", "passes", "kernels")]
+    assert needs == [300 + 100 + 1000, 300 + 100 + 2000, 300 + 400 + 2000]
+    assert predicted("kernels as they are", sizes) < predicted("kernels", sizes)
+    assert all(predicted(step, Sizes()) == 0 for step in (*STEPS, "float64", "judging"))
+
+
+def test_the_state_is_counted_in_its_own_dtypes_and_in_float64() -> None:
+    sizes = Sizes()
+    sizes.know([torch.ones(8, dtype=torch.bfloat16), torch.ones(8), torch.ones(8, dtype=torch.int32)])
+    assert (sizes.state, sizes.wide) == (16 + 32 + 32, 64 + 64 + 32)
+
+
+def test_a_container_may_have_less_than_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {1000 << 10} kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "GROUP", tmp_path)
+    assert free_memory() == 750 * MIB
+    for name, text in {"max": 500 * MIB, "current": 200 * MIB, "stat": f"anon 1\ninactive_file {100 * MIB}\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}")
+    assert free_memory() == 300 * MIB, "what the system can drop at any time is free"
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory() == 750 * MIB
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "gone")
+    assert free_memory() is None
+
+
+def test_a_step_tells_by_how_much_its_process_grew() -> None:
+    grown = isolated(lambda: len(b"x" * (200 * MIB))).grown
+    assert 190 * MIB < grown < 300 * MIB
+    assert isolated(lambda: 1).grown < 50 * MIB
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 MiB"), (3 * MIB, "3 MiB"), (3 << 30, "3.0 GiB")])
+def test_a_size_in_words(size: int, text: str) -> None:
+    assert told(size) == text
