@@ -6,6 +6,7 @@ What must be as it was for the steps of a process that was ended to count for an
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -95,7 +96,7 @@ def identity_of(facts: Mapping[str, object], values: Iterable[torch.Tensor], fn:
     try:
         named = {name: repr(value) for name, value in facts.items()}
         return Identity({**_surroundings(), **named, "values": digest_of(values), "code": _code_of(fn)}, _sources())
-    except (RuntimeError, TypeError, ValueError, NotImplementedError, OSError):  # values that nobody can read
+    except Exception:  # values that nobody can read, objects that do not behave: then nothing is resumed
         return None
 
 
@@ -131,17 +132,31 @@ def _surroundings() -> dict[str, str]:
 
 
 def _code_of(fn: Any) -> str:
-    """A digest of the bytecode of a function, of a module's class: of what was made without a file, too."""
+    """A digest of the bytecode of a function, of a module's class: of what was made without a file, too.
+
+    Of what has none, a function of torch's own, it is one of the name.
+    """
     made = hashlib.blake2b(digest_size=16)
-    owner = getattr(fn, "__func__", fn)
-    waiting: list[Any] = [getattr(owner, "__code__", None) or getattr(type(fn).forward, "__code__", None)]
+    while isinstance(fn, functools.partial):
+        made.update(repr([x for x in (*fn.args, *fn.keywords, *fn.keywords.values()) if _is_plain(x)]).encode())
+        fn = fn.func
+    called = type(fn).__call__ if callable(fn) else None
+    places = getattr(fn, "__func__", fn), getattr(type(fn), "forward", None), called
+    waiting: list[Any] = [getattr(place, "__code__", None) for place in places]
+    if not any(isinstance(code, types.CodeType) for code in waiting):
+        named = fn if hasattr(fn, "__qualname__") else type(fn)
+        made.update(f"{getattr(named, '__module__', '')}.{named.__qualname__}".encode())
     while waiting:
         code = waiting.pop()
         if isinstance(code, types.CodeType):
-            plain = [c for c in code.co_consts if isinstance(c, (int, float, complex, str, bytes, bool, type(None)))]
+            plain = [c for c in code.co_consts if _is_plain(c)]
             made.update(code.co_code + repr((code.co_names, code.co_varnames, plain)).encode())
             waiting += code.co_consts
     return made.hexdigest()
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, (int, float, complex, str, bytes, bool, type(None)))
 
 
 def _sources() -> dict[str, str]:
