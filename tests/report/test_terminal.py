@@ -83,6 +83,24 @@ def test_the_tree_says_what_ran_why_and_what_came_of_it(writer: RunWriter) -> No
     assert "\x1b" not in text
 
 
+def test_a_recompilation_is_told_by_the_guards_that_failed(writer: RunWriter) -> None:
+    guards = [
+        "s.training == True                  # if self.training:  # x.py:3 in forward",
+        "tensor 'x' size mismatch at index 0. expected 4, actual 5",
+    ]
+    lines = ["triggered by the following guard failure(s):"]
+    lines += [f"    - {number}/0: {guard}" for number, guard in enumerate(guards)]
+    lines += ["User stack trace:", '  File "/home/me/x.py", line 3, in forward', "    if self.training:"]
+    facts = {"compile_id": "0/1", "recompile_reason": "\n".join(lines)}
+    writer.event(
+        where=Where(model=1), kind="compile", name="compile",
+        file=writer.write_text(layout.compile_file(1), json.dumps(facts)),
+    )  # fmt: skip
+    (told,) = [line for line in printed(writer).splitlines() if "recompiled: - " in line]
+    assert "0/0: s.training == True # if self.training" in told and "; - 1/0: tensor 'x' size mismatch" in told
+    assert "User stack trace" not in printed(writer)
+
+
 def test_all_lists_unchanged_passes(writer: RunWriter) -> None:
     text = printed(writer, show_all=True)
     assert "pass idle  unchanged" in text

@@ -48,6 +48,9 @@ try:
 finally:
     random.setstate(_generator)
 
+_CACHE_ENTRY = re.compile(r"\W*\d+/\d+: ")
+"""How a reason for a recompilation begins: with the entry of the cache whose guard failed."""
+
 _PIPED_WIDTH = 10_000
 STYLES: dict[Tone, str] = {"bad": "red", "warn": "yellow", "good": "green", "info": "cyan"}
 _STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
@@ -337,7 +340,11 @@ def _compile_lines(model: Model) -> list[str]:
 def _one_line(fact: Any) -> str:
     """A reason as one line; that of a graph break with the place where it broke. `compile.json` has it whole."""
     if not isinstance(fact, dict):
-        return str(fact)
+        lines = str(fact).splitlines()
+        entries = [
+            line for line in lines if _CACHE_ENTRY.match(line)
+        ]  # a guard of each; the rest is where it came from
+        return "; ".join(" ".join(line.split()) for line in entries or lines[:1])
     first = str(fact.get("reason", "")).partition("\n")[0]
     stack = fact.get("user_stack") or []
     return f"{first}, at {stack[-1]}" if stack else first
