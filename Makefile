@@ -11,7 +11,7 @@ FAST   := $(addprefix tests/,store numerics compare reduce analysis report expor
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup wheel browser msprobe demo test test-fast test-all replay-record replay-compare release-check sizes check format bench clean
+.PHONY: FORCE help setup wheel browser msprobe demo test test-fast test-all replay-record replay-compare release-check docs sizes check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,11 @@ replay-compare: $(STAMP) ## record again, and print what is not the same; for ch
 release-check: check ## what a release needs: changelog, tag, written files, the wheel; lists what is left to do by hand
 	$(BIN)/python scripts/release_check.py
 	$(BIN)/python -m pytest tests/test_wheel.py
+
+docs: $(STAMP) ## build the docs site in build/site, and check its links; it loads nothing from elsewhere
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'mkdocs>=1.6'
+	$(BIN)/python scripts/docs_site.py
+	$(BIN)/python -m mkdocs build --strict
 
 sizes: $(STAMP) ## how large the sources are, and what in them exceeds the budgets
 	$(BIN)/python scripts/sizes.py
