@@ -31,16 +31,7 @@ from graphprobe.errors import Raised
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more
 from graphprobe.internals import after_fork
 from graphprobe.internals.operators import collectives
-from graphprobe.judge.judging import (
-    COMPILING,
-    Difference,
-    Judged,
-    Reference,
-    identical,
-    judged,
-    roundoff_of,
-    worst_of,
-)
+from graphprobe.judge.judging import COMPILING, Difference, Judged, Reference, identical, judged, roundoff_of, worst_of
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.refusals import refusal_of, user_line
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
