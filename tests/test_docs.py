@@ -56,7 +56,7 @@ SESSIONS = {
     "overflow_and_watch": [],
     "ptdbg": [],
     "reduce": [WRONG],
-    "troubleshooting_flow": [],
+    "tutorial": [],
 }
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
 
