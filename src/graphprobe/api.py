@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from graphprobe.errors import GraphprobeWarning, UsageError
+from graphprobe.settings import RunSettings, torch_compile_debug_state
 
 if TYPE_CHECKING:
     from graphprobe.compare.run import Comparison
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
     from graphprobe.probe.active import Companion
     from graphprobe.reduce.outcome import Progress
-    from graphprobe.settings import RunSettings
     from graphprobe.store.calls import CallDump
     from graphprobe.store.reader import Run
 
@@ -64,8 +64,6 @@ def trace(out_dir: AnyPath | None = None, **settings: Unpack[RunSettings]) -> It
 
 def obey_environment(environ: Mapping[str, str]) -> None:
     """Collect if torch would; say so if torch would ignore the value."""
-    from graphprobe.settings import torch_compile_debug_state
-
     state = torch_compile_debug_state(environ)
     if state == "ignored":
         value = environ["TORCH_COMPILE_DEBUG"]
