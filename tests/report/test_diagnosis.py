@@ -52,7 +52,7 @@ def test_healthy() -> None:
             largest_z=LargestZ("forward:relu_1", 1.7234),
         )
     )
-    assert text.startswith("HEALTHY: f (model.py:1): compiled, it computes the same")
+    assert text.startswith("HEALTHY: f (model.py:1): compiled and uncompiled results match within rounding")
     assert "(12 s, 1 graph compiled to look inside)" in words(text)
     assert "  - aot: the program computes the same on this rung" in text
     assert "1.72 times what rounding explains, at forward:relu_1" in words(text)
