@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphprobe.backends.explain import ExplainWithBackend
-    from graphprobe.backends.table import LADDER, DebugBackend, between, describe, get, names
+    from graphprobe.backends.table import LADDER, Backend, between, describe, get, names
 
 _PUBLIC = {
     "LADDER": "graphprobe.backends.table",
-    "DebugBackend": "graphprobe.backends.table",
+    "Backend": "graphprobe.backends.table",
     "ExplainWithBackend": "graphprobe.backends.explain",
     "between": "graphprobe.backends.table",
     "describe": "graphprobe.backends.table",
@@ -23,7 +23,7 @@ _PUBLIC = {
     "names": "graphprobe.backends.table",
 }
 
-__all__ = ["LADDER", "DebugBackend", "ExplainWithBackend", "between", "describe", "get", "names"]
+__all__ = ["LADDER", "Backend", "ExplainWithBackend", "between", "describe", "get", "names"]
 
 
 def __getattr__(name: str) -> Any:

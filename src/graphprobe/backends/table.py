@@ -32,7 +32,7 @@ _FAULTY_OPTIONS = {
 }
 
 
-class DebugBackend(msgspec.Struct, frozen=True):
+class Backend(msgspec.Struct, frozen=True):
     """A debug backend.
 
     Attributes:
@@ -74,84 +74,82 @@ def load(target: str) -> Any:
 
 
 _ALL = (
-    DebugBackend("eager", "Dynamo's capture is right.", f"{_EAGER}:eager"),
-    DebugBackend(
+    Backend("eager", "Dynamo's capture is right.", f"{_EAGER}:eager"),
+    Backend(
         "eager_with_torch_function_modes",
         "The modes have, or have not, the effect in question on Dynamo's graph.",
         f"{_EAGER}:eager_with_torch_function_modes",
         {"modes": "TorchFunctionModes that each call runs under, the last one innermost"},
     ),
-    DebugBackend("eager_noexcept", "No captured graph raises by itself.", f"{_EAGER}:eager_noexcept"),
-    DebugBackend(
+    Backend("eager_noexcept", "No captured graph raises by itself.", f"{_EAGER}:eager_noexcept"),
+    Backend(
         "eager_debug",
         "Every operator that ran keeps to its schema: it mutates and aliases what it declares.",
         f"{_EAGER}:eager_debug",
     ),
-    DebugBackend(
+    Backend(
         "pre_dispatch_eager",
         "The graph can be traced before dispatch, and computes the same when it is.",
         f"{_EAGER}:pre_dispatch_eager",
         {"show": "gets the text of the traced graph; standard output when not given"},
     ),
-    DebugBackend(
-        "ts", "TorchScript can compile the graph, or AOTAutograd's form of it, and is right.", f"{_SCRIPT}:ts"
-    ),
-    DebugBackend("aot_ts", "TorchScript can compile AOTAutograd's graphs, and is right.", f"{_SCRIPT}:aot_ts"),
-    DebugBackend(
+    Backend("ts", "TorchScript can compile the graph, or AOTAutograd's form of it, and is right.", f"{_SCRIPT}:ts"),
+    Backend("aot_ts", "TorchScript can compile AOTAutograd's graphs, and is right.", f"{_SCRIPT}:aot_ts"),
+    Backend(
         "invoke_subgraph",
         "Forward and backward can be nested whole in an outer trace.",
         "graphprobe.backends.aot:invoke_subgraph",
     ),
-    DebugBackend("aot_eager", "Functionalisation, joint graph and min-cut partitioner are right.", f"{_AOT}:aot_eager"),
-    DebugBackend(
+    Backend("aot_eager", "Functionalisation, joint graph and min-cut partitioner are right.", f"{_AOT}:aot_eager"),
+    Backend(
         "aot_eager_default_partitioner",
         "Functionalisation and joint graph are right; with aot_eager wrong, the min-cut partitioner is at fault.",
         f"{_AOT}:aot_eager_default_partitioner",
     ),
-    DebugBackend(
+    Backend(
         "aot_eager_decomp_partition",
         "Inductor's decompositions are right.",
         f"{_AOT}:aot_eager_decomp_partition",
     ),
-    DebugBackend(
+    Backend(
         "aot_eager_decomp_partition_with_mode",
         "What the mode checks holds for every op of the decomposed forward and backward.",
         f"{_AOT}:aot_eager_decomp_partition_with_mode",
         {"mode": "a TorchDispatchMode, or another context manager that can be entered again"},
     ),
-    DebugBackend(
+    Backend(
         "aot_eager_decomp_partition_crossref",
         "The fake kernels say what the real ones do: shapes, strides, dtypes, aliasing.",
         f"{_AOT}:aot_eager_decomp_partition_crossref",
         {"check": "custom_ops, or all for torch's own operators too"},
     ),
-    DebugBackend(
+    Backend(
         "inductor",
         "The program is right as compiled.",
         f"{_AOT}:inductor",
         {"mode": "as in torch.compile, e.g. max-autotune", "options": "Inductor's settings, as in torch.compile"},
     ),
-    DebugBackend(
+    Backend(
         "relu_compile_error_TESTING_ONLY",
         "Nothing: it raises while compiling a graph that calls relu.",
         f"{_SOURCE_FAULTS}:relu_compile_error_TESTING_ONLY",
     ),
-    DebugBackend(
+    Backend(
         "relu_runtime_error_TESTING_ONLY",
         "Nothing: it raises where relu runs.",
         f"{_SOURCE_FAULTS}:relu_runtime_error_TESTING_ONLY",
     ),
-    DebugBackend(
+    Backend(
         "relu_accuracy_error_TESTING_ONLY",
         "Nothing: it adds one to each relu.",
         f"{_SOURCE_FAULTS}:relu_accuracy_error_TESTING_ONLY",
     ),
-    DebugBackend(
+    Backend(
         "non_leaf_compile_error_TESTING_ONLY",
         "Nothing: it raises where an input is no leaf of autograd.",
         f"{_SOURCE_FAULTS}:non_leaf_compile_error_TESTING_ONLY",
     ),
-    DebugBackend(
+    Backend(
         "faulty",
         "Nothing: it plants one fault, so that a tool can be tried on it.",
         "graphprobe.backends.faulty:faulty_backend",
@@ -284,7 +282,7 @@ def names() -> list[str]:
     return list(BACKENDS)
 
 
-def describe(name: str) -> DebugBackend:
+def describe(name: str) -> Backend:
     """What is known of one backend; `graphprobe:` before the name is allowed.
 
     Raises:

@@ -25,7 +25,7 @@ from graphprobe.engine.memory import free_memory
 from graphprobe.engine.replay import synthetic
 from graphprobe.engine.values import capture
 from graphprobe.internals import after_fork
-from graphprobe.internals.dynamo.repro_hooks import Backend, plain_graphs
+from graphprobe.internals.dynamo.repro_hooks import GraphBackend, plain_graphs
 from graphprobe.internals.inductor import stages
 from graphprobe.internals.quiet import hint, is_fake, quiet
 from graphprobe.probe import active
@@ -41,7 +41,7 @@ def copy_of(gm: GraphModule) -> GraphModule:
         return stages.copy_graph(gm)
 
 
-def case_of(graph: GraphModule, values: Sequence[Any], backend: Backend, *, grad: bool) -> Case:
+def case_of(graph: GraphModule, values: Sequence[Any], backend: GraphBackend, *, grad: bool) -> Case:
     """A case of one call; `grad`: gradients are on, so that the backward belongs to it where something asks for it."""
     dynamic = any(isinstance(v, torch.SymInt) for v in values) or any(_is_symbolic(n) for n in graph.graph.nodes)
     with quiet():
@@ -102,7 +102,7 @@ def can_fork() -> bool:
 
 
 def tried(
-    case: Case, backend: Backend, *, values: bool, timeout_s: float, memory_bytes: int | None
+    case: Case, backend: GraphBackend, *, values: bool, timeout_s: float, memory_bytes: int | None
 ) -> tuple[Answer, Problem]:
     """Whether the case fails, found out in a child process; `values`: also when it only computes something else.
 
@@ -121,7 +121,7 @@ def tried(
     return service.answer(Job(whole.recipe, Question("" if values else CRASH), timeout_s)), problem
 
 
-def maker_of(backend: Backend) -> Any:
+def maker_of(backend: GraphBackend) -> Any:
     """What makes the backend anew; None where its name says all."""
     if backend.name is not None and own_backend(backend.name) is None:
         return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
 from graphprobe.internals.dynamo import repro_hooks
-from graphprobe.internals.dynamo.repro_hooks import Backend, Children, Compile, ReproHooks
+from graphprobe.internals.dynamo.repro_hooks import Children, Compile, GraphBackend, ReproHooks
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.case import Case
@@ -159,7 +159,7 @@ class ScriptWatch:
 
     # -- graphs -------------------------------------------------------------------------------------------------------
 
-    def _dynamo(self, backend: Backend, gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _dynamo(self, backend: GraphBackend, gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.ended.graphs += 1
         taken = self._taken(backend, gm)
         case = taken.case(inputs)
@@ -178,7 +178,7 @@ class ScriptWatch:
         from graphprobe.diagnose.reduction import script_cases
 
         self.ended.graphs += 1
-        taken = self._taken(Backend(compile, "inductor"), gm, grad=False)
+        taken = self._taken(GraphBackend(compile, "inductor"), gm, grad=False)
         level = self._level()
         case = taken.case(script_cases.made_up(inputs)) if level > LEVELS[0] else None
         taken.trial(case, values=False)
@@ -199,7 +199,7 @@ class ScriptWatch:
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    def _taken(self, backend: Backend, gm: Any, *, grad: bool | None = None) -> _Taken:
+    def _taken(self, backend: GraphBackend, gm: Any, *, grad: bool | None = None) -> _Taken:
         from graphprobe.diagnose.reduction import script_cases
 
         try:
@@ -216,7 +216,9 @@ class ScriptWatch:
         self.ended.notes.append(text)
         self._on_note(text)
 
-    def reduce(self, case: Case, backend: Backend, failure: str, tried: tuple[Answer, Problem] | None = None) -> None:
+    def reduce(
+        self, case: Case, backend: GraphBackend, failure: str, tried: tuple[Answer, Problem] | None = None
+    ) -> None:
         """Reduce the case, unless one has been; what goes wrong with it is noted.
 
         Args:
@@ -270,7 +272,7 @@ class ScriptWatch:
         )
         return code == 1
 
-    def try_out(self, case: Case, backend: Backend, *, values: bool) -> tuple[Answer, Problem] | None:
+    def try_out(self, case: Case, backend: GraphBackend, *, values: bool) -> tuple[Answer, Problem] | None:
         """Judge a case in a child process, see `tried`; None where that cannot be done."""
         from graphprobe.diagnose.reduction import script_cases
 
@@ -312,7 +314,7 @@ class ScriptWatch:
 class _Taken:
     """One graph of the program: copied before it was compiled."""
 
-    def __init__(self, watch: ScriptWatch, backend: Backend, graph: Any, grad: bool | None) -> None:
+    def __init__(self, watch: ScriptWatch, backend: GraphBackend, graph: Any, grad: bool | None) -> None:
         self.watch, self.backend, self.graph, self.grad = watch, backend, graph, grad
 
     def case(self, values: Sequence[Any]) -> Case | None:

@@ -23,7 +23,7 @@ Compile = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class Backend:
+class GraphBackend:
     """What a graph is about to be compiled with.
 
     Attributes:
@@ -49,7 +49,7 @@ class ReproHooks:
     def __init__(
         self,
         place: Callable[[], str | None],
-        on_dynamo: Callable[[Backend, Any, Sequence[Any]], Callable[..., Any]],
+        on_dynamo: Callable[[GraphBackend, Any, Sequence[Any]], Callable[..., Any]],
         on_aot: Callable[[Compile, Any, Sequence[Any]], Callable[..., Any]],
     ) -> None:
         self._place, self._on_dynamo, self._on_aot = place, on_dynamo, on_aot
@@ -106,12 +106,12 @@ class ReproHooks:
         return wrap_compiler_debug
 
 
-def _backend_of(inner: Any, name: str | None, kwargs: Mapping[str, Any]) -> Backend:
+def _backend_of(inner: Any, name: str | None, kwargs: Mapping[str, Any]) -> GraphBackend:
     compile = functools.partial(inner, **kwargs) if kwargs else inner
     settings = getattr(inner, "config", None)
     if name == "inductor" and isinstance(settings, dict):
-        return Backend(compile, name, dict(settings))
-    return Backend(compile, name if name is not None and _stands_for(name, inner) else None)
+        return GraphBackend(compile, name, dict(settings))
+    return GraphBackend(compile, name if name is not None and _stands_for(name, inner) else None)
 
 
 def _stands_for(name: str, inner: Any) -> bool:

@@ -298,7 +298,7 @@ def _functions(shown: list[FunctionDiagnosis], sources: Sources) -> Section:
     counts = [f"{n} {word}" for word in ORDER if (n := sum(d.verdict == word for d in shown))]
     left = sum(d.verdict != "healthy" for d in shown) - MOST_FUNCTIONS
     note = f"The parts below are of the first {MOST_FUNCTIONS}; {left} more are in the JSON." if left > 0 else ""
-    grid = Grid(("Function", "DocumentVerdict", "What", "Seconds"), rows, numbers=(3,), left=note)
+    grid = Grid(("Function", "Verdict", "What", "Seconds"), rows, numbers=(3,), left=note)
     return Section("functions", "Functions", body=grid, summary=", ".join(counts))
 
 
