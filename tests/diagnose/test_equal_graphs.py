@@ -68,6 +68,8 @@ def test_functions_are_counted_with_the_first_that_has_their_graphs() -> None:
     assert known.has(second, ["seen"], calls, 600) and second.uncompiled, "it runs as the first does"
     assert not known.has(other, ["seen"], calls, 600) and not other.uncompiled
     assert not known.has(second, ["seen", "and more"], calls, 600)
+    known.add(other, ["seen"], calls, Diagnosis(verdict="healthy"))
+    assert known.has(Compiled(Block(3, scale=2), "eager"), ["seen"], calls, 600), "each kind has its own"
     assert diagnosis.notes == ["another", EQUAL.format(count=2)]
     assert known.told([("Block", diagnosis)]) == [("Block", "2 equal graphs, looked into once")]
 

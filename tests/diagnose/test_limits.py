@@ -370,12 +370,12 @@ GIB = 1 << 30
         (
             8 * GIB,
             False,
-            ["kernels: predicted: 9.0 GiB of memory, of 8.0 GiB: the values inside of its kernels were not shown"],
+            ["kernels: predicted: 9.1 GiB of memory, of 8.0 GiB: the values inside of its kernels were not shown"],
         ),
         (
             GIB,
             None,
-            ["were not shown", "kernels as they are: predicted: 7.0 GiB of memory, of 1.0 GiB: it was left out"],
+            ["were not shown", "kernels as they are: predicted: 7.1 GiB of memory, of 1.0 GiB: it was left out"],
         ),
     ],
 )

@@ -26,6 +26,9 @@ STEPS: Mapping[str, tuple[float, float]] = {
 }
 """How many copies of the program's state, and of the values of all ops in its graphs, a rung has at the same time."""
 
+COMPILER = 64 << 20
+"""What a second compilation takes in the same process."""
+
 JUDGED = 12
 """Arrays of float64 of the size of a value that are made to judge it."""
 
@@ -60,8 +63,8 @@ def predicted(step: str, sizes: Sizes) -> int:
         return JUDGED * sizes.largest
     if step == "float64":
         return int(sizes.wide + sizes.run * sizes.wide / max(1, sizes.state))
-    state, ops = STEPS[step]
-    return int(sizes.run + state * sizes.state + ops * sizes.ops)
+    (state, ops), again = STEPS[step], COMPILER if step.startswith("kernels") else 0
+    return int(sizes.run + state * sizes.state + ops * sizes.ops + again)
 
 
 class Room:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -34,8 +35,12 @@ def fingerprint(gm: GraphModule) -> str:
             if node.op == "get_attr":
                 constants.append(attrgetter(node.target)(part))
     with quiet():
-        made.update(digest_of(c for c in constants if isinstance(c, torch.Tensor) and not is_fake(c)).encode())
+        made.update(digest_of(c for c in constants if _is_plain(c)).encode())
     return made.hexdigest()
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not is_fake(value)
 
 
 def _form(value: Any) -> Any:
@@ -62,12 +67,12 @@ class EqualGraphs:
     """The compiled functions of a program that were diagnosed, for those that have the same graphs."""
 
     def __init__(self) -> None:
-        self._looked: dict[Any, Looked] = {}
+        self._looked: dict[Any, list[Looked]] = {}  # those that may be equal together
 
     def add(self, compiled: Compiled, signatures: Iterable[Any], calls: Sequence[Call], diagnosis: Diagnosis) -> None:
         """Remember what was diagnosed."""
         if not diagnosis.unfinished:
-            self._looked.setdefault(_look(compiled, signatures), Looked(compiled, calls, diagnosis))
+            self._looked.setdefault(_look(compiled, signatures), []).append(Looked(compiled, calls, diagnosis))
 
     def has(self, compiled: Compiled, signatures: Iterable[Any], calls: Sequence[Call], left_s: float) -> bool:
         """Whether a function with the same graphs was diagnosed: then this one is counted there, and runs as that does.
@@ -76,23 +81,24 @@ class EqualGraphs:
             signatures: of its calls so far.
             left_s: seconds for finding out.
         """
-        known, timeout_s = self._looked.get(_look(compiled, signatures)), min(STEP_LIMIT_S, left_s)
-        if known is None:
-            return False
-        if known.graphs is None:
-            known.graphs = graphs_of(known.compiled, known.calls, timeout_s)
-        if not known.graphs or known.graphs != graphs_of(compiled, calls, timeout_s):
-            return False
-        notes = known.diagnosis.notes
-        notes[:] = [note for note in notes if note != EQUAL.format(count=known.count)]
-        known.count += 1
-        notes.append(EQUAL.format(count=known.count))
-        compiled.uncompiled = known.compiled.uncompiled
-        return True
+        looked, timeout_s = self._looked.get(_look(compiled, signatures), []), min(STEP_LIMIT_S, left_s)
+        graphs = graphs_of(compiled, calls, timeout_s) if looked else []
+        for known in looked if graphs else ():
+            if known.graphs is None:
+                known.graphs = graphs_of(known.compiled, known.calls, timeout_s)
+            if known.graphs == graphs:
+                notes = known.diagnosis.notes
+                notes[:] = [note for note in notes if note != EQUAL.format(count=known.count)]
+                known.count += 1
+                notes.append(EQUAL.format(count=known.count))
+                compiled.uncompiled = known.compiled.uncompiled
+                return True
+        return False
 
     def told(self, diagnoses: Sequence[tuple[str, Diagnosis]]) -> list[tuple[str, str]]:
         """Of the functions whose diagnosis was one for several: name and note."""
-        counts = {id(looked.diagnosis): looked.count for looked in self._looked.values() if looked.count > 1}
+        everything = chain.from_iterable(self._looked.values())
+        counts = {id(looked.diagnosis): looked.count for looked in everything if looked.count > 1}
         return [(name, EQUAL.format(count=counts[id(d)])) for name, d in diagnoses if id(d) in counts]
 
 
