@@ -6,7 +6,7 @@ A case is a file with `make() -> (fn_or_module, args, kwargs)` and `EXPECT`; opt
 before extra call i, eager and compiled) and `plant()` (context in which the compiler is faulty).
 
 `EXPECT` has `kind`, `stage`, `culprit_ops` and `direction`. Where several answers are right, `kind`, `stage` or
-`direction` is a list. The kind of a healthy one is `control`.
+`direction` is a list. The kind of a healthy one is `control`. `lines`, where it is there, is how long the repro may be.
 """
 
 import importlib.util

@@ -44,6 +44,8 @@ def fault_is_found(name: str, record_property: Record) -> None:
     assert row["diagnosis"]["verdict"] != "healthy"
     asked = ("found", "stage", "op", "source", "repro") if "source" in points else ("found", "stage", "op")
     assert all(points[point] for point in asked if point not in missed), row
+    longest = row["expected"].get("lines")
+    assert longest is None or (points["lines"] or longest + 1) <= longest, row
 
 
 def control_is_silent(name: str, record_property: Record) -> None:

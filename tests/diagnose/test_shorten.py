@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import cases
 import torch
 from reduction import reduction_cases
 from reduction.reduction_cases import case_of, mlp
 
 from graphprobe.diagnose.culprit import named, shortened
-from graphprobe.engine.naming import op_of
+from graphprobe.diagnose.prove import graphs_of_inductor
+from graphprobe.engine.naming import op_of, source_of
 
 
 def test_one_call_is_left() -> None:
@@ -21,6 +23,24 @@ def test_one_call_is_left() -> None:
 def test_a_case_that_does_not_fail_stays_as_it_is() -> None:
     fn, args = mlp(depth=2, at=0)
     assert shortened(case_of(fn, args, backend="eager"), budget_s=60, timeout_s=20) is None
+
+
+def test_what_a_pass_breaks_is_found_without_kernels() -> None:
+    model, args, _ = cases.load("tracker/emb_copy_then_decay").make()
+    short = shortened(case_of(model, args), budget_s=400, timeout_s=200, backend=graphs_of_inductor)
+    assert short is not None
+    assert {op_of(n) for n in named(short)} >= {"operator.setitem", "torch.Tensor.mul_"}
+    assert len(named(short)) <= 4
+
+
+def test_what_is_not_lowered_is_found_without_kernels_by_its_line() -> None:
+    model, args, _ = cases.load("tracker/emb_area_of_symbols").make()
+    case = case_of(model, args, dynamic=True)
+    hints = [n.name for n in named(case) if "emb_area_of_symbols" in (source_of(n) or "")]
+    short = shortened(case, budget_s=400, timeout_s=200, backend=lambda: graphs_of_inductor(lowers=True), hints=hints)
+    assert short is not None
+    assert "torch.nn.functional.interpolate" in [op_of(n) for n in named(short)]
+    assert len(named(short)) <= 3
 
 
 def test_views_come_last_and_later_calls_first() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from graphprobe.engine.naming import aten_behind, module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import GraphprobeError
-from graphprobe.findings import Finding, Kind, kind_of_death, told_more
+from graphprobe.findings import Finding, Kind, Stage, kind_of_death, told_more
 from graphprobe.internals.inductor.stages import stop_after
+from graphprobe.internals.ir.evaluation import lower
 from graphprobe.judge.judging import log_of, worst_of
 from graphprobe.judge.stage_table import stage_of
 
@@ -61,14 +62,19 @@ SMALL = 3
 """Calls of a piece that is small enough as it is."""
 
 SHORTEN_S, SHORTEN_WHOLE_S, SHORTEN_CHECKS = 20.0, 60.0, 12
-"""For how long a larger piece is made smaller; the second where only what is left can tell which op is to blame, and as
-many checks of a piece at the least, or a slow machine would name another op."""
+"""For how long a piece of a few calls is made smaller; the second for a larger one, whose repro nobody would read, and
+where only what is left can tell which op is to blame: so long, and as many checks of a piece, or a slow machine would
+leave more and name another op."""
 
 
-def _graphs_of_inductor() -> Any:
-    """Inductor's graphs as they are lowered, run op by op."""
+def graphs_of_inductor(*, lowers: bool = False) -> Any:
+    """Inductor's last graphs, run op by op; with `lowers` they are lowered before, for what that raises."""
 
-    def inner(gm: GraphModule, _: Sequence[Any], __: dict[str, Any]) -> Any:
+    def inner(gm: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Any:
+        if lowers:
+            flags = {name: bool(settings.get(name)) for name in ("is_inference", "is_backward")}
+            lower(gm, inputs, **flags)
+
         def run(args: list[Any]) -> Any:
             values = list(args)
             args.clear()
@@ -116,7 +122,7 @@ class Prover:
             return None
         limit = self.compilation.timeout_s
         if graphs_only and self.compilation.is_inductor:
-            quick = check(case, timeout_s=limit, reference=reference, backend=_graphs_of_inductor, repeats=1)
+            quick = check(case, timeout_s=limit, reference=reference, backend=graphs_of_inductor, repeats=1)
             if not quick.fails:
                 return quick
         self.compiles += 1
@@ -192,7 +198,9 @@ class Prover:
             kind = shown_by(result, kind)
         if suspect.direction == "backward" and kind == "wrong_value":
             kind = "wrong_gradient"
-        case, result, short = self.smaller(case, result, tells=suspect.whole and "op" not in suspect.known)
+        lines = {source_of(n) for n in (suspect.node, *suspect.others)}
+        tells = suspect.whole and "op" not in suspect.known
+        case, result, short = self.smaller(case, result, kind, suspect.stage, lines=lines, tells=tells)
         place: Place = (suspect.op, suspect.node.name, suspect.source, suspect.module, suspect.also)
         many = len(named(case))
         if "op" not in suspect.known and suspect.pass_ is None and (short if suspect.whole else 1 < many <= LARGEST):
@@ -231,27 +239,46 @@ class Prover:
         self,
         case: Case,
         result: CaseResult,
+        kind: Kind,
+        stage: Stage,
         *,
-        backend: Callable[[], Any] | None = None,
         enough: int = SMALL,
+        lines: Collection[str | None] = (),
         tells: bool = False,
     ) -> tuple[Case, CaseResult, bool]:
         """The case, with fewer calls if it has more than `enough` and they can be left out in time; were any?
 
-        `tells`: only what is left can tell which op is to blame, which is worth more time.
+        Args:
+            kind, stage: of the fault, as far as they are known.
+            lines: the user's lines that are suspected.
+            tells: only what is left can tell which op is to blame.
         """
-        before = len(named(case))
-        if before <= enough or case.caches:
+        calls = named(case)
+        if len(calls) <= enough or case.caches:
             return case, result, False
-        limit = self.compilation.timeout_s
-        budget_s = max(SHORTEN_WHOLE_S, SHORTEN_CHECKS * self.check_s) if tells else SHORTEN_S
-        short = shortened(case, budget_s=budget_s, timeout_s=limit, backend=backend or self.compilation.maker)
-        if short is None or len(named(short)) >= before:
-            return case, result, False
-        again = self.try_case(short)
-        if again is None or not again.fails:
-            return case, result, False
-        return short, again, True
+        long = tells or len(calls) > LARGEST
+        budget_s = max(SHORTEN_WHOLE_S, SHORTEN_CHECKS * self.check_s) if long else SHORTEN_S
+        hints = [n.name for n in calls if (line := source_of(n)) and line in lines]
+        for backend in self._quickest(kind, stage):
+            short = shortened(
+                case, budget_s=budget_s, timeout_s=self.compilation.timeout_s, backend=backend, hints=hints
+            )
+            if short is not None and len(named(short)) < len(calls):
+                again = self.try_case(short)
+                if again is not None and again.fails:
+                    return short, again, True
+        return case, result, False
+
+    def _quickest(self, kind: Kind, stage: Stage) -> list[Callable[[], Any] | None]:
+        """What may show a fault of this stage, the quickest first: nothing is compiled that is not to blame."""
+        whole = self.compilation.maker
+        if not self.compilation.is_inductor:
+            return [whole]
+        if stage == "aot":
+            return [lambda: "aot_eager", whole]
+        if stage in GRAPH_STAGES:
+            return [graphs_of_inductor, whole]
+        return [lambda: graphs_of_inductor(lowers=True), whole] if kind == "crash_compile" else [whole]
 
     def place_in(self, case: Case, result: CaseResult, kind: Kind) -> Place:
         """Op, node, source and module of the likeliest culprit of a short case, and its other ops."""

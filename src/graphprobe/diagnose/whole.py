@@ -252,11 +252,16 @@ def _without(call: CapturedValues, positions: Sequence[int]) -> CapturedValues:
 
 def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any], earliest: Stage) -> Finding:
     """The finding of a case that fails, made as small as time allows, with its dossier."""
-    aot = known["stage"] == "aot" and prover.compilation.is_inductor
     unnamed = "op" not in known
-    backend = (lambda: "aot_eager") if aot else None
-    enough = 1 if unnamed else SMALL
-    case, result, short = prover.smaller(case, result, backend=backend, enough=enough, tells=unnamed)
+    case, result, short = prover.smaller(
+        case,
+        result,
+        known["kind"],
+        known["stage"],
+        enough=1 if unnamed else SMALL,
+        lines={known.get("source")},
+        tells=unnamed,
+    )
     if unnamed and (short or len(named(case)) <= LARGEST):
         place = prover.place_in(case, result, known["kind"])
         known = known | dict(zip(("op", "node", "source", "module", "also"), place, strict=True))

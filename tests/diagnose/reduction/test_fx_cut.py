@@ -177,3 +177,25 @@ def test_the_whole_is_the_case():
     made, [inputs] = space.build(space.whole().recipe)
     assert len(calls_of(made)) == 6
     assert torch.equal(made(*inputs)[0], module(*args))
+
+
+def with_a_float(*floats):
+    """`x * m.item() + n` as Dynamo makes it of a module's float, and a call for each float."""
+    graph = Graph()
+    x, m, n = (graph.placeholder(name) for name in "xmn")
+    product = graph.call_function(operator.mul, (x, graph.call_method("item", (m,))))
+    graph.output((graph.call_function(operator.add, (product, n)),))
+    calls = [(torch.ones(3), torch.tensor(f, dtype=torch.float64), 4) for f in floats]
+    return problem(GraphModule(torch.nn.Module(), graph), *calls)
+
+
+def test_a_float_that_is_an_input_is_a_number_and_an_int_stays_an_input():
+    space = with_a_float(0.5)
+    assert [unit.name for unit in space.units] == ["mul", "add"]
+    graph, [inputs] = space.build(piece(space, "mul", "add").recipe)
+    assert inputs[1:] == [4]
+    assert torch.equal(graph(*inputs)[0], torch.full((3,), 4.5))
+
+
+def test_a_float_that_changes_stays_an_input():
+    assert [unit.name for unit in with_a_float(0.5, 0.25).units] == ["item", "mul", "add"]

@@ -106,7 +106,9 @@ class _Cutter:
             return items if kind == "list" else tuple(items)
         if kind == "opaque":
             raise CannotCut(f"{node.name}: {records[0]['reason']}")
-        if kind == "tensor" or any(record != records[0] for record in records):
+        # An int that the graph is given may be a symbol, with which a fault of dynamic shapes goes.
+        given = kind == "int" and node.op == "placeholder"
+        if kind == "tensor" or given or any(record != records[0] for record in records):
             return self._placeholder(node, numbers, path)
         return restore(records[0], {}, {})
 

@@ -16,7 +16,7 @@ from graphprobe.diagnose.reduction.cut import CannotCut, Piece, cut, inputs_of, 
 from graphprobe.diagnose.reduction.edits import Edit, NotApplicable, size_of
 from graphprobe.diagnose.reduction.recipe import Recipe
 from graphprobe.diagnose.reduction.recording import Recording, record
-from graphprobe.diagnose.reduction.transforms import without_transforms
+from graphprobe.diagnose.reduction.transforms import with_plain_floats, without_transforms
 from graphprobe.engine.naming import module_of
 from graphprobe.engine.subgraph import CALLS, is_item
 from graphprobe.engine.values import CapturedValues, capture
@@ -94,9 +94,11 @@ class Problem:
     def of(cls, case: Case, *, timeout_s: float) -> Problem:
         """Run the case uncompiled and make a problem of it; raises UsageError when that cannot be done.
 
-        A graph with transforms of `torch.func` is taken as the ATen ops that they lead to.
+        A graph with transforms of `torch.func` is taken as the ATen ops that they lead to, floats that are inputs as
+        numbers.
         """
-        case = replace(case, graph=without_transforms(case.graph, case.calls))
+        graph = with_plain_floats(without_transforms(case.graph, case.calls), case.calls)
+        case = replace(case, graph=graph)
         return cls(case, record(case, timeout_s=timeout_s))
 
     def rebased(self, recipe: Recipe, *, timeout_s: float) -> Problem:

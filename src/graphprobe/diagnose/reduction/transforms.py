@@ -1,22 +1,29 @@
-"""Dynamo's graphs without the transforms of `torch.func`: what they do to the ops, in ATen ops.
+"""Dynamo's graphs in a form that pieces can be cut out of and compiled again.
 
-Inside of a transform (`vmap`, `grad`, `jvp` and what is made of them) values are wrapped in levels that exist only
-while it runs: they cannot be saved, and no piece of the graph can be cut out there. AOTAutograd traces through the
-transforms, so that from there on a graph of the ATen ops that they lead to is the same program.
+Without the transforms of `torch.func`: what they do to the ops, in ATen ops. Inside of a transform (`vmap`, `grad`,
+`jvp` and what is made of them) values are wrapped in levels that exist only while it runs: they cannot be saved, and no
+piece of the graph can be cut out there. AOTAutograd traces through the transforms, so that from there on a graph of the
+ATen ops that they lead to is the same program.
+
+Without floats that are inputs: with dynamic shapes a float of a module (the momentum of a batch norm) is a tensor that
+`item` makes a number of, which Dynamo does not trace a second time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import CapturedValues
+from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.tensors.plain_tensors import has_levels
 
 
@@ -42,3 +49,30 @@ def without_transforms(graph: GraphModule, calls: Sequence[CapturedValues]) -> G
         return traced()
     except Exception:  # an op that tracing has no rule for; then what can be done with the graph as it is
         return graph
+
+
+def with_plain_floats(graph: GraphModule, calls: Sequence[CapturedValues]) -> GraphModule:
+    """The graph, with the floats that are inputs as the numbers that they are, where all calls have the same."""
+
+    def reads(gm: GraphModule) -> list[tuple[int, Node]]:
+        places = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        return [(i, n) for i, p in enumerate(places) for n in p.users if n.op == "call_method" and n.target == "item"]
+
+    if not calls or not reads(graph):
+        return graph
+    made, rows = copy_graph(graph), [call.restore() for call in calls]
+    for i, node in reads(made):
+        numbers = {row[i].item() for row in rows if isinstance(row[i], torch.Tensor) and row[i].numel() == 1}
+        number = numbers.pop() if len(numbers) == 1 else None
+        if not isinstance(number, float):
+            continue
+        for user in list(node.users):
+            user.args = map_arg(user.args, partial(_replaced, node, number))
+            user.kwargs = map_arg(user.kwargs, partial(_replaced, node, number))
+        made.graph.erase_node(node)
+    made.recompile()
+    return made
+
+
+def _replaced(node: Node, number: float, argument: Node) -> Any:
+    return number if argument is node else argument

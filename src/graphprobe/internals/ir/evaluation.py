@@ -100,6 +100,12 @@ def evaluate_ir(
             return _Evaluation(graph, module, wide).run(fakes, inputs)
 
 
+def lower(gm: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool = False, is_backward: bool = False) -> None:
+    """Lower a graph and throw the IR away; arguments as for `evaluate_ir`. Raises what the lowering raises."""
+    with torch.no_grad(), _lowered(gm, inputs, is_inference, is_backward):
+        pass
+
+
 @contextlib.contextmanager
 def _lowered(
     gm: fx.GraphModule, inputs: Sequence[Any], is_inference: bool, is_backward: bool
