@@ -20,7 +20,7 @@ from graphprobe.internals.dynamo.compile_calls import Compiled
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.settings.limits import STEP_LIMIT_S
 
-EQUAL = "{count} equal graphs, looked into once"
+EQUAL = "{count} equal graphs, looked into once, with the values of the first"
 """The note on them."""
 
 
