@@ -71,7 +71,8 @@ def test_functions_are_counted_with_the_first_that_has_their_graphs() -> None:
     known.add(other, ["seen"], calls, Diagnosis(verdict="healthy"))
     assert known.has(Compiled(Block(3, scale=2), "eager"), ["seen"], calls, 600), "each kind has its own"
     assert diagnosis.notes == ["another", EQUAL.format(count=2)]
-    assert known.told([("Block", diagnosis)]) == [("Block", "2 equal graphs, looked into once, with the values of the first")]
+    note = "2 equal graphs, looked into once, with the values of the first"
+    assert known.told([("Block", diagnosis)]) == [("Block", note)]
 
 
 def test_what_is_not_finished_stands_for_nothing() -> None:
