@@ -259,7 +259,7 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "arguments for a callable": (["targets.py:small", "8"], ["takes no arguments", "'8'"]),
     "backend": (["--backend", "inducter", "targets.py:small"], ["--backend inducter", "inductor"]),
     "json folder": (["--json", "there/is/none.json", "targets.py:small"], ["--json there/is/none.json", "no folder"]),
-    "json exists": (["--json", "targets.py", "targets.py:small"], ["--json targets.py", "exists already"]),
+    "json exists": (["--json=targets.py", "targets.py:small"], ["--json targets.py", "exists already"]),
     "out is used": (["--out", ".", "targets.py:small"], ["--out .", "empty folder"]),
     "budget": (["--budget", "0", "targets.py:small"], ["--budget is '0'"]),
     "compiles nothing": (["quiet.py"], ["quiet.py compiled nothing: no call of torch.compile"]),
