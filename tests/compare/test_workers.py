@@ -46,7 +46,7 @@ def test_threads_give_the_rows_of_one_in_order() -> None:
 def test_threads_open_a_file_of_values_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is open is kept by path, whose hash is computed in Python: between two threads that look one up at the same
     time, the interpreter itself has crashed."""
-    monkeypatch.setattr("graphprobe.store.api_sink.SHARD_BYTES", 1)
+    monkeypatch.setattr("graphprobe.store.api_writer.SHARD_BYTES", 1)
     with graphprobe.dump(tmp_path, data="tensor"):
         for number in range(6):
             torch.full((3,), float(number)).exp()
