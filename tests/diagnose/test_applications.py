@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from graphprobe.diagnose.script import is_whole
 
 HERE = Path(__file__).parent / "applications"
 
@@ -38,6 +41,18 @@ def test_equal_blocks_are_diagnosed_once(script: str, equal: list[int], run: Run
         assert f"{count} equal graphs, looked into once, with the values of the first" in diagnosis["notes"]
         assert f"{diagnosis['function']}: {count} equal graphs, looked into once, with the values of the first" in told
     assert "step 1 True" in told, "the script itself went on"
+
+
+class Filled:
+    """Memory that calls write to, as a static cache is."""
+
+
+@pytest.mark.parametrize(
+    ("argument", "whole"), [(torch.ones(2), True), ([1, {"a": None}], True), (torch.float32, True), (Filled(), False)]
+)
+def test_a_call_with_an_object_that_it_may_have_changed_is_not_made_again(argument: Any, whole: bool) -> None:
+    assert is_whole(((argument,), {})) is whole
+    assert is_whole(((), {"cache": argument})) is whole
 
 
 @pytest.mark.heavy

@@ -239,7 +239,7 @@ class _Watcher:
         name = past.name if past.calls == 1 else f"{past.name}, call {past.calls}"
         try:
             call = copied_call(compiled.fn, args, kwargs)
-            earlier = [copied_call(compiled.fn, *kept) for was, kept in past.kept if was == mode]
+            earlier = [copied_call(compiled.fn, *kept) for was, kept in past.kept if was == mode and is_whole(kept)]
             past.kept.append((mode, copied_call(compiled.fn, *call)))
             calls = [*earlier, call]
             if self._known is None:
@@ -372,6 +372,17 @@ def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
         _mark_alike(found[key], copy)
     result: tuple[Any, Mapping[str, Any]] = mapped(lambda t: copies.get(id(t), t), (tuple(args), dict(kwargs)))
     return result
+
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def is_whole(call: tuple[Any, Mapping[str, Any]]) -> bool:
+    """Whether a copied call can be made again later: not one with an object that it has changed, such as a cache."""
+    import torch
+
+    kinds = (*PLAIN, torch.Tensor, torch.nn.Module, torch.dtype, torch.device)
+    return all(isinstance(leaf, kinds) for leaf in flattened(call)[0])
 
 
 def _mark_alike(original: torch.Tensor, copy: torch.Tensor) -> None:
