@@ -208,6 +208,8 @@ class _Walk:
                 decision = Decision("inconclusive", "unrecorded", "unrecorded_origin", text)
         if decision is None or decision.kind is None:
             decision = _unrecorded(mark, self.seen_unrecorded, self.connected, self.highest) or decision
+        if decision is not None and decision.kind == "shape" and self._fed_a_cause(mark):
+            return Decision(decision.verdict, "inherited", None, "a call told above changed what its forward call gave")
         if decision is not None and mark.backward and (mark.rank, mark.step, mark.me) in self.formal:
             return Decision(decision.verdict, "inherited", None, "its forward call differs, as told above")
         return decision
@@ -266,6 +268,22 @@ class _Walk:
             text = f"in the {changed}, {stray.name} was changed after a call {had} it, and no record shows by what"
             return Decision("differs", "structure", "changed_unseen", text, after=source.number, before=mark.number)
         return None
+
+    def _fed_a_cause(self, mark: Mark) -> bool:
+        """Whether what the forward call of a backward gave went into a call without a partner that is accused, be it
+        through others that have none."""
+        forward = self.places.forward_of(mark)
+        causes = {n for n, d in self.result.decisions.items() if d.kind in ("extra_call", "missing_call")}
+        lone = [m for m in map(self.marks.__getitem__, causes) if (m.rank, m.step) == (mark.rank, mark.step)]
+        seen: set[int] = set()
+        while forward is not None and lone:
+            one = lone.pop()
+            sources = [self.places.at(one, one.side, place) for *_, a, b in one.wired if (place := max(a, b)) >= 0]
+            if any(source is forward for source in sources):
+                return True
+            seen.add(one.number)
+            lone += [m for m in sources if m is not None and m.side == one.side and m.number not in seen]
+        return False
 
     def _decide(self, mark: Mark, decision: Decision) -> None:
         self.result.decisions[mark.number] = decision
