@@ -26,7 +26,7 @@ FAULTS = [
     "graphprobe.probe.trail:Trail.pass_ends",
     "graphprobe.probe.lowering:Lowering.event",
     "graphprobe.probe.lowering:Lowering.compiled",
-    "graphprobe.probe.lowering:InputSaver._write",
+    "graphprobe.probe.inputs:InputSaver._write",
     "graphprobe.probe.lowering:LaunchRecorder._write",
 ]
 

@@ -13,7 +13,7 @@ from graphprobe.internals.dynamo.compile_facts import begins_at, calls_of, on_cp
 from graphprobe.internals.observer import FrameFacts
 from graphprobe.probe.formats.fx_text import graph_text
 from graphprobe.probe.graph_facts import GraphFacts
-from graphprobe.probe.lowering import InputSaver
+from graphprobe.probe.inputs import InputSaver
 from graphprobe.probe.step_log import StepLog
 from graphprobe.probe.trail import Trail
 from graphprobe.probe.views import fx_file
