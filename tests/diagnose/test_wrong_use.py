@@ -116,7 +116,7 @@ def prepared(*args: Any, **kwargs: Any) -> Any:
     """The program and compilation that `diagnose` would look into."""
     found: list[Any] = []
 
-    def climb(ladder: api.Ladder) -> Diagnosis:
+    def climb(ladder: api.Ladder, explain: Any) -> Diagnosis:
         found.append((ladder.program, ladder.compilation))
         return Diagnosis(verdict="healthy")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.analysis.recompile_facts import FailedGuard
+from graphprobe.analysis.recompile_facts import ReadGuard
 from graphprobe.internals.dynamo.recompile_taps import value_in_frame
 
 
@@ -46,7 +46,7 @@ class LoudDict(dict[str, int]):
 
 
 def value(kind: str, source: str, scope: dict[str, Any], dim: int | None = None) -> str | None:
-    return value_in_frame(FailedGuard(kind, source, dim), scope, {"K": 8})
+    return value_in_frame(ReadGuard(kind, source, dim), scope, {"K": 8})
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_plain_values() -> None:
     assert value("size-bounds", "t", scope, dim=1) == "5"
     assert value("size-bounds", "t", scope, dim=2) is None
     assert value("int-changed", "absent", scope) is None and value("int-changed", "f(n)", scope) is None
-    assert value_in_frame(FailedGuard("global-changed", "G['K']"), {}, {"K": 8}) == "8"
+    assert value_in_frame(ReadGuard("global-changed", "G['K']"), {}, {"K": 8}) == "8"
