@@ -52,4 +52,4 @@ def test_the_report_of_a_fault(warm: Warm, run_python: Python, tmp_path: Path, o
 def test_the_limits_are_those_of_the_code() -> None:
     assert f"beyond the first {sources.MOST_LINES}" in PAGE
     assert f"beyond {sections_run.MOST_BYTES >> 20} MiB of graphs" in PAGE
-    assert f"generated code beyond {sections_run.MOST_BYTES >> 20} MiB" in PAGE
+    assert f"generated code beyond {sections_run.MOST_CODE_BYTES >> 20} MiB" in PAGE
