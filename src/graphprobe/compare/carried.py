@@ -107,8 +107,13 @@ class Carried:
         for slot in row.slots:
             if slot.origin == "state" and slot.role not in OUTPUT_ROLES:
                 mine, theirs = _slot(task.candidate, slot.name), _slot(task.reference, slot.reference_name or slot.name)
-                if mine is not None and theirs is not None:
-                    kept.add((fingerprint(mine), fingerprint(theirs)), row.number)
+                marks = (
+                    (fingerprint(mine), fingerprint(theirs))
+                    if mine is not None and theirs is not None
+                    else (None, None)
+                )
+                if None not in marks:  # a constant, without a digest, says nothing of what is the same
+                    kept.add(marks, row.number)
         return tuple(found)
 
     def _strays(self, plan: Plan, task: Task, row: CallResult) -> list[Stray]:
