@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import pytest
 import torch
 import torch._inductor.async_compile  # once here, not in each child
 
@@ -294,6 +295,30 @@ def test_integers_and_other_values_stay_as_they_are_in_float64() -> None:
     assert call.outputs[0].tolist() == [0, 1, 2] and call.outputs[0].dtype is torch.int64
     assert call.outputs[1].dtype is torch.float64 and abs(call.outputs[1].item() - 1) == 2.0**-8
     assert call.outputs[2] == "a"
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_memory_that_is_shared_is_shared_in_float64(seed: int | None) -> None:
+    """Two arguments that overlap, and a buffer that is a part of a weight: what changes one changes the other."""
+
+    class Halves(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(6))
+            self.register_buffer("part", self.weight.detach()[:3])
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x.mul_(2)
+            cast("torch.Tensor", self.part).add_(1)
+            return x + y + self.weight[:4]
+
+    base = torch.arange(8.0)
+    program = Program(Halves(), [((base[:4], base[2:6]), {}), ((torch.ones(4), torch.ones(4)), {})])
+    outcome = isolated(lambda: program.run_wide(seed, 2.0**-24))
+    wide = [read(record).outputs[0] for record in msgspec.convert(outcome.value, list[ObservationRecord])]
+    eager = [observation.outputs[0] for observation in run(program)]
+    assert eager[0].tolist() == [6, 10, 10, 12]
+    assert all(torch.allclose(a.float(), b) for a, b in zip(wide, eager, strict=True))
 
 
 def test_tied_weights_and_repeated_arguments_stay_one_in_float64() -> None:

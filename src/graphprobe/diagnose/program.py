@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from graphprobe.engine.reference import InFloat64, is_noisy, rough_sums
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, untouched
 from graphprobe.engine.value_file import ValueFile
+from graphprobe.engine.values import why_not
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.judge.effects import snapshot
 from graphprobe.judge.observation import ObservationRecord, contents_of, failed, observe, reachable_modules
@@ -127,40 +129,94 @@ class Program:
         Parameters and buffers are widened in place: call it in a child process.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        dtypes = Counter[torch.dtype]()
-
-        def widen(value: torch.Tensor) -> torch.Tensor:
-            if not is_noisy(value):
-                return value
-            dtypes[torch.float32 if value.is_complex() else value.dtype] += 1
-            wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64, copy=True)
-            if generator is not None:
-                signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8) * 2 - 1
-                wide.mul_(signs.to(wide.device, torch.float64).mul_(roundoff).add_(1))
-            leaf = wide.requires_grad_(value.requires_grad)
-            return leaf if value.is_leaf else computed(leaf)
-
-        made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what is shared stays shared; old ones stay alive
-
-        def once(value: torch.Tensor) -> torch.Tensor:
-            if id(value) not in made:
-                wide = widen(value)
-                parameter = isinstance(value, torch.nn.Parameter)
-                made[id(value)] = (value, torch.nn.Parameter(wide, value.requires_grad) if parameter else wide)
-            return made[id(value)][1]
-
+        widened = _Widened([*tensors_of(list(self.calls)), *self.state()], generator, roundoff)
         for module in self.modules():
             for part in module.modules():
                 for values in cast("list[dict[str, Any]]", [part._parameters, part._buffers]):
                     for name, value in values.items():
                         if value is not None:
-                            values[name] = once(value)
-        calls = [tree_map(lambda v: once(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
+                            values[name] = widened(value)
+        calls = [tree_map(lambda v: widened(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
         wide = replace(self, calls=calls, effects=False)
         sums = rough_sums(generator, roundoff) if generator is not None and rough else contextlib.nullcontext()
-        drawn = max(dtypes, key=lambda dtype: dtypes[dtype], default=torch.float32)
-        with sums, InFloat64(drawn):
+        with sums, InFloat64(widened.usual()):
             return wide.run(lambda fn: fn)
+
+
+class _Widened:
+    """Tensors in float64, each made once: one that stands in two places stays one, and shared memory stays shared.
+
+    Memory is shared by tensors of one dtype that overlap; where another dtype looks at it, it is not.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], generator: torch.Generator | None, roundoff: float) -> None:
+        self._generator, self._roundoff = generator, roundoff
+        self._dtypes = Counter[torch.dtype]()
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # old ones stay alive, and their ids theirs
+        self._memory = _shared_memory(tensors)
+        self._wide: dict[tuple[str, int], torch.Tensor] = {}
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        if id(value) not in self._made:
+            wide = self._widen(value)
+            parameter = isinstance(value, torch.nn.Parameter)
+            self._made[id(value)] = value, torch.nn.Parameter(wide, value.requires_grad) if parameter else wide
+        return self._made[id(value)][1]
+
+    def usual(self) -> torch.dtype:
+        """The dtype that most of the tensors had."""
+        return max(self._dtypes, key=lambda dtype: self._dtypes[dtype], default=torch.float32)
+
+    def _widen(self, value: torch.Tensor) -> torch.Tensor:
+        if not is_noisy(value):
+            return value
+        self._dtypes[torch.float32 if value.is_complex() else value.dtype] += 1
+        place = _memory_of(value)
+        window = self._memory.get(place) if place is not None else None
+        if place is None or window is None:
+            wide = self._moved(value.detach())
+        else:
+            begin, end = window
+            if place not in self._wide:
+                self._wide[place] = self._moved(value.detach().as_strided((end - begin,), (1,), begin))
+            wide = self._wide[place].as_strided(value.shape, value.stride(), value.storage_offset() - begin)
+        leaf = wide.requires_grad_(value.requires_grad)
+        return leaf if value.is_leaf else computed(leaf)
+
+    def _moved(self, value: torch.Tensor) -> torch.Tensor:
+        wide = value.to(torch.complex128 if value.is_complex() else torch.float64, copy=True)
+        if self._generator is not None:
+            signs = torch.randint(0, 2, wide.shape, generator=self._generator, dtype=torch.int8) * 2 - 1
+            wide.mul_(signs.to(wide.device, torch.float64).mul_(self._roundoff).add_(1))
+        return wide
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[str, int] | None:
+    """Device and address of the storage; None of a tensor that is not a plain view of one."""
+    if why_not(tensor) is not None or tensor.is_conj() or tensor.is_neg() or not tensor.numel():
+        return None
+    return str(tensor.device), tensor.untyped_storage().data_ptr()
+
+
+def _shared_memory(tensors: Sequence[torch.Tensor]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Of each storage in which several tensors of one dtype overlap, the first element that is seen, and the end."""
+    views: dict[tuple[str, int], dict[int, torch.Tensor]] = {}
+    for tensor in tensors:
+        place = _memory_of(tensor)
+        if place is not None:
+            views.setdefault(place, {})[id(tensor)] = tensor
+    shared: dict[tuple[str, int], tuple[int, int]] = {}
+    for place, seen in views.items():
+        if len(seen) > 1 and len({t.dtype for t in seen.values()}) == 1 and all(map(is_noisy, seen.values())):
+            spans = sorted((t.storage_offset(), t.storage_offset() + _reach(t)) for t in seen.values())
+            if any(after[0] < before[1] for before, after in itertools.pairwise(spans)):
+                shared[place] = spans[0][0], max(end for _, end in spans)
+    return shared
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Elements from the first to behind the last one."""
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _differentiable(result: Any) -> list[torch.Tensor]:
