@@ -23,6 +23,19 @@ BF16 = torch.bfloat16
 U = 2.0**-8
 
 
+def test_wide_results_too_if_asked_to() -> None:
+    x = torch.rand(20000, dtype=torch.float64) + 1.01
+    for dtype in (torch.float32, torch.float64):
+        given = x.to(dtype)
+        with RoundedAnew(torch.Generator().manual_seed(1), 0.0) as mode:
+            got = given * 1.25
+        steps = (got.double() - (given * 1.25).double()) / torch.finfo(dtype).eps
+        inner = given * 1.25 < 2
+        assert 0.25 < float((steps[inner] != 0).float().mean()) < 0.42
+        assert float(steps[inner].abs().max()) == 1.0
+        assert (mode.rounded, mode.failed) == (1, 0)
+
+
 def anew(seed: int = 0) -> RoundedAnew:
     return RoundedAnew(torch.Generator().manual_seed(seed))
 

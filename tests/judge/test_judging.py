@@ -16,7 +16,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.engine.interpret import copied_together
 from graphprobe.engine.value_file import InFile, ValueFile
 from graphprobe.errors import Raised
-from graphprobe.judge.judging import Difference, Reference, compare, identical, strides, while_compiling
+from graphprobe.judge.judging import Difference, Reference, compare, identical, judged, strides, while_compiling
 from graphprobe.judge.observation import Observation, read
 
 ROUNDOFF = 2.0**-24
@@ -460,6 +460,54 @@ def test_without_float64_the_runs_rounded_anew_judge() -> None:
     reference.wide, reference.perturbed = None, []
     assert compare(reference, results(mixed, [X])) == []
     assert [d.certain for d in compare(reference, results(lambda x: mixed(x) * 3, [X]))] == [True]
+
+
+def with_own(fn: Callable[..., Any], *args: Any) -> Reference:
+    """A reference that can be asked for runs in the program's own precision."""
+    reference = reference_of(fn, args, grad=None, wide=True)
+
+    def own() -> list[list[Observation]]:
+        programs = [Program(fn, [(fresh(args), {})], effects=False) for _ in range(24)]
+        return [[read(r) for r in p.run_rounded(seed, least=0.0).calls] for seed, p in enumerate(programs)]
+
+    reference.make_own = own
+    return reference
+
+
+def other_in_float64(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * (2 if x.dtype is torch.float32 else 3)
+
+
+def test_a_float64_run_of_something_else_explains_nothing() -> None:
+    reference = with_own(other_in_float64, X)
+    assert compare(reference, results(lambda x: x.sin() * 4 / 2, [X])) == []
+    assert compare(reference, results(lambda x: (x.double().sin() * 2).float(), [X])) == []
+    for factor, certain in ((2.5, True), (3, False)):
+        (found,) = compare(reference, results(lambda x, by=factor: x.sin() * by, [X]))
+        assert found.certain == certain, found.text
+        assert certain or "in float64 it is as compiled" in found.text
+    whole = with_own(lambda x: (100 * other_in_float64(x)).long(), X)
+    (found,) = compare(whole, results(lambda x: (300 * x.sin()).long(), [X]))
+    assert found.weight == "unsure" and "no rounding explains" in found.text
+
+
+def test_what_roundings_explain_is_not_something_else() -> None:
+    better: list[Difference] = []
+    reference = with_own(lambda x: (x + 1e8) - 1e8, X)
+    assert compare(reference, results(lambda x: x.clone(), [X]), better=better) == []
+    assert [d.weight for d in better] == ["better"]
+    assert len(reference.own) == 24, "the runs were asked for"
+    rounded = with_own(lambda x: ((x + 1e8) - 1e8).long(), X)
+    assert compare(rounded, results(lambda x: x.long(), [X])) == []
+
+
+def test_a_judge_asks_for_runs_in_the_own_precision() -> None:
+    reference = with_own(other_in_float64, X)
+    wrong = results(lambda x: x.sin() * 2.5, [X])
+    assert judged(reference, wrong).asks == "own"
+    reference.in_own_precision()
+    answer = judged(reference, wrong)
+    assert answer.asks == "" and [d.certain for d in answer.differences] == [True]
 
 
 def test_nothing_is_rounded_anew_where_nothing_is_narrow() -> None:

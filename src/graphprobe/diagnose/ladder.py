@@ -284,8 +284,8 @@ class Ladder:
             if not self.room.fits("judging", "whether rounding explains what differs is not known"):
                 return notes.unsure_of_numbers([])
             found = self._judge(partial(judged, self.reference, calls), Judged)
-            if found is not None and found.asks:
-                self.reference.complete()
+            while found is not None and found.asks:
+                (self.reference.complete if found.asks == "more" else self.reference.in_own_precision)()
                 found = self._judge(partial(judged, self.reference, calls), Judged)
         except NoTimeLeft as spent:
             self._noise_unknown = True

@@ -21,6 +21,7 @@ from graphprobe.engine.values import why_not
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.judge.effects import snapshot
 from graphprobe.judge.observation import ObservationRecord, contents_of, failed, observe, reachable_modules
+from graphprobe.numerics.verdict import NARROW
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -116,9 +117,9 @@ class Program:
         effects = None if before is None else (before, snapshot(self.fn, (args, kwargs)))
         return observe(result, (args, kwargs), inputs, self.modules(), gradients, effects, self.file), None
 
-    def run_rounded(self, seed: int) -> RoundedRun:
-        """The calls in their own precision, narrow results rounded anew; no calls where nothing is narrow."""
-        mode = RoundedAnew(torch.Generator().manual_seed(seed))
+    def run_rounded(self, seed: int, *, least: float = NARROW) -> RoundedRun:
+        """The calls in their own precision, results rounded anew whose u is above `least`; no calls where none is."""
+        mode = RoundedAnew(torch.Generator().manual_seed(seed), least)
         with mode:
             records = replace(self, effects=False).run(lambda fn: fn)
         return RoundedRun(records if mode.rounded else [], mode.narrowest)
@@ -208,7 +209,7 @@ def _shared_memory(tensors: Sequence[torch.Tensor]) -> dict[tuple[str, int], tup
     shared: dict[tuple[str, int], tuple[int, int]] = {}
     for place, seen in views.items():
         if len(seen) > 1 and len({t.dtype for t in seen.values()}) == 1 and all(map(is_noisy, seen.values())):
-            spans = sorted((t.storage_offset(), t.storage_offset() + _reach(t)) for t in seen.values())
+            spans = sorted((int(t.storage_offset()), int(t.storage_offset()) + _reach(t)) for t in seen.values())
             if any(after[0] < before[1] for before, after in itertools.pairwise(spans)):
                 shared[place] = spans[0][0], max(end for _, end in spans)
     return shared
@@ -216,7 +217,7 @@ def _shared_memory(tensors: Sequence[torch.Tensor]) -> dict[tuple[str, int], tup
 
 def _reach(tensor: torch.Tensor) -> int:
     """Elements from the first to behind the last one."""
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum((n - 1) * s for n, s in zip(map(int, tensor.shape), map(int, tensor.stride()), strict=True))
 
 
 def _differentiable(result: Any) -> list[torch.Tensor]:

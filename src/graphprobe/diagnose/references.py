@@ -36,6 +36,8 @@ class Runner(Protocol):
 def measure(reference: Reference, run: Runner) -> list[str]:
     """Fill in the runs of a reference that the noise is taken from; returns what could not be measured."""
     problems = _measure_roundings(reference, run)
+    if not problems:
+        reference.make_own = partial(_rounded, run, reference, range(MORE_RUNS), least=0.0)
     watched = not problems  # what watches ops changes this program, or ends it
 
     def wide(seed: int | None, *, rough: bool = watched) -> list[Observation] | None:
@@ -55,23 +57,23 @@ def measure(reference: Reference, run: Runner) -> list[str]:
 
 def _measure_roundings(reference: Reference, run: Runner) -> list[str]:
     """Runs with narrow results rounded anew, a few at once and more where something would be accused without them."""
-
-    def rounded(seeds: range) -> list[list[Observation]]:
-        runs = [run(partial(Program.run_rounded, seed=seed), RoundedRun) for seed in seeds]
-        return [calls for one in runs if one is not None and (calls := _calls(one.calls, reference))]
-
     first = run(partial(Program.run_rounded, seed=0), RoundedRun)
     if first is None:
         return ["the noise of the program's own roundings could not be measured"]
     calls = _calls(first.calls, reference)
     if calls is None or first.narrowest <= NARROW:
         return []
-    runs = [calls, *rounded(range(1, RUNS))]
+    runs = [calls, *_rounded(run, reference, range(1, RUNS))]
     if run(lambda _: _is_another_program(reference.eager[0], runs), bool):
         return ["watched op by op, the program computes something else: its own roundings were not measured"]
     reference.rounded, reference.narrowest, reference.moved = runs, first.narrowest, min(reference.roundoff, SINGLE)
-    reference.more = partial(rounded, range(RUNS, MORE_RUNS))
+    reference.more = partial(_rounded, run, reference, range(RUNS, MORE_RUNS))
     return []
+
+
+def _rounded(run: Runner, reference: Reference, seeds: range, *, least: float = NARROW) -> list[list[Observation]]:
+    runs = [run(partial(Program.run_rounded, seed=seed, least=least), RoundedRun) for seed in seeds]
+    return [calls for one in runs if one is not None and (calls := _calls(one.calls, reference))]
 
 
 SHIFT, LEAST_SHIFT = 16.0, 1e-6

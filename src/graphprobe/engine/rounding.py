@@ -10,7 +10,8 @@ are up to one ulp apart. So each result y of an operator in a narrow dtype becom
 with one ξ for each element. A third of the elements move by one ulp; the rms change is twice the rms error of a
 rounding. (Stochastic arithmetic: Parker, Monte Carlo Arithmetic, 1997, perturbs each operation by up to half an ulp, to
 see how many digits a result has.) What is wider than narrow is left alone: float64 runs on perturbed inputs say how
-much that moves. `judge_narrow` puts the two together; `bench/autocast.py` has its false alarms and misses.
+much that moves. `judge_narrow` puts the two together; `bench/autocast.py` has its false alarms and misses. Where the
+float64 run cannot be of the same program, wide results are rounded anew, too.
 """
 
 from __future__ import annotations
@@ -51,9 +52,6 @@ SHARE = 1 / 16
 
 WIDE = 8.0
 """What `verdict.LIBRARY` tolerates in wide dtypes, in units of what `verdict.DEFAULT` tolerates."""
-
-EXPONENT = 0x7F800000
-"""The bits of a float32 that hold its exponent: alone, they are the power of two next below it."""
 
 CONVERSIONS = frozenset("_to_copy copy _copy_from _copy_from_and_resize".split())
 """Results are exact where they equal the source."""
@@ -116,6 +114,7 @@ class RoundedAnew:
     Args:
         generator: on the CPU; everything is drawn from generators seeded by it. The program's own
             generators are not touched.
+        least: dtypes of a larger unit roundoff are rounded anew; 0.0: all of them.
 
     Attributes:
         narrowest: the largest unit roundoff of any floating-point dtype that a result had; 0.0 before the first.
@@ -123,8 +122,9 @@ class RoundedAnew:
         failed: results that could not be.
     """
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator, least: float = NARROW) -> None:
         self.narrowest = 0.0
+        self._least = least
         self.rounded = 0
         self.failed = 0
         self._mode = OpMode(self._run)
@@ -155,7 +155,7 @@ class RoundedAnew:
         for tensor in returned:
             self._note(tensor)
         written = _written(op, args, kwargs)
-        targets = [t for t in _once([*written, *returned]) if _is_narrow(t)]
+        targets = [t for t in _once([*written, *returned]) if _is_rounded(t, self._least)]
         if not targets or _is_exact(op, args, kwargs):
             return
         mine = {id(t) for t in written}
@@ -180,14 +180,14 @@ class RoundedAnew:
         facts = _facts(target.dtype)
         assert facts is not None
         target = target.detach()
-        value = target.to(torch.float32)
+        value = target.to(torch.float32 if facts.unit_roundoff > NARROW else torch.float64)
         size = value.abs()
         keep = (size == 0) | (size == 1) | ~(size < facts.largest)  # ~(<): NaN stays
         if source is not None and source.shape == value.shape:
             keep |= value.to(torch.float64) == source.to(torch.float64)
         draws = torch.empty_like(value).uniform_(-1.0, 1.0, generator=self._generator(target.device))
-        power = (size.view(torch.int32) & EXPONENT).view(torch.float32).clamp_min_(facts.smallest_normal)
-        step = draws.mul_(STEP * facts.eps).mul_(power)
+        exponent = torch.frexp(size.clamp_min(facts.smallest_normal)).exponent
+        step = torch.ldexp(draws.mul_(STEP * facts.eps / 2), exponent)
         moved = step.add_(value).clamp_(-facts.largest, facts.largest)
         target.copy_(torch.where(keep, value, moved))
         self.rounded += 1
@@ -215,9 +215,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _is_narrow(tensor: torch.Tensor) -> bool:
+def _is_rounded(tensor: torch.Tensor, least: float) -> bool:
     facts = _facts(tensor.dtype)
-    if facts is None or facts.kind != "float" or facts.unit_roundoff <= NARROW:
+    if facts is None or facts.kind != "float" or facts.unit_roundoff <= least:
         return False
     return _is_plain(tensor) and tensor.numel() > 0
 

@@ -84,6 +84,9 @@ class Reference:
         rounded: runs in the program's own precision, each narrow result rounded anew; empty where nothing is narrow.
         narrowest: the largest unit roundoff that a result had in these.
         more: makes further such runs.
+        own: runs in the program's own precision, each result rounded anew, narrow or wide; made only where the float64
+            run and the uncompiled one are far apart.
+        make_own: makes them; None: they are made, or cannot be.
         before: the inputs before each call.
         roundoff: u of the coarsest dtype among inputs and outputs.
         moved: by how much of themselves the inputs of the perturbed runs were moved.
@@ -97,6 +100,8 @@ class Reference:
     rounded: list[list[Observation]] = field(default_factory=list)
     narrowest: float = 0.0
     more: Callable[[], list[list[Observation]]] | None = None
+    own: list[list[Observation]] = field(default_factory=list)
+    make_own: Callable[[], list[list[Observation]]] | None = None
     before: Sequence[Sequence[Any]] = field(default_factory=list)
     roundoff: float = 2.0**-24
     moved: float = 0.0
@@ -111,6 +116,12 @@ class Reference:
         if self.more is not None:
             self.rounded += self.more()
             self.more = None
+
+    def in_own_precision(self) -> list[list[Observation]]:
+        """`own`, made now if need be."""
+        if self.make_own is not None:
+            self.own, self.make_own = self.make_own(), None
+        return self.own
 
 
 def roundoff_of(values: Iterable[Any]) -> float:
@@ -164,30 +175,38 @@ class Judged(msgspec.Struct):
 
     Attributes:
         differences, better: as of `compare`.
-        asks: the further runs of the reference are needed first.
+        asks: which runs of the reference are needed first: `more` or `own`; empty: none.
     """
 
     differences: list[Difference] = []
     better: list[Difference] = []
-    asks: bool = False
+    asks: Literal["", "more", "own"] = ""
 
 
 class _MoreRuns(Exception):
-    """Somebody has asked for the further runs."""
+    """Somebody has asked for `more` runs, or for `own` ones."""
+
+    def __init__(self, which: Literal["more", "own"]) -> None:
+        super().__init__(which)
+        self.which = which
 
 
 def judged(reference: Reference, got: Sequence[Observation]) -> Judged:
     """As `compare`, but that no further runs are made."""
 
-    def ask() -> list[list[Observation]]:
-        raise _MoreRuns
+    def ask(which: Literal["more", "own"]) -> list[list[Observation]]:
+        raise _MoreRuns(which)
 
     found = Judged()
     try:
-        asking = replace(reference, more=None if reference.more is None else ask)
+        asking = replace(
+            reference,
+            more=None if reference.more is None else lambda: ask("more"),
+            make_own=None if reference.make_own is None else lambda: ask("own"),
+        )
         found.differences = compare(asking, got, better=found.better, tell=doing)
-    except _MoreRuns:
-        found.asks = True
+    except _MoreRuns as asked:
+        found.asks = asked.which
     return found
 
 
@@ -380,11 +399,8 @@ def _worst(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Worst:
 
 def _float64(spot: Spot, e: torch.Tensor) -> Array | None:
     """What the float64 run gives in this place; None if it says nothing about the program."""
-    reference = spot.reference
-    wide, runs = spot.array(reference.wide), spot.arrays(reference.perturbed)
-    if wide is None or wide.shape != tuple(e.shape) or _is_another(wide, runs, array_from(e), reference):
-        return None
-    return wide
+    wide = spot.array(spot.reference.wide)
+    return None if wide is None or wide.shape != tuple(e.shape) or _is_another(spot, wide, array_from(e)) else wide
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -422,7 +438,10 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifferenc
     wrong = (e.cpu() != m.cpu()).cpu()
     wide = spot.of(spot.reference.wide)
     if isinstance(wide, torch.Tensor) and wide.shape == e.shape and bool((wide.cpu() == m.cpu())[wrong].all()):
-        return ValueDifference("better", "without the roundings of narrow dtypes, it is as compiled")
+        own = [spot.of(run) for run in spot.reference.rounded or spot.reference.in_own_precision()]
+        if not own or any(bool((run.cpu() != e.cpu())[wrong].any()) for run in own if isinstance(run, torch.Tensor)):
+            return ValueDifference("better", "without the roundings of the program, it is as compiled")
+        return ValueDifference("unsure", f"in float64 it is as compiled, {UNEXPLAINED}")
     moved = torch.zeros(e.shape, dtype=torch.bool)
     runs = [*spot.reference.perturbed, *spot.reference.rounded, *spot.reference.eager[1:], spot.reference.wide]
     values = [v for run in runs if isinstance(v := spot.of(run), torch.Tensor) and v.shape == e.shape]
@@ -446,6 +465,8 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
     runs = spot.arrays(reference.perturbed if wide is not None else [])
     if spot.arrays(reference.rounded):
         return _judge_narrow(spot, m, wide, runs)
+    if wide is None and not reference.draws and spot.arrays(reference.own):
+        return _judge_by_own(spot, e, m)
     if wide is None:
         unjudged = _without_reference(e, m, reference.roundoff)
         unsteady = unjudged is not None and unjudged.weight == "certain" and spot.unsteady()
@@ -489,24 +510,49 @@ def _judge_narrow(
     return None if said == "ok" else ValueDifference(WEIGHTS[said], text, z)
 
 
+def _judge_by_own(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
+    """Numbers that the float64 run says nothing about. What is as that run is not accused: it may be right."""
+    reference = spot.reference
+    if _without_reference(e, m, reference.roundoff) is None:
+        return None
+    eager = [value for run in reference.eager if isinstance(value := spot.of(run), torch.Tensor)]
+    facts, wide = dtype_of(eager[0]), spot.array(reference.wide)
+    said, text, z = judge_narrow(m, eager, None, [], spot.arrays(reference.own), facts.unit_roundoff)
+    if said not in ("worse", "unsure"):
+        return None
+    noise = Noise(spot.sigma(wide) / facts.unit_roundoff)
+    if wide is not None and wide.shape == tuple(m.shape):
+        alike = judge(RunValues(array_from(m), facts), wide, noise, thresholds=tolerated(facts), flush=True)
+        if alike.answer != "candidate_worse":
+            return ValueDifference("unsure", f"in float64 it is as compiled, {UNEXPLAINED}; {text}", z)
+    return ValueDifference(WEIGHTS[said], text, z)
+
+
+UNEXPLAINED = "and no rounding explains what it is uncompiled"
+
 OTHER_RMS, OTHER_MOVES = 1e-3, 32.0
-"""The float64 run drew other numbers if it is apart from the uncompiled one by this relative rms, and by so many times
-what the perturbed inputs move."""
+"""The float64 run is of another program if it is apart from the uncompiled one by this relative rms, and by so many
+times what perturbed inputs or other roundings move."""
 
 
-def _is_another(wide: Array, runs: Sequence[Array], eager: Array, reference: Reference) -> bool:
-    """Whether the float64 run drew other numbers than the program does, so that it says nothing about it."""
-    if not reference.draws:
-        return False
+def _is_another(spot: Spot, wide: Array, eager: Array) -> bool:
+    """Whether the float64 run computes something else than the program, so that it says nothing about it: it drew
+    other numbers, or something hangs on the dtype, or on which tensors these are."""
+    reference = spot.reference
     finite = np.isfinite(wide) & np.isfinite(eager)
-    size = _rms(wide[finite])
+    size = _rms(wide[finite]) or _rms(eager[finite])
     if size == 0.0:
         return False
-    gap = _rms(eager[finite].astype(wide.dtype) - wide[finite]) / size
-    moved = max(
-        (_rms(np.nan_to_num(run[finite] - wide[finite], posinf=0, neginf=0)) / size for run in runs), default=0.0
-    )
-    return gap > max(OTHER_RMS, OTHER_MOVES * max(moved, reference.roundoff))
+
+    def apart(runs: Sequence[Array], centre: Array) -> float:
+        gaps = (np.nan_to_num(run[finite] - centre[finite].astype(wide.dtype), posinf=0, neginf=0) for run in runs)
+        return max(map(_rms, gaps), default=0.0) / size
+
+    gap, moved = apart([wide], eager), apart(spot.arrays(reference.perturbed), wide)
+    if gap <= max(OTHER_RMS, OTHER_MOVES * max(moved, reference.roundoff)):
+        return False
+    own = spot.arrays([] if reference.draws else reference.rounded or reference.in_own_precision())
+    return reference.draws or (bool(own) and gap > OTHER_MOVES * apart(own, eager))
 
 
 def _rms(values: Array) -> float:

@@ -354,13 +354,22 @@ class _Aligned:
                 self.gaps.append(_Gap(i0 + i, i0 + i2, j0 + j, j0 + j2))
 
     def other_value(self) -> Accused | None:
-        """The first of the calls that both made whose results differ."""
+        """The first of the calls that both made whose results differ, or gave it a zero of the other sign."""
         for i, j in self.pairs:
-            made, run = self.wanted[i], self.got[j]
-            if not _differ(made, run.value):
+            if not _differ(self.wanted[i], self.got[j].value):
                 continue
+            i, j = self._other_zero(i) or (i, j)
+            made, run = self.wanted[i], self.got[j]
             return self._argument(made, run) or self._fed(i, j) or accuse(run.node, UNLIKE, within=run.within)
         return None
+
+    def _other_zero(self, i: int) -> tuple[int, int] | None:
+        """The first pair behind a call whose results are zeros of other signs, which a division shows later on."""
+        behind = set(self.wanted[i].feeds)
+        for k in reversed(range(i)):
+            behind.update(self.wanted[k].feeds if k in behind else ())
+        pairs = ((k, j) for k, j in self.pairs if k in behind)
+        return next(((k, j) for k, j in pairs if _other_zeros(self.wanted[k], self.got[j].value)), None)
 
     def other_call(self) -> Accused | None:
         """The first call that only one of the two made."""
@@ -460,6 +469,12 @@ def _restored(made: Made) -> list[torch.Tensor]:
 def _differ(made: Made, value: Any) -> bool:
     mine, other = _restored(made), [physical(t)[0] for t in _results(value)]
     return bool(mine) and (len(mine) != len(other) or any(different(a, b) for a, b in zip(mine, other, strict=True)))
+
+
+def _other_zeros(made: Made, value: Any) -> bool:
+    pairs = zip(_restored(made), [physical(t)[0] for t in _results(value)], strict=False)
+    alike = ((a, b) for a, b in pairs if a.is_floating_point() and b.is_floating_point() and a.shape == b.shape)
+    return any(bool(((a == 0) & (b == 0) & (a.signbit() != b.signbit())).any()) for a, b in alike)
 
 
 def _other_path(mine: list[Plain], other: list[Plain]) -> str | None:
