@@ -154,7 +154,8 @@ def masked(text: str) -> str:
     text = without_places(text)
     for pattern in MEASURED:
         text = pattern.sub("~", text)
-    return " ".join(text.split())
+    text = " ".join(text.replace("│", " ").split())  # a number and its unit may stand on two lines of a tree
+    return MEASURED[1].sub("~", text)
 
 
 def too_wide(text: str, width: int) -> list[str]:

@@ -26,7 +26,7 @@ from graphprobe.compare.ranks import MergedDump, shared_values
 from graphprobe.compare.run import Comparison, compare_dumps
 from graphprobe.errors import RunNotFoundError, UsageError
 from graphprobe.store.api_records import Shard
-from graphprobe.store.calls import CallDump
+from graphprobe.store.calls import Call, CallDump
 
 APIS = ["torch.relu", "torch.exp", "torch.relu"] * 60
 
@@ -163,6 +163,37 @@ def test_parameters_across_ranks() -> None:
     assert relations(weights(0), weights(1, columns=2)) == [("fc.parameter.weight", "sharded")]
     with pytest.raises(UsageError, match="1 rank"):
         shared_values(weights(0))
+
+
+def sharded_steps(rank: int, given: float, *, clamped: bool = False) -> MemoryDump:
+    """Two steps of an optimizer on a shard, which is `given` times what the first one left when the second begins."""
+    shard = np.arange(8, dtype=np.float32) + rank + 1
+
+    def step(number: int, before: np.ndarray, after: np.ndarray) -> Call:
+        slots = tensor("parameter.w", "parameter", before), tensor("output.w", "output", after)
+        note = ("a DTensor of 2 ranks (S(0))",)
+        more = {"kind": "optimizer", "label": "Optimizer.SGD.0.forward", "notes": note}
+        return call(number * 10, "SGD", *slots, step=number, rank=rank, **more)
+
+    clamp = call(9, "torch.Tensor.clamp_", tensor("output.0", "output", shard * 2 * given), step=1, rank=rank)
+    return MemoryDump([step(0, shard, shard * 2), *[clamp][: int(clamped)], step(1, shard * 2 * given, shard * 3)])
+
+
+@pytest.mark.parametrize(
+    ("other", "relation"),
+    [
+        (sharded_steps(1, 1.0), "sharded"),
+        (sharded_steps(1, 1.5), "changed_unseen"),
+        (sharded_steps(1, 1.5, clamped=True), "sharded"),
+    ],
+)
+def test_a_shard_that_something_unseen_changed_on_one_rank(other: MemoryDump, relation: str) -> None:
+    (found,) = shared_values(MergedDump("all", {0: sharded_steps(0, 1.0), 1: other}))
+    assert (found.what, found.relation) == ("Optimizer.SGD.0.forward.parameter.w", relation)
+    assert found.odd == ((1,) if relation == "changed_unseen" else ())
+    assert found.step == (1 if relation == "changed_unseen" else 0)
+    (everywhere,) = shared_values(MergedDump("all", {0: sharded_steps(0, 1.5), 1: sharded_steps(1, 1.5)}))
+    assert everywhere.relation == "sharded", "all ranks do it: the program does"
 
 
 def test_another_number_of_ranks_is_told() -> None:

@@ -81,3 +81,13 @@ def test_a_shard_is_blamed_on_the_rank_that_holds_it(dumps: tuple[str, Path], tm
     assert (cause["kind"], cause["rank"], cause["step"]) == ("changed_unseen", WRONG[kind], 1)
     assert cause["candidate"]["label"] == "ops.fsdp.all_gather_copy_in.2.forward"
     assert "(second.weight) was changed" in cause["evidence"][0]
+
+
+@pytest.mark.parametrize("dumps", ["fsdp2"], indirect=True)
+def test_merge_names_the_rank_whose_shard_was_changed(dumps: tuple[str, Path], tmp_path: Path) -> None:
+    """All ranks gather one and the same wrong weight; the optimizer did not leave it so on the rank that holds it."""
+    kind, folder = dumps
+    result = run("merge", folder / "shard", "--out", tmp_path / "index")
+    assert result.exit_code == 1, result.output
+    assert f"Optimizer.SGD.0.forward.parameter.second.weight, step 1: rank {WRONG[kind]} has not" in result.output
+    assert "DIFFERENT: 1 of" in result.output

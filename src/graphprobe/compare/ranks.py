@@ -64,7 +64,9 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
         what: `module.slot`, or `label.slot`.
         relation: `replicated`: equal everywhere. `sharded`: of other shapes on other ranks, or each a shard of a
             distributed tensor. `differs`: of one shape and not equal, so either sharded evenly or out of step; a
-            parameter under data parallelism must not. `undecided`: the dump has neither digests nor statistics.
+            parameter under data parallelism must not. `changed_unseen`: sharded, and on some ranks not what the
+            optimizer's step before has left, though no call that was recorded gave it; on the others it is.
+            `undecided`: the dump has neither digests nor statistics.
         ranks: of each group of ranks that agree, its members.
         step: of the first call that has it; of a value that differs, the first step in which it does.
         odd: ranks that have gone their own way: they are fewer, or their value was written by a call that the others
@@ -81,12 +83,16 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Held(msgspec.Struct, frozen=True, gc=False):
-    """A held value at one place of one rank: fingerprint, shape, whether it is a shard, and the call that gave it."""
+    """A held value at one place of one rank: fingerprint, shape, whether it is a shard, and the call that gave it.
+
+    left: whether it is what a call gave; None where the optimizer has not left the parameter otherwise before.
+    """
 
     mark: object
     shape: tuple[int, ...]
     shard: bool
     writer: str
+    left: bool | None = None
 
 
 def shared_values(dump: CallDump) -> list[Shared]:
@@ -107,25 +113,38 @@ def shared_values(dump: CallDump) -> list[Shared]:
         raise UsageError(f"the ranks of {dump.title} have no step in common")
     result: dict[str, Shared] = {}
     writers: dict[int, dict[object, str]] = {rank: {} for rank in ranks}
+    left: dict[int, dict[str, object]] = {rank: {} for rank in ranks}
     for step in sorted(steps):
         places: dict[str, dict[int, _Held]] = {}
         labels: dict[int, set[str]] = {rank: set() for rank in ranks}
         for rank in ranks:
-            for what, value in _states(dump, rank, step, writers[rank], labels[rank]):
+            for what, value in _states(dump, rank, step, writers[rank], labels[rank], left[rank]):
                 places.setdefault(what, {}).setdefault(rank, value)
         for what, found in places.items():
             if len(found) > 1 and (what not in result or result[what].relation == "replicated"):
                 related = _related(what, found, step, labels)
                 if what not in result or related.relation != "replicated":
                     result[what] = related
+            unseen = _changed_unseen(what, found, step)
+            if unseen is not None and result[what].relation == "sharded":
+                result[what] = unseen
     return list(result.values())
 
 
+def _changed_unseen(what: str, found: dict[int, _Held], step: int) -> Shared | None:
+    """A value that something changed between two steps of the optimizer, on some of its ranks."""
+    changed = tuple(rank for rank, value in found.items() if value.left is False)
+    kept = tuple(rank for rank, value in found.items() if value.left)
+    if not changed or not kept:
+        return None
+    return Shared(what=what, relation="changed_unseen", ranks=(kept, changed), step=step, odd=changed)
+
+
 def _states(
-    dump: CallDump, rank: int, step: int, writers: dict[object, str], labels: set[str]
+    dump: CallDump, rank: int, step: int, writers: dict[object, str], labels: set[str], left: dict[str, object]
 ) -> Iterator[tuple[str, _Held]]:
     """What is held in a step. Kept up to date: `writers`, by fingerprint the call that gave it last; `labels` of all
-    calls of the step."""
+    calls of the step; `left`, by parameter what the optimizer's last step made of it."""
     given: set[object] = set()
     unwritten: set[object] = set()
     for call in dump.calls(rank, step):
@@ -138,7 +157,9 @@ def _states(
             if mark in unwritten or overwrites(call):
                 continue
             named = slot.role in ("parameter", "buffer")
-            held = _Held(mark, slot.meta.shape, shard, writers.get(mark, ""))
+            before = left.get(slot.name.removeprefix("parameter.")) if call.kind == "optimizer" else None
+            known = None if before is None or mark is None else mark in writers
+            held = _Held(mark, slot.meta.shape, shard, writers.get(mark, ""), known)
             if slot.role == "input" and slot.held is not None:
                 if slot.held:
                     yield f"{call.label}.{slot.name}", held
@@ -154,6 +175,8 @@ def _states(
             unwritten |= outputs
         if call.direction == "forward":
             writers.update(dict.fromkeys(outputs, call.label))
+        if call.kind == "optimizer":
+            left.update({s.name.removeprefix("output."): fingerprint(s) for s in call.slots if s.role == "output"})
 
 
 def _related(what: str, found: dict[int, _Held], step: int, labels: dict[int, set[str]]) -> Shared:

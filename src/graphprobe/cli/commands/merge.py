@@ -35,8 +35,9 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
     `graphprobe compare` takes the index, or its folder. The dump says its rank. If all say 0, the ranks are numbered in
     the order given.
 
-    Exit codes: 0 the values agree, 1 values of one shape differ between ranks, 2 wrong usage, 125 there was nothing to
-    compare. Under data parallelism every parameter must agree. Only parameters that are sharded evenly may differ.
+    Exit codes: 0 the values agree, 1 a value differs between ranks, 2 wrong usage, 125 there was nothing to compare.
+    Under data parallelism every parameter must agree. Only parameters that are sharded evenly may differ. A shard
+    differs if something that was not recorded changed it on some ranks between two steps of the optimizer.
 
     \b
     Examples:
@@ -65,8 +66,11 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
         _tell(shared, places)
         echo(f"Wrote {index}\n")
         _end(shared, index)
-    relations = {value.relation for value in shared}
-    ctx.exit(EXIT_FOUND if "differs" in relations else EXIT_UNDECIDED if not shared else EXIT_OK)
+    wrong = any(value.relation in DIFFER for value in shared)
+    ctx.exit(EXIT_FOUND if wrong else EXIT_UNDECIDED if not shared else EXIT_OK)
+
+
+DIFFER = ("differs", "changed_unseen")
 
 
 def _by_rank(folders: tuple[Path, ...], opened: dict[Path, CallDump]) -> dict[int, Path]:
@@ -82,7 +86,7 @@ def _by_rank(folders: tuple[Path, ...], opened: dict[Path, CallDump]) -> dict[in
 def _end(shared: list[Shared], index: Path) -> None:
     from graphprobe.report.terminal import print_closing
 
-    differ = sum(value.relation == "differs" for value in shared)
+    differ = sum(value.relation in DIFFER for value in shared)
     facts = [("next", f"graphprobe compare {shlex.quote(os.path.relpath(index.parent))} REFERENCE")]
     if differ:
         print_closing(f"DIFFERENT: {differ} of {len(shared)} values differ between ranks", facts, style="bold red")
@@ -94,10 +98,14 @@ def _end(shared: list[Shared], index: Path) -> None:
 
 def _tell(shared: list[Shared], places: dict[str, str]) -> None:
     echo(f"{len(places)} ranks: {', '.join(places)}")
-    for relation in ("replicated", "sharded", "differs", "undecided"):
+    for relation in ("replicated", "sharded", *DIFFER, "undecided"):
         found = [value for value in shared if value.relation == relation]
         if found:
-            echo(f"{relation}: {len(found)} values")
+            echo(f"{relation.replace('_', ' ')}: {len(found)} values")
+        if relation == "changed_unseen":
+            for value in sorted(found, key=lambda value: value.step)[:20]:
+                odd = f"rank {', '.join(map(str, value.odd))} has not what the step before left; no call shows why"
+                echo(f"  {value.what}, step {value.step}: {odd}")
         if relation == "differs":
             for value in sorted(found, key=lambda value: value.step)[:20]:
                 groups = " | ".join(",".join(map(str, group)) for group in value.ranks)
