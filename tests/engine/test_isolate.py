@@ -240,6 +240,23 @@ def test_a_process_left_behind_does_not_hold_up(tmp_path: Path) -> None:
     assert gone(written(note)), "what the step has started must end with it"
 
 
+WRITES = "import pathlib, sys, time; pathlib.Path(sys.argv[2]).write_text('half'); time.sleep(60)"
+
+
+@pytest.mark.parametrize(("name", "stays"), [("ld", False), ("x86_64-linux-gnu-g++-12", False), ("tar", True)])
+def test_what_a_killed_compiler_was_writing_is_deleted(tmp_path: Path, name: str, stays: bool) -> None:
+    """A linker's file that is cut off would be loaded for a whole one ever after."""
+    (tmp_path / name).symlink_to(sys.executable)
+    out = tmp_path / "lib.so"
+
+    def step() -> None:
+        subprocess.run([tmp_path / name, "-c", WRITES, "-o", "lib.so"], cwd=tmp_path, check=True)
+
+    outcome = isolated(lambda: (step(), time.sleep(60)), timeout_s=4)
+    assert outcome.timed_out
+    assert out.exists() == stays
+
+
 def test_one_inside_another() -> None:
     def crash() -> Any:
         inner = isolated(lambda: quietly(os.abort))

@@ -29,7 +29,7 @@ from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.errors import Raised
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more
-from graphprobe.internals import after_fork
+from graphprobe.internals import after_fork, caches
 from graphprobe.internals.operators import collectives
 from graphprobe.judge.judging import COMPILING, Difference, Judged, Reference, identical, judged, roundoff_of, worst_of
 from graphprobe.judge.observation import Observation, ObservationRecord, read
@@ -108,8 +108,7 @@ class Ladder:
         self.suspected: list[Latent] = []  # by searches other than the rungs'
         self.longest_s = 0.0  # of the steps so far that ended
         self.hangs = False
-        self._measured = False
-        self._noise_unknown = False  # for want of time or memory
+        self._measured = self._noise_unknown = False  # unknown: for want of time or memory
         self._late = ""  # what the budget has ended first, in words
 
     def climb(self, explain: Callable[[Ladder, RungName, Sequence[Difference]], list[Finding]]) -> Diagnosis:
@@ -125,19 +124,27 @@ class Ladder:
         self.reference = self._uncompiled()
         if self.reference is not None:
             with self.in_time("whether the compiled program is right"):
-                self._rung(self.top, partial(steps.plain, self.program, self.compilation))
+                plain = partial(steps.plain, self.program, self.compilation)
+                self._rung(self.top, plain)
+                if self.failing.get(self.top) and self._drop_cut_off():
+                    self._rung(self.top, plain)
             self._settle()
-            names = RUNGS if self.compilation.is_inductor else ("dynamo", "kernels")
-            self.result.rungs = [self._shown(name) for name in names]
+            rungs: Sequence[RungName] = RUNGS if self.compilation.is_inductor else ("dynamo", "kernels")
+            self.result.rungs = [*map(self._shown, rungs)]
             for finding in self.result.findings:
                 complete_dossier(finding, self.result.rungs, self.compilation.backend_name)
         if self.result.verdict == "undecided" and self._late:  # the reason stands first
             self.result.notes.remove(self._late)
             self.result.notes.insert(0, self._late)
-        if ranks > 1:
-            self.result.notes.append(notes.ALONE.format(ranks=ranks))
+        self.result.notes += [notes.ALONE.format(ranks=ranks)] if ranks > 1 else []
         self.result.seconds = round(time.monotonic() - self.started, 2)
         return self.result
+
+    def _drop_cut_off(self) -> bool:
+        """Whether what fails, fails by a library in torch's cache that a killed linker left, and that is gone now."""
+        dropped = caches.drop_cut_off_libraries()
+        self.result.notes += [notes.CUT_OFF.format(files=", ".join(map(str, dropped)))] if dropped else []
+        return any(path.name in d.text + d.log for path in dropped for d in self.failing[self.top])
 
     def states(self) -> dict[RungName, State]:
         """The state of each rung that was run."""

@@ -26,6 +26,9 @@ LEFT_AS_IT_IS = (
 )
 """Of a program that Dynamo has tried and left as it is."""
 
+CUT_OFF = "these files in torch's cache were cut off, as a killed compiler leaves them, and are deleted now: {files}"
+"""Each ended every program that has such a kernel, with `file too short`; torch makes it anew."""
+
 ALONE = (
     "each of the {ranks} ranks was diagnosed alone: a collective gave back what this rank had put in, so that what the "
     "ranks do together was not checked"

@@ -98,23 +98,6 @@ class DiagnosedScript:
     equal: list[tuple[str, str]] = field(default_factory=list)
 
 
-def diagnose_script(path: str, argv: Sequence[str] = (), **options: Any) -> list[tuple[str, Diagnosis]]:
-    """Run a script and diagnose every function that it compiles.
-
-    Args:
-        path: the script.
-        argv: its own arguments.
-        options: fields of `ScriptOptions`.
-
-    Returns:
-        `name (file:line)` of each function, with its diagnosis.
-
-    Raises:
-        UsageError: there is no such script, or it compiled nothing.
-    """
-    return run_diagnosed(script.ScriptTarget("script", path, tuple(argv)), ScriptOptions(**options)).diagnoses
-
-
 def run_diagnosed(
     program: script.ScriptTarget,
     options: ScriptOptions,
@@ -123,7 +106,7 @@ def run_diagnosed(
     on_step: Callable[[NamedStep], None] | None = None,
     on_diagnosis: Callable[[str, Diagnosis], None] = lambda name, diagnosis: None,
 ) -> DiagnosedScript:
-    """As `diagnose_script`, and tell of each diagnosis as soon as it is made, for the script may crash afterwards.
+    """Run a script and diagnose every function that it compiles; each diagnosis is told as soon as it is made.
 
     The script is ended once the budget is spent, or at the first fault if that is asked for.
 

@@ -303,10 +303,15 @@ def _receive(reader: int, child: int, deadline: float, wait: Callable[[], None])
         if done:
             os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         started = [] if done else descendants(child)
+        left = started or in_session(child)  # a child that ended by itself has left what it started to others
+        unfinished = [path for process in left if (path := compiled_to(process)) is not None]
         for kill in (os.killpg, os.kill):
             _kill(kill, child)
         for process in started:  # those in groups of their own
             _kill(os.kill, process)
+        for path in unfinished:  # nobody may take it for a whole one
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _kill(kill: Callable[[int, int], None], process: int) -> None:
@@ -314,15 +319,44 @@ def _kill(kill: Callable[[int, int], None], process: int) -> None:
         kill(process, signal.SIGKILL)
 
 
+COMPILERS = re.compile(
+    r"(\S*-)?(c\+\+|g\+\+|gcc|cc|cc1|cc1plus|clang|clang\+\+|as|ld|lld|icpx|nvcc|ptxas|collect2)([-.]\S*)?"
+)
+"""Names of programs that write what `-o` says; a linker that is killed leaves it empty or cut off."""
+
+
+def compiled_to(process: int) -> str | None:
+    """The file that a process writes if it is a compiler or linker; None for others, and where nothing tells."""
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            name, *args = os.fsdecode(file.read()).rstrip("\0").split("\0")
+        if not COMPILERS.fullmatch(os.path.basename(name)) or "-o" not in args[:-1]:
+            return None
+        return os.path.join(os.readlink(f"/proc/{process}/cwd"), args[args.index("-o") + 1])
+    except OSError:
+        return None
+
+
 def descendants(process: int) -> list[int]:
     """The processes that a process has started, and what those have; none where the system does not say."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-                children.setdefault(parent, []).append(int(name))
+    for one, parent, _ in _processes():
+        children.setdefault(parent, []).append(one)
     found = [process]
     for one in found:  # grows meanwhile
         found += children.get(one, ())
     return found[1:]
+
+
+def in_session(leader: int) -> list[int]:
+    """The processes of a session but its leader; none where the system does not say."""
+    return [process for process, _, session in _processes() if session == leader != process]
+
+
+def _processes() -> Iterator[tuple[int, int, int]]:
+    """Each process with its parent and its session."""
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+                yield int(name), int(fields[1]), int(fields[3])

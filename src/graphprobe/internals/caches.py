@@ -1,11 +1,16 @@
-"""Graph caches off while a graph is compiled: on a hit no pass runs, and there is nothing to collect."""
+"""Caches of torch: those of graphs are off while a graph is compiled, for on a hit no pass runs and there is nothing to
+collect; libraries that are cut off are deleted."""
 
 from __future__ import annotations
 
+import os
+import struct
 import sys
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 CACHES = (
     ("torch._inductor.config", "fx_graph_cache"),
@@ -51,3 +56,43 @@ def caches_renewed() -> Iterator[None]:
         return
     with module.patch({"cache_key_tag": uuid.uuid4().hex}):
         yield
+
+
+ELF64 = struct.Struct("<40xQ10xHH")
+"""Of an ELF file's header: where the table of sections begins, the size of a row, and how many there are."""
+
+BEING_WRITTEN_S = 300.0
+"""A library that was changed so recently may not be finished yet."""
+
+
+def drop_cut_off_libraries() -> list[Path]:
+    """Delete the shared libraries in Inductor's cache that are cut off; returns which.
+
+    A linker that was killed leaves such a file, torch never replaces it, and every program with that kernel ends with
+    `file too short`. Files that may still be written are left alone.
+    """
+    module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    if module is None or not hasattr(module, "default_cache_dir"):
+        return []
+    dropped: list[Path] = []
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or module.default_cache_dir())
+    for path in folder.glob("*/*.so") if folder.is_dir() else ():
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > BEING_WRITTEN_S and is_cut_off(path):
+                path.unlink()
+                dropped.append(path)
+    return dropped
+
+
+def is_cut_off(path: Path) -> bool:
+    """Whether a file is no whole ELF file: the table of sections, which is written last, is not inside.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64:
+        return True
+    begin, size, count = ELF64.unpack_from(header)
+    return header.startswith(b"\x7fELF\x02\x01") and path.stat().st_size < begin + size * count

@@ -323,11 +323,6 @@ def _slot_text(slot: Any) -> str:
     return ", ".join(parts)
 
 
-def call_text(name: CallName) -> str:
-    """A call in one line: label, module and source line."""
-    return " ".join(part for part in (name.label, name.module, name.source) if part)
-
-
 SOURCE_COLUMNS = (
     "NPU Name",
     "Bench Name",

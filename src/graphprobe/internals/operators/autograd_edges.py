@@ -193,14 +193,6 @@ def in_compiled_backward() -> bool:
     return node is not None and node.name() == _COMPILED_BACKWARD
 
 
-def version_or_none(tensor: torch.Tensor) -> int | None:
-    """How often operators have changed the tensor in place; None for one made in inference mode."""
-    try:
-        return tensor._version
-    except RuntimeError:
-        return None
-
-
 def _accumulate_type() -> type:
     leaf = torch.zeros(0, requires_grad=True)
     with torch.enable_grad():
