@@ -22,7 +22,7 @@ from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.references import T, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.diagnose.whole_proof import NUMBERS, prove_by_program
+from graphprobe.diagnose.whole_proof import NUMBERS, has_long_repro, prove_by_program, shorten_by_program
 from graphprobe.engine.finished import FinishedSteps
 from graphprobe.engine.isolate import Board, Outcome, isolated, told_on
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
@@ -466,18 +466,18 @@ class Ladder:
             finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
         with self.in_time("whether the program fails by itself"):
             if not any(f.proof for f in self.result.findings):
-                self._prove_by_program(next((d.where for d in certain), ""))
+                self._by_program(prove_by_program, next((d.where for d in certain), ""))
+            elif has_long_repro(self.result.findings[0]):
+                self._by_program(shorten_by_program, next((d.where for d in certain), ""))
             if not any(f.proof for f in self.result.findings):
                 self._repeat()
         self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
 
-    def _prove_by_program(self, where: str) -> None:
+    def _by_program(self, prove: Callable[..., Finding], where: str) -> None:
         """The first finding with the program as its proof, in a child process, which can be ended."""
         self.on_step("proof")
         finding = self.result.findings[0]
-        outcome = self.step(
-            partial(prove_by_program, self.program, self.compilation, finding, where=where), least_s=PROOF_S
-        )
+        outcome = self.step(partial(prove, self.program, self.compilation, finding, where=where), least_s=PROOF_S)
         if outcome.died or outcome.raised is not None:
             why = outcome.raised.line if outcome.raised is not None else outcome.end
             finding.reason = told_more(finding.reason, f"The program could not be written down as a repro: {why}.")

@@ -325,7 +325,7 @@ class Prover:
             scripts = short_repros(
                 case, result.reference, made, parts=parts, title=title, kind=kind, took_s=self.check_s
             )
-            shown = first_shown(scripts)
+            shown = first_shown(scripts, made.stage)
             problems = write_dossier(
                 folder,
                 case,
@@ -338,7 +338,7 @@ class Prover:
                 shown=shown,
                 log=log_of(result.differences),
             )
-            code = REPRO_FAILS if shown is not None else run_repro(folder) if not problems else None
+            code = REPRO_FAILS if shown is not None else run_repro(folder, made.stage) if not problems else None
             problems = [] if shown is not None else problems
         except (GraphprobeError, OSError) as error:
             problems, code = [str(error)], None

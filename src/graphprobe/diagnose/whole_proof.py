@@ -21,6 +21,7 @@ from graphprobe.diagnose.dossier.program_proof import (
 )
 from graphprobe.diagnose.dossier.report import report_text, title_of
 from graphprobe.diagnose.dossier.short import Short, control_of
+from graphprobe.diagnose.dossier.short_check import MOST_LINES
 from graphprobe.diagnose.dossier.short_program import ShortProgram, short_program
 from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, TEST, Shown, finding_json, first_shown, run_repro
 from graphprobe.diagnose.program import Program
@@ -48,7 +49,7 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
     To be called where no call of the program has run yet. What could not be done is said in the finding's reason.
     """
     folder = free_folder(compilation.folder, finding)
-    shown = first_shown(_short(program, compilation, finding, where))
+    shown = first_shown(_short(program, compilation, finding, where), finding.stage)
     if shown is not None:
         with contextlib.suppress(GraphprobeError, OSError, ValueError, TypeError, RuntimeError):
             (folder / EXACT).mkdir(parents=True)
@@ -65,7 +66,7 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
             problems = _write(folder, program, compilation, finding, tolerance)
         except (GraphprobeError, OSError, ValueError, TypeError, RuntimeError) as error:
             problems = [f"{type(error).__name__}: {error}"]
-        code = run_repro(folder) if not problems else None
+        code = run_repro(folder, finding.stage) if not problems else None
         if code == REPRO_FAILS:
             _proven(folder, finding, None)
             return finding
@@ -82,6 +83,32 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
         finding.dossier = str(folder)
         _write_beside(folder, finding, None)
     return finding
+
+
+def shorten_by_program(program: Program, compilation: Compilation, finding: Finding, *, where: str = "") -> Finding:
+    """Put the program in the place of a piece's long repro, if it is short and fails by itself; the finding then.
+
+    The long one stays beside it, in `EXACT`. Arguments as of `prove_by_program`.
+    """
+    assert finding.dossier is not None
+    folder, aside = Path(finding.dossier), Path(f"{finding.dossier}.{EXACT}")
+    shown = first_shown(_short(program, compilation, finding, where), finding.stage)
+    if shown is None or shown.short.text.count("\n") > MOST_LINES:
+        return finding
+    folder.rename(aside)
+    folder.mkdir()
+    aside.rename(folder / EXACT)
+    (folder / "repro.py").write_text(shown.short.text, "utf-8")
+    (folder / "output.txt").write_text(shown.output, "utf-8")
+    _proven(folder, finding, shown)
+    return finding
+
+
+def has_long_repro(finding: Finding) -> bool:
+    """Whether a piece fails by itself, and no short script shows it."""
+    if finding.proof != "piece" or finding.dossier is None or not (Path(finding.dossier) / "repro.py").is_file():
+        return False
+    return (Path(finding.dossier) / "repro.py").read_text("utf-8").count("\n") > MOST_LINES
 
 
 def _proven(folder: Path, finding: Finding, shown: Shown | None) -> None:

@@ -27,7 +27,7 @@ from graphprobe.diagnose.dossier.short import Short
 from graphprobe.diagnose.dossier.watch import end_with_parent
 from graphprobe.engine.values import one_file_bytes, tensor_file, to_bytes
 from graphprobe.errors import EXIT_UNDECIDED, UsageError
-from graphprobe.findings import Diagnosis, Finding, Rung
+from graphprobe.findings import Diagnosis, Finding, Rung, Stage
 from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_text import graph_text
 from graphprobe.store.files import replace_file, write_new_file
@@ -229,10 +229,10 @@ class Shown:
     output: str
 
 
-def first_shown(candidates: Iterable[Short], *, timeout_s: float = 300.0) -> Shown | None:
+def first_shown(candidates: Iterable[Short], stage: Stage = "unknown", *, timeout_s: float = 300.0) -> Shown | None:
     """The first of these scripts that shows its fault alone in an empty folder, and whose control shows none.
 
-    None where none does.
+    None where none does. `stage`: of the finding.
     """
     for short in candidates:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ThreadPoolExecutor(2) as pool:
@@ -240,8 +240,8 @@ def first_shown(candidates: Iterable[Short], *, timeout_s: float = 300.0) -> Sho
                 (Path(folder) / name).write_text(text, "utf-8")
             if short.tensors:
                 (Path(folder) / FILE).write_bytes(tensor_file(short.tensors))
-            control = pool.submit(_run, [str(Path(folder) / "control.py")], timeout_s)
-            code, output = _run([str(Path(folder) / "repro.py")], timeout_s)
+            control = pool.submit(_run, [str(Path(folder) / "control.py")], timeout_s, stage)
+            code, output = _run([str(Path(folder) / "repro.py")], timeout_s, stage)
             right, said = control.result()
         lines = short.text.count("\n")
         log.info(
@@ -252,21 +252,28 @@ def first_shown(candidates: Iterable[Short], *, timeout_s: float = 300.0) -> Sho
     return None
 
 
-def run_repro(folder: Path, *, timeout_s: float = 300.0) -> int:
+def run_repro(folder: Path, stage: Stage = "unknown", *, timeout_s: float = 300.0) -> int:
     """Runs a dossier's repro in a fresh process, in a folder of its own, and returns its exit code.
 
-    1: the fault is there. 0: it is gone. 125: undecided, also when it did not end in time.
+    `stage`: of the finding. 1: the fault is there. 0: it is gone. 125: undecided, also when it did not end in time.
     """
     repro = Path(folder).resolve() / "repro.py"
     if not repro.is_file():
         return EXIT_UNDECIDED
-    return _run([str(repro), "--timeout", str(timeout_s)], timeout_s + GRACE_S)[0]
+    return _run([str(repro), "--timeout", str(timeout_s)], timeout_s + GRACE_S, stage)[0]
 
 
-def _run(arguments: Sequence[str], timeout_s: float) -> tuple[int, str]:
-    """Exit code and output of a script, run alone; torch's caches of graphs are left alone."""
+def _run(arguments: Sequence[str], timeout_s: float, stage: Stage) -> tuple[int, str]:
+    """Exit code and output of a script, run alone.
+
+    torch's caches of graphs are left alone; a fault of the stage `runtime` may come out of them, so that it gets empty
+    ones of its own.
+    """
     env = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as elsewhere:
+        if stage == "runtime":
+            env |= dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "1")
+            env["TORCHINDUCTOR_CACHE_DIR"] = str(Path(elsewhere) / "cache")
         process = subprocess.Popen(
             [sys.executable, "-I", *arguments],
             cwd=elsewhere,

@@ -146,7 +146,7 @@ class _Saver:
             title=title_of(self.finding),
             took_s=took_s,
         )
-        shown = first_shown(scripts)
+        shown = first_shown(scripts, self.finding.stage)
         if shown is not None:
             self.problems = self.folder.save_repro(self.case, self.finding, shown)
         return shown is not None
