@@ -11,7 +11,6 @@ from graphprobe.store.dump_records import (
     Place,
     claim_time_folder,
     data_folder,
-    device_number,
     folder_name_from_model,
     op_file,
     rank_folder,
@@ -60,11 +59,6 @@ def test_long_names_are_told_apart() -> None:
 
 def test_names_of_ops() -> None:
     assert op_file("aten.add.Tensor", "add 1/模", 3, 17) == "aten_add_Tensor.add_1__.3.17"
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cpu", 0), ("cpu:3", 0), ("cuda:2", 2), ("cuda", 0), ("xpu:1", 1)])
-def test_device_numbers(device: str, expected: int) -> None:
-    assert device_number(device) == expected
 
 
 def test_a_folder_is_claimed_once(tmp_path: Path) -> None:

@@ -56,10 +56,7 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
             if _write(folder / EXACT, program, compilation, finding, None):
                 shutil.rmtree(folder / EXACT)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "repro.py").write_text(shown.short.text, "utf-8")
-        (folder / "output.txt").write_text(shown.output, "utf-8")
-        _proven(folder, finding, shown)
-        return finding
+        return _proven(folder, finding, shown)
     for tolerance in (None, FINE) if finding.kind in NUMBERS else (None,):
         try:
             folder.mkdir(parents=True)
@@ -68,8 +65,7 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
             problems = [f"{type(error).__name__}: {error}"]
         code = run_repro(folder, finding.stage) if not problems else None
         if code == REPRO_FAILS:
-            _proven(folder, finding, None)
-            return finding
+            return _proven(folder, finding, None)
         log.info("the program as a repro: exit code %s, %s", code, problems)
         if problems:
             more = f"The program could not be written down as a repro: {'; '.join(problems)}."
@@ -98,10 +94,7 @@ def shorten_by_program(program: Program, compilation: Compilation, finding: Find
     folder.rename(aside)
     folder.mkdir()
     aside.rename(folder / EXACT)
-    (folder / "repro.py").write_text(shown.short.text, "utf-8")
-    (folder / "output.txt").write_text(shown.output, "utf-8")
-    _proven(folder, finding, shown)
-    return finding
+    return _proven(folder, finding, shown)
 
 
 def has_long_repro(finding: Finding) -> bool:
@@ -111,11 +104,15 @@ def has_long_repro(finding: Finding) -> bool:
     return (Path(finding.dossier) / "repro.py").read_text("utf-8").count("\n") > MOST_LINES
 
 
-def _proven(folder: Path, finding: Finding, shown: Shown | None) -> None:
-    """Note the proof in the finding, and write what lies beside the repro."""
+def _proven(folder: Path, finding: Finding, shown: Shown | None) -> Finding:
+    """Note the proof in the finding, and write what lies beside the repro, and the repro itself if it is short."""
+    if shown is not None:
+        (folder / "repro.py").write_text(shown.short.text, "utf-8")
+        (folder / "output.txt").write_text(shown.output, "utf-8")
     finding.dossier, finding.proof = str(folder), "program"
     finding.reason = finding.reason.replace(NOT_ALONE, "").strip()
     _write_beside(folder, finding, shown)
+    return finding
 
 
 def _write_beside(folder: Path, finding: Finding, shown: Shown | None) -> None:

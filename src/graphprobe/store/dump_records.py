@@ -321,12 +321,6 @@ def folder_name_from_model(model_name: str) -> str:
     return _shortened(re.sub(r"[^\w\-+=@,#]|^-", "_", model_name), _MAX_MODEL_BYTES)
 
 
-def device_number(device: str) -> int:
-    """Index of a device by torch's name: 1 of `cuda:1`; 0 without an index, and for every CPU."""
-    kind, _, index = device.partition(":")
-    return int(index) if kind != "cpu" and index.isdecimal() else 0
-
-
 def claim_time_folder(dump_path: Path, *, world_size: int, rank: int, started: datetime) -> Path:
     """Make the time folder of this process: of the next second that nobody has, from `started` on.
 

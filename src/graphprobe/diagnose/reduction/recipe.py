@@ -26,8 +26,3 @@ class Recipe(msgspec.Struct, frozen=True):
 def to_json(recipe: Recipe) -> bytes:
     """The recipe as JSON."""
     return msgspec.json.encode(recipe)
-
-
-def from_json(data: bytes) -> Recipe:
-    """The inverse of `to_json`; raises `msgspec.ValidationError`."""
-    return msgspec.json.decode(data, type=Recipe)
