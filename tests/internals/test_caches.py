@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +57,7 @@ def test_only_old_files_that_are_cut_off_go(tmp_path: Path, monkeypatch: pytest.
     assert sorted(path.name for path in (tmp_path / "ab").iterdir()) == ["new.so", "whole.so"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ELF")
+@pytest.mark.heavy
 def test_a_healthy_program_with_a_library_that_is_cut_off(run_python: Callable[..., Any], tmp_path: Path) -> None:
     """As its user runs it, it ends with `file too short`: the cache is at fault, which is told and mended."""
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")

@@ -55,12 +55,6 @@ class Backend(msgspec.Struct, frozen=True):
         return next((index for index, rung in enumerate(LADDER) if rung.backend == self.name), None)
 
     @property
-    def next_rung(self) -> str | None:
-        """The rung to try when this one passes; None at the top and beside the ladder."""
-        above = LADDER[self.rung + 1 :] if self.rung is not None else ()
-        return next((rung.backend for rung in above if not rung.side), None)
-
-    @property
     def function(self) -> BackendFunction:
         """The backend itself: `(gm, example_inputs, **options) -> callable`. The same object every time."""
         found: BackendFunction = load(self.target)

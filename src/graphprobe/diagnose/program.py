@@ -17,7 +17,7 @@ from graphprobe.engine.reference import InFloat64, is_noisy, rough_sums
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, untouched
 from graphprobe.engine.value_file import ValueFile
-from graphprobe.engine.values import why_not
+from graphprobe.engine.values import why_not, window
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.judge.effects import snapshot
 from graphprobe.judge.observation import ObservationRecord, contents_of, failed, observe, reachable_modules
@@ -118,8 +118,13 @@ class Program:
         return observe(result, (args, kwargs), inputs, self.modules(), gradients, effects, self.file), None
 
     def run_rounded(self, seed: int, *, least: float = NARROW) -> RoundedRun:
-        """The calls in their own precision, results rounded anew whose u is above `least`; no calls where none is."""
+        """The calls in their own precision, results rounded anew whose u is above `least`; no calls where none is.
+
+        If wide results are, too, so are the inputs, parameters and buffers, in place: call it in a child process.
+        """
         mode = RoundedAnew(torch.Generator().manual_seed(seed), least)
+        if least < NARROW:
+            mode.move([*tensors_of(list(self.calls)), *self.state()])
         with mode:
             records = replace(self, effects=False).run(lambda fn: fn)
         return RoundedRun(records if mode.rounded else [], mode.narrowest)
@@ -209,15 +214,10 @@ def _shared_memory(tensors: Sequence[torch.Tensor]) -> dict[tuple[str, int], tup
     shared: dict[tuple[str, int], tuple[int, int]] = {}
     for place, seen in views.items():
         if len(seen) > 1 and len({t.dtype for t in seen.values()}) == 1 and all(map(is_noisy, seen.values())):
-            spans = sorted((int(t.storage_offset()), int(t.storage_offset()) + _reach(t)) for t in seen.values())
+            spans = sorted(window(int(t.storage_offset()), t.shape, t.stride(), 1) for t in seen.values())
             if any(after[0] < before[1] for before, after in itertools.pairwise(spans)):
                 shared[place] = spans[0][0], max(end for _, end in spans)
     return shared
-
-
-def _reach(tensor: torch.Tensor) -> int:
-    """Elements from the first to behind the last one."""
-    return 1 + sum((n - 1) * s for n, s in zip(map(int, tensor.shape), map(int, tensor.stride()), strict=True))
 
 
 def _differentiable(result: Any) -> list[torch.Tensor]:

@@ -99,9 +99,8 @@ def shorten_by_program(program: Program, compilation: Compilation, finding: Find
 
 def has_long_repro(finding: Finding) -> bool:
     """Whether a piece fails by itself, and no short script shows it."""
-    if finding.proof != "piece" or finding.dossier is None or not (Path(finding.dossier) / "repro.py").is_file():
-        return False
-    return (Path(finding.dossier) / "repro.py").read_text("utf-8").count("\n") > MOST_LINES
+    repro = Path(finding.dossier or "") / "repro.py"
+    return finding.proof == "piece" and repro.is_file() and repro.read_text("utf-8").count("\n") > MOST_LINES
 
 
 def _proven(folder: Path, finding: Finding, shown: Shown | None) -> Finding:

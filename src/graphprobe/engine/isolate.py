@@ -303,7 +303,8 @@ def _receive(reader: int, child: int, deadline: float, wait: Callable[[], None])
         if done:
             os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         started = [] if done else descendants(child)
-        left = started or in_session(child)  # a child that ended by itself has left what it started to others
+        # A child that ended by itself has left what it started to others.
+        left = started or [process for process, _, session in _processes() if session == child != process]
         unfinished = [path for process in left if (path := compiled_to(process)) is not None]
         for kill in (os.killpg, os.kill):
             _kill(kill, child)
@@ -346,11 +347,6 @@ def descendants(process: int) -> list[int]:
     for one in found:  # grows meanwhile
         found += children.get(one, ())
     return found[1:]
-
-
-def in_session(leader: int) -> list[int]:
-    """The processes of a session but its leader; none where the system does not say."""
-    return [process for process, _, session in _processes() if session == leader != process]
 
 
 def _processes() -> Iterator[tuple[int, int, int]]:

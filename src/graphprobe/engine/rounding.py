@@ -76,6 +76,8 @@ EXACT = frozenset(
     "unique_dim unique_consecutive "
     # whole numbers
     "round floor ceil trunc fix bucketize searchsorted one_hot "
+    # steps from one number to another
+    "nextafter ldexp frexp "
     # made of nothing
     "zeros zeros_like ones ones_like full full_like empty empty_like empty_strided empty_permuted new_zeros new_ones "
     "new_full new_empty new_empty_strided zero fill arange linspace logspace eye tril_indices triu_indices "
@@ -138,6 +140,11 @@ class RoundedAnew:
 
     def __exit__(self, *error: object) -> None:
         self._inside.close()
+
+    def move(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Round the values of a program anew before it begins, in place."""
+        for target in _once([t for t in tensors if _is_rounded(t, self._least)]):
+            self._round(target, None)
 
     def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = op(*args, **kwargs)

@@ -465,10 +465,10 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
     runs = spot.arrays(reference.perturbed if wide is not None else [])
     if spot.arrays(reference.rounded):
         return _judge_narrow(spot, m, wide, runs)
-    if wide is None and not reference.draws and spot.arrays(reference.own):
-        return _judge_by_own(spot, e, m)
     if wide is None:
         unjudged = _without_reference(e, m, reference.roundoff)
+        if unjudged is not None and not reference.draws and spot.arrays(reference.in_own_precision()):
+            return _judge_by_own(spot, m)
         unsteady = unjudged is not None and unjudged.weight == "certain" and spot.unsteady()
         return ValueDifference("unsure", UNSTEADY) if unsteady else unjudged
     noise = Noise(spot.sigma(wide) / facts.unit_roundoff)
@@ -510,22 +510,34 @@ def _judge_narrow(
     return None if said == "ok" else ValueDifference(WEIGHTS[said], text, z)
 
 
-def _judge_by_own(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
-    """Numbers that the float64 run says nothing about. What is as that run is not accused: it may be right."""
+def _judge_by_own(spot: Spot, m: torch.Tensor) -> ValueDifference | None:
+    """Numbers that the float64 run says nothing about. Sums are made in any order, which these runs do not show: what
+    they would accuse is certain only where it is far beyond them. What is as the float64 run may be right."""
     reference = spot.reference
-    if _without_reference(e, m, reference.roundoff) is None:
-        return None
     eager = [value for run in reference.eager if isinstance(value := spot.of(run), torch.Tensor)]
-    facts, wide = dtype_of(eager[0]), spot.array(reference.wide)
-    said, text, z = judge_narrow(m, eager, None, [], spot.arrays(reference.own), facts.unit_roundoff)
+    facts, wide, own = dtype_of(eager[0]), spot.array(reference.wide), spot.arrays(reference.own)
+    said, text, z = judge_narrow(m, eager, None, [], own, facts.unit_roundoff)
     if said not in ("worse", "unsure"):
         return None
-    noise = Noise(spot.sigma(wide) / facts.unit_roundoff)
     if wide is not None and wide.shape == tuple(m.shape):
+        noise = Noise(spot.sigma(wide) / facts.unit_roundoff)
         alike = judge(RunValues(array_from(m), facts), wide, noise, thresholds=tolerated(facts), flush=True)
         if alike.answer != "candidate_worse":
             return ValueDifference("unsure", f"in float64 it is as compiled, {UNEXPLAINED}; {text}", z)
-    return ValueDifference(WEIGHTS[said], text, z)
+    centre, got = array_from(eager[0]), array_from(m)
+    finite = np.isfinite(centre) & np.isfinite(got)
+    gap, scatter, size = _apart([got], centre, finite), _apart(own, centre, finite), _rms(centre[finite])
+    far = said == "worse" and (gap > max(OTHER_RMS * size, OTHER_MOVES * scatter) or not _same_classes(centre, got))
+    return ValueDifference("certain" if far else "unsure", text, z)
+
+
+def _same_classes(a: Array, b: Array) -> bool:
+    return bool(np.array_equal(np.isnan(a), np.isnan(b)) and np.array_equal(np.isinf(a), np.isinf(b)))
+
+
+def _apart(runs: Sequence[Array], centre: Array, finite: Array) -> float:
+    """The largest rms by which a run is off in these elements."""
+    return max((_rms(np.nan_to_num(run[finite] - centre[finite], posinf=0, neginf=0)) for run in runs), default=0.0)
 
 
 UNEXPLAINED = "and no rounding explains what it is uncompiled"
@@ -544,15 +556,12 @@ def _is_another(spot: Spot, wide: Array, eager: Array) -> bool:
     if size == 0.0:
         return False
 
-    def apart(runs: Sequence[Array], centre: Array) -> float:
-        gaps = (np.nan_to_num(run[finite] - centre[finite].astype(wide.dtype), posinf=0, neginf=0) for run in runs)
-        return max(map(_rms, gaps), default=0.0) / size
-
-    gap, moved = apart([wide], eager), apart(spot.arrays(reference.perturbed), wide)
+    gap = _apart([wide], eager, finite) / size
+    moved = _apart(spot.arrays(reference.perturbed), wide, finite) / size
     if gap <= max(OTHER_RMS, OTHER_MOVES * max(moved, reference.roundoff)):
         return False
     own = spot.arrays([] if reference.draws else reference.rounded or reference.in_own_precision())
-    return reference.draws or (bool(own) and gap > OTHER_MOVES * apart(own, eager))
+    return reference.draws or (bool(own) and gap > OTHER_MOVES * _apart(own, eager, finite) / size)
 
 
 def _rms(values: Array) -> float:

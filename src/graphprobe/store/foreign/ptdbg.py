@@ -32,11 +32,6 @@ _RANK = re.compile(r"rank(\d{1,18})")
 _FIELDS = ("max", "min", "mean", "l2")
 
 
-def sample_count(count: int, step: int) -> int:
-    """How many elements a sample of `count` elements has: both ends whole, every `step`-th in between."""
-    return count if count <= 2 * EDGE else 2 * EDGE + math.ceil((count - 2 * EDGE) / step)
-
-
 def refuse_binary(path: Path) -> None:
     """Raise UsageError unless the file begins as a text of JSON lists; an empty file is fine."""
     try:
