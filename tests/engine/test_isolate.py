@@ -20,7 +20,7 @@ import torch
 import torch._inductor.async_compile  # once here, not in each child
 import torch._inductor.config
 
-from graphprobe.engine.isolate import TAIL, isolated
+from graphprobe.engine.isolate import TAIL, compiled_to, isolated
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals import after_fork
 
@@ -255,6 +255,18 @@ def test_what_a_killed_compiler_was_writing_is_deleted(tmp_path: Path, name: str
     outcome = isolated(lambda: (step(), time.sleep(60)), timeout_s=4)
     assert outcome.timed_out
     assert out.exists() == stays
+
+
+def test_a_device_that_a_compiler_writes_is_no_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "ld").symlink_to(sys.executable)
+    for out, expected in (("/dev/null", None), (str(tmp_path / "a.so"), str(tmp_path / "a.so"))):
+        with subprocess.Popen([tmp_path / "ld", "-c", WRITES, "-o", out]) as process:
+            while expected is not None and not Path(out).exists():
+                time.sleep(0.05)
+            time.sleep(0.5)
+            assert compiled_to(process.pid) == expected
+            process.kill()
+    assert Path("/dev/null").is_char_device()
 
 
 def test_one_inside_another() -> None:

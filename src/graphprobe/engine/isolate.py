@@ -333,7 +333,8 @@ def compiled_to(process: int) -> str | None:
             name, *args = os.fsdecode(file.read()).rstrip("\0").split("\0")
         if not COMPILERS.fullmatch(os.path.basename(name)) or "-o" not in args[:-1]:
             return None
-        return os.path.join(os.readlink(f"/proc/{process}/cwd"), args[args.index("-o") + 1])
+        path = os.path.join(os.readlink(f"/proc/{process}/cwd"), args[args.index("-o") + 1])
+        return path if os.path.isfile(path) else None  # not /dev/null, which a compiler's trial run writes
     except OSError:
         return None
 
