@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType
@@ -155,15 +155,11 @@ def isolated(
     if not after_fork.can_fork():
         return _here(step, timeout_s)
     started = time.monotonic()
-    sys.stdout.flush()
-    sys.stderr.flush()
     reader, writer = os.pipe()
-    drawn = random.getstate()
     with tempfile.TemporaryFile() as output:
-        child = os.fork()
+        child = forked(output.fileno())
         if child == 0:
-            random.setstate(drawn)  # Python seeds it anew after a fork
-            _child(step, reader, writer, output.fileno(), timeout_s, look)
+            _child(step, reader, writer, timeout_s, look)
         os.close(writer)
         data, timed_out = _receive(reader, child, started + timeout_s + LOOK_S, wait)
         _, status = os.waitpid(child, 0)
@@ -210,30 +206,52 @@ def _attempt(step: Callable[[], Any]) -> tuple[Any, Raised | None]:
         return None, raised_from(error)
 
 
+def forked(output: int) -> int:
+    """As `os.fork`. The child has a session of its own, ends with the thread that made it, and prints to `output`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    drawn = random.getstate()
+    child = os.fork()
+    if child == 0:
+        try:
+            random.setstate(drawn)  # Python seeds it anew after a fork
+            os.setsid()  # in a group of its own, out of reach of what ends its parent's group
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            for stream in (1, 2):
+                os.dup2(output, stream)
+            # The objects may be others than the interpreter's: a notebook's, a test runner's.
+            raw = io.FileIO(1, "w", closefd=False)
+            sys.stdout = sys.stderr = io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True)
+        except BaseException:
+            os._exit(1)
+    return child
+
+
+def in_fresh_thread(work: Callable[[], None]) -> threading.Thread:
+    """Run `work` in a thread with the settings of this one: OpenMP's threads, which a fork ends, start anew for it."""
+    settings = _thread_settings()
+
+    def run() -> None:
+        for apply in settings:
+            apply()
+        work()
+
+    # torch keeps changed settings in context variables, which a new thread does not inherit.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
+    thread.start()
+    return thread
+
+
 def _child(
-    step: Callable[[], Any],
-    reader: int,
-    writer: int,
-    output: int,
-    timeout_s: float,
-    look: Callable[[FrameType], Any],
+    step: Callable[[], Any], reader: int, writer: int, timeout_s: float, look: Callable[[FrameType], Any]
 ) -> None:
     """Never returns."""
     try:
         os.close(reader)
-        os.setsid()  # in a group of its own, out of reach of what ends its parent's group
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        # The objects may be others than the interpreter's: a notebook's, a test runner's.
-        raw = io.FileIO(1, "w", closefd=False)
-        sys.stdout = sys.stderr = io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True)
-        settings, before = thread_settings(), peak()
+        before = peak()
         result: list[bytes] = []
 
         def work() -> None:
-            for apply in settings:
-                apply()
             after_fork.prepare()
             value, raised = _attempt(step)
             try:
@@ -241,9 +259,7 @@ def _child(
             except Exception as error:
                 result.append(msgspec.msgpack.encode((None, raised_from(error), "", 0)))
 
-        # torch keeps changed settings in context variables, which a new thread does not inherit.
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
-        thread.start()
+        thread = in_fresh_thread(work)
         thread.join(timeout_s)
         frame = sys._current_frames().get(thread.ident or 0) if thread.is_alive() else None
         if frame is not None:
@@ -266,7 +282,7 @@ def _stack_text(frame: FrameType) -> str:
     return "Stack (most recent call last):\n" + "".join(traceback.format_list(frames[own[-1] + 1 if own else 0 :]))
 
 
-def thread_settings() -> list[Callable[[], Any]]:
+def _thread_settings() -> list[Callable[[], Any]]:
     """What gives another thread this thread's number of threads, gradient mode and autocast."""
     found: list[Callable[[], Any]] = [
         partial(torch.set_num_threads, torch.get_num_threads()),
@@ -302,17 +318,21 @@ def _receive(reader: int, child: int, deadline: float, wait: Callable[[], None])
         os.close(reader)
         if done:
             os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        started = [] if done else descendants(child)
-        # A child that ended by itself has left what it started to others.
-        left = started or [process for process, _, session in _processes() if session == child != process]
-        unfinished = [path for process in left if (path := compiled_to(process)) is not None]
-        for kill in (os.killpg, os.kill):
-            _kill(kill, child)
-        for process in started:  # those in groups of their own
-            _kill(os.kill, process)
-        for path in unfinished:  # nobody may take it for a whole one
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        end_group(child, started=[] if done else descendants(child))
+
+
+def end_group(child: int, *, started: Sequence[int]) -> None:
+    """Kill a child that has a session, all that is in it, and what it has `started` in groups of their own."""
+    # A child that ended by itself has left what it started to others.
+    left = started or [process for process, _, session in _processes() if session == child != process]
+    unfinished = [path for process in left if (path := compiled_to(process)) is not None]
+    for kill in (os.killpg, os.kill):
+        _kill(kill, child)
+    for process in started:
+        _kill(os.kill, process)
+    for path in unfinished:  # nobody may take it for a whole one
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _kill(kill: Callable[[int, int], None], process: int) -> None:

@@ -24,12 +24,11 @@ from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable
 from graphprobe.diagnose.reduction.judge import Question, unresolved
 from graphprobe.diagnose.reduction.problem import FxCandidate
-from graphprobe.diagnose.reduction.service import Job, Service, uses_cuda, warm_up
+from graphprobe.diagnose.reduction.service import Job, Service, limit, uses_cuda, warm_up
 from graphprobe.diagnose.settings import versions
-from graphprobe.engine.isolate import thread_settings
+from graphprobe.engine.worker import Worker
 from graphprobe.internals import after_fork
 from graphprobe.reduce.outcome import Answer, OracleVerdict
-from graphprobe.reduce.worker import Worker
 
 GRACE_S = 60.0
 """What a worker gets beyond the time of a question: to stop the child that works on it, and to record values."""
@@ -78,12 +77,13 @@ class CompilerOracle:
         case, whole = original.case, original.whole()
         self._original = whole.digest if whole is not None else ""
         warm = not uses_cuda(original)
-        self._worker = Worker(
-            service.handle,
-            timeout_s=timeout_s + GRACE_S,
-            on_start=(lambda: warm_up(case.backend, grad=case.grad)) if warm else None,
-            settings=thread_settings,
-        )
+
+        def start() -> None:
+            limit(None)
+            if warm:
+                warm_up(case.backend, grad=case.grad)
+
+        self._worker = Worker(service.handle, timeout_s=timeout_s + GRACE_S, on_start=start)
 
     def __call__(self, candidate: FxCandidate) -> Answer:
         """The answer of the worker; UNRESOLVED when the worker itself did not survive.
@@ -110,7 +110,7 @@ class CompilerOracle:
         job = Job(candidate.recipe, self.question, self._limit_s())
         reply = self._worker.ask(msgspec.json.encode(job))
         if reply.value is None:
-            why = reply.raised.trace if reply.raised is not None else reply.signal or "its time"
+            why = reply.raised.trace if reply.raised is not None else reply.end
             return unresolved(f"the worker did not survive the question: {why}")
         return msgspec.json.decode(reply.value, type=Answer)
 
