@@ -102,10 +102,9 @@ def test_none_and_all(name: str) -> None:
         assert same(plain, outputs)
         assert plain.ran == list(range(len(mixed.launches)))
         everything = range(len(mixed.launches))
-        for wide in (False, True):
-            every = mixed.run(inputs, everything, wide=wide)
-            assert every.replaced == frozenset(everything), [x.reason for x in mixed.launches]
-            near(plain, every)
+        every = mixed.run(inputs, everything)
+        assert every.replaced == frozenset(everything), [x.reason for x in mixed.launches]
+        near(plain, every)
         for at in everything:
             one = mixed.run(inputs, [at])
             assert one.replaced == {at}

@@ -21,7 +21,6 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from graphprobe.engine.interpret import copied, copied_together, flat_outputs
 from graphprobe.engine.naming import op_of
-from graphprobe.engine.reference import InFloat64
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph
 from graphprobe.internals.ir.index import NotEvaluated, evaluate
 from graphprobe.internals.launches.launch_io import LaunchIO, Use, launch_ios
@@ -270,13 +269,10 @@ class MixedGraph:
         except NoGraph as error:
             return "ir", str(error), None
 
-    def run(
-        self, inputs: Sequence[Any], replaced: Collection[int] = (), *, wide: bool = False, forgiving: bool = False
-    ) -> MixedRun:
+    def run(self, inputs: Sequence[Any], replaced: Collection[int] = (), *, forgiving: bool = False) -> MixedRun:
         """Run once on copies of `inputs`, the launches at the positions `replaced` replaced.
 
         Args:
-            wide: compute the replacements in float64, and round what they give.
             forgiving: a launch that cannot be replaced after all is launched, and its `how` is `no` from then on.
 
         Raises:
@@ -294,7 +290,7 @@ class MixedGraph:
             if at not in wanted:
                 return launching.run()
             try:
-                result = self._replace(at, launching, wide)
+                result = self._replace(at, launching)
             except CannotReplaceError as error:
                 if not forgiving:
                     raise
@@ -311,35 +307,30 @@ class MixedGraph:
             outputs = copied(flat_outputs(self._compiled(boxed)))
         return MixedRun(outputs, given, frozenset(done), ran)
 
-    def _replace(self, at: int, launching: Launching, wide: bool) -> Any:
+    def _replace(self, at: int, launching: Launching) -> Any:
         launch = self.launches[at]
         variables = launching.variables()
         if launch.how == "graph" and launch.piece is not None:
             try:
-                values = self._from_graph(launch.piece, variables, wide)
-                return self._filled(launch, values, variables)
+                return self._filled(launch, self._from_graph(launch.piece, variables), variables)
             except Exception as error:
                 launch.how, launch.reason = "ir", f"its piece of the graph cannot be run: {_first_line(error)}"
         if launch.how == "no":
             raise CannotReplaceError(at, launch.reason)
         try:
-            return self._filled(launch, self._from_ir(launch, variables, wide), variables)
+            return self._filled(launch, self._from_ir(launch, variables), variables)
         except Exception as error:
             reason = f"{launch.reason}; and its IR cannot be evaluated: {_first_line(error)}"
             raise CannotReplaceError(at, reason) from error
 
-    def _from_graph(self, piece: LaunchPiece, variables: Mapping[str, Any], wide: bool) -> dict[str, torch.Tensor]:
+    def _from_graph(self, piece: LaunchPiece, variables: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         symbols = self._lowered.symbols(variables)
         given = [self._value(use, variables, symbols) for use in piece.takes]
         numbers = [evaluate(expr, symbols) for expr in piece.numbers]
-        if wide:
-            with InFloat64():
-                results = Interpreter(piece.graph).run(*(_widened(v) for v in given), *numbers)
-        else:
-            results = Interpreter(piece.graph).run(*(copied(v) for v in given), *numbers)
+        results = Interpreter(piece.graph).run(*(copied(v) for v in given), *numbers)
         return {str(use.value): value for use, value in zip(piece.gives, results, strict=True)}
 
-    def _from_ir(self, launch: MixedLaunch, variables: Mapping[str, Any], wide: bool) -> dict[str, torch.Tensor]:
+    def _from_ir(self, launch: MixedLaunch, variables: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         symbols = self._lowered.symbols(variables)
         given: dict[str, torch.Tensor] = {}
         for use in (*launch.io.reads, *(w for w in launch.io.writes if w.value != w.name)):
@@ -347,7 +338,7 @@ class MixedGraph:
             given.setdefault(self._lowered.memory_of(str(use.value)), self._value(use, variables, symbols))
             if use.name in self._lowered.inputs:
                 given[use.name] = memory
-        values, lost = self._lowered.evaluate(launch.io.nodes, given, symbols, wide=wide)
+        values, lost = self._lowered.evaluate(launch.io.nodes, given, symbols)
         missing = [str(use.value) for use in launch.needed if use.value not in values]
         if missing:
             raise NotEvaluated(next((lost[name] for name in missing if name in lost), f"{missing[0]} has no value"))
@@ -405,9 +396,3 @@ def _nested(results: Mapping[tuple[int, ...], torch.Tensor]) -> Any:
         return results.get(())
     width = 1 + max(path[0] for path in results)
     return tuple(_nested({path[1:]: v for path, v in results.items() if path[0] == at}) for at in range(width))
-
-
-def _widened(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
-        return copied(value)
-    return value.to(torch.complex128 if value.is_complex() else torch.float64, copy=True)

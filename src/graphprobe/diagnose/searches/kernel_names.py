@@ -82,23 +82,19 @@ class MixingReport(msgspec.Struct):
     problem: str = ""
 
 
-def faulty_launches(
-    mixed: MixedGraph, inputs: Sequence[Any], judge: Judge, *, wide: bool = False, most: int = MOST
-) -> MixingReport:
+def faulty_launches(mixed: MixedGraph, inputs: Sequence[Any], judge: Judge) -> MixingReport:
     """Find the launches that make the outputs of a compiled graph wrong.
 
     Takes two runs, and for each fault `log2(launches)` to find it, one to see if there is another, one to confirm it.
 
     Args:
         inputs: of the graph; copied for each run.
-        wide: replace by what float64 gives, rounded.
-        most: stop after so many.
     """
     report = MixingReport(launches=len(mixed.launches))
-    search = _KernelSearch(mixed, inputs, judge, wide)
+    search = _KernelSearch(mixed, inputs, judge)
     before = mixed.runs
     with watched_lowering() as compiled:
-        report.problem = search.find(most)
+        report.problem = search.find()
         for at, runs in search.found:
             launch, error = mixed.launches[at], search.all_but(at)
             report.found.append(_faulty(at, launch, runs, error))
@@ -114,14 +110,14 @@ def _faulty(at: int, launch: MixedLaunch, runs: int, error: LocalError) -> Fault
 
 
 class _KernelSearch:
-    def __init__(self, mixed: MixedGraph, inputs: Sequence[Any], judge: Judge, wide: bool) -> None:
-        self._mixed, self._inputs, self._judge, self._wide = mixed, inputs, judge, wide
+    def __init__(self, mixed: MixedGraph, inputs: Sequence[Any], judge: Judge) -> None:
+        self._mixed, self._inputs, self._judge = mixed, inputs, judge
         self._usable: list[int] = []
         self.found: list[tuple[int, int]] = []
         """Position, and runs it took."""
 
     def _run(self, replaced: Collection[int], *, forgiving: bool = False) -> MixedRun:
-        return self._mixed.run(self._inputs, replaced, wide=self._wide, forgiving=forgiving)
+        return self._mixed.run(self._inputs, replaced, forgiving=forgiving)
 
     def _error(self, replaced: Collection[int], *, forgiving: bool = False) -> LocalError:
         return self._judge(self._run(replaced, forgiving=forgiving))
@@ -134,7 +130,7 @@ class _KernelSearch:
         """What is wrong with every launch replaced but one."""
         return self._error([at for at in self._usable if at != position])
 
-    def find(self, most: int) -> str:
+    def find(self) -> str:
         """Fill `found`, the last launch first; returns what stood in the way."""
         plain = self._run(())
         if not plain.ran:
@@ -156,7 +152,7 @@ class _KernelSearch:
                 f"not the text of the loops is to blame, but {loops}how the buffers share memory"
             )
         right = len(self._usable)
-        while right > 0 and len(self.found) < most:
+        while right > 0 and len(self.found) < MOST:
             before = self._mixed.runs
             right = bisect_left(range(1, right), True, key=lambda prefix: not self._wrong(prefix))
             self.found.append((self._usable[right], self._mixed.runs - before))

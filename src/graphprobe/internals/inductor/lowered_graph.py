@@ -361,20 +361,19 @@ class LoweredGraph:
                 yield from operation.get_free_symbol_uses(unbacked_only=False)
 
     def evaluate(
-        self, nodes: Sequence[str], given: Mapping[str, torch.Tensor], symbols: Mapping[Any, Any], *, wide: bool = False
+        self, nodes: Sequence[str], given: Mapping[str, torch.Tensor], symbols: Mapping[Any, Any]
     ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Run the IR of some of the scheduler's nodes in plain torch.
 
         Args:
             nodes: names of scheduler nodes, in order.
             given: values of the buffers that they read, by name; copied.
-            wide: compute and keep floating-point values in float64.
 
         Returns:
             the values of the buffers that they write, by name; where that is memory of another, what all of it holds in
             one dimension; and the buffers without a value, and why.
         """
-        buffers = Buffers(self.ir, wide)
+        buffers = Buffers(self.ir)
         buffers.env.update(symbols)
         for name, value in given.items():
             buffers.bind(name, value)

@@ -32,9 +32,8 @@ class Buffers:
         mixed: buffers whose loops have an operation on a bool and a number: the operation, the dtypes.
     """
 
-    def __init__(self, graph: Any, wide: bool) -> None:
+    def __init__(self, graph: Any) -> None:
         self.graph = graph
-        self.wide = wide
         self.env: dict[Any, Any] = {}
         self.results: dict[str, Any] = {}
         self.lost: dict[str, str] = {}
@@ -47,9 +46,7 @@ class Buffers:
     # What the handler asks for.
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Inductor computes half precisions in float32; in wide arithmetic every float is float64."""
-        if self.wide and dtype.is_floating_point:
-            return torch.float64
+        """Inductor computes half precisions in float32."""
         return torch.float32 if dtype in HALVES else dtype
 
     def dtype(self, name: str) -> torch.dtype:
@@ -96,22 +93,17 @@ class Buffers:
         if not isinstance(layout, ir.Layout):
             raise NotEvaluated(f"{name} is no tensor")
         (count,) = numbers([layout.storage_size()], self.env)
-        dtype = self._stored(layout.dtype)
         # What is read before it was written shall be seen.
-        fill = torch.nan if dtype.is_floating_point or dtype.is_complex else 0
-        return torch.full((count,), fill, dtype=dtype, device=layout.device)
-
-    def _stored(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.float64 if self.wide and dtype.is_floating_point else dtype
+        fill = torch.nan if layout.dtype.is_floating_point or layout.dtype.is_complex else 0
+        return torch.full((count,), fill, dtype=layout.dtype, device=layout.device)
 
     def flattened(self, value: Tensor) -> Tensor:
         """A copy of the memory that a tensor spans, from its first element on."""
         value = value.detach()
         if not value.numel():
-            return torch.empty(0, dtype=self._stored(value.dtype), device=value.device)
+            return torch.empty(0, dtype=value.dtype, device=value.device)
         span = 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
-        flat = value.as_strided((span,), (1,), value.storage_offset())
-        return flat.to(self._stored(value.dtype), copy=True)
+        return value.as_strided((span,), (1,), value.storage_offset()).clone()
 
     def bind(self, name: str, value: Any) -> None:
         """Give a graph input its value: a tensor, which is copied, or something that only symbols refer to."""
@@ -120,16 +112,12 @@ class Buffers:
 
     # IR nodes as arguments and results.
 
-    def tensor(self, node: Any, *, real: bool = False) -> Any:
-        """What an IR node stands for as an argument of a call: a tensor over the buffer's storage, a number, None.
-
-        Args:
-            real: in wide arithmetic, copies in the dtypes that the IR names.
-        """
+    def tensor(self, node: Any) -> Any:
+        """What an IR node stands for as an argument of a call: a tensor over the buffer's storage, a number, None."""
         if isinstance(node, (list, tuple)):
-            return type(node)(self.tensor(x, real=real) for x in node)
+            return type(node)(self.tensor(x) for x in node)
         if isinstance(node, ir.MutableBox):
-            return self.tensor(node.data, real=real)
+            return self.tensor(node.data)
         if isinstance(node, ir.ShapeAsConstantBuffer):
             return self.tensor(node.expr)
         if isinstance(node, (sympy.Basic, torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -137,10 +125,9 @@ class Buffers:
         if isinstance(node, ir.NoneAsConstantBuffer):
             return None
         if isinstance(node, ir.Constant):
-            return torch.tensor(node.value, dtype=self._stored(node.dtype), device=node.device)
+            return torch.tensor(node.value, dtype=node.dtype, device=node.device)
         if isinstance(node, (ir.ReinterpretView, ir.Buffer)):
-            value = self._strided(node)
-            return value.to(node.get_dtype()) if real and isinstance(value, Tensor) else value
+            return self._strided(node)
         if isinstance(node, ir.IRNode):
             raise NotEvaluated(f"a {type(node).__name__}")
         return node
@@ -159,8 +146,7 @@ class Buffers:
         flat = self.flat(name)
         source = node.data.get_dtype() if isinstance(node, ir.ReinterpretView) else layout.dtype
         if source != layout.dtype:
-            narrow = flat.to(source)
-            flat = narrow.view(layout.dtype).to(self._stored(layout.dtype))
+            flat = flat.to(source).view(layout.dtype)
         sizes, strides = numbers(layout.size, self.env), numbers(layout.stride, self.env)
         (offset,) = numbers([layout.offset], self.env)
         return torch.as_strided(flat, sizes, strides, flat.storage_offset() + offset)
@@ -177,10 +163,10 @@ class Buffers:
         sizes, strides = numbers(layout.size, self.env), numbers(layout.stride, self.env)
         if list(value.shape) != sizes:
             raise NotEvaluated(f"{name} shall have the shape {sizes} and the call returned {list(value.shape)}")
-        if value.dtype != self._stored(layout.dtype) and value.dtype != layout.dtype:
+        if value.dtype != layout.dtype:
             self.kinds[name] = value.dtype
         owning = not isinstance(layout, ir.NonOwningLayout)
-        if owning and value.dtype == self._stored(layout.dtype) and list(value.stride()) == strides and value.numel():
+        if owning and value.dtype == layout.dtype and list(value.stride()) == strides and value.numel():
             span = 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
             self._flats[name] = value.as_strided((span,), (1,), value.storage_offset())
         else:
@@ -231,24 +217,13 @@ class Buffers:
             else:
                 store(symbols)
 
-    def call(self, function: Callable[..., Any], args: Any, kwargs: Any, *, changes: bool = False) -> Any:
-        """Call with IR nodes as arguments; in wide arithmetic, once more in the IR's dtypes if it is not to be had."""
-
-        def given(real: bool) -> tuple[Any, Any]:
-            leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda x: isinstance(x, ir.IRNode))
-            found = pytree.tree_unflatten([self.tensor(leaf, real=real) for leaf in leaves], spec)
-            return found[0], found[1]
-
-        positional, named = given(False)
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call with IR nodes as arguments."""
+        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda x: isinstance(x, ir.IRNode))
+        positional, named = pytree.tree_unflatten([self.tensor(leaf) for leaf in leaves], spec)
         if _draws(function, positional, named):
             raise NotEvaluated(f"{function} draws random numbers")
-        if not self.wide or changes:
-            return function(*positional, **named)
-        try:
-            return function(*positional, **named)
-        except (RuntimeError, ValueError, TypeError):
-            positional, named = given(True)
-            return function(*positional, **named)
+        return function(*positional, **named)
 
 
 def _draws(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -281,8 +256,7 @@ def _fallback(buffers: Buffers, op: Any) -> None:
     kwargs = {**op.kwargs, **kwargs}
     if isinstance(op, ir.ExternKernelMultiOut):
         kwargs.update(zip(op.out_arg_names, op.out_variant_output_nodes, strict=True))
-    changes = bool(op.mutation_outputs or op.get_mutation_names()) or isinstance(op, ir.ExternKernelMultiOut)
-    result = buffers.call(op.op_overload, args, kwargs, changes=changes)
+    result = buffers.call(op.op_overload, args, kwargs)
     buffers.put(op, result)
     bindings = resolve_unbacked_bindings(buffers.graph.sizevars.shape_env, op.unbacked_bindings) or {}
     for symbol, path in bindings.items():
@@ -311,8 +285,7 @@ def _extern_out(buffers: Buffers, op: Any) -> None:
 
 def _extern_alloc(buffers: Buffers, op: Any) -> None:
     function = _named(op.python_kernel_name)
-    changes = bool(op.mutation_outputs or op.get_mutation_names())
-    buffers.put(op, buffers.call(function, [*op.inputs, *op.constant_args], op.kwargs, changes=changes))
+    buffers.put(op, buffers.call(function, [*op.inputs, *op.constant_args], op.kwargs))
 
 
 def _scatter(buffers: Buffers, op: Any) -> None:
@@ -321,14 +294,14 @@ def _scatter(buffers: Buffers, op: Any) -> None:
     kwargs = {key: value for key, value in op.kwargs.items() if value is not None}
     if "scatter_reduce" not in op.python_kernel_name:
         kwargs.pop("include_self", None)
-    buffers.call(op.op_overload, args, kwargs, changes=True)
+    buffers.call(op.op_overload, args, kwargs)
 
 
 def _index_put(buffers: Buffers, op: Any) -> None:
     rest = iter(op.inputs[2:])
     indices = [None if index is None else next(rest) for index in op.indices]
     args = [op.inputs[0], indices, op.inputs[1], *op.constant_args]
-    buffers.call(torch.ops.aten.index_put_.default, args, {}, changes=True)
+    buffers.call(torch.ops.aten.index_put_.default, args, {})
 
 
 def _copy(buffers: Buffers, op: Any) -> None:

@@ -60,7 +60,6 @@ class IrValues:
         dtypes: dtypes and shapes that differ from the FX graph's, and dtypes that do not go together within the IR.
         unsupported: operations that were not evaluated, and why; those that need their values among them.
         faults: reads and writes outside of a buffer, and assertions of the IR that do not hold.
-        buffers: for every operation, in order, its buffer's name, its class and the FX nodes it stems from.
     """
 
     outputs: list[Tensor | int | float | None] = dataclasses.field(default_factory=list)
@@ -69,39 +68,33 @@ class IrValues:
     dtypes: list[IrMismatch] = dataclasses.field(default_factory=list)
     unsupported: list[str] = dataclasses.field(default_factory=list)
     faults: list[str] = dataclasses.field(default_factory=list)
-    buffers: list[tuple[str, str, tuple[str, ...]]] = dataclasses.field(default_factory=list)
 
 
-def evaluate_ir(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    *,
-    wide: bool = False,
-    is_inference: bool = False,
-    is_backward: bool = False,
-) -> IrValues:
+def evaluate_ir(gm: fx.GraphModule, inputs: Sequence[Any]) -> IrValues:
     """Lower a graph as Inductor would and evaluate the IR on copies of `inputs`. No code is generated.
 
     Args:
         gm: an ATen graph as Inductor has it after its post-grad passes; it is left as it is. Where its values have no
             fake tensors, or not those of `inputs`, they are made from `inputs` with static shapes.
         inputs: the real inputs, in the order of the placeholders.
-        wide: compute and keep floating-point values in float64, as long as the operations called have it.
-        is_inference: lower as for a graph without a backward.
-        is_backward: lower as for a backward graph.
 
     Lowering may add guards and symbols to the shape environment of the graph's fake tensors, as in a compilation.
 
     Raises:
         Exception: what the lowering raises, unchanged.
     """
-    with torch.no_grad(), _lowered(gm, inputs, is_inference, is_backward) as (graph, module, fakes):
+    with torch.no_grad(), _lowered(gm, inputs, False, False) as (graph, module, fakes):
         with quiet(), mock.patch.object(ir.FlexibleLayout, "allow_indexing", True):
-            return _Evaluation(graph, module, wide).run(fakes, inputs)
+            return _Evaluation(graph, module).run(fakes, inputs)
 
 
 def lower(gm: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool = False, is_backward: bool = False) -> None:
-    """Lower a graph and throw the IR away; arguments as for `evaluate_ir`. Raises what the lowering raises."""
+    """Lower a graph and throw the IR away; `gm` and `inputs` as for `evaluate_ir`. Raises what the lowering raises.
+
+    Args:
+        is_inference: lower as for a graph without a backward.
+        is_backward: lower as for a backward graph.
+    """
     with torch.no_grad(), _lowered(gm, inputs, is_inference, is_backward):
         pass
 
@@ -172,11 +165,11 @@ def _fits(fake: Any, value: Any) -> bool:
 
 
 class _Evaluation:
-    def __init__(self, graph: GraphLowering, module: fx.GraphModule, wide: bool) -> None:
+    def __init__(self, graph: GraphLowering, module: fx.GraphModule) -> None:
         self._graph = graph
         self._module = module
         self._nodes = {node.name: node for node in module.graph.nodes}
-        self._buffers = Buffers(graph, wide)
+        self._buffers = Buffers(graph)
         self._values = IrValues()
         self._written: set[str] = set()
 
@@ -224,7 +217,6 @@ class _Evaluation:
         buffers, values = self._buffers, self._values
         name = op.get_name()
         origins = tuple(node.name for node in (op.get_origins() or ()))
-        values.buffers.append((name, type(op).__name__, origins))
         changed = self._changed(op)
         self._written |= changed
         try:
