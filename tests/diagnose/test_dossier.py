@@ -193,11 +193,7 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
     case = case_of(lambda x: torch.relu(x) * torch.ones(2), (torch.ones(2),), kind="nonfinite", backend="eager")
     finding = finding_of(case, pass_="a_pass", source="model.py:3", local_z=float("inf"), flaky_rate=0.5)
     (tmp_path / "it").mkdir()
-    more: dict[str, Any] = {
-        "neighbour": "without relu it passes.",
-        "before": case.graph,
-        "generated_code": "# kernels\n",
-    }
+    more: dict[str, Any] = {"neighbour": "without relu it passes.", "before": case.graph}
     assert write_dossier(tmp_path / "it", case, finding, versions=VERSIONS, **more) == []
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
     report = (tmp_path / "it" / "REPORT.md").read_text()

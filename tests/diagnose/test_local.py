@@ -140,8 +140,7 @@ def test_classes_of_numbers() -> None:
 def test_dtype_shape_and_number_of_results() -> None:
     x = torch.linspace(1, 2, 6)
     assert error_of(ATEN.exp.default, x.exp().double(), x).kind == "wrong_dtype"
-    assert error_of(ATEN.exp.default, x.double().exp(), x, strict_dtype=False).answer in ("ok", "better")
-    assert error_of(ATEN.exp.default, x.exp() * 1.01, x, strict_dtype=False).answer == "worse"
+    assert error_of(ATEN.exp.default, x.exp() * 1.01, x).answer == "worse"
     assert error_of(ATEN.exp.default, x.exp()[:5], x).kind == "wrong_shape"
     found = error_of(ATEN.exp.default, [x.exp(), x], x)
     assert (found.kind, found.reason) == ("wrong_shape", "2 results, not 1")

@@ -62,16 +62,6 @@ def test_a_piece_computes_what_it_computed_in_place() -> None:
     assert torch.equal(got, run.values["exp"])
 
 
-def test_the_outputs_can_be_chosen() -> None:
-    gm = symbolic_trace(lambda x: (torch.relu(x) + 1).exp())
-    run = run_graph(gm, [torch.randn(3)])
-    keep = named(gm, "relu", "add", "exp")
-    piece, inputs = extract(gm, keep, run.values, outputs=named(gm, "relu", "exp"))
-    assert [torch.equal(a, run.values[n]) for a, n in zip(piece(*inputs), ("relu", "exp"), strict=True)] == [True, True]
-    plain, inputs = extract(gm, keep, run.values)
-    assert len(plain(*inputs)) == 1
-
-
 def test_inputs_are_copies() -> None:
     gm = symbolic_trace(lambda x: torch.relu(x) + 1)
     run = run_graph(gm, [torch.ones(3)])

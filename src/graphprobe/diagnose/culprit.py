@@ -41,20 +41,16 @@ def shortened(
     *,
     budget_s: float,
     timeout_s: float,
-    signature: str = "",
     backend: Callable[[], Any] | None = None,
     hints: Sequence[str] = (),
-    values: bool = True,
 ) -> Case | None:
     """A smaller case that fails as `case` does; None where none was found in time.
 
     Args:
         budget_s: no new question is asked after so many seconds.
         timeout_s: for one question.
-        signature: of the failure; empty: that of the case.
         backend: makes what to compile with, if not the case's own backend.
         hints: names of suspected nodes.
-        values: make sizes and values simpler as well, not just the graph smaller.
     """
     try:
         problem = Problem.of(case, timeout_s=timeout_s)
@@ -67,9 +63,8 @@ def shortened(
             done: Reduction[FxCandidate] = reduce(
                 problem,
                 oracle,
-                shrinks=shrinks_for(problem) if values else [],
-                rebase=rebase if values else None,
-                signature=signature,
+                shrinks=shrinks_for(problem),
+                rebase=rebase,
                 hints=[i for i in map(problem.unit_of, hints) if i is not None],
                 repeats=Repeats(first=1),
                 budget=Budget(None, budget_s),

@@ -157,7 +157,6 @@ def local_error(
     got: Any,
     *,
     rounded: Sequence[Any] | None = None,
-    strict_dtype: bool = True,
 ) -> LocalError:
     """Judge `got`, what a compiler made of `call(*args, **kwargs)`.
 
@@ -167,9 +166,8 @@ def local_error(
         args, kwargs: the inputs that the compiled op got.
         rounded: those inputs that a compiler may have held more precisely than it has shown them, because they were
             rounded for being shown; None: all of them.
-        strict_dtype: a result of another dtype is a fault.
     """
-    return Expectation(op, call, args, kwargs, rounded=rounded, strict_dtype=strict_dtype).judge(got)
+    return Expectation(op, call, args, kwargs, rounded=rounded).judge(got)
 
 
 class Expectation:
@@ -183,10 +181,9 @@ class Expectation:
         kwargs: Mapping[str, Any],
         *,
         rounded: Sequence[Any] | None = None,
-        strict_dtype: bool = True,
     ) -> None:
         self._op, self._call, self._args, self._kwargs = op, call, args, kwargs
-        self._rounded, self._strict_dtype = rounded, strict_dtype
+        self._rounded = rounded
         self._inputs = [*leaves(args), *leaves(dict(kwargs))]
         self._wanted: list[Any] = []
         self._wide_values: list[Any] | None = None
@@ -209,7 +206,7 @@ class Expectation:
             return LocalError("worse", "wrong_shape", math.inf, math.inf, f"{len(found)} results, not {len(wanted)}")
         worst = OK
         for i, (want, have) in enumerate(zip(wanted, found, strict=True)):
-            form = _form(want, have, self._strict_dtype)
+            form = _form(want, have)
             if form is not None:
                 return form
             if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor) or not same_bits(want, have):
@@ -268,12 +265,12 @@ def _copies(value: Any) -> Any:
     return copied(value)
 
 
-def _form(want: Any, have: Any, strict_dtype: bool) -> LocalError | None:
+def _form(want: Any, have: Any) -> LocalError | None:
     if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
         if type(want) is type(have) and isinstance(want, (bool, int, float)) and want != have and want == want:
             return LocalError("worse", "wrong_value", math.inf, math.inf, f"{have!r}, not {want!r}")
         return None
-    if strict_dtype and want.dtype != have.dtype:
+    if want.dtype != have.dtype:
         return LocalError("worse", "wrong_dtype", math.inf, math.inf, f"dtype {have.dtype}, not {want.dtype}")
     if want.shape != have.shape:
         text = f"shape {tuple(have.shape)}, not {tuple(want.shape)}"

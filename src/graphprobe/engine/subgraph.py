@@ -41,9 +41,7 @@ def with_producers(keep: Collection[Node]) -> set[Node]:
     return found
 
 
-def extract(
-    gm: GraphModule, keep: Collection[Node], values: Mapping[str, Any], outputs: Sequence[Node] | None = None
-) -> tuple[GraphModule, list[Any]]:
+def extract(gm: GraphModule, keep: Collection[Node], values: Mapping[str, Any]) -> tuple[GraphModule, list[Any]]:
     """The calls `keep` of a graph as a graph of their own, with the values it is to be called with.
 
     What they take from the rest of the graph becomes a placeholder when it is a tensor, and is written into the graph
@@ -51,10 +49,9 @@ def extract(
 
     Args:
         values: of every node of `gm` by name, from a run.
-        outputs: nodes to return; None: those of `keep` that nothing in `keep` uses.
 
     Returns:
-        `(graph, inputs)`; the graph returns a tuple.
+        `(graph, inputs)`; the graph returns a tuple of what nothing in it uses.
     """
     keep = with_producers(keep)
     graph = Graph()
@@ -82,8 +79,7 @@ def extract(
         else:
             made[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
         made[node].meta = _clean(node.meta)
-    shown = outputs if outputs is not None else [n for n in order if not any(u in keep for u in n.users)]
-    graph.output(tuple(made[n] for n in shown))
+    graph.output(tuple(made[n] for n in order if not any(u in keep for u in n.users)))
     return GraphModule(root, graph), inputs
 
 

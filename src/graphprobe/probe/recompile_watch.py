@@ -11,7 +11,8 @@ import msgspec
 from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.analysis.recompiles import RecompileReport, report_from_facts
 from graphprobe.errors import UsageError, last_line
-from graphprobe.internals.dynamo.recompile_taps import RecompileTaps
+from graphprobe.internals.bus import Subscription
+from graphprobe.internals.dynamo import recompile_taps
 from graphprobe.report.run_text import recompile_lines
 
 
@@ -30,13 +31,13 @@ class Recompiles:
         self._facts: list[Recompile] = []
         self._notes: list[str] = []
         self._lock = threading.Lock()
-        self._taps: RecompileTaps | None = None
+        self._taps: Subscription | None = None
 
     def open(self) -> None:
         """Begin to note. Raises UsageError when it has begun already."""
         if self._taps is not None:
             raise UsageError("recompilations are counted already by this object", hint="make a second one")
-        self._taps = RecompileTaps(self)
+        self._taps = Subscription(recompile_taps.patches(self))
         self._taps.install()
         self._check_names()
 

@@ -72,7 +72,6 @@ def write_dossier(
     versions: dict[str, str],
     neighbour: str | None = None,
     before: fx.GraphModule | None = None,
-    generated_code: str | None = None,
     kernel_source: tuple[str, str] | None = None,
     window: bytes | None = None,
     shown: Shown | None = None,
@@ -88,7 +87,6 @@ def write_dossier(
         versions: name and version of everything that may matter, for the report.
         neighbour: the nearest variant that passes, as a sentence.
         before: the graph before the accused pass, for `graph_before.txt`.
-        generated_code: text of the generated kernels, for `generated_code.py`.
         kernel_source: suffix and text of the accused kernel as the program compiled it, for `kernel.cpp`, `kernel.py`.
         window: the nodes around the accused one, for `window.json`.
         shown: the short repro, and what it printed.
@@ -106,7 +104,7 @@ def write_dossier(
         raise UsageError(f"{folder} holds something already", hint="Name a folder that does not exist yet.")
     script = repro_source(case, title=title_of(finding), flaky_rate=finding.flaky_rate)
     files = _repro_files(case, finding, script, shown)
-    files |= _other_files(finding, before, generated_code, kernel_source, window)
+    files |= _other_files(finding, before, kernel_source, window)
     data = _data_files(case, script)
     files |= data if shown is None else {f"{EXACT}/{name}": entry for name, entry in data.items()}
     report = report_text(
@@ -148,15 +146,12 @@ def _repro_files(case: Case, finding: Finding, script: Script, shown: Shown | No
 def _other_files(
     finding: Finding,
     before: fx.GraphModule | None,
-    generated_code: str | None,
     kernel_source: tuple[str, str] | None,
     window: bytes | None,
 ) -> _Files:
     files: _Files = {}
     if before is not None:
         files["graph_before.txt"] = ("the graph before the pass", graph_text(before).encode())
-    if generated_code is not None:
-        files["generated_code.py"] = ("what the compiler generated", generated_code.encode("utf-8", "replace"))
     if kernel_source is not None:
         suffix, text = kernel_source
         meaning = f"source of `{finding.kernel}`, as it was generated for the program"

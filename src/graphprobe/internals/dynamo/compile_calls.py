@@ -61,8 +61,8 @@ NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})
 """Options that `torch.compile` takes for itself."""
 
 
-class CompileCalls:
-    """Watches every function that goes through `torch.compile` while it is installed.
+class CompileCalls(Subscription):
+    """Watches every function that goes through `torch.compile` while it is installed; for good, once it was compiled.
 
     `before(compiled, args, kwargs)` is called ahead of each call of such a function; while it runs, compiled functions
     run uncompiled and `torch.compile` is torch's own, in this thread and in children forked from it. Threads take
@@ -83,15 +83,7 @@ class CompileCalls:
         self._before, self._overrides = before, dict(overrides or {})
         self._inside = contextvars.ContextVar("graphprobe_inside_before", default=False)
         self._turn = threading.RLock()
-        self._subscription = Subscription([Patch("compile_calls", "torch", "compile", self._make)])
-
-    def install(self) -> None:
-        """Put it in place, now or as soon as the program imports torch."""
-        self._subscription.install()
-
-    def remove(self) -> None:
-        """Give torch its function back. What was compiled meanwhile goes on being watched."""
-        self._subscription.remove()
+        super().__init__([Patch("compile_calls", "torch", "compile", self._make)])
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -247,7 +239,7 @@ Settings = dict[str, Any]
 """The keyword arguments of a call of `torch.compile`."""
 
 
-class CompileSettings:
+class CompileSettings(Subscription):
     """Changes the arguments of each call of `torch.compile` while it is installed; one that disables stays as it is.
 
     Args:
@@ -257,18 +249,10 @@ class CompileSettings:
 
     def __init__(self, change: Callable[[Settings], Settings], *, imported: Callable[[], None] | None = None) -> None:
         self._change = change
-        self._subscription = Subscription(
+        super().__init__(
             [Patch("compile_settings", "torch", "compile", self._make)],
             imported=None if imported is None else lambda _: imported(),
         )
-
-    def install(self) -> None:
-        """Put it in place, now or as soon as the program imports torch."""
-        self._subscription.install()
-
-    def remove(self) -> None:
-        """Give torch its function back. What was compiled meanwhile stays with its backend."""
-        self._subscription.remove()
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

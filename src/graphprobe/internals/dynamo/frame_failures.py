@@ -66,7 +66,7 @@ class FailedFrame:
         return self.code.co_name.startswith("torch_dynamo_resume_in_")
 
 
-class FrameFailures:
+class FrameFailures(Subscription):
     """Tells of each frame that fails to trace while it is installed.
 
     Args:
@@ -76,7 +76,7 @@ class FrameFailures:
 
     def __init__(self, on_failure: Callable[[FailedFrame], None], on_error: Callable[[Exception], None]) -> None:
         self._on_failure, self._on_error = on_failure, on_error
-        self._subscription = Subscription(
+        super().__init__(
             [
                 Patch("frame_failures", CONVERT_FRAME, "_compile", self._make_compile),
                 Patch("frame_failures", CONVERT_FRAME, "unimplemented", self._make_unimplemented),
@@ -84,19 +84,6 @@ class FrameFailures:
         )
         self._told: tuple[int, str] | None = None
         self._broken = False
-
-    def install(self) -> None:
-        """Put it in place, now or as soon as the program imports Dynamo."""
-        self._subscription.install()
-
-    def remove(self) -> list[str]:
-        """Give torch its own back; returns what somebody else has replaced since."""
-        return self._subscription.remove()
-
-    @property
-    def missing(self) -> list[str]:
-        """Addresses that this torch lacks."""
-        return self._subscription.missing
 
     def _make_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

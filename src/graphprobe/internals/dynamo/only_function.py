@@ -28,7 +28,7 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
 _LISTED = 8
 
 
-class OnlyFunction:
+class OnlyFunction(Subscription):
     """Dynamo skips every function whose name matches no pattern, as it does under TORCHDYNAMO_DEBUG_FUNCTION.
 
     What a left-out function calls is looked at again, so that a function deep inside a model is compiled alone. What a
@@ -63,15 +63,7 @@ class OnlyFunction:
         self._read_bytes = 0
         self._lock = threading.Lock()
         patches = [Patch("only_function", CONVERT_FRAME, FILTER, self._make)] if self.patterns else []
-        self._subscription = Subscription(patches)
-
-    def install(self) -> None:
-        """Filter from now on, or as soon as the program loads Dynamo."""
-        self._subscription.install()
-
-    def remove(self) -> list[str]:
-        """Compile everything again; returns addresses that somebody else patched over, which were left alone."""
-        return self._subscription.remove()
+        super().__init__(patches)
 
     def report(self) -> list[str]:
         """What was compiled and what not, in words; a pattern that matched nothing with the names that come nearest."""
@@ -79,7 +71,7 @@ class OnlyFunction:
             return []
         with self._lock:
             self._take_what_children_told()
-            for address in self._subscription.missing:
+            for address in self.missing:
                 self._lost = f"this torch has no {address}"
             if self._lost is not None:
                 return [f"only_function: not in force, all functions were compiled: {self._lost}"]

@@ -29,7 +29,7 @@ from graphprobe.analysis.recompile_facts import (
     root_name,
     tidy,
 )
-from graphprobe.internals.bus import Patch, Subscriber, Subscription
+from graphprobe.internals.bus import Patch, Subscriber
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.internals.dynamo.frame_names import calling_line, frame_name
 from graphprobe.internals.unseen import unseen
@@ -286,26 +286,6 @@ class _Taps:
 def patches(observer: RecompileObserver) -> list[Patch]:
     """The taps of this module."""
     return _Taps(observer).patches()
-
-
-class RecompileTaps:
-    """The taps alone, for who wants nothing else: put in place when torch's compiler is loaded, taken out exactly."""
-
-    def __init__(self, observer: RecompileObserver) -> None:
-        self._subscription = Subscription(patches(observer))
-
-    def install(self) -> None:
-        """Wait for torch's compiler, or begin at once where it is loaded; torch is not imported for it."""
-        self._subscription.install()
-
-    def remove(self) -> list[str]:
-        """Undo everything; returns addresses that somebody else patched over, which were left alone."""
-        return self._subscription.remove()
-
-    @property
-    def missing(self) -> list[str]:
-        """Addresses that this torch lacks."""
-        return self._subscription.missing
 
 
 def _replaced(fact: Recompile, changes: dict[str, Any]) -> Recompile:

@@ -37,7 +37,7 @@ class GraphBackend:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class ReproHooks:
+class ReproHooks(Subscription):
     """Stands where torch's minifier would, while it is installed.
 
     Args:
@@ -53,25 +53,12 @@ class ReproHooks:
         on_aot: Callable[[Compile, Any, Sequence[Any]], Callable[..., Any]],
     ) -> None:
         self._place, self._on_dynamo, self._on_aot = place, on_dynamo, on_aot
-        self._subscription = Subscription(
+        super().__init__(
             [
                 Patch("reducer", AFTER_DYNAMO, "WrapBackendDebug.__call__", self._make_backend),
                 Patch("reducer", COMPILE_FX, "wrap_compiler_debug", self._make_compiler),
             ]
         )
-
-    def install(self) -> None:
-        """Put it in place, now or as soon as the program imports torch's compiler."""
-        self._subscription.install()
-
-    def remove(self) -> None:
-        """Give torch its own back."""
-        self._subscription.remove()
-
-    @property
-    def missing(self) -> list[str]:
-        """Addresses that this torch lacks."""
-        return self._subscription.missing
 
     def _make_backend(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -64,22 +63,11 @@ def kernels(gm: GraphModule, example_inputs: Sequence[Any], inner: Callable[...,
 
 
 def compile_kernels(
-    gm: GraphModule, example_inputs: Sequence[Any], settings: dict[str, Any], *, passes: bool = True
+    gm: GraphModule, example_inputs: Sequence[Any], settings: dict[str, Any]
 ) -> Callable[[list[Any]], Any]:
-    """Inductor's last part on a graph of AOTAutograd; `passes=False` leaves the post-grad passes out.
-
-    It changes `gm`. What it writes into the tracing context, the strides of outputs, is taken back when the outputs
-    are not those of the program (`passes=False`).
-    """
+    """Inductor's last part on a graph of AOTAutograd. It changes `gm`."""
     compile_fx_inner = require(COMPILE_FX, "compile_fx_inner", purpose="Inductor's kernels")
-    with ExitStack() as stack:
-        stack.enter_context(bypassed())
-        if not passes:
-            stack.enter_context(inductor_config().patch({"use_post_grad_passes": False}))
-            context = torch._guards.TracingContext.try_get()
-            if context is not None:
-                stack.callback(setattr, context, "output_strides", context.output_strides)
-                context.output_strides = None
+    with bypassed():
         compiled: Callable[[list[Any]], Any] = compile_fx_inner(gm, example_inputs, **settings)
         return compiled
 
