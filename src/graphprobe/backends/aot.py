@@ -17,6 +17,7 @@ from graphprobe.errors import UsageError
 from graphprobe.internals.aot.backends import (
     Edit,
     aot_compile,
+    boxed_call,
     crossref_setting,
     debug_interpreter,
     inductor_compile,
@@ -195,15 +196,7 @@ def invoke_subgraph(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[
         def plain_call(*operands: Any) -> Any:
             return infer(graph, *operands)
 
-        call = disable(allow_in_graph(plain_call))
-
-        def run(args: list[Any]) -> Any:
-            operands = tuple(args)
-            args.clear()
-            return call(*operands)
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return boxed_call(disable(allow_in_graph(plain_call)))
 
     return aot_compile(
         gm,

@@ -7,18 +7,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 from torch.fx import GraphModule
 
-from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
-from graphprobe.backends.explanation import Break, ExplainedGraph, Explanation, Guard
-from graphprobe.backends.graphs import target_name
+from graphprobe.backends.explanation import ExplainedGraph, Explanation, Heard, NotedGraphs
 from graphprobe.backends.table import resolve
-from graphprobe.errors import last_line
-from graphprobe.internals.dynamo.compile_facts import begins_at, calls_of, compile_times_s, graph_breaks, guard_reader
-from graphprobe.internals.dynamo.dynamo_taps import backend_name, current_compile_id
-from graphprobe.internals.dynamo.frame_names import compiled_now
+from graphprobe.internals.dynamo.compile_facts import compile_times_s, graph_breaks, guard_reader
+from graphprobe.internals.dynamo.dynamo_taps import backend_name
 from graphprobe.internals.dynamo.graph_breaks import BREAKS, listen
 
 
@@ -39,11 +34,10 @@ class ExplainWithBackend:
         self.compiler_fn = resolve(inner)
         self.__name__ = f"explain({inner if isinstance(inner, str) else backend_name(inner)})"
         self.graphs: list[GraphModule] = []
-        self._noted: list[ExplainedGraph] = []
-        self._pending: list[tuple[ExplainedGraph, Callable[[], list[dict[str, Any]]]]] = []
+        self._noted = NotedGraphs()
         self._times_before = compile_times_s()
         self._breaks_before = graph_breaks()
-        self._heard = Heard(self)
+        self._heard = OwnBreaks(self)
         self._stop = weakref.finalize(self, listen(self._heard))
         self._stop.atexit = False
 
@@ -58,10 +52,8 @@ class ExplainWithBackend:
         self.close()
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], **given: Any) -> Any:
-        self._settle()
-        noted = _explain_graph(gm)
+        noted = self._noted.add(gm, getattr(gm, "compile_subgraph_reason", None))
         self.graphs.append(gm)
-        self._noted.append(noted)
         begun = time.perf_counter_ns()
         try:
             return self.compiler_fn(gm, example_inputs, **given)
@@ -70,14 +62,14 @@ class ExplainWithBackend:
             raise
         finally:
             noted.backend_ns = time.perf_counter_ns() - begun
-            self._pending.append((noted, guard_reader()))
+            self._noted.guarded(noted, guard_reader())
 
     def output(self) -> Explanation:
         """What was seen so far. Times and unattributed breaks are the process's since this object was made."""
-        self._settle()
+        graphs = self._noted.settled()
         return Explanation(
-            graphs=list(self._noted),
-            breaks_without_graph=_breaks_without_graph(self._breaks_before, self._noted),
+            graphs=graphs,
+            breaks_without_graph=_breaks_without_graph(self._breaks_before, graphs),
             compile_times_s=_difference(self._times_before, compile_times_s()),
             break_facts=list(self._heard.breaks),
             uncompiled_facts=list(self._heard.uncompiled_functions),
@@ -87,39 +79,16 @@ class ExplainWithBackend:
     def __repr__(self) -> str:
         return f"ExplainWithBackend({self.__name__[8:-1]})"
 
-    def _settle(self) -> None:
-        """Read the guards of compiles that have ended."""
-        while self._pending:
-            noted, read = self._pending.pop()
-            noted.guards = [msgspec.convert(guard, Guard) for guard in read()]
 
+class OwnBreaks(Heard):
+    """What was observed of breaks of one backend."""
 
-class Heard:
-    """What was observed of breaks. `owner`: the backend whose breaks are meant; None for all of them."""
+    def __init__(self, owner: ExplainWithBackend) -> None:
+        super().__init__()
+        self._owner = weakref.ref(owner)
 
-    def __init__(self, owner: ExplainWithBackend | None = None) -> None:
-        self.breaks: list[BreakFact] = []
-        self.uncompiled_functions: list[UncompiledFact] = []
-        self.notes: list[str] = []
-        self._owner = None if owner is None else weakref.ref(owner)
-
-    def graph_break(self, fact: BreakFact, backend: object) -> None:
-        if self._means(backend):
-            self.breaks.append(fact)
-
-    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
-        if self._means(backend):
-            self.uncompiled_functions.append(fact)
-
-    def failed(self, what: str, details: str) -> None:
-        note = f"{what}: {last_line(details)}"
-        if note not in self.notes:
-            self.notes.append(note)
-
-    def _means(self, backend: object) -> bool:
+    def means(self, backend: object) -> bool:
         """Not so if it is another one of these. One that is hidden in a function of the program's cannot be seen."""
-        if self._owner is None:
-            return True
         owner, others = self._owner(), False
         inner: object | None = backend
         for _ in range(8):
@@ -154,26 +123,6 @@ def explain(
         return backend.output()
 
     return call
-
-
-def _explain_graph(gm: GraphModule) -> ExplainedGraph:
-    nodes, named = list(calls_of(gm)), compiled_now()
-    return ExplainedGraph(
-        compile_id=current_compile_id(),
-        ops=[target_name(node) for node in nodes],
-        where=begins_at(nodes),
-        function=None if named is None else named.name,
-        graph_break=_break_of(gm),
-    )
-
-
-def _break_of(gm: GraphModule) -> Break | None:
-    reason: Any = getattr(gm, "compile_subgraph_reason", None)
-    if not getattr(reason, "graph_break", False):
-        return None
-    return Break(
-        str(reason.reason), [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in reason.user_stack]
-    )
 
 
 def _difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

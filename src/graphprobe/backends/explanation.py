@@ -173,15 +173,77 @@ def _lines(index: int, graph: ExplainedGraph) -> list[str]:
     return lines
 
 
-class ProgramWatch:
-    """Notes every graph and every graph break of this process between `start` and `stop`."""
+class Heard:
+    """What was observed of breaks."""
+
+    def __init__(self) -> None:
+        self.breaks: list[BreakFact] = []
+        self.uncompiled_functions: list[UncompiledFact] = []
+        self.notes: list[str] = []
+
+    def means(self, backend: object) -> bool:
+        """Whether breaks of what is compiled with this backend count."""
+        return True
+
+    def graph_break(self, fact: BreakFact, backend: object) -> None:
+        if self.means(backend):
+            self.breaks.append(fact)
+
+    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
+        if self.means(backend):
+            self.uncompiled_functions.append(fact)
+
+    def failed(self, what: str, details: str) -> None:
+        note = f"{what}: {last_line(details)}"
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+class NotedGraphs:
+    """Graphs in the order of compiling; their guards are read once their compiles have ended."""
 
     def __init__(self) -> None:
         self._graphs: list[ExplainedGraph] = []
         self._pending: list[tuple[ExplainedGraph, Callable[[], list[dict[str, Any]]]]] = []
-        self._breaks: list[BreakFact] = []
-        self._uncompiled: list[UncompiledFact] = []
-        self._notes: list[str] = []
+
+    def add(self, gm: Any, ended_by: Any) -> ExplainedGraph:
+        """Note a graph; `ended_by` is torch's reason why it ended."""
+        from graphprobe.backends.graphs import target_name  # imports torch, which is there by now
+
+        self.settled()
+        nodes, named = list(calls_of(gm)), compiled_now()
+        ended = None
+        if getattr(ended_by, "graph_break", False):
+            stack = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in ended_by.user_stack]
+            ended = Break(str(ended_by.reason), stack)
+        noted = ExplainedGraph(
+            compile_id=current_compile_id(),
+            ops=[target_name(node) for node in nodes],
+            where=begins_at(nodes),
+            function=None if named is None else named.name,
+            graph_break=ended,
+        )
+        self._graphs.append(noted)
+        return noted
+
+    def guarded(self, noted: ExplainedGraph, guards: Callable[[], list[dict[str, Any]]]) -> None:
+        """What gives the guards of a graph, later."""
+        self._pending.append((noted, guards))
+
+    def settled(self) -> list[ExplainedGraph]:
+        """All of them, with the guards of compiles that have ended."""
+        while self._pending:
+            noted, read = self._pending.pop()
+            noted.guards = [msgspec.convert(guard, Guard) for guard in read()]
+        return list(self._graphs)
+
+
+class ProgramWatch(Heard):
+    """Notes every graph and every graph break of this process between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._graphs = NotedGraphs()
         self._ends: list[Callable[[], None]] = []
 
     def start(self) -> None:
@@ -194,58 +256,21 @@ class ProgramWatch:
             self._ends.pop()()
 
     def graph(self, gm: Any, output_graph: Any, guards: Callable[[], list[dict[str, Any]]]) -> None:
-        self._settle()
-        nodes, named = list(calls_of(gm)), compiled_now()
-        reason: Any = getattr(output_graph, "compile_subgraph_reason", None)
-        ended = None
-        if getattr(reason, "graph_break", False):
-            stack = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in reason.user_stack]
-            ended = Break(str(reason.reason), stack)
-        noted = ExplainedGraph(
-            compile_id=current_compile_id(),
-            ops=[_name(node) for node in nodes],
-            where=begins_at(nodes),
-            function=None if named is None else named.name,
-            graph_break=ended,
-        )
-        self._graphs.append(noted)
-        self._pending.append((noted, guards))
-
-    def graph_break(self, fact: BreakFact, backend: object) -> None:
-        self._breaks.append(fact)
-
-    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
-        self._uncompiled.append(fact)
-
-    def failed(self, what: str, details: str) -> None:
-        note = f"{what}: {last_line(details)}"
-        if note not in self._notes:
-            self._notes.append(note)
+        noted = self._graphs.add(gm, getattr(output_graph, "compile_subgraph_reason", None))
+        self._graphs.guarded(noted, guards)
 
     def output(self) -> Explanation:
         """What was seen so far; without the times, and with every break in `break_facts`."""
-        self._settle()
         return Explanation(
-            graphs=list(self._graphs),
+            graphs=self._graphs.settled(),
             breaks_without_graph={},
             compile_times_s={},
-            break_facts=list(self._breaks),
-            uncompiled_facts=list(self._uncompiled),
-            notes=list(self._notes),
+            break_facts=list(self.breaks),
+            uncompiled_facts=list(self.uncompiled_functions),
+            notes=list(self.notes),
         )
 
     def report(self) -> tuple[BreakReport, list[str]]:
         """The same, judged, and what could not be observed."""
         found = self.output()
         return found.report, found.notes
-
-    def _settle(self) -> None:
-        while self._pending:
-            noted, read = self._pending.pop()
-            noted.guards = [msgspec.convert(guard, Guard) for guard in read()]
-
-
-def _name(node: Any) -> str:
-    from graphprobe.backends.graphs import target_name  # imports torch, which is there by now
-
-    return target_name(node)

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from graphprobe.backends.graphs import copy_graph_module, debug_backend
 from graphprobe.errors import GraphprobeError
-from graphprobe.internals.aot.backends import aot_compile, is_higher_order
+from graphprobe.internals.aot.backends import aot_compile, boxed_call, is_higher_order
 from graphprobe.internals.dynamo.compile_facts import calls_of
 
 NUMBERS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool), (bool, bool), (int, int))
@@ -64,15 +64,7 @@ def _fit(node: Node) -> None:
 
 
 def _compile_graph(graph: GraphModule, inputs: Any) -> Callable[..., Any]:
-    scripted = script(graph)
-
-    def run(args: list[Any]) -> Any:
-        values = tuple(args)
-        args.clear()
-        return scripted(*values)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return boxed_call(script(graph))
 
 
 @debug_backend

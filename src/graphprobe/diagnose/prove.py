@@ -32,6 +32,7 @@ from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Finding, Kind, Stage, kind_of_death, told_more
+from graphprobe.internals.aot.backends import boxed_call
 from graphprobe.internals.inductor.stages import stop_after
 from graphprobe.internals.ir.evaluation import lower
 from graphprobe.judge.judging import log_of, worst_of
@@ -74,14 +75,7 @@ def graphs_of_inductor(*, lowers: bool = False) -> Any:
         if lowers:
             flags = {name: bool(settings.get(name)) for name in ("is_inference", "is_backward")}
             lower(gm, inputs, **flags)
-
-        def run(args: list[Any]) -> Any:
-            values = list(args)
-            args.clear()
-            return Interpreter(gm).run(*values)
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return boxed_call(Interpreter(gm).run)
 
     return lambda gm, inputs: stop_after("post_grad", gm, inputs, inner)
 

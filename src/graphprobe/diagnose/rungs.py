@@ -23,7 +23,7 @@ from graphprobe.engine.subgraph import exposed
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.findings import Finding, LargestZ, Latent
-from graphprobe.internals.aot.backends import aot_compile
+from graphprobe.internals.aot.backends import aot_compile, boxed_call
 from graphprobe.internals.inductor import stages
 from graphprobe.internals.inductor.executable_snapshots import PassLog, Snapshots
 from graphprobe.internals.inductor.lowered_graph import watched_lowering
@@ -173,9 +173,7 @@ def interpreted(watch: Watch, graph: GraphModule, direction: str, log: PassLog |
     record = StageGraph(direction, stages.copy_graph(graph), len(watch.dynamo) - 1, log)
     watch.graphs.append(record)
 
-    def run(args: list[Any]) -> Any:
-        values = list(args)
-        args.clear()
+    def run(*values: Any) -> Any:
         if len(record.inputs) < RECORDED:
             record.inputs.append(watch.copied(values))
         recorder = Recorder(record.graph, keep=False)
@@ -185,8 +183,7 @@ def interpreted(watch: Watch, graph: GraphModule, direction: str, log: PassLog |
             watch.failed_nodes.append(recorder.current)
             raise
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return boxed_call(run)
 
 
 def dynamo_rung(watch: Watch) -> Callable[..., Any]:

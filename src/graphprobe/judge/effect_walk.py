@@ -437,7 +437,7 @@ class Walk:
         named = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
         for name, value in (*zip(named, defaults, strict=True), *(function.__kwdefaults__ or {}).items()):
             yield function, f"default {name}", value
-        names = dict.fromkeys(_names_of(code))
+        names = dict.fromkeys(names_of_code(code))
         for name in names:
             value = dict.get(known, name, _NOTHING)
             if value is _NOTHING:
@@ -480,12 +480,12 @@ class Walk:
         return self._owners[module]
 
 
-def _names_of(code: types.CodeType) -> Iterator[str]:
+def names_of_code(code: types.CodeType) -> Iterator[str]:
     """Names that the code, and code within it, may look up in globals, or in what it finds there."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names_of(constant)
+            yield from names_of_code(constant)
 
 
 def _tail(qualname: str) -> str:

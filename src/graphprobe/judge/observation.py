@@ -28,6 +28,7 @@ from graphprobe.engine.values import why_not
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.internals.tensors.trees import structure_of, tree_leaves
+from graphprobe.judge.effect_walk import names_of_code
 from graphprobe.judge.effects import from_record, to_record
 
 MOST = 10_000
@@ -315,17 +316,9 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is not None:
         yield wrapped
-    for name in _names(function.__code__):
+    for name in names_of_code(function.__code__):
         if name in function.__globals__:
             yield function.__globals__[name]
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that the code, and code within it, may look up as globals."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _is_foreign(module: str | None) -> bool:

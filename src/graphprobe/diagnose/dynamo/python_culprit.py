@@ -34,6 +34,7 @@ from graphprobe.diagnose.dynamo.python_source import (
     source_at,
     starts,
 )
+from graphprobe.judge.effect_walk import names_of_code
 
 MOST = 200
 """Functions that are looked at."""
@@ -120,20 +121,13 @@ def variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not filled yet
             continue
-    for name in dict.fromkeys(_names(code)):
+    for name in dict.fromkeys(names_of_code(code)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
     defaults = function.__defaults__ or ()
     named = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     yield from zip(named, defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 class ChangingStatement:

@@ -86,6 +86,18 @@ def crossref_setting() -> str | None:
     return str(value) if value else None
 
 
+def boxed_call(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """`function` as one of a list, which it empties, so that who calls it keeps none of its inputs alive."""
+
+    def run(args: list[Any]) -> Any:
+        values = tuple(args)
+        args.clear()
+        return function(*values)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
 def take_boxed(gm: GraphModule) -> None:
     """Change `gm` to take one list of inputs, which it empties, so that each is freed after its last use."""
     codegen = require("torch.fx.graph", "_BoxedCodeGen", purpose="boxed calls")
