@@ -61,7 +61,7 @@ def extract(gm: GraphModule, keep: Collection[Node], values: Mapping[str, Any]) 
     order = [n for n in gm.graph.nodes if n in keep]
     outside = [n for n in gm.graph.nodes if n not in keep and any(u in keep for u in n.users)]
     for node in outside:
-        value = _attribute(gm, node) if node.op == "get_attr" else values.get(node.name)
+        value = attribute(gm, node.target) if node.op == "get_attr" else values.get(node.name)
         if isinstance(value, GraphModule):
             setattr(root, node.name, value)
             made[node] = graph.get_attr(node.name)
@@ -100,7 +100,7 @@ def isolated_calls(
         made: dict[Node, Any] = {}
         first = len(inputs)
         for source in node.all_input_nodes:
-            value = _attribute(gm, source) if source.op == "get_attr" else values.get(source.name)
+            value = attribute(gm, source.target) if source.op == "get_attr" else values.get(source.name)
             if isinstance(value, GraphModule):
                 setattr(root, source.name, value)
                 made[source] = graph.get_attr(source.name)
@@ -146,10 +146,11 @@ def _replaced(value: Any, made: Mapping[Node, Any]) -> Any:
     return value
 
 
-def _attribute(gm: GraphModule, node: Node) -> Any:
-    found: Any = gm
-    for part in str(node.target).split("."):
-        found = getattr(found, part)
+def attribute(module: Any, target: object) -> Any:
+    """An attribute by its dotted path; None where there is none."""
+    found = module
+    for part in str(target).split("."):
+        found = getattr(found, part, None)
     return found
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from graphprobe.engine.naming import module_of, name_of
+from graphprobe.engine.subgraph import attribute
 from graphprobe.internals.ir.records import place_in
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.internals.quiet import is_fake
@@ -76,10 +77,7 @@ def _target(node: fx.Node, gm: fx.GraphModule) -> NodeTarget:
         return _function(target)
     if node.op != "call_module":
         return NodeTarget(target)
-    module: object = gm
-    for part in target.split("."):
-        module = getattr(module, part, None)
-    return NodeTarget(target, module=type(module).__name__)
+    return NodeTarget(target, module=type(attribute(gm, target)).__name__)
 
 
 def _source(node: fx.Node) -> NodeSource | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from graphprobe.engine.subgraph import attribute
 from graphprobe.internals.context import Frame
 from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_text import fingerprint_from, graph_text, node_marks, node_names
@@ -428,16 +429,9 @@ def _collect(gm: Any, into: list[tuple[Any, ...]], seen: set[int]) -> None:
     modules = gm._modules
     for node in gm.graph.nodes:
         meta = node.meta
-        held = _attribute(gm, node.target) if node.op == "get_attr" else None
+        held = attribute(gm, node.target) if node.op == "get_attr" else None
         seen_now = [meta.get(key) for key in META_KEYS]
         into.append((node, node.name, node.op, node.target, node._args, node._kwargs, held, *seen_now))
     for nested in modules.values():
         if hasattr(nested, "graph") and id(nested) not in seen:
             _collect(nested, into, seen)
-
-
-def _attribute(gm: Any, target: str) -> Any:
-    found = gm
-    for part in target.split("."):
-        found = getattr(found, part, None)
-    return found

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
+from graphprobe.diagnose.program_text.plain_values import short_number
 from graphprobe.engine.values import CapturedValues
 from graphprobe.probe.formats.literals import Literals, Unreproducible
 
@@ -218,21 +218,10 @@ def _nested(value: torch.Tensor) -> str:
 
 def _number(value: torch.Tensor) -> str:
     """The shortest text that gives the same element again."""
-    item = value.item()
-    if not value.dtype.is_floating_point:
-        return repr(item)
-    number = float(item)
-    if not math.isfinite(number):
+    number = value.item()
+    if isinstance(number, float) and not math.isfinite(number):
         return "torch.nan" if math.isnan(number) else "torch.inf" if number > 0 else "-torch.inf"
-    if value.dtype == torch.float32:
-        return repr(float(np.format_float_scientific(np.float32(number), trim="0")))
-    if value.dtype == torch.float64:
-        return repr(number)
-    for digits in range(1, 10):
-        text = repr(float(f"{number:.{digits}g}"))
-        if float(torch.tensor(float(text), dtype=torch.float64).to(value.dtype).item()) == number:
-            return text
-    return repr(number)
+    return repr(number) if isinstance(number, complex) else short_number(number, value.dtype)
 
 
 def _negative_zero(value: torch.Tensor) -> bool:

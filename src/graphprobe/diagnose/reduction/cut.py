@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphprobe.diagnose.reduction.recording import ORIGINAL, Recording, Storages
 from graphprobe.engine.replay import computed, restore
-from graphprobe.engine.subgraph import CALLS, output_node
+from graphprobe.engine.subgraph import CALLS, attribute, output_node
 from graphprobe.engine.values import CapturedValues
 
 Path = tuple[int, ...]
@@ -82,11 +82,11 @@ class _Cutter:
         return Piece(GraphModule(self.root, self.graph), tuple(self.sources))
 
     def _is_module(self, node: Node) -> bool:
-        return node.op == "get_attr" and not isinstance(attribute(self.gm, str(node.target)), torch.Tensor)
+        return node.op == "get_attr" and not isinstance(attribute(self.gm, node.target), torch.Tensor)
 
     def _stand_in(self, node: Node, position: int) -> Any:
         if self._is_module(node):
-            attach(self.root, str(node.target), attribute(self.gm, str(node.target)))
+            attach(self.root, str(node.target), attribute(self.gm, node.target))
             return self.graph.get_attr(str(node.target))
         try:
             numbers = tuple(r.number(node.name, position) for r in self.recordings)
@@ -167,14 +167,6 @@ def inputs_of(piece: Piece, recordings: Sequence[Recording], call: int, *, fresh
 def needs_gradient(value: Any) -> bool:
     """Whether it is a tensor that requires a gradient."""
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def attribute(gm: torch.nn.Module, target: str) -> Any:
-    """An attribute by its dotted path."""
-    found: Any = gm
-    for part in target.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def attach(root: torch.nn.Module, target: str, value: Any) -> None:

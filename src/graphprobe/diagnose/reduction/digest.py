@@ -9,9 +9,9 @@ import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.reduction.cut import attribute
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.replay import flat_bits
+from graphprobe.engine.subgraph import attribute
 from graphprobe.engine.values import why_not
 from graphprobe.store.files import digest_from_bytes
 
@@ -25,7 +25,7 @@ def structure(gm: GraphModule) -> list[Any]:
         if node.op in ("call_function", "call_method"):
             target = op_of(node)
         elif node.op in ("get_attr", "call_module"):
-            target = of_attribute(attribute(gm, str(node.target)))
+            target = of_attribute(attribute(gm, node.target))
         rows.append([node.op, target, _plain(node.args, numbers), _plain(dict(node.kwargs), numbers)])
         numbers[node] = len(numbers)
     return rows

@@ -12,15 +12,14 @@ Without floats that are inputs: with dynamic shapes a float of a module (the mom
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 
+from graphprobe.diagnose.reduction.edits.literals import set_constant
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import CapturedValues
 from graphprobe.internals.inductor.stages import copy_graph
@@ -66,13 +65,7 @@ def with_plain_floats(graph: GraphModule, calls: Sequence[CapturedValues]) -> Gr
         number = numbers.pop() if len(numbers) == 1 else None
         if not isinstance(number, float):
             continue
-        for user in list(node.users):
-            user.args = map_arg(user.args, partial(_replaced, node, number))
-            user.kwargs = map_arg(user.kwargs, partial(_replaced, node, number))
+        set_constant(node, number)
         made.graph.erase_node(node)
     made.recompile()
     return made
-
-
-def _replaced(node: Node, number: float, argument: Node) -> Any:
-    return number if argument is node else argument

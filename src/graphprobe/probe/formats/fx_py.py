@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from graphprobe.engine import replay
+from graphprobe.engine.subgraph import attribute
 from graphprobe.engine.values import one_file_bytes, why_not
 from graphprobe.internals.ir.records import source_line
 from graphprobe.probe.formats import Script
@@ -179,9 +180,7 @@ class GraphSource:
 
     def _attribute(self, gm: fx.GraphModule, target: str, prefix: str) -> list[str]:
         path = f"{prefix}{target}"
-        found: object = gm
-        for part in target.split("."):
-            found = getattr(found, part, None)
+        found = attribute(gm, target)
         if isinstance(found, fx.GraphModule):
             function = f"build_{re.sub(r'[^0-9A-Za-z_]', '_', path)}"
             self._graph(found, f"{path}.", function)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from graphprobe.engine.subgraph import attribute
 from graphprobe.internals.quiet import symbol_key
 
 META_KEYS = ("val", "example_value", "tensor_meta")
@@ -93,7 +94,7 @@ def _add_graph(gm: fx.GraphModule, marks: dict[int, list[str]]) -> None:
         kwargs = _argument(node.kwargs) if node.kwargs else ""
         more = ""
         if type(target) is str and (op == "get_attr" or op == "call_module"):
-            held = _attribute(gm, target)
+            held = attribute(gm, target)
             if isinstance(held, fx.GraphModule):
                 if id(held) in marks:
                     more = f" again {id(held)}"
@@ -102,13 +103,6 @@ def _add_graph(gm: fx.GraphModule, marks: dict[int, list[str]]) -> None:
             elif isinstance(held, torch.Tensor):
                 more = f" tensor {id(held)} {_value(held)}"
         add(f"{node.name}={op[-6:]} {label}{_argument(node.args)}{kwargs}{_meta(node.meta)}{more}")
-
-
-def _attribute(gm: fx.GraphModule, target: str) -> object:
-    found: object = gm
-    for part in target.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 _NAMES: dict[int, tuple[object, str]] = {}

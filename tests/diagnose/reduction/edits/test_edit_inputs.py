@@ -13,25 +13,12 @@ from reduction.edits.edit_driver import captured, check_edit, reduce_case, run, 
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.diagnose.reduction import edits
-from graphprobe.diagnose.reduction.edits import (
-    NotApplicable,
-    attributes,
-    dtypes,
-    merge,
-    requires_grad,
-    scalars,
-    static,
-    strides,
-    values,
-)
-from graphprobe.diagnose.reduction.edits.attributes import Lift
+from graphprobe.diagnose.reduction.edits import NotApplicable, constants, dtypes, values
+from graphprobe.diagnose.reduction.edits import inputs as of_inputs
+from graphprobe.diagnose.reduction.edits.constants import FoldNumber, InlineNumber, SetScalar
 from graphprobe.diagnose.reduction.edits.dtypes import Cast
+from graphprobe.diagnose.reduction.edits.inputs import Contiguous, DropGrad, DropInput, Lift, Merge, Unshare
 from graphprobe.diagnose.reduction.edits.measure import value_rank
-from graphprobe.diagnose.reduction.edits.merge import DropInput, Merge
-from graphprobe.diagnose.reduction.edits.requires_grad import DropGrad
-from graphprobe.diagnose.reduction.edits.scalars import SetScalar
-from graphprobe.diagnose.reduction.edits.static import FoldNumber, InlineNumber
-from graphprobe.diagnose.reduction.edits.strides import Contiguous, Unshare
 from graphprobe.diagnose.reduction.edits.values import KINDS, Fill
 
 aten = torch.ops.aten
@@ -149,7 +136,7 @@ def test_values_always_get_simpler(data: list[float], more: list[int], pick: st.
 
 def test_constants_become_zero_or_one() -> None:
     graph = make_fx(lambda x: aten.native_layer_norm.default(x, [4], None, None, 1e-5)[0] * 2.5 + 3)(torch.randn(2, 4))
-    done = reduce_case(graph, [torch.randn(2, 4)], lambda g, v: True, passes=[scalars.PASS])
+    done = reduce_case(graph, [torch.randn(2, 4)], lambda g, v: True, passes=[constants.SCALARS])
     text = str(done.graph.graph)
     assert "2.5" not in text and "1e-05" not in text and "3" in text
     check_edit(SetScalar("mul", "args.1", 1.0), graph, [torch.randn(2, 4)])
@@ -165,17 +152,17 @@ def test_layouts() -> None:
         Contiguous((3,)).apply(graph, inputs)
     _, out = check_edit(Unshare((3,)), graph, inputs)
     assert torch.equal(out[3], inputs[3])
-    done = reduce_case(graph, inputs, lambda g, v: True, passes=[strides.PASS])
+    done = reduce_case(graph, inputs, lambda g, v: True, passes=[of_inputs.STRIDES])
     assert all(v.is_contiguous() and v.storage_offset() == 0 for v in done.inputs)
     assert all(torch.equal(a, b) for a, b in zip(inputs, done.inputs, strict=True))
-    shared = reduce_case(graph, inputs, lambda g, v: v[2].data_ptr() == v[3].data_ptr(), passes=[strides.PASS])
+    shared = reduce_case(graph, inputs, lambda g, v: v[2].data_ptr() == v[3].data_ptr(), passes=[of_inputs.STRIDES])
     assert [v.is_contiguous() for v in shared.inputs] == [True, True, True, False, True]
 
 
 def test_gradient_flags() -> None:
     inputs = [torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True), torch.randn(3)]
     graph = torch.fx.symbolic_trace(lambda a, b, c: a + b + c)
-    done = reduce_case(graph, inputs, lambda g, v: v[1].requires_grad, passes=[requires_grad.PASS])
+    done = reduce_case(graph, inputs, lambda g, v: v[1].requires_grad, passes=[of_inputs.GRADIENTS])
     assert [v.requires_grad for v in done.inputs] == [False, True, False]
     check_edit(DropGrad((0, 1)), graph, inputs)
 
@@ -186,7 +173,7 @@ def test_numbers_become_constants() -> None:
     expected = run(graph, inputs)[0]
     with pytest.raises(NotApplicable):
         InlineNumber((0,), (5,)).apply(graph, inputs)
-    done = reduce_case(graph, inputs, lambda g, v: True, passes=[static.PASS])
+    done = reduce_case(graph, inputs, lambda g, v: True, passes=[constants.STATIC])
     assert all(isinstance(v, torch.Tensor) for v in done.inputs)
     assert torch.equal(run(done.graph, done.inputs)[0], expected)
     assert targets(done.graph) == ["view", targets(done.graph)[1]]
@@ -213,9 +200,9 @@ def test_inputs_that_look_the_same() -> None:
         DropInput((0,)).apply(graph, inputs)
     made, out = check_edit(Merge(0, 1), graph, inputs)
     assert torch.equal(run(made, out), inputs[0] * inputs[0] + inputs[2] + inputs[3])
-    done = reduce_case(graph, inputs, lambda g, v: True, passes=[merge.UNUSED, merge.PASS])
+    done = reduce_case(graph, inputs, lambda g, v: True, passes=[of_inputs.UNUSED, of_inputs.MERGE])
     assert shapes(done.inputs) == [(3,), (3,)]
-    both = reduce_case(graph, inputs, lambda g, v: len(v) == 5, passes=[merge.UNUSED, merge.PASS])
+    both = reduce_case(graph, inputs, lambda g, v: len(v) == 5, passes=[of_inputs.UNUSED, of_inputs.MERGE])
     assert not both.accepted
 
 
@@ -226,7 +213,7 @@ def test_attributes_become_inputs() -> None:
     assert [v.requires_grad for v in out] == [False, True, False]
     assert not made.state_dict()
     assert [n.op for n in made.graph.nodes][:3] == ["placeholder"] * 3
-    assert next(attributes.PASS.proposals(graph, inputs)) == Lift(("weight", "count"))
+    assert next(of_inputs.ATTRIBUTES.proposals(graph, inputs)) == Lift(("weight", "count"))
     with pytest.raises(NotApplicable):
         Lift(("bias",)).apply(graph, inputs)
     lone = torch.fx.symbolic_trace(type("Lone", (Scale,), {"forward": lambda self: self.weight.sin()})())

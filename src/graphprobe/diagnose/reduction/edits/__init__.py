@@ -6,31 +6,15 @@ follows from the edit and the graph alone, apart from `Resize`, which tries what
 
 from __future__ import annotations
 
-from graphprobe.diagnose.reduction.edits import (
-    attributes,
-    dims,
-    dtypes,
-    inline_hop,
-    merge,
-    outputs,
-    requires_grad,
-    scalars,
-    static,
-    strides,
-    values,
-)
-from graphprobe.diagnose.reduction.edits.attributes import Lift
+from graphprobe.diagnose.reduction.edits import constants, dims, dtypes, inline_hop, inputs, outputs, values
 from graphprobe.diagnose.reduction.edits.base import EditBase, EditPass, NotApplicable
+from graphprobe.diagnose.reduction.edits.constants import FoldNumber, InlineNumber, SetScalar
 from graphprobe.diagnose.reduction.edits.dims import Resize
 from graphprobe.diagnose.reduction.edits.dtypes import Cast
 from graphprobe.diagnose.reduction.edits.inline_hop import InlineBranch
+from graphprobe.diagnose.reduction.edits.inputs import Contiguous, DropGrad, DropInput, Lift, Merge, Unshare
 from graphprobe.diagnose.reduction.edits.measure import Size, size_of
-from graphprobe.diagnose.reduction.edits.merge import DropInput, Merge
 from graphprobe.diagnose.reduction.edits.outputs import DropCalls, KeepOutputs
-from graphprobe.diagnose.reduction.edits.requires_grad import DropGrad
-from graphprobe.diagnose.reduction.edits.scalars import SetScalar
-from graphprobe.diagnose.reduction.edits.static import FoldNumber, InlineNumber
-from graphprobe.diagnose.reduction.edits.strides import Contiguous, Unshare
 from graphprobe.diagnose.reduction.edits.values import Fill
 
 __all__ = [
@@ -66,15 +50,15 @@ PASSES: tuple[EditPass, ...] = (
     inline_hop.PASS,
     outputs.PASS,
     outputs.DEAD,
-    merge.UNUSED,
-    attributes.PASS,
-    static.PASS,
+    inputs.UNUSED,
+    inputs.ATTRIBUTES,
+    constants.STATIC,
     dims.PASS,
     dtypes.PASS,
-    strides.PASS,
-    requires_grad.PASS,
-    merge.PASS,
+    inputs.STRIDES,
+    inputs.GRADIENTS,
+    inputs.MERGE,
     values.PASS,
-    scalars.PASS,
+    constants.SCALARS,
 )
 """In the order in which they should be asked: what removes most first."""

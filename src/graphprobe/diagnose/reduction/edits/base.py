@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.reduction.edits.measure import attribute, size_of
+from graphprobe.diagnose.reduction.edits.measure import size_of
 from graphprobe.engine.interpret import copied_together, run_graph
+from graphprobe.engine.subgraph import attribute
 
 KEPT_META = ("stack_trace", "nn_module_stack")
 """What a node keeps of its notes; recorded shapes and values no longer hold after an edit."""
@@ -97,6 +98,16 @@ class EditPass:
                 yield edit
 
 
+T = TypeVar("T")
+
+
+def together(edit: Callable[[tuple[T, ...]], EditBase], found: Sequence[T]) -> Iterator[EditBase]:
+    """The edit of all that was found, where that is more than one thing, and then of each alone."""
+    if len(found) > 1:
+        yield edit(tuple(found))
+    yield from (edit((one,)) for one in found)
+
+
 def copied_graph(gm: GraphModule) -> GraphModule:
     """A graph module of its own, with copies of the graphs that operators take; tensors and modules are shared."""
     made = GraphModule(gm, copy.deepcopy(gm.graph))
@@ -105,7 +116,7 @@ def copied_graph(gm: GraphModule) -> GraphModule:
         node.meta = {key: node.meta[key] for key in KEPT_META if key in node.meta}
         if node.op == "get_attr" and node.target not in done:
             done.add(str(node.target))
-            value = attribute(made, node)
+            value = attribute(made, node.target)
             if isinstance(value, GraphModule):
                 set_attribute(made, str(node.target), copied_graph(value))
     return made
@@ -198,7 +209,7 @@ def tensor_attributes(gm: GraphModule) -> dict[str, torch.Tensor]:
     found = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr":
-            value = attribute(gm, node)
+            value = attribute(gm, node.target)
             if isinstance(value, torch.Tensor):
                 found[str(node.target)] = value
     return found
@@ -209,7 +220,7 @@ def bodies(gm: GraphModule) -> list[GraphModule]:
     found: dict[str, GraphModule] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr" and str(node.target) not in found:
-            value = attribute(gm, node)
+            value = attribute(gm, node.target)
             if isinstance(value, GraphModule):
                 found[str(node.target)] = value
     return list(found.values())

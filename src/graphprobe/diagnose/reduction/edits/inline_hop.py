@@ -12,8 +12,9 @@ from torch.fx.node import map_arg
 
 from graphprobe.diagnose.reduction.edits.base import EditBase, EditPass, NotApplicable, runnable, set_attribute
 from graphprobe.diagnose.reduction.edits.literals import calls
-from graphprobe.diagnose.reduction.edits.measure import attribute, is_higher_order
+from graphprobe.diagnose.reduction.edits.measure import is_higher_order
 from graphprobe.engine.interpret import run_graph
+from graphprobe.engine.subgraph import attribute
 from graphprobe.internals.operators.operators import operator_of
 
 
@@ -36,7 +37,7 @@ class InlineBranch(EditBase, frozen=True):
         taken = _bodies(graph, call)
         if self.branch >= len(taken):
             raise NotApplicable(f"{self}: it takes {len(taken)} graphs")
-        body = attribute(graph, taken[self.branch])
+        body = attribute(graph, taken[self.branch].target)
         formal = [n for n in body.graph.nodes if n.op == "placeholder"]
         actual = _operands(graph, call)
         if len(actual) != len(formal):
@@ -52,7 +53,7 @@ def _bodies(graph: GraphModule, call: Node) -> list[Node]:
     return [
         arg
         for arg in (*call.args, *call.kwargs.values())
-        if isinstance(arg, Node) and arg.op == "get_attr" and isinstance(attribute(graph, arg), GraphModule)
+        if isinstance(arg, Node) and arg.op == "get_attr" and isinstance(attribute(graph, arg.target), GraphModule)
     ]
 
 
@@ -87,7 +88,7 @@ def _copy_body(graph: GraphModule, body: GraphModule, made: dict[Node, Any]) -> 
             values = returned if isinstance(returned, (list, tuple)) else [returned]
             return [made[v] if isinstance(v, Node) else v for v in values]
         if node.op in ("get_attr", "call_module"):
-            own = attribute(body, node)
+            own = attribute(body, node.target)
             target = _free_name(graph, str(node.target))
             if isinstance(own, torch.nn.Module):
                 graph.add_submodule(target, own)

@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.reduction.edits.literals import CALLS, literals
+from graphprobe.engine.subgraph import attribute
 from graphprobe.internals.operators.operators import operator_of
 
 HEAD = 4096
@@ -110,19 +111,11 @@ def _attributes(graph: GraphModule, prefix: str) -> Iterator[tuple[str, torch.Te
     for node in graph.graph.nodes:
         if node.op != "get_attr":
             continue
-        value = attribute(graph, node)
+        value = attribute(graph, node.target)
         if isinstance(value, torch.Tensor):
             yield f"{prefix}{node.target}", value
         elif isinstance(value, GraphModule):
             yield from _attributes(value, f"{prefix}{node.target}.")
-
-
-def attribute(gm: GraphModule, node: Node) -> Any:
-    """What a `get_attr` node gives."""
-    found: Any = gm
-    for part in str(node.target).split("."):
-        found = getattr(found, part)
-    return found
 
 
 def all_calls(graph: GraphModule) -> Iterator[Node]:
@@ -131,7 +124,7 @@ def all_calls(graph: GraphModule) -> Iterator[Node]:
         if node.op in CALLS:
             yield node
         elif node.op == "get_attr":
-            value = attribute(graph, node)
+            value = attribute(graph, node.target)
             if isinstance(value, GraphModule):
                 yield from all_calls(value)
 

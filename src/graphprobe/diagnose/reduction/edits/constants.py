@@ -1,4 +1,4 @@
-"""Dynamic becomes static: numbers that go in, or are computed from sizes, are written into the graph."""
+"""Numbers that go in, or are computed from sizes, are written into the graph; constants in it become 0.0 and 1.0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from graphprobe.diagnose.reduction.edits.base import (
     placeholders,
     runnable,
 )
-from graphprobe.diagnose.reduction.edits.literals import CALLS, set_constant
+from graphprobe.diagnose.reduction.edits.literals import CALLS, calls, literals, put, set_constant
+from graphprobe.diagnose.reduction.edits.measure import constant_rank
 from graphprobe.engine.interpret import run_graph
 
 Number = bool | int | float
@@ -79,7 +80,7 @@ def _numbers(graph: GraphModule, inputs: list[Any]) -> dict[str, Number]:
     return {node.name: values[node.name] for node in foldable}
 
 
-def _candidates(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
+def _static(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
     found = [i for i, value in enumerate(inputs) if is_number(value)]
     if len(found) > 1:
         yield InlineNumber(tuple(found), tuple(inputs[i] for i in found))
@@ -90,4 +91,34 @@ def _candidates(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
     yield from (FoldNumber((name,), (value,)) for name, value in numbers.items())
 
 
-PASS = EditPass("static", _candidates)
+class SetScalar(EditBase, frozen=True):
+    """A floating-point constant of a call becomes another.
+
+    Attributes:
+        node: name of the call.
+        path: of the argument, e.g. `args.1` or `kwargs.eps`.
+    """
+
+    node: str
+    path: str
+    value: float
+
+    def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
+        """Write the constant."""
+        node = next((n for n in calls(graph) if n.name == self.node), None)
+        if node is None or not isinstance(dict(literals(node)).get(self.path), float):
+            raise NotApplicable(f"{self}: there is no such constant")
+        put(node, {self.path: self.value})
+        return inputs
+
+
+def _plainer(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
+    for node in calls(graph):
+        for path, value in literals(node):
+            for new in (0.0, 1.0):
+                if isinstance(value, float) and constant_rank(new) < constant_rank(value):
+                    yield SetScalar(node.name, path, new)
+
+
+STATIC = EditPass("static", _static)
+SCALARS = EditPass("scalars", _plainer)
