@@ -232,20 +232,18 @@ def graphs_rung(watch: Watch, point: Graphs) -> Callable[..., Any]:
 def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
     """Inductor, with its kernels; `expose` compiles each graph a second time with its intermediate values shown."""
 
-    def inner(
-        compile_graph: Callable[..., Any], gm: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]
-    ) -> Callable[..., Any]:
+    def inner(gm: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Callable[..., Any]:
         direction = "backward" if settings.get("is_backward") else "forward"
         final = stages.post_grad_graph(gm, inputs, bool(settings.get("is_inference")))
         record = CompiledGraph(direction, final, file=watch.file)
         number = sum(other.direction == direction for other in watch.compiled)
         watch.compiled.append(record)
         with watch.breaking(direction, number), watched_lowering() as lowered:
-            compiled = compile_graph(gm, inputs, settings)
+            compiled = stages.compile_kernels(gm, inputs, settings)
         record.lowered, record.compiled = (lowered[-1] if lowered else None), compiled
         watch.equal[same := fingerprint(final)] += 1
         first = watch.equal[same] == 1
-        showing = _showing(compile_graph, record, inputs, settings) if expose and first else None
+        showing = _showing(record, inputs, settings) if expose and first else None
 
         def run(args: list[Any]) -> Any:
             if len(record.inputs) >= RECORDED:
@@ -269,14 +267,12 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
     return watch.backend(lambda gm, inputs: stages.kernels(gm, inputs, inner))
 
 
-def _showing(
-    compile_graph: Callable[..., Any], record: CompiledGraph, inputs: Sequence[Any], settings: dict[str, Any]
-) -> Callable[..., Any] | None:
+def _showing(record: CompiledGraph, inputs: Sequence[Any], settings: dict[str, Any]) -> Callable[..., Any] | None:
     graph = stages.copy_graph(record.final)
     nodes = to_show(graph)
     exposed(graph, nodes)
     try:
-        compiled: Callable[..., Any] = compile_graph(graph, inputs, settings, passes=False)
+        compiled = stages.compile_kernels(graph, inputs, settings, passes=False)
     except Exception as error:
         record.problem = f"its values could not be shown: {type(error).__name__}: {str(error)[:200]}"
         return None

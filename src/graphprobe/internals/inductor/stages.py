@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -47,15 +48,12 @@ def stop_after(stage: str, gm: GraphModule, example_inputs: Sequence[Any], inner
         return compiled
 
 
-def kernels(gm: GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor to the end, `inner(compile, graph, inputs, settings)` in place of its last part.
-
-    `compile(graph, inputs, settings)` is that last part: post-grad passes, lowering and code generation.
-    """
+def kernels(gm: GraphModule, example_inputs: Sequence[Any], inner: Inner) -> Callable[..., Any]:
+    """Inductor to the end, `inner` in place of its last part, `compile_kernels`."""
     compile_fx = require(COMPILE_FX, "compile_fx", purpose="Inductor's kernels")
 
     def inner_compile(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        return inner(compile_kernels, graph, inputs, kwargs)
+        return inner(graph, inputs, kwargs)
 
     with bypassed():
         compiled: Callable[..., Any] = compile_fx(gm, example_inputs, inner_compile=inner_compile)
@@ -63,11 +61,22 @@ def kernels(gm: GraphModule, example_inputs: Sequence[Any], inner: Callable[...,
 
 
 def compile_kernels(
-    gm: GraphModule, example_inputs: Sequence[Any], settings: dict[str, Any]
+    gm: GraphModule, example_inputs: Sequence[Any], settings: dict[str, Any], *, passes: bool = True
 ) -> Callable[[list[Any]], Any]:
-    """Inductor's last part on a graph of AOTAutograd. It changes `gm`."""
+    """Inductor's last part on a graph of AOTAutograd: passes, lowering, code; `passes=False` leaves the first out.
+
+    It changes `gm`. What it writes into the tracing context, the strides of outputs, is taken back when the outputs
+    are not those of the program (`passes=False`).
+    """
     compile_fx_inner = require(COMPILE_FX, "compile_fx_inner", purpose="Inductor's kernels")
-    with bypassed():
+    with ExitStack() as stack:
+        stack.enter_context(bypassed())
+        if not passes:
+            stack.enter_context(inductor_config().patch({"use_post_grad_passes": False}))
+            context = torch._guards.TracingContext.try_get()
+            if context is not None:
+                stack.callback(setattr, context, "output_strides", context.output_strides)
+                context.output_strides = None
         compiled: Callable[[list[Any]], Any] = compile_fx_inner(gm, example_inputs, **settings)
         return compiled
 
