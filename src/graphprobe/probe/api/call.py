@@ -110,7 +110,7 @@ class Collector:
         values = self.values
         if values.notes:
             notes, values.notes = (*notes, *values.notes), []
-        self.writer.submit(
+        self.writer.hand_in(
             RawCall(
                 head.step,
                 head.kind,

@@ -315,7 +315,7 @@ class Values:
                     flat = sampled_values(flat, every)
             data = self._writer.pool.copy(_memory(flat))
         self._handed.add(name)
-        self._writer.submit(RawValue(handed, None, dtype, kept, data, every, data.nbytes))
+        self._writer.hand_in(RawValue(handed, None, dtype, kept, data, every, data.nbytes))
         return handed, every is not None
 
     def _look_at_device(self, tensor: torch.Tensor) -> tuple[Callable[[], TensorStats], Handed | None, bool, str]:
@@ -334,7 +334,7 @@ class Values:
             wait = _to_host(flat)
         count, size_bytes = flat.numel(), flat.numel() * flat.element_size()
         handed = Handed(None)
-        self._writer.submit(
+        self._writer.hand_in(
             RawValue(handed, stats, text_of(tensor.dtype), count, lambda: _array(wait()), every, size_bytes)
         )
         return stats, handed, every is not None, ""
