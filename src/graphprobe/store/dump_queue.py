@@ -27,6 +27,9 @@ Array = np.ndarray[Any, Any]
 _SMALLEST_BYTES = 64 * 1024
 """What is smaller comes from the heap, which does this by itself."""
 
+_POOL_BYTES = 128 * 1024 * 1024
+"""What is kept where there is no queue."""
+
 
 class CopyPool:
     """Keeps at most `max_bytes` of arrays that nobody uses; the size that was not asked for longest goes first."""
@@ -133,7 +136,7 @@ class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):
     ) -> None:
         """`queue_bytes` 0: there is no thread, and the writer is to write what it is given. Raises OSError."""
         super().__init__(folder, manifest, max_bytes)
-        self.pool = CopyPool(queue_bytes)
+        self.pool = CopyPool(queue_bytes or _POOL_BYTES)
         self._made_after = _forks
         self._queue_bytes, self._queue_items = queue_bytes, queue_items
         self._wake_items, self._wake_bytes = self.wake_items, min(self.wake_bytes, queue_bytes)
