@@ -169,18 +169,18 @@ def test_a_budget_ends_the_dump_and_is_kept(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_gaps_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_manifest, "RETRY_SECONDS", 0.0)
     writer = new_writer(tmp_path / "d")
-    real = api_writer.write_shard
+    real = api_writer.place_pieces
 
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     submit(writer, 0, np.full(5, 0, np.float32))
     writer.flush()
-    monkeypatch.setattr(api_writer, "write_shard", full)
+    monkeypatch.setattr(api_writer, "place_pieces", full)
     submit(writer, 1, np.full(5, 1, np.float32))
     submit(writer, 2, np.full(5, 0, np.float32))
     writer.flush()
-    monkeypatch.setattr(api_writer, "write_shard", real)
+    monkeypatch.setattr(api_writer, "place_pieces", real)
     for number in (3, 4):
         submit(writer, number, np.full(5, 1, np.float32))
         writer.flush()

@@ -25,14 +25,12 @@ from graphprobe.store.api_records import (
     RawSlot,
     RawValue,
     StackLine,
-    Value,
-    encode_shard,
     rank_folder,
     shard_file,
     step_folder,
     value_name,
-    write_shard,
 )
+from graphprobe.store.dump_format import encode_tensors, place_pieces
 from graphprobe.store.dump_queue import INTERVAL_S, Array, QueuedWriter, check_bounds
 from graphprobe.store.manifest import SAVE_SECONDS, AppendFile
 from graphprobe.store.schema import json_from_value
@@ -63,7 +61,8 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
         self._positions: dict[int, int] = {}
         self._records: list[tuple[int, ApiRecord]] = []
         self._shards = 0
-        self._shard: list[Value] = []
+        self._shard: list[tuple[str, str, tuple[int, ...], memoryview]] = []
+        """Name, dtype, shape and bytes, as `encode_tensors` takes them."""
         self._shard_bytes = 0
         self._where: dict[str, int] = {}
         self._used: list[Array] = []
@@ -162,7 +161,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             return
         self._used.append(data)
         flat = data.reshape(-1).view(np.uint8)
-        self._shard.append(Value(name, value.dtype, value.items, memoryview(flat.data)))
+        self._shard.append((name, value.dtype, (value.items,), memoryview(flat.data)))
         self._shard_bytes += flat.nbytes
         self._where[name] = self._shards
 
@@ -249,12 +248,12 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             return records
         number, self._shards = self._shards, self._shards + 1
         try:
-            pieces = encode_shard(values)
+            pieces = encode_tensors(values)
             size_bytes = sum(piece.nbytes for piece in pieces)
             self._take(size_bytes)
             try:
                 self._folder_below(VALUES)
-                write_shard(self.folder / shard_file(number), pieces)
+                place_pieces(f"{self.folder}/{shard_file(number)}", pieces)
             except BaseException:
                 self._budget.give_back(size_bytes)
                 raise
@@ -265,10 +264,10 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             self._own.collected_bytes += size_bytes
         except Exception as error:
             reason = self._reason(error)
-            self._count_error(error, values[0].name, times=len(values), noun="value")
-            for value in values:
-                self._where.pop(value.name, None)
-                self.known.discard(value.name)
+            self._count_error(error, values[0][0], times=len(values), noun="value")
+            for name, *_ in values:
+                self._where.pop(name, None)
+                self.known.discard(name)
             prefix = f"{shard_file(number)}:"
             return [(step, _without(record, prefix, reason)) for step, record in records]
         finally:

@@ -5,6 +5,8 @@ The constant part of an op's record, encoded once; each execution only formats i
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import size_from_meta, stored_from_meta
 from graphprobe.store.dump_records import DUMP_SCHEMA, Argument, Data, DumpRecord, OpInfo, Place, Slot
 from graphprobe.store.dump_stats import Columns, RowForm, encode_rows
@@ -31,6 +34,7 @@ _MAX_HEADER_BYTES = 100_000_000
 """The bound that the safetensors library has."""
 _MAX_BUFFERS = 512
 """Buffers per system call; Linux takes 1024."""
+_numbers = itertools.count()
 
 
 class ByteSpan(msgspec.Struct, frozen=True):
@@ -51,28 +55,58 @@ class OpFile(msgspec.Struct, frozen=True):
 def encode_op(record: DumpRecord, text: bytes, buffers: Sequence[memoryview | None]) -> list[memoryview]:
     """The whole file of `record` as pieces to write one after the other; the values are the buffers themselves.
 
-    `text` is `record` as JSON. `buffers` go with `record.slots`; None is a slot without values. Items of wide dtypes
-    come first and the header ends on a multiple of 64 bytes, so that every tensor is aligned for its dtype.
+    `text` is `record` as JSON. `buffers` go with `record.slots`; None is a slot without values.
 
     Raises:
         ValueError: a name is there twice, or a buffer is not of the size that its dtype and shape ask for.
     """
-    header: dict[str, Any] = {"__metadata__": {SCHEMA_KEY: str(DUMP_SCHEMA), RECORD_KEY: text.decode()}}
     if len({slot.name for slot in record.slots} | {"__metadata__"}) <= len(record.slots):
         raise ValueError(f"two slots of one name: {[slot.name for slot in record.slots]}")
+    pairs = zip(record.slots, buffers, strict=True)
+    values = [(one.name, one.meta.dtype, one.meta.shape, buffer) for one, buffer in pairs if buffer is not None]
+    return encode_tensors(values, {SCHEMA_KEY: str(DUMP_SCHEMA), RECORD_KEY: text.decode()})
+
+
+def encode_tensors(
+    values: Sequence[tuple[str, str, tuple[int, ...], memoryview]], metadata: dict[str, str] | None = None
+) -> list[memoryview]:
+    """A safetensors file of values, each with its name, dtype and shape, as pieces to write one after the other.
+
+    Items of wide dtypes come first and the header ends on a multiple of 64 bytes, so that every tensor is aligned for
+    its dtype.
+
+    Raises:
+        ValueError: a buffer is not of the size that its dtype and shape ask for.
+    """
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     entries = []
-    for slot, buffer in zip(record.slots, buffers, strict=True):
-        if buffer is not None:
-            stored, shape, item_bytes = stored_from_meta(slot.meta.dtype, slot.meta.shape, buffer.nbytes)
-            entries.append((item_bytes, slot.name, stored, shape, buffer))
+    for name, dtype, shape, data in values:
+        stored, stored_shape, item_bytes = stored_from_meta(dtype, shape, data.nbytes)
+        entries.append((item_bytes, name, stored, stored_shape, data))
     entries.sort(key=lambda entry: -entry[0])
     offset = 0
-    for _, name, stored, shape, buffer in entries:
-        header[name] = {"dtype": stored, "shape": shape, "data_offsets": (offset, offset + buffer.nbytes)}
-        offset += buffer.nbytes
+    for _, name, stored, stored_shape, data in entries:
+        header[name] = {"dtype": stored, "shape": stored_shape, "data_offsets": (offset, offset + data.nbytes)}
+        offset += data.nbytes
     start = msgspec.json.encode(header)
     start += b" " * (-(8 + len(start)) % _ALIGNMENT)
     return [memoryview(len(start).to_bytes(8, "little") + start), *(entry[-1] for entry in entries)]
+
+
+def place_pieces(path: str, pieces: Sequence[memoryview]) -> None:
+    """Write a file under a temporary name and rename it: it is there whole or not at all.
+
+    Raises:
+        OSError: as the operating system gives it; nothing of it stays.
+    """
+    temporary = f"{path.rpartition('/')[0]}/{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_numbers)}"
+    try:
+        write_pieces(temporary, pieces)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def write_pieces(path: str, pieces: Sequence[memoryview]) -> None:
@@ -94,12 +128,12 @@ def write_pieces(path: str, pieces: Sequence[memoryview]) -> None:
         os.close(descriptor)
 
 
-def read_op_file(path: Path) -> OpFile:
-    """The header of an op's file, checked against its size.
+def read_header(path: Path) -> tuple[bytes, int, int]:
+    """The header of a safetensors file as text, where its values begin, and the bytes of the file.
 
     Raises:
         ArtifactNotFoundError: there is no such file, or it cannot be read.
-        SchemaError: it is cut off, of a newer schema, or no file of a dump.
+        SchemaError: it is cut off before its values, or no safetensors file.
     """
     try:
         with open_file(path) as file:
@@ -107,9 +141,19 @@ def read_op_file(path: Path) -> OpFile:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
                 raise SchemaError(f"{path} is no safetensors file, or one that was cut off ({size_bytes} bytes)")
-            text = file.read(length)
+            return file.read(length), 8 + length, size_bytes
     except OSError as error:
         raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_op_file(path: Path) -> OpFile:
+    """The header of an op's file, checked against its size.
+
+    Raises:
+        ArtifactNotFoundError: there is no such file, or it cannot be read.
+        SchemaError: it is cut off, of a newer schema, or no file of a dump.
+    """
+    text, begin, size_bytes = read_header(path)
     try:
         header = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
         metadata = header.pop("__metadata__", {})
@@ -122,7 +166,6 @@ def read_op_file(path: Path) -> OpFile:
                 hint="upgrade graphprobe: pip install --upgrade graphprobe",
             )
         record = msgspec.json.decode(metadata[RECORD_KEY], type=DumpRecord)
-        begin = 8 + length
         spans = {name: _span(entry["data_offsets"], begin, size_bytes) for name, entry in header.items()}
     except (KeyError, ValueError, TypeError, *UNREADABLE) as error:
         raise SchemaError(f"{path} has no header that can be read: {error}") from error

@@ -17,9 +17,9 @@ import msgspec
 
 from graphprobe.errors import UsageError
 from graphprobe.records import TensorStats
-from graphprobe.store import dump_records, layout
+from graphprobe.store import dump_records
 from graphprobe.store.dump_dtypes import stored_from_meta
-from graphprobe.store.dump_format import OpForm, encode_op, encode_place, write_pieces
+from graphprobe.store.dump_format import OpForm, encode_op, encode_place, place_pieces
 from graphprobe.store.dump_queue import BATCH, QueuedWriter, check_bounds
 from graphprobe.store.dump_records import (
     STAT_FIELDS,
@@ -104,7 +104,6 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         self._stats: dict[str, AppendFile] = {}
         self._folders: dict[Place, str] = {}
         self._last: tuple[Place, tuple[AppendFile, bytes]] | None = None
-        self._temporary = (f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{number}" for number in itertools.count())
         self._columns = columns_of(frozenset(manifest.statistics))  # type: ignore[arg-type]
         super().__init__(folder, manifest, max_bytes, queue_bytes=queue_bytes, queue_items=queue_items)
 
@@ -356,14 +355,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         path = f"{self.time_dir}/{pieces.file}"
         try:
             if pieces.content:
-                temporary = f"{path.rpartition('/')[0]}/{next(self._temporary)}"
-                try:
-                    write_pieces(temporary, pieces.content)
-                    os.rename(temporary, path)
-                except BaseException:
-                    with contextlib.suppress(OSError):
-                        os.unlink(temporary)
-                    raise
+                place_pieces(path, pieces.content)
             if stats is not None:
                 self._put_rows(pieces.line, pieces.rows, stats, rows_bytes)
             else:

@@ -273,10 +273,3 @@ class LiveWriter(Generic[ManifestT]):
             self._drop_reserve()
             return False
         return True
-
-
-def ended_early(state: str | None, stopped: str | None) -> str:
-    """What is to be said of a dump that ended before its program did; empty of one that did not, or that still runs."""
-    if stopped:
-        return f"the dump ended early: {stopped}; nothing is known of what came after"
-    return "the process was killed: the last calls may be missing" if state == "killed" else ""
