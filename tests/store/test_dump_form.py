@@ -15,11 +15,10 @@ import pytest
 from dump_helpers import OP, PLACE, new_writer
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import dump_queue, dump_records
-from graphprobe.store.dump_format import OpForm, encode_place
+from graphprobe.store.dump_format import OpForm, RowForm, columns_of, encode_place, encode_rows, format_from_meta
 from graphprobe.store.dump_queue import BATCH
 from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, DumpValue, OpInfo, Place, Slot
-from graphprobe.store.dump_stats import RowForm, columns_of, encode_rows, format_from_meta
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.manifest import AppendFile
 from graphprobe.store.schema import json_from_value

@@ -1,29 +1,43 @@
 """One op in one safetensors file: its header, written without a copy of the values, and read with checks.
 
-The constant part of an op's record, encoded once; each execution only formats its numbers.
+`stats.csv`: one row a tensor, appended as the program runs, read back however it ended.
+
+The constant part of an op's record and rows, encoded once; each execution only formats its numbers.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import csv
+import io
 import itertools
 import os
 from collections import deque
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
+from graphprobe.numerics.number_text import numbers_text
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import size_from_meta, stored_from_meta
-from graphprobe.store.dump_records import DUMP_SCHEMA, Argument, Data, DumpRecord, OpInfo, Place, Slot
-from graphprobe.store.dump_stats import Columns, RowForm, encode_rows
-from graphprobe.store.files import open_file
+from graphprobe.store.dump_records import (
+    DUMP_SCHEMA,
+    STAT_FIELDS,
+    Argument,
+    Data,
+    DumpRecord,
+    OpInfo,
+    Place,
+    Slot,
+    StatName,
+)
+from graphprobe.store.files import open_file, read_file
 from graphprobe.store.schema import UNREADABLE, json_from_value
 
 RECORD_KEY = "graphprobe.record"
@@ -119,7 +133,7 @@ def write_pieces(path: str, pieces: Sequence[memoryview]) -> None:
     try:
         pending = deque(piece for piece in pieces if piece.nbytes)
         while pending:
-            written = os.writev(descriptor, list(islice(pending, _MAX_BUFFERS)))
+            written = os.writev(descriptor, list(itertools.islice(pending, _MAX_BUFFERS)))
             while pending and written >= len(pending[0]):
                 written -= len(pending.popleft())
             if written:
@@ -202,6 +216,184 @@ def _span(offsets: Sequence[int], begin: int, size_bytes: int) -> ByteSpan:
     return ByteSpan(begin + first, begin + last)
 
 
+COLUMNS: tuple[str, ...] = (
+    "Op Type",
+    "Op Name",
+    "Task ID",
+    "Stream ID",
+    "Timestamp",
+    "Input/Output",
+    "Slot",
+    "Data Type",
+    "Format",
+    "Shape",
+    *STAT_FIELDS,
+    "Source",
+    "Engine",
+    "Digest",
+)
+HEADER = (",".join(COLUMNS) + "\r\n").encode()
+
+_COUNTS = frozenset({"Nan", "Negative Inf", "Positive Inf"})
+_LINE_ENDS = str.maketrans({"\r": "\\r", "\n": "\\n"})
+
+
+class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row, with the fields in the order of `COLUMNS`.
+
+    `stats` has the columns that are filled: counts as integers, the others as floats.
+    """
+
+    op_type: str
+    op_name: str
+    task_id: int
+    stream_id: int
+    time_us: int
+    side: str
+    slot: str
+    dtype: str
+    format: str
+    shape: tuple[int, ...]
+    stats: dict[str, int | float]
+    source: str
+    engine: str
+    digest: str
+
+
+Columns = tuple[str | None, ...]
+"""Of each column of statistics the field of `TensorStats` that fills it; None where it stays empty."""
+
+
+def columns_of(wanted: Collection[StatName]) -> Columns:
+    """The columns when only those of these names are filled."""
+    return tuple(field if name in wanted else None for name, field in STAT_FIELDS.items())
+
+
+class RowForm(NamedTuple):
+    """What the rows of a slot have in common: before the execution, between it and the numbers, and after them."""
+
+    before: bytes
+    middle: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, op: OpInfo, slot: Slot) -> RowForm:
+        """The form of a slot.
+
+        A line end inside a name becomes `\\r` or `\\n` in letters: a row is always one line, so that a torn one shows.
+        """
+        meta = slot.meta
+        return cls(
+            _fields(op.op_type, op.op_name),
+            _fields(slot.side, slot.name, meta.dtype, format_from_meta(meta), meta.shape),
+            _fields(op.source, op.engine),
+        )
+
+
+def encode_rows(
+    execution: bytes, forms: tuple[RowForm, ...], stats: tuple[TensorStats, ...], columns: Columns
+) -> bytes:
+    """Rows with their line ends, one for each of the statistics; a float in as many digits as it takes to get it back.
+
+    Args:
+        execution: number, stream and time, with commas between them.
+        forms: one for each of the statistics.
+    """
+    rows = []
+    for form, one in zip(forms, stats, strict=True):
+        numbers = numbers_text([None if name is None else getattr(one, name) for name in columns])
+        before, middle, after = form
+        rows.append(
+            b"%b,%b,%b,%b,%b,%b\r\n" % (before, execution, middle, numbers.encode(), after, one.digest.encode())
+        )
+    return b"".join(rows)
+
+
+def format_from_meta(meta: TensorMeta) -> str:
+    """How the tensor lies in memory: `ND` row-major, `NHWC` and `NDHWC` channels last, else `strided`."""
+    sizes, strides = meta.shape, meta.strides
+    if len(strides) != len(sizes) or 0 in sizes or _is_dense(sizes, strides, range(len(sizes))):
+        return "ND"
+    if len(sizes) in (4, 5) and _is_dense(sizes, strides, (0, *range(2, len(sizes)), 1)):
+        return "NHWC" if len(sizes) == 4 else "NDHWC"
+    return "strided"
+
+
+def read_stats(path: Path, problems: list[str]) -> Iterator[StatsRow]:
+    """The rows of a `stats.csv`; what cannot be read is skipped and told in `problems`.
+
+    Raises:
+        ArtifactNotFoundError: there is no such file, or it cannot be read.
+        SchemaError: its first line is not the header of these statistics.
+    """
+    try:
+        data = read_file(path)
+    except OSError as error:
+        raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+    whole, _, torn = data.rpartition(b"\r\n")
+    if torn:
+        problems.append(f"{path}: the last line is cut off, as by a killed process or a full disk")
+    if not whole and HEADER.startswith(data):
+        return
+    lines = whole.split(b"\r\n")
+    if lines[0] + b"\r\n" != HEADER:
+        raise SchemaError(f"{path} is no {path.name} of an op dump: its first line is {lines[0][:80]!r}")
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            yield _decode_row(line.decode("utf-8"))
+        except (ValueError, SyntaxError, csv.Error) as error:
+            problems.append(f"{path} line {number} is no row: {error}")
+
+
+def _decode_row(line: str) -> StatsRow:
+    fields = next(csv.reader(io.StringIO(line, newline=""), strict=True))
+    row = dict(zip(COLUMNS, fields, strict=True))
+    shape = ast.literal_eval(row["Shape"])
+    if not isinstance(shape, tuple):
+        raise ValueError(f"shape {row['Shape']!r}")
+    stats: dict[str, Any] = {
+        name: int(row[name]) if name in _COUNTS else float(row[name]) for name in STAT_FIELDS if row[name]
+    }
+    return StatsRow(
+        op_type=row["Op Type"],
+        op_name=row["Op Name"],
+        task_id=int(row["Task ID"]),
+        stream_id=int(row["Stream ID"]),
+        time_us=int(row["Timestamp"]),
+        side=row["Input/Output"],
+        slot=row["Slot"],
+        dtype=row["Data Type"],
+        format=row["Format"],
+        shape=shape,
+        stats=stats,
+        source=row["Source"],
+        engine=row["Engine"],
+        digest=row["Digest"],
+    )
+
+
+def _fields(*values: object) -> bytes:
+    """Fields as RFC 4180 wants them, with commas between them."""
+    return ",".join(map(_field, values)).encode("utf-8", "backslashreplace")
+
+
+def _field(value: object) -> str:
+    text = str(value)
+    if not text.isprintable():
+        text = text.translate(_LINE_ENDS)
+    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
+
+
+def _is_dense(sizes: tuple[int, ...], strides: tuple[int, ...], order: Collection[int]) -> bool:
+    """Whether the dimensions, outermost first in `order`, lie without gaps; one of size 1 lies anywhere."""
+    expected = 1
+    for dim in reversed(tuple(order)):
+        if sizes[dim] != 1 and strides[dim] != expected:
+            return False
+        expected *= sizes[dim]
+    return True
+
+
 _VALUE_OVERHEAD_BYTES = 512
 """What a value without data, or one of unknown size, is taken for in a queue."""
 
@@ -213,9 +405,10 @@ class OpForm:
         op: what ran.
         slots: without anything about stored values.
         arguments, notes: see `DumpRecord`.
+        size_bytes: what an execution without values takes in a queue.
     """
 
-    __slots__ = ("_head", "_rows", "_tail", "arguments", "notes", "op", "slots")
+    __slots__ = ("_head", "_rows", "_tail", "arguments", "notes", "op", "size_bytes", "slots")
 
     def __init__(
         self, op: OpInfo, slots: Sequence[Slot], arguments: Sequence[Argument] = (), notes: Sequence[str] = ()
@@ -224,6 +417,7 @@ class OpForm:
         self.slots = tuple(slots)
         self.arguments = tuple(arguments)
         self.notes = tuple(notes)
+        self.size_bytes = _VALUE_OVERHEAD_BYTES * len(self.slots)
         self._head = b""
         self._tail = b""
         self._rows: tuple[RowForm, ...] = ()
@@ -252,10 +446,8 @@ class OpForm:
         )
         return line, encode_rows(b"%d,%d,%d" % (seq, stream_id, time_us), self._rows, stats, columns)
 
-    def queued_bytes(self, data: Sequence[Data | None] = ()) -> int:
-        """What an execution takes in a queue; `data` is that of each slot, or none."""
-        if not data:
-            return _VALUE_OVERHEAD_BYTES * len(self.slots)
+    def queued_bytes(self, data: Sequence[Data | None]) -> int:
+        """What an execution with the values of each slot takes in a queue."""
         return sum(_queued_bytes(one, slot.meta) for one, slot in zip(data, self.slots, strict=True))
 
     def rows(self, seq: int, time_us: int, stream_id: int, stats: tuple[TensorStats, ...], columns: Columns) -> bytes:

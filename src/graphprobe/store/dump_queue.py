@@ -187,14 +187,15 @@ class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):
             self._close_files()
         self.pool.clear()
 
-    def hand_in(self, item: T) -> None:
-        """Put an item into the queue; nothing in it may change any more."""
+    def hand_in(self, item: T) -> bool:
+        """Put an item into the queue; nothing in it may change any more. False where nothing is written any more."""
         if self._closed or _forks != self._made_after:
-            return
+            return False
         self._items.append(item)
         self._handed_bytes += item.size_bytes
         if len(self._items) >= self._wake_items or self._handed_bytes - self._done_bytes >= self._wake_bytes:
             self._relieve(item)
+        return True
 
     def _relieve(self, item: T) -> None:
         """With this item much waits: wake the thread, and wait for room if there is none."""

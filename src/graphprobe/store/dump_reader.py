@@ -18,9 +18,8 @@ from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoun
 from graphprobe.records import TensorMeta
 from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import STORED_DTYPES, bits_from_bytes, widened
-from graphprobe.store.dump_format import RECORD_KEY, OpFile, read_bytes, read_op_file
+from graphprobe.store.dump_format import RECORD_KEY, OpFile, StatsRow, read_bytes, read_op_file, read_stats
 from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STATS, DumpManifest, DumpRecord, Side, Slot
-from graphprobe.store.dump_stats import StatsRow, read_stats
 from graphprobe.store.files import MOST_LINE_BYTES, lines_in, open_file, read_file
 from graphprobe.store.reader import State, manifest_of_dump, state_of
 from graphprobe.store.schema import UNREADABLE

@@ -19,7 +19,7 @@ from graphprobe.errors import UsageError
 from graphprobe.records import TensorStats
 from graphprobe.store import dump_records
 from graphprobe.store.dump_dtypes import stored_from_meta
-from graphprobe.store.dump_format import OpForm, encode_op, encode_place, place_pieces
+from graphprobe.store.dump_format import HEADER, OpForm, columns_of, encode_op, encode_place, place_pieces
 from graphprobe.store.dump_queue import BATCH, QueuedWriter, check_bounds
 from graphprobe.store.dump_records import (
     STAT_FIELDS,
@@ -34,7 +34,6 @@ from graphprobe.store.dump_records import (
     claim_time_folder,
     view_from_buffer,
 )
-from graphprobe.store.dump_stats import HEADER, columns_of
 from graphprobe.store.manifest import SAVE_SECONDS, AppendFile
 from graphprobe.store.schema import json_from_value
 
@@ -200,26 +199,25 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         Returns:
             As `submit`.
         """
-        if self.silent:
-            return None
         try:
+            if (self._closed or not self._queue_bytes) and self.silent:
+                return None
             if self.stopped is not None:
-                self.refuses(form.op.op_name)
+                self.missing(self.stopped, name=form.op.op_name)
                 return None
             time_us = (time.time_ns() if time_ns is None else time_ns) // 1000
-            stats, size_bytes = stats or (None,) * len(form.slots), form.queued_bytes(data)
+            stats, size_bytes = stats or (None,) * len(form.slots), form.queued_bytes(data) if data else form.size_bytes
             at_hand = not data and {*map(type, stats)} == _AT_HAND
             seq = next(self._numbers)
             job = DumpJob(seq, time_us, form, place, data, stats, stream_id, size_bytes, at_hand)
             if self._queue_bytes:
-                self.hand_in(job)
-                return seq
+                return seq if self.hand_in(job) else None
             with self._write_lock:
                 written = self._own.ops
                 self._write_items([job])
                 return seq if self._own.ops > written else None
         except Exception as error:
-            self.count(f"{type(error).__name__}: {error}", form.op.op_name)
+            self.missing(f"{type(error).__name__}: {error}", name=form.op.op_name)
             return None
 
     def drain(self) -> None:

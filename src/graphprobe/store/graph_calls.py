@@ -12,10 +12,9 @@ from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaErr
 from graphprobe.records import TensorStats
 from graphprobe.store.calls import Call, CallKind, CallSlot, Scalar, shape_problem
 from graphprobe.store.dump_dtypes import count_from_shape
-from graphprobe.store.dump_format import OpFile, read_op_file
+from graphprobe.store.dump_format import OpFile, StatsRow, read_op_file, read_stats
 from graphprobe.store.dump_reader import Dump, DumpedOp, DumpFolder, LoadedValue, open_dump, step_of
 from graphprobe.store.dump_records import STAT_FIELDS, Argument, Slot
-from graphprobe.store.dump_stats import StatsRow, read_stats
 from graphprobe.store.reader import told_of_dumps
 
 _DIGEST_KIND = "graphprobe"

@@ -29,7 +29,7 @@ from graphprobe.probe.dump.running import (
     why_no_call,
 )
 from graphprobe.probe.dump.single_ops import MODEL
-from graphprobe.probe.dump.tensors import dump_value, is_tensor, live_stats, stream_of
+from graphprobe.probe.dump.tensors import dump_value, live_stats, stream_of
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.dump_format import OpForm
 from graphprobe.store.dump_records import Argument, Data, Place, Side, Slot, argument_from_value
@@ -260,7 +260,7 @@ class OpRecorder(OpObserver):
         for name, value in slots:
             if narrowed is not None and not narrowed.keeps(side, _position(name)):
                 continue
-            if not is_tensor(value):
+            if not isinstance(value, torch.Tensor):
                 kept.arguments.append(argument_from_value(name, value))
                 continue
             if memo is not None:
@@ -289,7 +289,7 @@ def _stream(kept: _Kept, execution: OpExecution) -> int:
     """The stream of the first tensor; it is not looked for where all that was kept is on the CPU."""
     if all(meta.device == "cpu" for meta in kept.slots[2::3]):  # type: ignore[union-attr]
         return 0
-    tensor = next((v for _, v in (*(execution.outputs or ()), *execution.inputs) if is_tensor(v)), None)
+    tensor = next((v for _, v in (*(execution.outputs or ()), *execution.inputs) if isinstance(v, torch.Tensor)), None)
     return 0 if tensor is None else stream_of(tensor)
 
 
