@@ -24,27 +24,10 @@ from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.select import LayerMatcher
 from graphprobe.store.dump_records import Side
 from graphprobe.store.dump_writer import DumpWriter
+from graphprobe.store.files import ByteBudget
 
 COPY_BYTES = 256 << 20
 """Copies of watched values; of what is over, digests are kept, which tell that something changed and not where."""
-
-
-class CopyBudget:
-    """How many bytes of copies are kept at this moment."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def take(self, size_bytes: int) -> bool:
-        """Whether there was room, which is then taken."""
-        if size_bytes > self._left:
-            return False
-        self._left -= size_bytes
-        return True
-
-    def give_back(self, size_bytes: int) -> None:
-        """The copy is gone."""
-        self._left += size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +53,7 @@ class WatchedValue:
         elements: how many it has.
     """
 
-    def __init__(self, op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: CopyBudget) -> None:
+    def __init__(self, op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: ByteBudget) -> None:
         """Raises RuntimeError or UsageError for what has no memory to be read."""
         self.op, self.slot, self.name, self.step = op, slot, name, step
         self.memory, self.begin, self.end = span_of(tensor)
@@ -178,7 +161,7 @@ def change_from_row(row: list[int], elements: int) -> Change | None:
 
 
 def watch(
-    op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: CopyBudget
+    op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: ByteBudget
 ) -> WatchedValue | None:
     """Begin to watch; None for what has no memory of its own: sparse, empty, a subclass."""
     try:
@@ -252,7 +235,7 @@ class WatchObserver(FindingObserver):
             tuple(LayerMatcher(found) if found is not None else None for found in (entry.layers, entry.watcher_nodes))
             for entry in plan.watch
         ]
-        self._budget = CopyBudget(copy_bytes)
+        self._budget = ByteBudget(copy_bytes)
         self._chosen: dict[DumpGraph, _Chosen] = {}
         self._calls: dict[GraphCall, _WatchedCall] = {}
         self._held: list[WatchedValue] = []
