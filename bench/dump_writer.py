@@ -6,7 +6,7 @@ Throughput: the same buffers go once into one file, one write a buffer, and once
 turns on the same disk. Timed are: until the last write has returned (the page cache has it), until sync has returned,
 and the CPU in all threads, which says more than the clock while other programs run. The figure is the median over the
 repeats of plain time by dump time; 1 is as fast as the disk, and the aim is 0.7 or more for large tensors. `copy` hands
-in the same with `copy=True`, as for values that the program goes on to overwrite.
+in a copy of each, as of values that the program goes on to overwrite.
 
 Small ops: what `submit` takes in the caller, while the queue has room, for an op with two inputs and one output of 1 KB
 each, and how many such ops a second reach the disk.
@@ -76,7 +76,7 @@ def time_dump(folder: Path, buffers: list[np.ndarray], *, copy: bool) -> Times:
     writer = DumpWriter.create(folder, manifest=manifest())
     for buffer in buffers:
         meta = TensorMeta("float32", (buffer.nbytes // 4,))
-        writer.submit(OP, place(0), [DumpValue("output.0", "output", meta, buffer)], copy=copy)
+        writer.submit(OP, place(0), [DumpValue("output.0", "output", meta, buffer.copy() if copy else buffer)])
     writer.close()
     written, cpu = time.perf_counter(), time.process_time()
     os.sync()
@@ -129,11 +129,11 @@ def small_ops(root: Path, *, count: int = 1000, repeats: int = 5) -> dict[str, f
     for turn in range(repeats):
         folder = root / f"small{turn}"
         folder.mkdir()
-        writer = DumpWriter.create(folder, manifest=manifest(), queue_ops=count + 1)
+        writer = DumpWriter.create(folder, manifest=manifest())
         where = place(turn)
         began, cpu_began = time.perf_counter(), time.thread_time()
         for _ in range(count):
-            writer.submit(OP, where, [DumpValue(name, side, meta, data) for name, side in names], copy=True)
+            writer.submit(OP, where, [DumpValue(name, side, meta, data.copy()) for name, side in names])
         submit_us.append((time.perf_counter() - began) / count * 1e6)
         cpu_us.append((time.thread_time() - cpu_began) / count * 1e6)
         writer.flush()

@@ -54,7 +54,7 @@ def hand_in(writer: ApiWriter, array: np.ndarray[Any, Any], *, name: str | None 
     if name not in writer.known:
         writer.known.add(name)
         data = array.reshape(-1).view(np.uint8).copy()
-        writer.submit(RawValue(handed, None, "float32", array.size, data, None, data.nbytes))
+        writer.hand_in(RawValue(handed, None, "float32", array.size, data, None, data.nbytes))
     return handed
 
 
@@ -69,7 +69,7 @@ def slot(array: np.ndarray[Any, Any], handed: Handed | None) -> RawSlot:
 
 
 def submit(writer: ApiWriter, number: int, array: np.ndarray[Any, Any], **options: Any) -> None:
-    writer.submit(call(number, [slot(array, hand_in(writer, array))], **options))
+    writer.hand_in(call(number, [slot(array, hand_in(writer, array))], **options))
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_round_trip(tmp_path: Path) -> None:
     submit(writer, 0, a, stack=("f.py:1 in g: x",))
     submit(writer, 1, b, step=3, stack=("f.py:1 in g: x",))
     scalar = RawSlot("kwarg.alpha", "input", scalar=Scalar("float", "1.5"))
-    writer.submit(call(2, [slot(a, hand_in(writer, a)), scalar], step=3))
+    writer.hand_in(call(2, [slot(a, hand_in(writer, a)), scalar], step=3))
     writer.close()
     dump = open_api_dump(tmp_path / "d")
     assert (dump.format, dump.ranks(), dump.steps(0)) == ("graphprobe-api", (0,), (0, 3))
@@ -169,18 +169,18 @@ def test_a_budget_ends_the_dump_and_is_kept(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_gaps_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_manifest, "RETRY_SECONDS", 0.0)
     writer = new_writer(tmp_path / "d")
-    real = api_writer.write_shard
+    real = api_writer.place_pieces
 
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     submit(writer, 0, np.full(5, 0, np.float32))
     writer.flush()
-    monkeypatch.setattr(api_writer, "write_shard", full)
+    monkeypatch.setattr(api_writer, "place_pieces", full)
     submit(writer, 1, np.full(5, 1, np.float32))
     submit(writer, 2, np.full(5, 0, np.float32))
     writer.flush()
-    monkeypatch.setattr(api_writer, "write_shard", real)
+    monkeypatch.setattr(api_writer, "place_pieces", real)
     for number in (3, 4):
         submit(writer, number, np.full(5, 1, np.float32))
         writer.flush()
@@ -200,7 +200,7 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     child = os.fork()
     if not child:
-        writer.submit(call(9, []))
+        writer.hand_in(call(9, []))
         writer.note("from the child")
         writer.missing("from the child")
         writer.flush()
@@ -264,7 +264,7 @@ def test_calls_are_written_while_others_still_wait(tmp_path: Path) -> None:
     for number in range(60):
         array = np.full(3, number, np.float32)
         one = slot(array, None)
-        writer.submit(call(number, [msgspec.structs.replace(one, stats=slow)]))
+        writer.hand_in(call(number, [msgspec.structs.replace(one, stats=slow)]))
     time.sleep(1.5)
     path = tmp_path / "d" / "rank0" / "step0" / "calls.jsonl"
     written = path.read_bytes().count(b"\n") if path.exists() else 0

@@ -15,11 +15,10 @@ import pytest
 from dump_helpers import OP, PLACE, new_writer
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import dump_queue, dump_records
-from graphprobe.store.dump_format import OpForm, encode_place
+from graphprobe.store.dump_format import OpForm, RowForm, columns_of, encode_place, encode_rows, format_from_meta
 from graphprobe.store.dump_queue import BATCH
 from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, DumpValue, OpInfo, Place, Slot
-from graphprobe.store.dump_stats import RowForm, columns_of, encode_rows, format_from_meta
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.manifest import AppendFile
 from graphprobe.store.schema import json_from_value
@@ -123,35 +122,24 @@ def test_statistics_are_written_by_the_thread_that_hands_them_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as many wait, and on `drain`; the writing thread would wait for longer than this test takes."""
-    monkeypatch.setattr(dump_queue, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(dump_queue, "INTERVAL_S", 3600.0)
     writer = new_writer(tmp_path)
     form = OpForm(OP, SLOTS)
     for count in range(1, 2 * BATCH + 1):
         writer.submit_form(form, PLACE, stats=STATS)
-        assert lines(writer) == (0 if count <= BATCH else BATCH + 1)
+        assert lines(writer) == count // BATCH * BATCH
+    writer.submit_form(form, PLACE, stats=STATS)
     writer.drain()
-    assert lines(writer) == writer.manifest.ops == 2 * BATCH
+    assert lines(writer) == writer.manifest.ops == 2 * BATCH + 1
     writer.submit_form(form, PLACE, stats=STATS)
     value = DumpValue("input.0", "input", SLOTS[0].meta, data=bytes(24))
     writer.submit(OP, PLACE, [value])
-    assert writer.flush(30) and lines(writer) == 2 * BATCH + 2
+    assert writer.flush(30) and lines(writer) == 2 * BATCH + 3
     writer.submit_form(form, PLACE, stats=STATS)
     writer.close()
-    assert lines(writer) == 2 * BATCH + 3 and writer.manifest.missing == []
+    assert lines(writer) == 2 * BATCH + 4 and writer.manifest.missing == []
     numbers = [op.record.seq for op in open_dump(writer.time_dir).ops()]
-    assert numbers == list(range(2 * BATCH + 3))
-
-
-def test_a_program_that_must_not_wait_does_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump_queue, "PATIENCE_S", 3600.0)
-    writer = new_writer(tmp_path, when_full="drop")
-    form = OpForm(OP, SLOTS)
-    for _ in range(BATCH + 2):
-        writer.submit_form(form, PLACE, stats=STATS)
-    writer.drain()
-    assert lines(writer) == 0
-    assert writer.flush(30) and lines(writer) == BATCH + 2
-    writer.close()
+    assert numbers == list(range(2 * BATCH + 4))
 
 
 def test_statistics_that_are_not_written_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +198,7 @@ def test_a_dump_that_is_closed_while_its_statistics_are_written(
     def closing(self: AppendFile, data: bytes) -> None:
         if not opened:
             opened.append(-1)
-            writer.close(timeout_s=30)
+            writer.close()
             opened[:] = [os.open(tmp_path / f"other{number}", os.O_WRONLY | os.O_CREAT) for number in range(8)]
         append(self, data)
 
@@ -221,3 +209,39 @@ def test_a_dump_that_is_closed_while_its_statistics_are_written(
         os.close(descriptor)
     assert len(opened) == 8 and all(not (tmp_path / f"other{number}").stat().st_size for number in range(8))
     assert sum(int(text.split()[0]) for text in writer.manifest.missing) == 5
+
+
+def test_values_are_left_to_the_writing_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so are the statistics behind them: lines are in the order in which ops ran."""
+    monkeypatch.setattr(dump_queue, "INTERVAL_S", 3600.0)
+    writer = new_writer(tmp_path)
+    form = OpForm(OP, SLOTS)
+    writer.submit_form(form, PLACE, stats=STATS)
+    writer.submit(OP, PLACE, [DumpValue("input.0", "input", SLOTS[0].meta, data=bytes(24))])
+    writer.submit_form(form, PLACE, stats=STATS)
+    writer.drain()
+    assert lines(writer) == 1
+    writer.drain()
+    assert lines(writer) == 1
+    assert writer.flush(30) and lines(writer) == 3
+    writer.close()
+    assert [op.record.seq for op in open_dump(writer.time_dir).ops()] == [0, 1, 2]
+
+
+def test_a_thread_that_writes_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a destructor runs a dumped op in the middle of `drain`, and there is no room."""
+    writer = new_writer(tmp_path, queue_bytes=1)
+    form = OpForm(OP, SLOTS)
+    append, nested = AppendFile.append, list[object]()
+
+    def appending(self: AppendFile, data: bytes) -> None:
+        if not nested:
+            nested.append(writer.submit_form(form, PLACE, stats=STATS))
+            nested.append(writer.flush())
+        append(self, data)
+
+    monkeypatch.setattr(AppendFile, "append", appending)
+    writer.submit_form(form, PLACE, stats=STATS)
+    assert nested == [1, False]
+    writer.close()
+    assert lines(writer) == 2 and writer.manifest.missing == []

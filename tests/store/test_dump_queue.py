@@ -1,240 +1,169 @@
+"""The queue of a writer and its thread; what is written is of the tests of each writer."""
+
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from graphprobe.store.dump_queue import BATCH, SMALL_BYTES, ByteQueue
+from dump_helpers import new_manifest
+from graphprobe.store import dump_queue
+from graphprobe.store.dump_queue import BATCH, LARGE_BYTES, QueuedWriter
+from graphprobe.store.dump_records import DumpManifest
 
 
-def taking(queue: ByteQueue[str], linger_s: float) -> tuple[threading.Thread, list[str]]:
-    """A thread that takes what there is until the queue is closed, and what it has taken so far."""
-    got: list[str] = []
-
-    def work() -> None:
-        while batch := queue.get_batch(linger_s):
-            got.extend(item for item, _ in batch)
-            queue.give_back(sum(size for _, size in batch), len(batch))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread, got
+class Item(NamedTuple):
+    name: str
+    size_bytes: int = 1
 
 
-def put(queue: ByteQueue[str], item: str, size_bytes: int) -> bool:
-    return queue.reserve(size_bytes, wait=False) and queue.put(lambda: item, size_bytes) == item
+class Keeping(QueuedWriter[DumpManifest, Item]):
+    """Writes nothing; `batches` has what was written together, `gate` holds up the thread."""
+
+    noun = "item"
+    wake_items, wake_bytes = 3, 1000
+
+    def __init__(self, folder: Path, queue_bytes: int = 1 << 20, queue_items: int = 1 << 20) -> None:
+        self.batches: list[list[str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Event()
+        self.does: Callable[[], object] = bool
+        super().__init__(folder, new_manifest(), None, queue_bytes=queue_bytes, queue_items=queue_items)
+
+    def put(self, *names: str, size_bytes: int = 1) -> None:
+        for name in names:
+            self.hand_in(Item(name, size_bytes))
+
+    def _write_items(self, items: list[Item]) -> None:
+        self.begun.set()
+        assert self.gate.wait(30)
+        self.batches.append([item.name for item in items])
+        self.does()
+
+    def _close_files(self) -> None:
+        self.batches.append(["closed"])
 
 
-def test_first_in_first_out_within_bounds() -> None:
-    queue: ByteQueue[str] = ByteQueue(10, 3)
-    assert put(queue, "a", 4)
-    assert put(queue, "b", 6)
-    assert not put(queue, "c", 1)
-    assert queue.get() == ("a", 4)
-    assert not put(queue, "c", 1), "what is being worked on counts"
-    queue.give_back(4)
-    assert put(queue, "c", 1)
-    assert put(queue, "d", 1)
-    assert not put(queue, "e", 1), "three items are the bound"
-    assert [queue.get() for _ in range(3)] == [("b", 6), ("c", 1), ("d", 1)]
-    assert queue.peak_bytes == 10
-    assert queue.blocked_ns == 0
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread does nothing before it is woken."""
+    monkeypatch.setattr(dump_queue, "INTERVAL_S", 3600.0)
 
 
-def test_what_is_larger_than_the_queue_gets_in_alone() -> None:
-    queue: ByteQueue[str] = ByteQueue(10, 3)
-    assert put(queue, "a", 100)
-    assert not put(queue, "b", 1)
-    queue.get()
-    queue.give_back(100)
-    assert put(queue, "b", 1)
-    assert not put(queue, "c", 100)
+def until(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return holds()
 
 
-def test_closing_lets_everybody_go() -> None:
-    queue: ByteQueue[str] = ByteQueue(10, 3)
-    assert put(queue, "a", 10)
-    done = []
-    waiting = threading.Thread(target=lambda: done.append(queue.reserve(1, wait=True)))
-    waiting.start()
-    queue.close()
-    waiting.join(30)
-    assert done == [False]
-    assert queue.get() == ("a", 10)
-    assert queue.get() is None
-    assert queue.put(lambda: "b", 1) is None
+@pytest.mark.usefixtures("patient")
+def test_the_thread_is_woken_once_many_wait_or_much(tmp_path: Path) -> None:
+    writer = Keeping(tmp_path)
+    writer.put("a", "b")
+    time.sleep(0.05)
+    assert writer.batches == []
+    writer.put("c")
+    assert until(lambda: writer.batches == [["a", "b", "c"]])
+    writer.put("large", size_bytes=1000)
+    assert until(lambda: writer.batches[1:] == [["large"]])
+    writer.put("d")
+    writer.close()
+    assert writer.batches[2:] == [["d"], ["closed"]]
 
 
-def test_waiting_until_all_is_dealt_with() -> None:
-    queue: ByteQueue[str] = ByteQueue(10, 3)
-    assert queue.wait_until_empty(0)
-    assert put(queue, "a", 1)
-    assert put(queue, "b", 1)
-    queue.get()
-    assert not queue.wait_until_empty(0.01)
-    assert queue.abandon() == 1
-    assert not queue.wait_until_empty(0.01)
-    queue.give_back(1)
-    assert queue.wait_until_empty(0)
-
-
-def test_small_items_come_together_and_a_large_one_alone() -> None:
-    queue: ByteQueue[str] = ByteQueue(10 * SMALL_BYTES, 10 * BATCH)
-    for item in "abc":
-        assert queue.add(lambda item=item: item, 1, wait=False) == item
-    assert queue.add(lambda: "L", SMALL_BYTES + 1, wait=False) == "L"
-    assert queue.add(lambda: "d", 1, wait=False) == "d"
-    assert queue.get_batch(30) == [("a", 1), ("b", 1), ("c", 1)], "nobody lingers while something large waits"
-    assert queue.get_batch(30) == [("L", SMALL_BYTES + 1)]
-    assert queue.get_batch(0) == [("d", 1)]
-    queue.give_back(4 + SMALL_BYTES + 1, 5)
-    for _ in range(BATCH + 1):
-        queue.add(lambda: "e", 1, wait=False)
-    assert len(queue.get_batch(30)) == BATCH
-    queue.close()
-    assert queue.get_batch(30) == [("e", 1)]
-    assert queue.get_batch(30) == []
-    assert queue.add(lambda: "f", 1, wait=False) is None
-
-
-@pytest.mark.parametrize("how", ["flush", "full", "close", "large"])
-def test_nobody_lingers_while_somebody_waits(how: str) -> None:
-    queue: ByteQueue[str] = ByteQueue(2 * SMALL_BYTES, 10)
-    thread, got = taking(queue, 3600)
-    queue.add(lambda: "a", SMALL_BYTES, wait=True)
-    assert got == []
+@pytest.mark.parametrize("how", ["nobody", "flush", "close"])
+def test_what_waits_is_written(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself after a while; at once where somebody waits for that."""
+    if how != "nobody":
+        monkeypatch.setattr(dump_queue, "INTERVAL_S", 3600.0)
+    writer = Keeping(tmp_path)
+    writer.put("a")
     if how == "flush":
-        assert queue.wait_until_empty(30)
-    elif how == "full":
-        queue.add(lambda: "b", SMALL_BYTES + 1, wait=True)
-        assert got[0] == "a"
-    elif how == "large":
-        queue.add(lambda: "b", SMALL_BYTES + 1, wait=False)
-        assert queue.wait_until_empty(30)
-    queue.close()
-    thread.join(30)
-    assert not thread.is_alive() and got[0] == "a"
+        assert writer.flush(30)
+    elif how == "close":
+        writer.close()
+    assert until(lambda: writer.batches[:1] == [["a"]])
+    writer.close()
 
 
-def test_awaited_while_somebody_waits() -> None:
-    queue: ByteQueue[int] = ByteQueue(100, 100)
-    assert queue.add(lambda: 1, 1, wait=True) == 1
-    assert not queue.awaited
-    waiting = threading.Thread(target=queue.wait_until_empty, args=(30,))
-    waiting.start()
-    while not queue.awaited:
-        pass
-    assert queue.get_batch(0) == [(1, 1)]
-    queue.give_back(1)
-    waiting.join(30)
-    assert not waiting.is_alive() and not queue.awaited
-    queue.close()
-    assert queue.awaited, "what is left is to be written without a pause"
+@pytest.mark.usefixtures("patient")
+def test_small_items_are_written_together_and_a_large_one_is_the_last_of_them(tmp_path: Path) -> None:
+    writer = Keeping(tmp_path)
+    writer.gate.clear()
+    writer.put("first", size_bytes=1000)
+    assert writer.begun.wait(30)
+    writer.put("a", "b")
+    writer.put("L", size_bytes=LARGE_BYTES)
+    writer.put(*["c"] * (BATCH + 1))
+    writer.gate.set()
+    writer.close()
+    assert writer.batches == [["first"], ["a", "b", "L"], ["c"] * BATCH, ["c"], ["closed"]]
+    assert writer.manifest.queue_peak_bytes == 1000 + 2 + LARGE_BYTES + BATCH + 1
 
 
-def patient(queue: ByteQueue[str], items: str) -> None:
-    for item in items:
-        assert queue.add(lambda item=item: item, 1, wait=False, patient=True) == item
+@pytest.mark.parametrize("bound", [{"queue_bytes": 10}, {"queue_items": 1}])
+def test_the_program_waits_for_room(bound: dict[str, int], tmp_path: Path) -> None:
+    writer = Keeping(tmp_path, **bound)
+    writer.gate.clear()
+    writer.put("a", size_bytes=9)
+    assert writer.begun.wait(30)
+    done = threading.Event()
+    other = threading.Thread(target=lambda: (writer.put("b", "c", "d", size_bytes=9), done.set()))
+    other.start()
+    assert not done.wait(0.1)
+    assert not writer.flush(0.01)
+    writer.gate.set()
+    assert done.wait(30)
+    other.join()
+    writer.close()
+    assert [name for batch in writer.batches for name in batch] == ["a", "b", "c", "d", "closed"]
+    assert writer.manifest.blocked_ns > 5 * 10**7
 
 
-def test_what_is_patient_is_drained_by_its_own_thread() -> None:
-    queue: ByteQueue[str] = ByteQueue(100, 100)
-    written: list[list[str]] = []
-    queue.drain(written.append)
-    patient(queue, "abc")
-    queue.drain(written.append, at_least=4)
-    assert written == []
-    queue.drain(written.append, at_least=3)
-    assert written == [["a", "b", "c"]]
-    assert queue.wait_until_empty(0)
-    queue.close()
-    queue.drain(written.append)
-    assert len(written) == 1
+def test_the_writing_thread_does_not_wait_for_itself(tmp_path: Path) -> None:
+    writer = Keeping(tmp_path, queue_bytes=10)
+    found: list[bool] = []
+
+    def hand_in_more() -> None:
+        if not found:
+            writer.put("b", "c", "d", size_bytes=100)
+            found.append(writer.flush())
+
+    writer.does = hand_in_more
+    writer.put("a", size_bytes=100)
+    assert writer.flush(30)
+    writer.close()
+    assert found == [False]
+    assert [name for batch in writer.batches for name in batch] == ["a", "b", "c", "d", "closed"]
 
 
-def test_only_what_is_alone_is_drained() -> None:
-    queue: ByteQueue[str] = ByteQueue(100, 100)
-    written: list[list[str]] = []
-    patient(queue, "a")
-    assert queue.add(lambda: "urgent", 1, wait=False) == "urgent"
-    queue.drain(written.append)
-    assert queue.get() == ("a", 1), "in the order they came"
-    assert queue.get() == ("urgent", 1)
-    patient(queue, "b")
-    queue.drain(written.append)
-    assert written == [], "what the other thread is working on comes first"
-    queue.give_back(2, 2)
-    queue.drain(written.append)
-    assert written == [["b"]]
+def test_the_thread_outlives_an_error(tmp_path: Path) -> None:
+    writer = Keeping(tmp_path)
+
+    def fail() -> None:
+        writer.does = bool
+        raise MemoryError("no room")
+
+    writer.does = fail
+    writer.put("a")
+    assert writer.flush(30)
+    writer.put("b")
+    writer.close()
+    assert writer.batches == [["a"], ["b"], ["closed"]]
+    assert writer.manifest.missing == ["1 item not written: MemoryError: no room"]
 
 
-def test_what_comes_while_it_is_drained_waits() -> None:
-    queue: ByteQueue[str] = ByteQueue(100, 100)
-    order: list[str] = []
-    thread = threading.Thread(target=lambda: order.extend(item for item, _ in queue.get_batch(0)))
-
-    def write(items: list[str]) -> None:
-        assert queue.add(lambda: "late", 1, wait=False) == "late"
-        queue.drain(lambda _: order.append("nested"))
-        thread.start()
-        thread.join(0.05)
-        assert thread.is_alive(), "the writing thread must not overtake"
-        order.extend(items)
-
-    patient(queue, "ab")
-    queue.drain(write)
-    thread.join(30)
-    assert order == ["a", "b", "late"]
-
-
-def test_an_interrupt_while_it_is_drained_leaves_the_queue_whole() -> None:
-    queue: ByteQueue[str] = ByteQueue(100, 100)
-
-    def interrupted(_: list[str]) -> None:
-        raise KeyboardInterrupt
-
-    patient(queue, "ab")
-    with pytest.raises(KeyboardInterrupt):
-        queue.drain(interrupted)
-    assert queue.wait_until_empty(0)
-    patient(queue, "c")
-    assert queue.wait_until_empty(0) is False
-    assert queue.get() == ("c", 1)
-
-
-def test_the_thread_that_drains_does_not_wait_for_itself() -> None:
-    queue: ByteQueue[str] = ByteQueue(2, 100)
-    found: list[object] = []
-
-    def write(_: list[str]) -> None:
-        found.append(queue.add(lambda: "c", 1, wait=True))
-        queue.close()
-        found.append(queue.get_batch(3600))
-
-    patient(queue, "ab")
-    queue.drain(write)
-    assert found == [None, []]
-
-
-@pytest.mark.parametrize("how", ["nobody", "flush", "urgent", "close"])
-def test_patience_ends(how: str) -> None:
-    """By itself after a while; at once where somebody waits, or something that is urgent comes."""
-    queue: ByteQueue[str] = ByteQueue(100, 100)
-    thread, got = taking(queue, 0.001)
-    patient(queue, "ab")
-    if how == "urgent":
-        queue.add(lambda: "c", 1, wait=False)
-    if how == "close":
-        queue.close()
-        thread.join(30)
-    elif how == "nobody":
-        deadline = time.monotonic() + 30
-        while len(got) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    else:
-        assert queue.wait_until_empty(30)
-    assert got == ["a", "b", "c"][: 3 if how == "urgent" else 2]
-    queue.close()
-    thread.join(30)
-    assert not thread.is_alive()
+def test_nothing_is_taken_after_the_end(tmp_path: Path) -> None:
+    writer = Keeping(tmp_path)
+    writer.close()
+    writer.put("a", "b", "c")
+    assert writer.flush(0) and not writer.accepts
+    writer.close("failed")
+    assert writer.batches == [["closed"]]
+    assert writer.manifest.state == "finished"

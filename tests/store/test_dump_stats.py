@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from dump_helpers import OP, PLACE, new_manifest, new_writer
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store.dump_format import OpForm
+from graphprobe.store.dump_format import COLUMNS, HEADER, OpForm, StatsRow, columns_of, format_from_meta, read_stats
 from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, DumpRecord, DumpValue, Slot
-from graphprobe.store.dump_stats import COLUMNS, HEADER, StatsRow, columns_of, format_from_meta, read_stats
 
 STATS = TensorStats(
     24, min=-1.5, max=2.25, mean=0.1, std=1.0, l2=3.0, nan=1, positive_inf=2, negative_inf=3, zeros=4, digest="0f" * 8

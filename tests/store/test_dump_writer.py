@@ -94,9 +94,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert written(tmp_path) == {"file"}
 
 
-@pytest.mark.parametrize(
-    "options", [{"max_bytes": 0}, {"queue_bytes": -1}, {"queue_ops": 0}, {"when_full": "wait"}], ids=str
-)
+@pytest.mark.parametrize("options", [{"max_bytes": 0}, {"queue_bytes": -1}], ids=str)
 def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(UsageError, match=name):
@@ -349,29 +347,8 @@ def test_back_pressure_blocks(tmp_path: Path) -> None:
     writer.close()
     assert numbers(writer) == [0, 1, 2]
     assert writer.manifest.blocked_ns > 10**8
-    assert writer.manifest.queue_peak_bytes == 16_000
+    assert writer.manifest.queue_peak_bytes == 24_000, "one more than there is room for"
     assert writer.manifest.missing == []
-
-
-def test_back_pressure_drops(tmp_path: Path) -> None:
-    gate, started = threading.Event(), threading.Event()
-
-    def wait() -> Any:
-        started.set()
-        gate.wait(30)
-        return np.ones(1000)
-
-    writer = new_writer(tmp_path, queue_bytes=1 << 20, queue_ops=2, when_full="drop")
-    writer.submit(OP, PLACE, [DumpValue("output.0", "output", ONES.meta, wait)])
-    started.wait(30)
-    assert writer.submit(OP, PLACE, [ONES]) == 1
-    assert writer.submit(OP, PLACE, [ONES]) is None
-    gate.set()
-    writer.close()
-    assert numbers(writer) == [0, 1]
-    assert writer.manifest.missing == ["1 op not written: the queue had no room; first: add_1"]
-    assert writer.manifest.when_full == "drop"
-    assert writer.manifest.blocked_ns == 0
 
 
 def test_an_op_larger_than_the_queue_gets_in_alone(tmp_path: Path) -> None:
@@ -382,52 +359,20 @@ def test_an_op_larger_than_the_queue_gets_in_alone(tmp_path: Path) -> None:
     assert numbers(writer) == [0, 1, 2]
 
 
-def test_a_copy_is_taken_before_the_program_goes_on(tmp_path: Path) -> None:
-    writer = new_writer(tmp_path, queue_bytes=1 << 20)
-    buffer = np.zeros(20_000)
-    for number in range(20):
-        buffer[:] = number
-        writer.submit(OP, PLACE, [value("output.0", buffer, data=buffer)], copy=True)
-    buffer[:] = -1
-    writer.close()
-    arrays = [op.values()["output.0"].array() for op in folder_of(writer).ops()]
-    assert [set(array.tolist()) for array in arrays] == [{number} for number in range(20)]
-
-
 def test_an_op_that_is_dumped_by_the_writing_thread(tmp_path: Path) -> None:
+    """It does not wait for room, which it would have to make itself."""
     writer = new_writer(tmp_path, queue_bytes=10)
 
     def dump_another() -> Any:
-        assert writer.submit(OP, PLACE, [ONES]) is None
+        assert writer.submit(OP, PLACE, [ONES]) == 1
         assert not writer.flush()
         return np.ones(1000)
 
     writer.submit(OP, PLACE, [DumpValue("output.0", "output", ONES.meta, dump_another)])
     writer.flush()
     writer.close()
-    assert numbers(writer) == [0]
-    assert writer.manifest.missing == ["1 op not written: the queue had no room; first: add_1"]
-
-
-def test_closing_does_not_wait_for_ever(tmp_path: Path) -> None:
-    gate, started = threading.Event(), threading.Event()
-
-    def wait() -> Any:
-        started.set()
-        gate.wait(30)
-        return np.ones(1000)
-
-    writer = new_writer(tmp_path)
-    writer.submit(OP, PLACE, [DumpValue("output.0", "output", ONES.meta, wait)])
-    started.wait(30)
-    writer.submit(OP, PLACE, [ONES])
-    writer.close(timeout_s=0.05)
-    assert writer.manifest.missing == ["1 op not written: the dump was closed before it was written"]
-    gate.set()
-    for thread in threading.enumerate():
-        if thread.name == "graphprobe-dump":
-            thread.join(30)
-    assert numbers(writer) == [0]
+    assert numbers(writer) == [0, 1]
+    assert writer.manifest.missing == []
 
 
 def test_many_threads(tmp_path: Path, queue_bytes: int) -> None:
@@ -436,7 +381,7 @@ def test_many_threads(tmp_path: Path, queue_bytes: int) -> None:
     def work(thread: int) -> None:
         for step in range(25):
             place = Place(model_name="m", model_id=thread, data_index=step)
-            writer.submit(OP, place, [value("output.0", np.array([thread, step]))], copy=True)
+            writer.submit(OP, place, [value("output.0", np.array([thread, step]))])
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:

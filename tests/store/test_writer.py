@@ -14,6 +14,7 @@ import pytest
 from graphprobe.errors import UsageError
 from graphprobe.records import Event, Manifest, SettingValue, Where
 from graphprobe.store import layout, writer
+from graphprobe.store import manifest as live_manifest
 from graphprobe.store.files import digest_from_bytes
 from graphprobe.store.manifest import MAX_CAUSES, RESERVE_BYTES
 from graphprobe.store.reader import Run
@@ -244,7 +245,7 @@ def test_full_disk_is_told_once_and_no_temporary_file_stays(tmp_path: Path, monk
     assert files == "100 files (100 B) not written: No space left on device; first: model__0/0.txt"
     assert events.startswith("100 event lines (")
     assert hidden_files(run.tool_dir) == set()
-    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(live_manifest, "RETRY_SECONDS", 0.0)
     run._retry_at = 0.0  # the pause is over
     assert run.write_text("model__0/b.txt", "b") is not None
     assert hidden_files(run.tool_dir) == {layout.RESERVE}
@@ -401,7 +402,7 @@ def test_a_forked_child_is_silent_and_cannot_hang(tmp_path: Path) -> None:
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with run._lock:
+        with run.lock:
             held.set()
             release.wait(60)
 

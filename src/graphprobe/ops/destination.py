@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -18,9 +17,8 @@ from graphprobe.probe import environment
 from graphprobe.probe.dump.sessions import open_sessions
 from graphprobe.probe.dump.tensors import device_index, dump_value, is_capturing, stream_of
 from graphprobe.settings import resolve
-from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.dump_records import DumpManifest, OpInfo, Place, dump_manifest_from_run
-from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
+from graphprobe.store.dump_writer import DumpWriter
 
 FOLDER = "graphprobe-saved"
 VARIABLE = "GRAPHPROBE_SAVED"
@@ -50,7 +48,6 @@ class _Saved:
         self.folder: Path | None = None
         self.writer: DumpWriter | None = None
         self.last: DumpWriter | None = None
-        self.pool = CopyPool(QUEUE_BYTES)
         self.counts: WeakKeyDictionary[DumpWriter, Counter[str]] = WeakKeyDictionary()
         self.said: set[str] = set()
         self.closes_at_exit = False
@@ -59,7 +56,7 @@ class _Saved:
         """After a fork: another thread of the parent may hold the lock for ever, and the writer is the parent's."""
         if self.pid != os.getpid():
             self.pid, self.lock = os.getpid(), threading.RLock()
-            self.writer, self.last, self.pool = None, None, CopyPool(QUEUE_BYTES)
+            self.writer, self.last = None, None
 
 
 _saved = _Saved()
@@ -127,7 +124,7 @@ def keep(t: torch.Tensor, name: str, *, compiled: bool, gradient: bool, source: 
         direction="backward" if gradient else None,
     )
     place = Place(model_name=MODEL, model_id=0, data_index=index, device_id=device_index((t,)))
-    value = dump_value("output.0", "output", t, stats=stats, pool=_saved.pool)
+    value = dump_value("output.0", "output", t, stats=stats, pool=writer.pool)
     writer.submit(op, place, (value,), stream_id=stream_of(t))
 
 
@@ -190,10 +187,7 @@ def _max_bytes() -> int | None:
 
 
 def _manifest(folder: Path) -> DumpManifest:
-    run = environment.manifest(resolve(arguments={}, environ=os.environ))
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        run.rank, run.world_size = distributed.get_rank(), distributed.get_world_size()
+    run = environment.manifest_of_rank(os.environ)
     return dump_manifest_from_run(
         run, engine="instrument", plan={"saved_by": "graphprobe.ops.save", "path": str(folder)}
     )

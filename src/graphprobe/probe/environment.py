@@ -13,7 +13,7 @@ from typing import Any
 
 import graphprobe
 from graphprobe.records import Manifest
-from graphprobe.settings import Settings
+from graphprobe.settings import Settings, resolve
 from graphprobe.store import layout
 
 ENV_PREFIXES = (
@@ -90,3 +90,12 @@ def manifest(settings: Settings) -> Manifest:
         started_ns=time.time_ns(),
         **torch_facts(),
     )
+
+
+def manifest_of_rank(environ: Mapping[str, str]) -> Manifest:
+    """The same with the settings of `environ`, and the rank of the process group where there is one."""
+    found = manifest(resolve(arguments={}, environ=environ))
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        found.rank, found.world_size = distributed.get_rank(), distributed.get_world_size()
+    return found

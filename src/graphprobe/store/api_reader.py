@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,10 +29,9 @@ from graphprobe.store.api_records import (
     step_folder,
 )
 from graphprobe.store.calls import Call, CallDump, CallSlot, shape_problem
-from graphprobe.store.files import lines_in, open_file, read_file
-from graphprobe.store.manifest import ended_early
-from graphprobe.store.reader import State, is_alive
-from graphprobe.store.schema import UNREADABLE, read_manifest
+from graphprobe.store.files import lines_in, open_file
+from graphprobe.store.reader import manifest_of_dump, told_of_dumps
+from graphprobe.store.schema import UNREADABLE
 
 DIGEST_KIND = "graphprobe"
 STAT_NAMES = TensorStats.__struct_fields__
@@ -51,14 +49,6 @@ class ApiRank:
         self.folder = folder
         self.manifest = manifest
         self._stacks: dict[int, tuple[str, ...]] | None = None
-
-    @property
-    def state(self) -> State:
-        """As the manifest says; `killed` where it says `running` and the process is gone."""
-        own = self.manifest
-        if own.state == "running" and own.host in ("", socket.gethostname()):
-            return "running" if is_alive(own.pid) else "killed"
-        return own.state
 
     def steps(self) -> tuple[int, ...]:
         """Steps that have a file of calls, ascending."""
@@ -140,11 +130,8 @@ class ApiDump:
         return found
 
     def problems(self) -> tuple[str, ...]:
-        said = {text: None for one in self.by_rank.values() for text in one.manifest.missing}
-        for one in self.by_rank.values():
-            ended = ended_early(one.state, one.manifest.stopped)
-            if ended:
-                said[f"{one.folder}: {ended}"] = None
+        ranks = self.by_rank.values()
+        said = told_of_dumps([(one.folder, one.manifest, one.manifest.stopped) for one in ranks])
         for path in sorted(self._named):
             try:
                 if not Shard(path).is_whole:
@@ -229,24 +216,7 @@ def manifest_in(folder: Path) -> ApiManifest | None:
     Raises:
         SchemaError: it cannot be read, or is of a newer schema.
     """
-    path = folder / layout.MANIFEST
-    try:
-        data = read_file(path)
-    except OSError:
-        return None
-    if b'"api_dump_schema"' not in data:
-        return None
-    document, _ = read_manifest(data, path=str(path))
-    version = document.get("api_dump_schema")
-    if not isinstance(version, int) or version > API_SCHEMA:
-        raise SchemaError(
-            f"{path} has API dump schema {version}; this graphprobe reads up to {API_SCHEMA}",
-            hint="upgrade graphprobe: pip install --upgrade graphprobe",
-        )
-    try:
-        return msgspec.convert(document, ApiManifest)
-    except UNREADABLE as error:
-        raise SchemaError(f"{path} is no manifest of an API dump: {error}") from error
+    return manifest_of_dump(folder, ApiManifest, "api_dump_schema", API_SCHEMA, called="an API dump")
 
 
 def is_api_dump(path: str | Path) -> bool:

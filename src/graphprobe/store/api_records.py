@@ -7,23 +7,18 @@ Many values in one safetensors file: written whole, read by mapping it into memo
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import Manifest, Number, TensorMeta, TensorStats
-from graphprobe.store import layout
 from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion, Holder, Scalar, SlotRole
-from graphprobe.store.dump_dtypes import STORED_DTYPES, stored_from_meta
-from graphprobe.store.dump_format import write_pieces
-from graphprobe.store.files import open_file
+from graphprobe.store.dump_dtypes import bits_from_bytes
+from graphprobe.store.dump_format import read_header
 from graphprobe.store.schema import UNREADABLE
 
 API_SCHEMA = 1
@@ -219,60 +214,8 @@ def value_name(digest: str, dtype: str, count: int, *, sample: int | None = None
     return f"{digest}.{dtype}.{count}" if sample is None else f"{digest}.{dtype}.{count}.every{sample}"
 
 
-_ALIGNMENT = 64
-_MAX_HEADER_BYTES = 100_000_000
-"""The bound that the safetensors library has."""
-_numbers = itertools.count()
-
-
 class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
-
-
-class Value(NamedTuple):
-    """Values on their way to a shard: 1-d, `items` items of `dtype`, row-major; `data` are their bytes."""
-
-    name: str
-    dtype: str
-    items: int
-    data: memoryview
-
-
-def encode_shard(values: list[Value]) -> list[memoryview]:
-    """The whole file, as pieces to write one after the other; wide dtypes first, so that each is aligned for its own.
-
-    Raises:
-        ValueError: a buffer is not of the size that its dtype and count ask for.
-    """
-    entries = []
-    for value in values:
-        stored, shape, item_bytes = stored_from_meta(value.dtype, (value.items,), value.data.nbytes)
-        entries.append((item_bytes, value.name, stored, shape, value.data))
-    entries.sort(key=lambda entry: -entry[0])
-    header: dict[str, Any] = {}
-    offset = 0
-    for _, name, stored, shape, data in entries:
-        header[name] = {"dtype": stored, "shape": shape, "data_offsets": (offset, offset + data.nbytes)}
-        offset += data.nbytes
-    start = msgspec.json.encode(header)
-    start += b" " * (-(8 + len(start)) % _ALIGNMENT)
-    return [memoryview(len(start).to_bytes(8, "little") + start), *(entry[-1] for entry in entries)]
-
-
-def write_shard(path: Path, pieces: list[memoryview]) -> None:
-    """Write a shard under a temporary name and rename it: it is there whole or not at all.
-
-    Raises:
-        OSError: as the operating system gives it; nothing of it stays.
-    """
-    temporary = path.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_numbers)}")
-    try:
-        write_pieces(str(temporary), pieces)
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 class Shard:
@@ -281,21 +224,15 @@ class Shard:
     def __init__(self, path: Path) -> None:
         """Raises ArtifactNotFoundError where there is no such file, SchemaError where its header cannot be read."""
         self.path = path
+        header, self._begin, _ = read_header(path)
         try:
-            with open_file(path) as file:
-                length = int.from_bytes(file.read(8), "little")
-                if length > _MAX_HEADER_BYTES:
-                    raise SchemaError(f"{path} is no shard of values: its header would have {length} bytes")
-                header = file.read(length)
             self._mapped: Array = np.memmap(path, dtype=np.uint8, mode="r")
-        except (OSError, ValueError) as error:
-            raise ArtifactNotFoundError(f"{path} cannot be read: {error}") from error
-        try:
             entries = msgspec.json.decode(header, type=dict[str, _Entry])
+        except OSError as error:
+            raise ArtifactNotFoundError(f"{path} cannot be read: {error}") from error
         except UNREADABLE as error:
             raise SchemaError(f"{path} has no header that can be read: {error}") from error
         self._spans = {name: entry.data_offsets for name, entry in entries.items()}
-        self._begin = 8 + length
 
     @property
     def is_whole(self) -> bool:
@@ -315,11 +252,7 @@ class Shard:
         if not 0 <= first <= last <= self._mapped.size - self._begin:
             raise ArtifactNotFoundError(f"{self.path} was cut off before the end of {name}")
         data = self._mapped[self._begin + first : self._begin + last]
-        known = STORED_DTYPES.get(dtype)
-        if known is None:
-            return data
-        items = data.view(known.numpy or f"uint{8 * known.size_bytes}")
         try:
-            return items if shape is None else items.reshape(shape)
+            return bits_from_bytes(data, dtype, (-1,) if shape is None else shape)
         except ValueError as error:
-            raise ArtifactNotFoundError(f"{self.path}: {name} has {items.size} items, not {shape}") from error
+            raise ArtifactNotFoundError(f"{self.path}: {name} has {data.nbytes} bytes, not {shape}") from error

@@ -1,27 +1,18 @@
-"""Write the calls of a running program: a thread writes them beside it, and nothing that fails is raised into it.
-
-Where calls end up: lines of each step, stacks, shards of values and the manifest; failures are counted, none raised.
-
-For one thread at a time, but for `count` and `save`.
-"""
+"""Write the calls of a running program: lines of each step, stacks, shards of values and the manifest."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import threading
+import sys
 import time
-from collections import deque
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from graphprobe.errors import UsageError
 from graphprobe.records import Manifest
-from graphprobe.settings import text_from_size
 from graphprobe.store.api_records import (
     API_SCHEMA,
     CALLS,
@@ -34,38 +25,35 @@ from graphprobe.store.api_records import (
     RawSlot,
     RawValue,
     StackLine,
-    Value,
-    encode_shard,
     rank_folder,
     shard_file,
     step_folder,
     value_name,
-    write_shard,
 )
-from graphprobe.store.dump_queue import Array, CopyPool
-from graphprobe.store.manifest import RESERVE_BYTES, SAVE_SECONDS, AppendFile, CountsShortage, ManifestFile
+from graphprobe.store.dump_format import encode_tensors, place_pieces
+from graphprobe.store.dump_queue import INTERVAL_S, Array, QueuedWriter, check_bounds
+from graphprobe.store.manifest import SAVE_SECONDS, AppendFile
 from graphprobe.store.schema import json_from_value
 
 SHARD_BYTES = 32 * 1024 * 1024
 """A shard is written when it has become so large; a single larger value makes one alone."""
 _OPEN_STEPS = 4
 _MOST_RECORDS = 4096
+QUEUE_BYTES = 256 * 1024 * 1024
 
 
-class ApiSink(CountsShortage):
-    """Writes calls below `folder`. `stopped` is set once nothing more will be written."""
+class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
+    """Writes the calls of one process: lines of each step, stacks, and shards of values. Get one from `create`.
 
-    noun = "call"
+    After `create` nothing raises: what could not be written is counted in the manifest's `missing`.
+    """
 
-    def __init__(
-        self, folder: Path, file: ManifestFile, manifest: ApiManifest, max_bytes: int | None, pool: CopyPool
-    ) -> None:
-        super().__init__(file, max_bytes)
-        self.folder = folder
-        self.manifest = manifest
+    noun, bound = "call", "budget_bytes"
+    wake_items, wake_bytes = 256, 8 * 1024 * 1024
+
+    def __init__(self, folder: Path, manifest: ApiManifest, max_bytes: int | None, *, queue_bytes: int) -> None:
         self.known: set[str] = set()
         """Names of values that are written or about to be; whoever hands in calls looks here, and adds."""
-        self._pool = pool
         self._files: dict[int, AppendFile] = {}
         self._stack_file: AppendFile | None = None
         self._stacks: dict[tuple[str, ...], int] = {}
@@ -73,30 +61,90 @@ class ApiSink(CountsShortage):
         self._positions: dict[int, int] = {}
         self._records: list[tuple[int, ApiRecord]] = []
         self._shards = 0
-        self._shard: list[Value] = []
+        self._shard: list[tuple[str, str, tuple[int, ...], memoryview]] = []
+        """Name, dtype, shape and bytes, as `encode_tensors` takes them."""
         self._shard_bytes = 0
         self._where: dict[str, int] = {}
         self._used: list[Array] = []
         self._references = 0
+        self._flush_at_s = 0.0
+        super().__init__(folder, manifest, max_bytes, queue_bytes=queue_bytes, queue_items=sys.maxsize)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether something was added that `flush` would write."""
-        return bool(self._records)
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        manifest: ApiManifest,
+        max_bytes: int | None = None,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> ApiWriter:
+        """Start the dump of a rank in `path`, which is made if need be.
 
-    def add(self, call: RawCall) -> None:
-        """Take one call; it is on disk after the next `flush`."""
+        Args:
+            path: the folder of the dump; that of the rank must not be there yet.
+            manifest: from `api_manifest_from_run`.
+            max_bytes: bounds everything the rank writes; None is no bound. Once it is reached, dumping ends.
+            queue_bytes: of calls that wait to be written; when they are more, the program waits.
+
+        Raises:
+            UsageError: an argument is wrong, or the folder cannot be made; nothing of it is left behind.
+        """
+        check_bounds(1, max_bytes=max_bytes, queue_bytes=queue_bytes)
+        made = False
+        try:
+            path = path.absolute()  # the program may go elsewhere
+            folder = path / rank_folder(manifest.rank)
+            path.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+            made = True
+            return cls(folder, manifest, max_bytes, queue_bytes=queue_bytes)
+        except FileExistsError as error:
+            raise UsageError(
+                f"{error.filename or folder} exists already: a dump never writes into another",
+                hint="name a folder that does not exist yet, or remove that one",
+            ) from error
+        except OSError as error:
+            if made:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise UsageError(
+                f"no dump can be written under {path}: {error.strerror} ({error.filename or path})",
+                hint="name a folder that can be made and written to",
+            ) from error
+
+    def stop(self, reason: str) -> None:
+        """Dumping ends before the program does: the manifest tells readers that nothing is known of what comes."""
+        if not self.silent:
+            with self.lock:
+                self._own.stopped = reason
+                self.save()
+
+    def _write_items(self, items: list[RawCall | RawValue]) -> None:
+        for item in items:
+            try:
+                if isinstance(item, RawCall):
+                    self._add(item)
+                else:
+                    self._add_value(item)
+            except BaseException as error:
+                self.count(f"{type(error).__name__}: {error}", "")
+
+    def _add(self, call: RawCall) -> None:
+        """Take one call; it is on disk after the next `_flush_items`."""
         if self.refuses(call.label):
             return
+        now_s = time.monotonic()
+        if not self._records:
+            self._flush_at_s = now_s + INTERVAL_S  # the queue may never be empty
         try:
             self._records.append((call.step, self._record(call)))
         except Exception as error:
             self.count(f"{type(error).__name__}: {error}", call.label)
-        if self._shard_bytes >= SHARD_BYTES or len(self._records) >= _MOST_RECORDS:
-            self.flush()
+        if now_s >= self._flush_at_s or self._shard_bytes >= SHARD_BYTES or len(self._records) >= _MOST_RECORDS:
+            self._flush_items()
 
-    def add_value(self, value: RawValue) -> None:
-        """Take values, which the calls that follow refer to; they are on disk after the next `flush`."""
+    def _add_value(self, value: RawValue) -> None:
+        """Take values, which the calls that follow refer to; they are on disk after the next `_flush_items`."""
         name = value.handed.name
         try:
             if name is None:
@@ -113,11 +161,11 @@ class ApiSink(CountsShortage):
             return
         self._used.append(data)
         flat = data.reshape(-1).view(np.uint8)
-        self._shard.append(Value(name, value.dtype, value.items, memoryview(flat.data)))
+        self._shard.append((name, value.dtype, (value.items,), memoryview(flat.data)))
         self._shard_bytes += flat.nbytes
         self._where[name] = self._shards
 
-    def flush(self) -> None:
+    def _flush_items(self) -> None:
         """Write what was added: values first, then stacks, then the lines that name them."""
         records, self._records = self._records, []
         if not records and self._shard_bytes < SHARD_BYTES:
@@ -129,13 +177,7 @@ class ApiSink(CountsShortage):
             self._count_error(error, records[0][1].label if records else "", times=len(records))
         self.save(unless_newer_than_s=SAVE_SECONDS)
 
-    def close(self) -> None:
-        """Write the rest and the manifest, and close every file."""
-        self.flush()
-        with self.lock:
-            self._file.drop_reserve()
-            self.save()
-            self.stopped = self.stopped or "the dump was closed"
+    def _close_files(self) -> None:
         for file in self._files.values():
             file.close()
         if self._stack_file is not None:
@@ -206,31 +248,31 @@ class ApiSink(CountsShortage):
             return records
         number, self._shards = self._shards, self._shards + 1
         try:
-            pieces = encode_shard(values)
+            pieces = encode_tensors(values)
             size_bytes = sum(piece.nbytes for piece in pieces)
             self._take(size_bytes)
             try:
-                self._folder(VALUES)
-                write_shard(self.folder / shard_file(number), pieces)
+                self._folder_below(VALUES)
+                place_pieces(f"{self.folder}/{shard_file(number)}", pieces)
             except BaseException:
                 self._budget.give_back(size_bytes)
                 raise
             del pieces
-            self.manifest.values += len(values)
-            self.manifest.value_references = self._references
-            self.manifest.collected_files += 1
-            self.manifest.collected_bytes += size_bytes
+            self._own.values += len(values)
+            self._own.value_references = self._references
+            self._own.collected_files += 1
+            self._own.collected_bytes += size_bytes
         except Exception as error:
             reason = self._reason(error)
-            self._count_error(error, values[0].name, times=len(values), noun="value")
-            for value in values:
-                self._where.pop(value.name, None)
-                self.known.discard(value.name)
+            self._count_error(error, values[0][0], times=len(values), noun="value")
+            for name, *_ in values:
+                self._where.pop(name, None)
+                self.known.discard(name)
             prefix = f"{shard_file(number)}:"
             return [(step, _without(record, prefix, reason)) for step, record in records]
         finally:
             del values
-            self._pool.give_back(used)
+            self.pool.give_back(used)
         return records
 
     def _flush_lines(self, records: list[tuple[int, ApiRecord]]) -> None:
@@ -239,7 +281,7 @@ class ApiSink(CountsShortage):
             self._stack_file = self._stack_file or AppendFile(self.folder / STACKS)
             self._take(len(stacks))
             self._stack_file.append(stacks)
-            self.manifest.collected_bytes += len(stacks)
+            self._own.collected_bytes += len(stacks)
         by_step: dict[int, list[bytes]] = {}
         for step, record in records:
             try:
@@ -265,10 +307,10 @@ class ApiSink(CountsShortage):
         if file is None:
             if len(self._files) >= _OPEN_STEPS:
                 self._files.pop(next(iter(self._files))).close()
-            self._folder(step_folder(step))
+            self._folder_below(step_folder(step))
             file = AppendFile(self.folder / step_folder(step) / CALLS)
-            if step not in self.manifest.steps:
-                self.manifest.steps = sorted([*self.manifest.steps, step])
+            if step not in self._own.steps:
+                self._own.steps = sorted([*self._own.steps, step])
         self._files[step] = file
         self._take(len(data))
         try:
@@ -276,28 +318,8 @@ class ApiSink(CountsShortage):
         except BaseException:
             self._budget.give_back(len(data))
             raise
-        self.manifest.calls += count
-        self.manifest.collected_bytes += len(data)
-
-    def _take(self, size_bytes: int) -> None:
-        if self.stopped is None and self._budget.take(size_bytes):
-            return
-        if self.stopped is None:
-            reason = f"budget_bytes ({text_from_size(self._budget.max_bytes or 0)}) was reached"
-            self.stopped = self.manifest.stopped = reason
-        raise _Stopped(self.stopped)
-
-    def _folder(self, name: str) -> None:
-        """A folder below that of the rank, which itself is never made again once it is gone."""
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.folder / name)
-
-    def _reason(self, error: Exception) -> str:
-        return str(error) if isinstance(error, _Stopped) else super()._reason(error)
-
-
-class _Stopped(Exception):
-    """The budget was reached."""
+        self._own.calls += count
+        self._own.collected_bytes += len(data)
 
 
 def _without(record: ApiRecord, prefix: str, reason: str) -> ApiRecord:
@@ -306,225 +328,6 @@ def _without(record: ApiRecord, prefix: str, reason: str) -> ApiRecord:
         return msgspec.structs.replace(slot, **changed) if slot.value.startswith(prefix) else slot
 
     return msgspec.structs.replace(record, slots=tuple(gap(slot) for slot in record.slots))
-
-
-QUEUE_BYTES = 256 * 1024 * 1024
-BATCH_CALLS = 256
-BATCH_BYTES = 8 * 1024 * 1024
-"""The writing thread is woken when so much waits; a wake-up for each call would cost more than writing it."""
-INTERVAL_S = 0.2
-"""What waits is written after this long at the latest, however little it is."""
-
-_forks = 0
-"""How often this process has become another one by a fork: cheaper to look at than its number."""
-
-
-def _forked() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-class ApiWriter:
-    """Writes the dump of one process. Get one from `create`, hand calls to `submit`, and `close` it.
-
-    `submit` may be called from any thread, and takes no lock unless there is no room. In a forked child it goes silent.
-    After `create` nothing raises: what could not be written is counted in the manifest's `missing`. A killed process
-    loses what waits: the calls of the last `INTERVAL_S`, and the values not yet written.
-    """
-
-    def __init__(self, sink: ApiSink, pool: CopyPool, *, queue_bytes: int) -> None:
-        self.pool = pool
-        self.known = sink.known
-        self._sink = sink
-        self._pid = os.getpid()
-        self._forks = _forks
-        self._closed = False
-        self._queue_bytes = queue_bytes
-        self._batch_bytes = min(BATCH_BYTES, queue_bytes)
-        self._calls: deque[RawCall | RawValue] = deque()
-        self._handed_bytes = 0
-        self._done_bytes = 0
-        self._busy = False
-        self._blocked = 0
-        self._wake = threading.Event()
-        self._room = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="graphprobe-api-dump", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def create(
-        cls,
-        path: Path,
-        *,
-        manifest: ApiManifest,
-        max_bytes: int | None = None,
-        queue_bytes: int = QUEUE_BYTES,
-    ) -> ApiWriter:
-        """Start the dump of a rank in `path`, which is made if need be.
-
-        Args:
-            path: the folder of the dump; that of the rank must not be there yet.
-            manifest: from `api_manifest_from_run`.
-            max_bytes: bounds everything the rank writes; None is no bound. Once it is reached, dumping ends.
-            queue_bytes: of calls that wait to be written; when they are more, the program waits.
-
-        Raises:
-            UsageError: an argument is wrong, or the folder cannot be made; nothing of it is left behind.
-        """
-        for name, value in {"max_bytes": max_bytes, "queue_bytes": queue_bytes}.items():
-            if value is not None and value < 1:
-                raise UsageError(f"{name}={value}: expected a positive number of bytes")
-        made = False
-        try:
-            path = path.absolute()  # the program may go elsewhere
-            folder = path / rank_folder(manifest.rank)
-            path.mkdir(parents=True, exist_ok=True)
-            folder.mkdir()
-            made = True
-            reserve_bytes = RESERVE_BYTES if max_bytes is None else min(RESERVE_BYTES, max_bytes // 8)
-            file = ManifestFile(folder, manifest, reserve_bytes=reserve_bytes)
-            file.create()
-        except FileExistsError as error:
-            raise UsageError(
-                f"{error.filename or folder} exists already: a dump never writes into another",
-                hint="name a folder that does not exist yet, or remove that one",
-            ) from error
-        except OSError as error:
-            if made:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise UsageError(
-                f"no dump can be written under {path}: {error.strerror} ({error.filename or path})",
-                hint="name a folder that can be made and written to",
-            ) from error
-        pool = CopyPool(queue_bytes)
-        return cls(ApiSink(folder, file, manifest, max_bytes, pool), pool, queue_bytes=queue_bytes)
-
-    @property
-    def folder(self) -> Path:
-        """The folder of this rank."""
-        return self._sink.folder
-
-    @property
-    def forked(self) -> bool:
-        """Whether this is a forked child of the process that made the writer."""
-        return os.getpid() != self._pid
-
-    @property
-    def accepts(self) -> bool:
-        """Whether `submit` can still lead to anything."""
-        return not self._closed and self._sink.stopped is None and os.getpid() == self._pid
-
-    @property
-    def manifest(self) -> ApiManifest:
-        """A copy of the manifest as it stands, fresher than the file."""
-        with self._sink.lock:
-            return msgspec.convert(msgspec.to_builtins(self._sink.manifest), ApiManifest)
-
-    def submit(self, call: RawCall | RawValue) -> None:
-        """Hand in one call, or values that calls handed in later have; nothing in it may change any more."""
-        if self._closed or _forks != self._forks:
-            return
-        self._calls.append(call)
-        self._handed_bytes += call.size_bytes
-        waiting_bytes = self._handed_bytes - self._done_bytes
-        if len(self._calls) >= BATCH_CALLS or waiting_bytes >= self._batch_bytes:
-            self._wake.set()
-            if waiting_bytes >= self._queue_bytes and threading.current_thread() is not self._thread:
-                self._wait_for_room()
-
-    def note(self, text: str) -> None:
-        """Add a line to the manifest's notes, once."""
-        if not self._closed and not self.forked:
-            with self._sink.lock:
-                if text not in self._sink.manifest.notes:
-                    self._sink.manifest.notes.append(text)
-                    self._sink.save()
-
-    def stop(self, reason: str) -> None:
-        """Dumping ends before the program does: the manifest tells readers that nothing is known of what comes."""
-        if not self._closed and not self.forked:
-            with self._sink.lock:
-                self._sink.manifest.stopped = reason
-                self._sink.save()
-
-    def missing(self, reason: str, *, name: str = "", noun: str = "call") -> None:
-        """Count something that should be in the dump and is not."""
-        if not self._closed and not self.forked:
-            self._sink.count(reason, name, noun=noun)
-
-    def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was handed in is written; False when it took longer."""
-        if self._closed or self.forked or threading.current_thread() is self._thread:
-            return True
-        with self._room:
-            self._wake.set()
-            return self._room.wait_for(lambda: not self._calls and not self._busy, timeout_s)
-
-    def close(self, state: Literal["finished", "failed"] = "finished", exception: str | None = None) -> None:
-        """End the dump once all that was handed in is written. Only the first call counts."""
-        if self._closed or self.forked:
-            return
-        self._closed = True
-        self._wake.set()
-        self._thread.join()
-        with self._sink.lock:
-            manifest = self._sink.manifest
-            manifest.state, manifest.exception, manifest.ended_ns = state, exception, time.time_ns()
-            if not manifest.calls and not manifest.missing:
-                manifest.notes.append("nothing was dumped: no call was handed in")
-        self._sink.close()
-        self.pool.clear()
-
-    def _wait_for_room(self) -> None:
-        began_ns = time.perf_counter_ns()
-        with self._room:
-            self._blocked += 1
-            self._wake.set()
-            self._room.wait_for(
-                lambda: self._closed or self._handed_bytes - self._done_bytes <= self._queue_bytes or not self._calls
-            )
-            self._blocked -= 1
-            self._sink.manifest.blocked_ns += time.perf_counter_ns() - began_ns
-
-    def _work(self) -> None:
-        """The writing thread."""
-        while True:
-            self._wake.wait(INTERVAL_S)
-            self._wake.clear()
-            last = self._closed
-            self._busy = True
-            try:
-                self._drain()
-            except BaseException as error:  # MemoryError and its like: the thread must live on
-                self._sink.count(f"{type(error).__name__}: {error}", "")
-            with self._room:
-                self._busy = False
-                self._room.notify_all()
-            if last and not self._calls:
-                return
-
-    def _drain(self) -> None:
-        manifest = self._sink.manifest
-        manifest.queue_peak_bytes = max(manifest.queue_peak_bytes, self._handed_bytes - self._done_bytes)
-        flushed_s = time.monotonic()
-        while self._calls:
-            if time.monotonic() - flushed_s > INTERVAL_S:  # the queue may never be empty
-                self._sink.flush()
-                flushed_s = time.monotonic()
-            call = self._calls.popleft()
-            if isinstance(call, RawCall):
-                self._sink.add(call)
-            else:
-                self._sink.add_value(call)
-            self._done_bytes += call.size_bytes
-            del call
-            if self._blocked and self._handed_bytes - self._done_bytes <= self._queue_bytes // 2:
-                with self._room:
-                    self._room.notify_all()
-        self._sink.flush()
 
 
 def api_manifest_from_run(manifest: Manifest, *, plan: dict[str, Any]) -> ApiManifest:

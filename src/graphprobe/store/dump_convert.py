@@ -20,10 +20,9 @@ import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.store import layout
-from graphprobe.store.dump_format import read_op_file
+from graphprobe.store.dump_format import COLUMNS, StatsRow, read_op_file, read_stats
 from graphprobe.store.dump_reader import Array, LoadedValue, open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, STATS
-from graphprobe.store.dump_stats import StatsRow, read_stats
 from graphprobe.store.files import check_replaced
 from graphprobe.store.foreign.checked import mapped_npy
 
@@ -191,22 +190,12 @@ def convert(target: Target, *, to: Format, force: bool) -> Converted:
 
 def array_from_rows(rows: Sequence[StatsRow]) -> Array:
     """The rows of a `stats.csv` as a structured array with its columns; NaN stands for a column that is not filled."""
-    columns = [
-        ("Op Type", [row.op_type for row in rows]),
-        ("Op Name", [row.op_name for row in rows]),
-        ("Task ID", [row.task_id for row in rows]),
-        ("Stream ID", [row.stream_id for row in rows]),
-        ("Timestamp", [row.time_us for row in rows]),
-        ("Input/Output", [row.side for row in rows]),
-        ("Slot", [row.slot for row in rows]),
-        ("Data Type", [row.dtype for row in rows]),
-        ("Format", [row.format for row in rows]),
-        ("Shape", [str(row.shape) for row in rows]),
-        *((name, [float(row.stats.get(name, np.nan)) for row in rows]) for name in STAT_FIELDS),
-        ("Source", [row.source for row in rows]),
-        ("Engine", [row.engine for row in rows]),
-        ("Digest", [row.digest for row in rows]),
-    ]
+    cells = []
+    for row in rows:
+        *front, shape, stats, source, engine, digest = msgspec.structs.astuple(row)
+        numbers = [float(stats.get(name, np.nan)) for name in STAT_FIELDS]
+        cells.append((*front, str(shape), *numbers, source, engine, digest))
+    columns = zip(COLUMNS, zip(*cells, strict=True) if cells else [()] * len(COLUMNS), strict=True)
     arrays = [(name, np.array(values)) for name, values in columns]
     result = np.empty(len(rows), dtype=[(name, array.dtype) for name, array in arrays])
     for name, array in arrays:

@@ -1,26 +1,43 @@
 """One op in one safetensors file: its header, written without a copy of the values, and read with checks.
 
-The constant part of an op's record, encoded once; each execution only formats its numbers.
+`stats.csv`: one row a tensor, appended as the program runs, read back however it ended.
+
+The constant part of an op's record and rows, encoded once; each execution only formats its numbers.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import csv
+import io
+import itertools
 import os
 from collections import deque
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
+from graphprobe.numerics.number_text import numbers_text
 from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import size_from_meta, stored_from_meta
-from graphprobe.store.dump_records import DUMP_SCHEMA, Argument, Data, DumpRecord, OpInfo, Place, Slot
-from graphprobe.store.dump_stats import Columns, RowForm, encode_rows
-from graphprobe.store.files import open_file
+from graphprobe.store.dump_records import (
+    DUMP_SCHEMA,
+    STAT_FIELDS,
+    Argument,
+    Data,
+    DumpRecord,
+    OpInfo,
+    Place,
+    Slot,
+    StatName,
+)
+from graphprobe.store.files import open_file, read_file
 from graphprobe.store.schema import UNREADABLE, json_from_value
 
 RECORD_KEY = "graphprobe.record"
@@ -31,6 +48,7 @@ _MAX_HEADER_BYTES = 100_000_000
 """The bound that the safetensors library has."""
 _MAX_BUFFERS = 512
 """Buffers per system call; Linux takes 1024."""
+_numbers = itertools.count()
 
 
 class ByteSpan(msgspec.Struct, frozen=True):
@@ -51,28 +69,58 @@ class OpFile(msgspec.Struct, frozen=True):
 def encode_op(record: DumpRecord, text: bytes, buffers: Sequence[memoryview | None]) -> list[memoryview]:
     """The whole file of `record` as pieces to write one after the other; the values are the buffers themselves.
 
-    `text` is `record` as JSON. `buffers` go with `record.slots`; None is a slot without values. Items of wide dtypes
-    come first and the header ends on a multiple of 64 bytes, so that every tensor is aligned for its dtype.
+    `text` is `record` as JSON. `buffers` go with `record.slots`; None is a slot without values.
 
     Raises:
         ValueError: a name is there twice, or a buffer is not of the size that its dtype and shape ask for.
     """
-    header: dict[str, Any] = {"__metadata__": {SCHEMA_KEY: str(DUMP_SCHEMA), RECORD_KEY: text.decode()}}
     if len({slot.name for slot in record.slots} | {"__metadata__"}) <= len(record.slots):
         raise ValueError(f"two slots of one name: {[slot.name for slot in record.slots]}")
+    pairs = zip(record.slots, buffers, strict=True)
+    values = [(one.name, one.meta.dtype, one.meta.shape, buffer) for one, buffer in pairs if buffer is not None]
+    return encode_tensors(values, {SCHEMA_KEY: str(DUMP_SCHEMA), RECORD_KEY: text.decode()})
+
+
+def encode_tensors(
+    values: Sequence[tuple[str, str, tuple[int, ...], memoryview]], metadata: dict[str, str] | None = None
+) -> list[memoryview]:
+    """A safetensors file of values, each with its name, dtype and shape, as pieces to write one after the other.
+
+    Items of wide dtypes come first and the header ends on a multiple of 64 bytes, so that every tensor is aligned for
+    its dtype.
+
+    Raises:
+        ValueError: a buffer is not of the size that its dtype and shape ask for.
+    """
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     entries = []
-    for slot, buffer in zip(record.slots, buffers, strict=True):
-        if buffer is not None:
-            stored, shape, item_bytes = stored_from_meta(slot.meta.dtype, slot.meta.shape, buffer.nbytes)
-            entries.append((item_bytes, slot.name, stored, shape, buffer))
+    for name, dtype, shape, data in values:
+        stored, stored_shape, item_bytes = stored_from_meta(dtype, shape, data.nbytes)
+        entries.append((item_bytes, name, stored, stored_shape, data))
     entries.sort(key=lambda entry: -entry[0])
     offset = 0
-    for _, name, stored, shape, buffer in entries:
-        header[name] = {"dtype": stored, "shape": shape, "data_offsets": (offset, offset + buffer.nbytes)}
-        offset += buffer.nbytes
+    for _, name, stored, stored_shape, data in entries:
+        header[name] = {"dtype": stored, "shape": stored_shape, "data_offsets": (offset, offset + data.nbytes)}
+        offset += data.nbytes
     start = msgspec.json.encode(header)
     start += b" " * (-(8 + len(start)) % _ALIGNMENT)
     return [memoryview(len(start).to_bytes(8, "little") + start), *(entry[-1] for entry in entries)]
+
+
+def place_pieces(path: str, pieces: Sequence[memoryview]) -> None:
+    """Write a file under a temporary name and rename it: it is there whole or not at all.
+
+    Raises:
+        OSError: as the operating system gives it; nothing of it stays.
+    """
+    temporary = f"{path.rpartition('/')[0]}/{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_numbers)}"
+    try:
+        write_pieces(temporary, pieces)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def write_pieces(path: str, pieces: Sequence[memoryview]) -> None:
@@ -85,13 +133,31 @@ def write_pieces(path: str, pieces: Sequence[memoryview]) -> None:
     try:
         pending = deque(piece for piece in pieces if piece.nbytes)
         while pending:
-            written = os.writev(descriptor, list(islice(pending, _MAX_BUFFERS)))
+            written = os.writev(descriptor, list(itertools.islice(pending, _MAX_BUFFERS)))
             while pending and written >= len(pending[0]):
                 written -= len(pending.popleft())
             if written:
                 pending[0] = pending[0][written:]
     finally:
         os.close(descriptor)
+
+
+def read_header(path: Path) -> tuple[bytes, int, int]:
+    """The header of a safetensors file as text, where its values begin, and the bytes of the file.
+
+    Raises:
+        ArtifactNotFoundError: there is no such file, or it cannot be read.
+        SchemaError: it is cut off before its values, or no safetensors file.
+    """
+    try:
+        with open_file(path) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
+                raise SchemaError(f"{path} is no safetensors file, or one that was cut off ({size_bytes} bytes)")
+            return file.read(length), 8 + length, size_bytes
+    except OSError as error:
+        raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def read_op_file(path: Path) -> OpFile:
@@ -101,15 +167,7 @@ def read_op_file(path: Path) -> OpFile:
         ArtifactNotFoundError: there is no such file, or it cannot be read.
         SchemaError: it is cut off, of a newer schema, or no file of a dump.
     """
-    try:
-        with open_file(path) as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
-                raise SchemaError(f"{path} is no safetensors file, or one that was cut off ({size_bytes} bytes)")
-            text = file.read(length)
-    except OSError as error:
-        raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+    text, begin, size_bytes = read_header(path)
     try:
         header = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
         metadata = header.pop("__metadata__", {})
@@ -122,7 +180,6 @@ def read_op_file(path: Path) -> OpFile:
                 hint="upgrade graphprobe: pip install --upgrade graphprobe",
             )
         record = msgspec.json.decode(metadata[RECORD_KEY], type=DumpRecord)
-        begin = 8 + length
         spans = {name: _span(entry["data_offsets"], begin, size_bytes) for name, entry in header.items()}
     except (KeyError, ValueError, TypeError, *UNREADABLE) as error:
         raise SchemaError(f"{path} has no header that can be read: {error}") from error
@@ -159,6 +216,184 @@ def _span(offsets: Sequence[int], begin: int, size_bytes: int) -> ByteSpan:
     return ByteSpan(begin + first, begin + last)
 
 
+COLUMNS: tuple[str, ...] = (
+    "Op Type",
+    "Op Name",
+    "Task ID",
+    "Stream ID",
+    "Timestamp",
+    "Input/Output",
+    "Slot",
+    "Data Type",
+    "Format",
+    "Shape",
+    *STAT_FIELDS,
+    "Source",
+    "Engine",
+    "Digest",
+)
+HEADER = (",".join(COLUMNS) + "\r\n").encode()
+
+_COUNTS = frozenset({"Nan", "Negative Inf", "Positive Inf"})
+_LINE_ENDS = str.maketrans({"\r": "\\r", "\n": "\\n"})
+
+
+class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row, with the fields in the order of `COLUMNS`.
+
+    `stats` has the columns that are filled: counts as integers, the others as floats.
+    """
+
+    op_type: str
+    op_name: str
+    task_id: int
+    stream_id: int
+    time_us: int
+    side: str
+    slot: str
+    dtype: str
+    format: str
+    shape: tuple[int, ...]
+    stats: dict[str, int | float]
+    source: str
+    engine: str
+    digest: str
+
+
+Columns = tuple[str | None, ...]
+"""Of each column of statistics the field of `TensorStats` that fills it; None where it stays empty."""
+
+
+def columns_of(wanted: Collection[StatName]) -> Columns:
+    """The columns when only those of these names are filled."""
+    return tuple(field if name in wanted else None for name, field in STAT_FIELDS.items())
+
+
+class RowForm(NamedTuple):
+    """What the rows of a slot have in common: before the execution, between it and the numbers, and after them."""
+
+    before: bytes
+    middle: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, op: OpInfo, slot: Slot) -> RowForm:
+        """The form of a slot.
+
+        A line end inside a name becomes `\\r` or `\\n` in letters: a row is always one line, so that a torn one shows.
+        """
+        meta = slot.meta
+        return cls(
+            _fields(op.op_type, op.op_name),
+            _fields(slot.side, slot.name, meta.dtype, format_from_meta(meta), meta.shape),
+            _fields(op.source, op.engine),
+        )
+
+
+def encode_rows(
+    execution: bytes, forms: tuple[RowForm, ...], stats: tuple[TensorStats, ...], columns: Columns
+) -> bytes:
+    """Rows with their line ends, one for each of the statistics; a float in as many digits as it takes to get it back.
+
+    Args:
+        execution: number, stream and time, with commas between them.
+        forms: one for each of the statistics.
+    """
+    rows = []
+    for form, one in zip(forms, stats, strict=True):
+        numbers = numbers_text([None if name is None else getattr(one, name) for name in columns])
+        before, middle, after = form
+        rows.append(
+            b"%b,%b,%b,%b,%b,%b\r\n" % (before, execution, middle, numbers.encode(), after, one.digest.encode())
+        )
+    return b"".join(rows)
+
+
+def format_from_meta(meta: TensorMeta) -> str:
+    """How the tensor lies in memory: `ND` row-major, `NHWC` and `NDHWC` channels last, else `strided`."""
+    sizes, strides = meta.shape, meta.strides
+    if len(strides) != len(sizes) or 0 in sizes or _is_dense(sizes, strides, range(len(sizes))):
+        return "ND"
+    if len(sizes) in (4, 5) and _is_dense(sizes, strides, (0, *range(2, len(sizes)), 1)):
+        return "NHWC" if len(sizes) == 4 else "NDHWC"
+    return "strided"
+
+
+def read_stats(path: Path, problems: list[str]) -> Iterator[StatsRow]:
+    """The rows of a `stats.csv`; what cannot be read is skipped and told in `problems`.
+
+    Raises:
+        ArtifactNotFoundError: there is no such file, or it cannot be read.
+        SchemaError: its first line is not the header of these statistics.
+    """
+    try:
+        data = read_file(path)
+    except OSError as error:
+        raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+    whole, _, torn = data.rpartition(b"\r\n")
+    if torn:
+        problems.append(f"{path}: the last line is cut off, as by a killed process or a full disk")
+    if not whole and HEADER.startswith(data):
+        return
+    lines = whole.split(b"\r\n")
+    if lines[0] + b"\r\n" != HEADER:
+        raise SchemaError(f"{path} is no {path.name} of an op dump: its first line is {lines[0][:80]!r}")
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            yield _decode_row(line.decode("utf-8"))
+        except (ValueError, SyntaxError, csv.Error) as error:
+            problems.append(f"{path} line {number} is no row: {error}")
+
+
+def _decode_row(line: str) -> StatsRow:
+    fields = next(csv.reader(io.StringIO(line, newline=""), strict=True))
+    row = dict(zip(COLUMNS, fields, strict=True))
+    shape = ast.literal_eval(row["Shape"])
+    if not isinstance(shape, tuple):
+        raise ValueError(f"shape {row['Shape']!r}")
+    stats: dict[str, Any] = {
+        name: int(row[name]) if name in _COUNTS else float(row[name]) for name in STAT_FIELDS if row[name]
+    }
+    return StatsRow(
+        op_type=row["Op Type"],
+        op_name=row["Op Name"],
+        task_id=int(row["Task ID"]),
+        stream_id=int(row["Stream ID"]),
+        time_us=int(row["Timestamp"]),
+        side=row["Input/Output"],
+        slot=row["Slot"],
+        dtype=row["Data Type"],
+        format=row["Format"],
+        shape=shape,
+        stats=stats,
+        source=row["Source"],
+        engine=row["Engine"],
+        digest=row["Digest"],
+    )
+
+
+def _fields(*values: object) -> bytes:
+    """Fields as RFC 4180 wants them, with commas between them."""
+    return ",".join(map(_field, values)).encode("utf-8", "backslashreplace")
+
+
+def _field(value: object) -> str:
+    text = str(value)
+    if not text.isprintable():
+        text = text.translate(_LINE_ENDS)
+    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
+
+
+def _is_dense(sizes: tuple[int, ...], strides: tuple[int, ...], order: Collection[int]) -> bool:
+    """Whether the dimensions, outermost first in `order`, lie without gaps; one of size 1 lies anywhere."""
+    expected = 1
+    for dim in reversed(tuple(order)):
+        if sizes[dim] != 1 and strides[dim] != expected:
+            return False
+        expected *= sizes[dim]
+    return True
+
+
 _VALUE_OVERHEAD_BYTES = 512
 """What a value without data, or one of unknown size, is taken for in a queue."""
 
@@ -170,9 +405,10 @@ class OpForm:
         op: what ran.
         slots: without anything about stored values.
         arguments, notes: see `DumpRecord`.
+        size_bytes: what an execution without values takes in a queue.
     """
 
-    __slots__ = ("_head", "_rows", "_tail", "arguments", "notes", "op", "slots")
+    __slots__ = ("_head", "_rows", "_tail", "arguments", "notes", "op", "size_bytes", "slots")
 
     def __init__(
         self, op: OpInfo, slots: Sequence[Slot], arguments: Sequence[Argument] = (), notes: Sequence[str] = ()
@@ -181,6 +417,7 @@ class OpForm:
         self.slots = tuple(slots)
         self.arguments = tuple(arguments)
         self.notes = tuple(notes)
+        self.size_bytes = _VALUE_OVERHEAD_BYTES * len(self.slots)
         self._head = b""
         self._tail = b""
         self._rows: tuple[RowForm, ...] = ()
@@ -209,10 +446,8 @@ class OpForm:
         )
         return line, encode_rows(b"%d,%d,%d" % (seq, stream_id, time_us), self._rows, stats, columns)
 
-    def queued_bytes(self, data: Sequence[Data | None] = ()) -> int:
-        """What an execution takes in a queue; `data` is that of each slot, or none."""
-        if not data:
-            return _VALUE_OVERHEAD_BYTES * len(self.slots)
+    def queued_bytes(self, data: Sequence[Data | None]) -> int:
+        """What an execution with the values of each slot takes in a queue."""
         return sum(_queued_bytes(one, slot.meta) for one, slot in zip(data, self.slots, strict=True))
 
     def rows(self, seq: int, time_us: int, stream_id: int, stats: tuple[TensorStats, ...], columns: Columns) -> bytes:

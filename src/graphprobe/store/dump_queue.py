@@ -1,22 +1,34 @@
-"""The queue between the program and the writing thread, bounded in bytes.
+"""The thread that writes a dump beside the program, and what waits for it, bounded in bytes.
 
 Memory for copies of values, used again: fresh pages cost more than the copy itself.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
+
+from graphprobe.errors import UsageError
+from graphprobe.settings import text_from_size
+from graphprobe.store.api_records import ApiManifest
+from graphprobe.store.dump_records import DumpManifest
+from graphprobe.store.manifest import LiveWriter
 
 Array = np.ndarray[Any, Any]
 
 _SMALLEST_BYTES = 64 * 1024
 """What is smaller comes from the heap, which does this by itself."""
+
+_POOL_BYTES = 128 * 1024 * 1024
+"""What is kept where there is no queue."""
 
 
 class CopyPool:
@@ -66,210 +78,220 @@ class CopyPool:
         return array
 
 
-T = TypeVar("T")
-
 BATCH = 64
 """Most items that the writing thread writes together."""
 
-SMALL_BYTES = 16 * 1024
-"""What is larger is written at once, and by itself."""
+LARGE_BYTES = 16 * 1024
+"""An item of so many bytes is the last of those that are written together."""
 
-PATIENCE_S = 0.2
-"""How long patient items wait for `drain`, in seconds, before the writing thread takes them."""
+INTERVAL_S = 0.2
+"""What waits is written after this long at the latest, however little it is."""
+
+_forks = 0
+"""How often this process has become another one by a fork: cheaper to look at than its number."""
 
 
-class ByteQueue(Generic[T]):
-    """First in, first out; holds `max_bytes` and `max_items` at most, the item being worked on included.
+def _forked() -> None:
+    global _forks
+    _forks += 1
 
-    An item that is larger than the whole queue gets in alone. One that is patient wakes nobody up: it waits for
-    `drain`, for others, or for `PATIENCE_S`. Safe from any thread, and from a destructor or signal handler that runs
-    inside one of the calls.
-    """
 
-    def __init__(self, max_bytes: int, max_items: int) -> None:
-        self.max_bytes = max_bytes
-        self.max_items = max_items
-        self.blocked_ns = 0
-        self.peak_bytes = 0
-        self._used_bytes = 0
-        self._used_items = 0
-        self._items: deque[tuple[T, int, bool]] = deque()
-        """With their sizes, and whether they are patient."""
-        self._closed = False
-        self._lock = lock = threading.RLock()
-        self._room = threading.Condition(lock)
-        self._work = threading.Condition(lock)
-        self._more = threading.Condition(lock)
-        self._waiting = 0
-        """Threads that want the queue to get empty, or for which there is no room: no reason to linger."""
-        self._large = 0
-        """Items in the queue that are not small: no reason to linger either."""
-        self._urgent = 0
-        """Items in the queue that are not patient."""
-        self._drainer: int | None = None
-        """The thread inside of `drain`."""
+os.register_at_fork(after_in_child=_forked)
 
-    def reserve(self, size_bytes: int, *, wait: bool) -> bool:
-        """Make room for an item that `put` or `give_back` follows on; False when there is none, or after `close`."""
-        with self._room:
-            if not self._has_room(size_bytes):
-                if not wait or self._drainer == threading.get_ident():  # it would wait for itself
-                    return False
-                began_ns = time.perf_counter_ns()
-                self._wait_for(lambda: self._closed or self._has_room(size_bytes), None)
-                self.blocked_ns += time.perf_counter_ns() - began_ns
-            if self._closed:
-                return False
-            self._used_bytes += size_bytes
-            self._used_items += 1
-            if self._used_bytes > self.peak_bytes:
-                self.peak_bytes = self._used_bytes
-            return True
 
-    def add(self, make: Callable[[], T], size_bytes: int, *, wait: bool, patient: bool = False) -> T | None:
-        """`reserve` and `put` in one; None where either would have failed."""
-        with self._lock:
-            if not self._closed and self._has_room(size_bytes):
-                self._used_bytes += size_bytes
-                self._used_items += 1
-                if self._used_bytes > self.peak_bytes:
-                    self.peak_bytes = self._used_bytes
-                return self._append(make, size_bytes, patient)
-            return self.put(make, size_bytes, patient=patient) if self.reserve(size_bytes, wait=wait) else None
+class BudgetReachedError(Exception):
+    """Nothing more is written."""
 
-    def put(self, make: Callable[[], T], size_bytes: int, *, patient: bool = False) -> T | None:
-        """Add what `make` returns, which is called under the lock, and return it; None after `close`."""
-        with self._lock:
-            if self._closed:
-                self.give_back(size_bytes)
-                return None
-            return self._append(make, size_bytes, patient)
 
-    def _append(self, make: Callable[[], T], size_bytes: int, patient: bool) -> T:
-        item = make()
-        self._items.append((item, size_bytes, patient))
-        if patient:
-            return item
-        self._urgent += 1
-        self._large += size_bytes > SMALL_BYTES
-        if self._urgent == 1:
-            self._work.notify()
-        if size_bytes > SMALL_BYTES or len(self._items) == BATCH:
-            self._more.notify()
-        return item
-
-    def drain(self, write: Callable[[list[T]], None], *, at_least: int = 1) -> None:
-        """Have all that waits dealt with by `write`, on this thread: then no other one has to wake up for it.
-
-        Only where that is all of it, all of it is patient, and there are so many; and not after `close`. What is handed
-        in meanwhile waits, and so does the writing thread.
-        """
-        items: list[tuple[T, int, bool]] = []
-        try:
-            with self._lock:
-                waiting = len(self._items)
-                if self._urgent or self._closed or waiting != self._used_items or waiting < at_least:
-                    return
-                self._drainer = threading.get_ident()
-                items += self._items
-                self._items.clear()
-            write([item for item, _, _ in items])
-        finally:
-            if items:
-                with self._lock:
-                    self._drainer = None
-                    self._work.notify()
-                    self.give_back(sum(size for _, size, _ in items), len(items))
-
-    def get(self) -> tuple[T, int] | None:
-        """The next item and its size, when there is one; None when the queue is closed and empty."""
-        with self._work:
-            self._wait_for_work()
-            return self._pop() if self._items else None
-
-    def get_batch(self, linger_s: float) -> list[tuple[T, int]]:
-        """The next items when there are some; none when the queue is closed and empty.
-
-        An item that is not small comes alone. Of small ones, those that come within `linger_s` after the first are
-        waited for, up to `BATCH`, unless somebody waits for the queue.
-        """
-        with self._work:
-            self._wait_for_work()
-            if linger_s and self._lingers():
-                self._more.wait_for(lambda: not self._lingers(), linger_s)
-            found: list[tuple[T, int]] = []
-            while self._items and len(found) < BATCH:
-                if found and self._items[0][1] > SMALL_BYTES:
-                    break
-                found.append(self._pop())
-                if found[-1][1] > SMALL_BYTES:
-                    break
-            return found
-
-    def give_back(self, size_bytes: int, items: int = 1) -> None:
-        """Free what an item took, or several together, once it is dealt with."""
-        with self._room:
-            self._used_bytes -= size_bytes
-            self._used_items -= items
-            self._room.notify_all()
+class Sized(Protocol):
+    """What can wait to be written: it says how many bytes it takes meanwhile."""
 
     @property
-    def awaited(self) -> bool:
-        """Whether somebody waits for room, or for the queue to get empty."""
-        return self._waiting > 0 or self._closed
+    def size_bytes(self) -> int: ...
 
-    def wait_until_empty(self, timeout_s: float | None) -> bool:
-        """Wait until everything is dealt with; False when that took longer."""
-        with self._room:
-            return self._wait_for(lambda: self._used_items == 0, timeout_s)
 
-    def close(self) -> None:
-        """Let nothing in any more; what is inside can still be got."""
-        with self._room:
-            self._closed = True
-            if self._drainer == threading.get_ident():  # a signal handler, which waits for the writing thread now
-                self._drainer = None
-            self._room.notify_all()
-            self._work.notify_all()
-            self._more.notify_all()
+T = TypeVar("T", bound=Sized)
+DumpManifestT = TypeVar("DumpManifestT", bound=ApiManifest | DumpManifest)
 
-    def abandon(self) -> int:
-        """Drop what nobody has got yet, and say how many items that were."""
-        with self._room:
-            dropped = len(self._items)
-            while self._items:
-                self.give_back(self._pop()[1])
-            return dropped
 
-    def _wait_for(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait for room, without a writer that lingers meanwhile."""
-        self._waiting += 1
-        self._more.notify_all()
-        self._work.notify_all()
-        try:
-            return self._room.wait_for(done, timeout_s)
-        finally:
-            self._waiting -= 1
+class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):
+    """Takes what a program hands in, from any thread and without a lock, and writes it on a thread of its own.
 
-    def _pop(self) -> tuple[T, int]:
-        item, size_bytes, patient = self._items.popleft()
-        if not patient:
-            self._urgent -= 1
-            self._large -= size_bytes > SMALL_BYTES
-        return item, size_bytes
+    Where there is no room the program waits, but not the writing thread, which would wait for itself. One item gets in
+    in any case. A killed process loses what waits: what came in the last `INTERVAL_S`, or is less than a batch.
 
-    def _wait_for_work(self) -> None:
-        """Until there is something to do, or nothing any more: the queue is closed and empty."""
-        late = False
-        while self._drainer is not None or not (
-            self._urgent or self._closed or (self._items and (late or self._waiting))
-        ):
-            late = not self._work.wait(PATIENCE_S)
+    Attributes:
+        pool: memory for copies of values.
+        bound: the option that gives `max_bytes`, for messages.
+        wake_items, wake_bytes: the thread is woken when so much waits; to be woken for each item would cost more than
+            to write it.
+    """
 
-    def _lingers(self) -> bool:
-        return not (self._closed or self._waiting or self._large) and self._urgent > 0 and len(self._items) < BATCH
+    bound: ClassVar[str] = "max_bytes"
+    wake_items: ClassVar[int]
+    wake_bytes: ClassVar[int]
 
-    def _has_room(self, size_bytes: int) -> bool:
-        if self._used_items == 0:
+    def __init__(
+        self, folder: Path, manifest: DumpManifestT, max_bytes: int | None, *, queue_bytes: int, queue_items: int
+    ) -> None:
+        """`queue_bytes` 0: there is no thread, and the writer is to write what it is given. Raises OSError."""
+        super().__init__(folder, manifest, max_bytes)
+        self.pool = CopyPool(queue_bytes or _POOL_BYTES)
+        self._made_after = _forks
+        self._queue_bytes, self._queue_items = queue_bytes, queue_items
+        self._wake_items, self._wake_bytes = self.wake_items, min(self.wake_bytes, queue_bytes)
+        self._items: deque[T] = deque()
+        self._handed_bytes = 0
+        self._done_bytes = 0
+        self._blocked = 0
+        self._wake = threading.Event()
+        self._room = threading.Condition()
+        self._writing = threading.Lock()
+        """Held by whoever takes items out of the queue, until they are written."""
+        self._drainer: int | None = None
+        """The thread of the program that holds it."""
+        self._thread: threading.Thread | None = None
+        if queue_bytes:
+            self._thread = threading.Thread(target=self._work, name=f"graphprobe-{self.noun}-dump", daemon=True)
+            self._thread.start()
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that was handed in is dealt with, and save the manifest; False when it took longer."""
+        if self.silent:
             return True
-        return self._used_bytes + size_bytes <= self.max_bytes and self._used_items < self.max_items
+        if self._would_wait_for_itself():
+            return False
+        with self._room:
+            self._blocked += 1
+            self._wake.set()
+            done = self._room.wait_for(lambda: not self._items and not self._writing.locked(), timeout_s)
+            self._blocked -= 1
+        self.save()
+        return done
+
+    def close(self, state: Literal["finished", "failed"] = "finished", exception: str | None = None) -> None:
+        """End the dump once all that was handed in is written. Only the first call counts."""
+        if self.silent:
+            return
+        self._closed = True
+        if self._drainer == threading.get_ident():  # a signal handler, which is to wait for the writing thread
+            self._give_up_writing()
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self.lock:
+            if not self._own.collected_bytes and not self._own.missing:
+                self._own.notes.append(f"nothing was dumped: no {self.noun} was handed in")
+            self._end(state, exception)
+            self.stopped = self.stopped or "the dump was closed"
+            self._close_files()
+        self.pool.clear()
+
+    def hand_in(self, item: T) -> bool:
+        """Put an item into the queue; nothing in it may change any more. False where nothing is written any more."""
+        if self._closed or _forks != self._made_after:
+            return False
+        self._items.append(item)
+        self._handed_bytes += item.size_bytes
+        if len(self._items) >= self._wake_items or self._handed_bytes - self._done_bytes >= self._wake_bytes:
+            self._relieve(item)
+        return True
+
+    def _relieve(self, item: T) -> None:
+        """With this item much waits: wake the thread, and wait for room if there is none."""
+        if not self._wake.is_set():
+            self._wake.set()
+        if self._is_full() and not self._would_wait_for_itself():
+            began_ns = time.perf_counter_ns()
+            with self._room:
+                self._blocked += 1
+                self._wake.set()
+                self._room.wait_for(lambda: self._closed or not self._items or not self._is_full())
+                self._blocked -= 1
+                self._own.blocked_ns += time.perf_counter_ns() - began_ns
+
+    def _would_wait_for_itself(self) -> bool:
+        return threading.get_ident() in (self._drainer, self._thread and self._thread.ident)
+
+    def _is_full(self) -> bool:
+        """Whether the program is to wait; the most that ever waited is noted."""
+        waiting_bytes = self._handed_bytes - self._done_bytes
+        if waiting_bytes > self._own.queue_peak_bytes:
+            self._own.queue_peak_bytes = waiting_bytes
+        return waiting_bytes > self._queue_bytes or len(self._items) > self._queue_items
+
+    def _work(self) -> None:
+        """The writing thread."""
+        while True:
+            self._wake.wait(INTERVAL_S)
+            self._wake.clear()
+            last = self._closed
+            with self._writing:
+                self._write_all()
+            with self._room:
+                self._room.notify_all()
+            if last and not self._items:
+                return
+
+    def _write_all(self) -> None:
+        """Write what waits. Keeps nothing alive while it waits for more."""
+        while self._items:
+            self._is_full()
+            items: list[T] = []
+            while self._items and len(items) < BATCH and (not items or items[-1].size_bytes < LARGE_BYTES):
+                items.append(self._items.popleft())
+            try:
+                self._write_items(items)
+            except BaseException as error:  # MemoryError and its like: the thread must live on
+                self.count(f"{type(error).__name__}: {error}", "")
+            self._dealt_with(items)
+        self._flush_items()
+
+    def _dealt_with(self, items: list[T]) -> None:
+        self._done_bytes += sum([item.size_bytes for item in items])
+        if self._blocked:
+            with self._room:
+                self._room.notify_all()
+
+    def _give_up_writing(self) -> None:
+        """This thread of the program writes no longer; another one may."""
+        self._drainer = None
+        self._writing.release()
+
+    def _take(self, size_bytes: int) -> None:
+        """Take bytes from the budget. Raises BudgetReachedError where there are none: nothing more is written then."""
+        with self.lock:
+            if self.stopped is None and self._budget.take(size_bytes):
+                return
+            if self.stopped is None:
+                self.stopped = f"{self.bound} ({text_from_size(self._budget.max_bytes or 0)}) was reached"
+                self._own.stopped = self.stopped
+            raise BudgetReachedError(self.stopped)
+
+    def _reason(self, error: Exception) -> str:
+        return str(error) if isinstance(error, BudgetReachedError) else super()._reason(error)
+
+    def _folder_below(self, relative: str) -> None:
+        """Make a folder below that of the dump, which itself is never made again once it is gone."""
+        folder = self.folder
+        for part in relative.split("/"):
+            folder = folder / part
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
+
+    def _write_items(self, items: list[T]) -> None:
+        """Write items, or take them for `_flush_items`; raises nothing that concerns a single one."""
+        raise NotImplementedError
+
+    def _flush_items(self) -> None:
+        """Nothing waits any more: put on disk what `_write_items` has kept. Raises nothing."""
+
+    def _close_files(self) -> None:
+        raise NotImplementedError
+
+
+def check_bounds(least_queue_bytes: int, *, max_bytes: int | None, queue_bytes: int) -> None:
+    """Raise UsageError for bounds that cannot be."""
+    for name, value, least in (("max_bytes", max_bytes, 1), ("queue_bytes", queue_bytes, least_queue_bytes)):
+        if value is not None and value < least:
+            raise UsageError(f"{name}={value}: expected a positive number of bytes")

@@ -6,7 +6,6 @@ What the overflow, watch and exception modes of a dump left: `findings.jsonl`, a
 from __future__ import annotations
 
 import os
-import socket
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +18,11 @@ from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoun
 from graphprobe.records import TensorMeta
 from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import STORED_DTYPES, bits_from_bytes, widened
-from graphprobe.store.dump_format import RECORD_KEY, OpFile, read_bytes, read_op_file
+from graphprobe.store.dump_format import RECORD_KEY, OpFile, StatsRow, read_bytes, read_op_file, read_stats
 from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STATS, DumpManifest, DumpRecord, Side, Slot
-from graphprobe.store.dump_stats import StatsRow, read_stats
 from graphprobe.store.files import MOST_LINE_BYTES, lines_in, open_file, read_file
-from graphprobe.store.reader import State, is_alive
-from graphprobe.store.schema import UNREADABLE, read_manifest
+from graphprobe.store.reader import State, manifest_of_dump, state_of
+from graphprobe.store.schema import UNREADABLE
 
 Array = np.ndarray[Any, Any]
 
@@ -127,12 +125,8 @@ class DumpFolder:
 
     @property
     def state(self) -> State | None:
-        """As the manifest says; `killed` where it says `running` and the process is gone; None without a manifest."""
-        if self.manifest is None:
-            return None
-        if self.manifest.state == "running" and self.manifest.host in ("", socket.gethostname()):
-            return "running" if is_alive(self.manifest.pid) else "killed"
-        return self.manifest.state
+        """That of the manifest, see `state_of`; None without one."""
+        return None if self.manifest is None else state_of(self.manifest)
 
     def ops(self) -> Iterator[DumpedOp]:
         """Every execution, in the order in which they were written."""
@@ -318,25 +312,7 @@ class _OneFile(DumpFolder):
 
 
 def _manifest_in(folder: Path) -> DumpManifest | None:
-    """The manifest of a dump that lies right in `folder`; None when there is none, or one of something else."""
-    path = folder / layout.MANIFEST
-    try:
-        data = read_file(path)
-    except OSError:
-        return None
-    if b'"dump_schema"' not in data:
-        return None
-    document, _ = read_manifest(data, path=str(path))
-    version = document.get("dump_schema")
-    if not isinstance(version, int) or version > DUMP_SCHEMA:
-        raise SchemaError(
-            f"{path} has dump schema {version}; this graphprobe reads up to {DUMP_SCHEMA}",
-            hint="upgrade graphprobe: pip install --upgrade graphprobe",
-        )
-    try:
-        return msgspec.convert(document, DumpManifest)
-    except UNREADABLE as error:
-        raise SchemaError(f"{path} is no manifest of a dump: {error}") from error
+    return manifest_of_dump(folder, DumpManifest, "dump_schema", DUMP_SCHEMA, called="a dump")
 
 
 def _age(folder: DumpFolder) -> tuple[int, int]:

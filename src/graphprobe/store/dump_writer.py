@@ -1,7 +1,9 @@
-"""Dump the ops of a running program: files are written beside it, and nothing that fails is raised into it."""
+"""Dump the ops of a running program into a time folder: a file with values for each, an index, and statistics."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
 import threading
@@ -9,63 +11,100 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from graphprobe.errors import UsageError
-from graphprobe.store.dump_format import OpForm
-from graphprobe.store.dump_queue import BATCH, Array, ByteQueue, CopyPool
+from graphprobe.records import TensorStats
+from graphprobe.store import dump_records
+from graphprobe.store.dump_dtypes import stored_from_meta
+from graphprobe.store.dump_format import HEADER, OpForm, columns_of, encode_op, encode_place, place_pieces
+from graphprobe.store.dump_queue import BATCH, QueuedWriter, check_bounds
 from graphprobe.store.dump_records import (
     STAT_FIELDS,
     Argument,
     Data,
     DumpManifest,
+    DumpRecord,
     DumpValue,
     OpInfo,
     Place,
     Slot,
-    WhenFull,
     claim_time_folder,
     view_from_buffer,
 )
-from graphprobe.store.dump_sink import DumpJob, DumpSink, Stats, only_stats
-from graphprobe.store.manifest import RESERVE_BYTES, ManifestFile
+from graphprobe.store.manifest import SAVE_SECONDS, AppendFile
+from graphprobe.store.schema import json_from_value
 
 QUEUE_BYTES = 128 * 1024 * 1024
 QUEUE_OPS = 1024
 
-LINGER_S = 0.002
-"""How long the writing thread waits for more small ops with values to write together, in seconds."""
+_OPEN_STATS = 16
+"""How many `stats.csv` are kept open; each call of a graph has its own."""
 
-PAUSE_S = 50e-6
-"""How long it stands back every few ops while nobody waits for it, in seconds."""
+_AT_HAND = {TensorStats}
+
+Stats: TypeAlias = TensorStats | Callable[[], TensorStats] | None
 
 
-class DumpWriter:
-    """Writes the dump of one process. Get one from `create`, hand ops to `submit`, and `close` it.
+class DumpJob(NamedTuple):
+    """One execution on its way to the disk.
 
-    Thread-safe. In a forked child it goes silent, and takes no lock. After `create` nothing raises: what could not be
-    written is counted in the manifest's `missing`. A killed process loses what is still in the queue; with
-    `queue_bytes=0` there is none, and only the op in flight is lost.
+    Attributes:
+        data, stats: for each slot of the form, as in `DumpValue`; `data` is empty where no slot has any.
+        size_bytes: what it takes while it waits.
+        at_hand: there are statistics of every slot and no values, so that nothing has to be waited for.
     """
 
-    def __init__(self, sink: DumpSink) -> None:
-        self._sink = sink
-        self._pid = os.getpid()
-        self._closed = False
-        self._seq = 0
-        self._block = sink.manifest.when_full == "block"
+    seq: int
+    time_us: int
+    form: OpForm
+    place: Place
+    data: tuple[Data | None, ...]
+    stats: tuple[Stats, ...]
+    stream_id: int
+    size_bytes: int
+    at_hand: bool
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.form.op.op_name} (op {self.seq})"
+
+
+class Pieces(NamedTuple):
+    """What one job comes to: its file with its content, if it has one, its index line, and its rows."""
+
+    file: str
+    content: list[memoryview]
+    line: bytes
+    rows: bytes
+
+
+class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
+    """Writes the ops of one process. Get one from `create`, hand ops to `submit`, and `close` it.
+
+    Nothing raises after `create`: what could not be written is counted in the manifest's `missing`. With `queue_bytes`
+    0 there is no queue, and a killed process loses the op in flight only.
+    """
+
+    noun = "op"
+    wake_items, wake_bytes = BATCH, 64 * 1024
+
+    def __init__(
+        self, folder: Path, manifest: DumpManifest, max_bytes: int | None, *, queue_bytes: int, queue_items: int
+    ) -> None:
+        self.time_dir = folder
+        self._numbers = itertools.count()
         # Re-entrant: a destructor may come back in while this thread holds it.
         self._write_lock = threading.RLock()
-        self._pool = CopyPool(sink.manifest.queue_bytes)
-        self._queue: ByteQueue[DumpJob] | None = None
-        self._thread: threading.Thread | None = None
-        self._thread_id: int | None = None
-        if sink.manifest.queue_bytes:
-            self._queue = ByteQueue(sink.manifest.queue_bytes, sink.manifest.queue_ops)
-            self._thread = threading.Thread(target=self._work, name="graphprobe-dump", daemon=True)
-            self._thread.start()
+        self._index = AppendFile(folder / dump_records.INDEX)
+        self._stats: dict[str, AppendFile] = {}
+        self._folders: dict[Place, str] = {}
+        self._last: tuple[Place, tuple[AppendFile, bytes]] | None = None
+        self._columns = columns_of(frozenset(manifest.statistics))  # type: ignore[arg-type]
+        super().__init__(folder, manifest, max_bytes, queue_bytes=queue_bytes, queue_items=queue_items)
 
     @classmethod
     def create(
@@ -75,8 +114,6 @@ class DumpWriter:
         manifest: DumpManifest,
         max_bytes: int | None = None,
         queue_bytes: int = QUEUE_BYTES,
-        queue_ops: int = QUEUE_OPS,
-        when_full: WhenFull = "block",
     ) -> DumpWriter:
         """Start a dump in a new time folder below `dump_path`, which must exist.
 
@@ -86,30 +123,20 @@ class DumpWriter:
                 them when it is empty.
             max_bytes: bounds everything in the time folder; None is no bound. Once it is reached, dumping ends.
             queue_bytes: values that wait to be written; 0 writes each op before `submit` returns.
-            queue_ops: executions that wait to be written.
-            when_full: `block` makes the program wait for room, `drop` leaves the op out; both are counted.
 
         Raises:
             UsageError: an argument is wrong, or the folder cannot be made; nothing of it is left behind.
         """
-        checks = {"max_bytes": max_bytes, "queue_bytes": queue_bytes, "queue_ops": queue_ops}
-        for name, value in checks.items():
-            if value is not None and value < (0 if name == "queue_bytes" else 1):
-                raise UsageError(f"{name}={value}: expected a positive number")
-        if when_full not in ("block", "drop"):
-            raise UsageError(f"when_full={when_full!r}: expected 'block' or 'drop'")
+        check_bounds(0, max_bytes=max_bytes, queue_bytes=queue_bytes)
         manifest = msgspec.convert(msgspec.to_builtins(manifest), DumpManifest)
         manifest.statistics = manifest.statistics or list(STAT_FIELDS)
-        manifest.queue_bytes, manifest.queue_ops, manifest.when_full = queue_bytes, queue_ops, when_full
+        manifest.queue_bytes, manifest.queue_ops = queue_bytes, QUEUE_OPS
         time_dir: Path | None = None
         try:
             started = datetime.fromtimestamp(manifest.started_ns // 10**9)
             world_size, rank = manifest.world_size, manifest.rank
             time_dir = claim_time_folder(dump_path, world_size=world_size, rank=rank, started=started)
-            reserve_bytes = RESERVE_BYTES if max_bytes is None else min(RESERVE_BYTES, max_bytes // 8)
-            file = ManifestFile(time_dir, manifest, reserve_bytes=reserve_bytes)
-            file.create()
-            return cls(DumpSink(time_dir, file, manifest, max_bytes))
+            return cls(time_dir, manifest, max_bytes, queue_bytes=queue_bytes, queue_items=QUEUE_OPS)
         except OSError as error:
             if time_dir is not None:
                 shutil.rmtree(time_dir, ignore_errors=True)
@@ -117,30 +144,6 @@ class DumpWriter:
                 f"no dump can be written under {dump_path}: {error.strerror} ({error.filename or dump_path})",
                 hint="dump_path must be a folder that exists and can be written to",
             ) from error
-
-    @property
-    def time_dir(self) -> Path:
-        """The folder of this dump."""
-        return self._sink.time_dir
-
-    @property
-    def forked(self) -> bool:
-        """Whether this is a forked child of the process that made the writer."""
-        return os.getpid() != self._pid
-
-    @property
-    def accepts(self) -> bool:
-        """Whether `submit` can still lead to anything: an engine may skip copying values when it cannot."""
-        return not self._closed and self._sink.stopped is None and not self.forked
-
-    @property
-    def manifest(self) -> DumpManifest:
-        """A copy of the manifest as it stands, fresher than the file."""
-        if self.forked:
-            return msgspec.convert(msgspec.to_builtins(self._sink.manifest), DumpManifest)
-        with self._sink.lock:
-            self._update_counts()
-            return msgspec.convert(msgspec.to_builtins(self._sink.manifest), DumpManifest)
 
     def submit(
         self,
@@ -151,7 +154,6 @@ class DumpWriter:
         arguments: Sequence[Argument] = (),
         notes: Sequence[str] = (),
         stream_id: int = 0,
-        copy: bool = False,
         time_ns: int | None = None,
     ) -> int | None:
         """Hand in one execution of an op.
@@ -162,23 +164,20 @@ class DumpWriter:
             arguments: the arguments that are no tensors.
             notes: see `DumpRecord`.
             stream_id: of the device.
-            copy: take a copy of each buffer before returning, once there is room for it; for values that the program
-                goes on to overwrite. A function in place of a buffer is still called later.
             time_ns: wall clock of the execution; now, if not given.
 
         Returns:
             The number of the execution, or None when it will not be written, and why is then counted.
         """
-        if self._closed or os.getpid() != self._pid:
-            return None
         try:
             form = OpForm(op, [Slot(value.name, value.side, value.meta) for value in values], arguments, notes)
             data = tuple(value.data for value in values)
             stats = tuple(value.stats for value in values)
-            return self._submit(form, place, data, stats, stream_id, copy, time_ns)
         except Exception as error:
-            self._sink.count(f"{type(error).__name__}: {error}", str(getattr(op, "op_name", op)))
+            self.missing(f"{type(error).__name__}: {error}", name=str(getattr(op, "op_name", op)))
             return None
+        data = data if any(one is not None for one in data) else ()
+        return self.submit_form(form, place, data=data, stats=stats, stream_id=stream_id, time_ns=time_ns)
 
     def submit_form(
         self,
@@ -188,211 +187,267 @@ class DumpWriter:
         data: tuple[Data | None, ...] = (),
         stats: tuple[Stats, ...] = (),
         stream_id: int = 0,
+        time_ns: int | None = None,
     ) -> int | None:
         """`submit` for an op that runs again and again: hand in one form, and one place a call, each time.
 
         Args:
             form, place: what ran, and which folder it belongs to.
             data, stats: for each slot of the form, as in `DumpValue`; empty where no slot has any.
-            stream_id: of the device.
+            stream_id, time_ns: as in `submit`.
 
         Returns:
             As `submit`.
         """
-        if self._closed or os.getpid() != self._pid:
-            return None
         try:
-            if self._queue is not None and only_stats(data, stats):
-                return self._enqueue_stats(self._queue, form, place, stats, stream_id)
-            return self._submit(form, place, data, stats or (None,) * len(form.slots), stream_id, False, None)
+            if (self._closed or not self._queue_bytes) and self.silent:
+                return None
+            if self.stopped is not None:
+                self.missing(self.stopped, name=form.op.op_name)
+                return None
+            time_us = (time.time_ns() if time_ns is None else time_ns) // 1000
+            stats, size_bytes = stats or (None,) * len(form.slots), form.queued_bytes(data) if data else form.size_bytes
+            at_hand = not data and {*map(type, stats)} == _AT_HAND
+            seq = next(self._numbers)
+            job = DumpJob(seq, time_us, form, place, data, stats, stream_id, size_bytes, at_hand)
+            if self._queue_bytes:
+                return seq if self.hand_in(job) else None
+            with self._write_lock:
+                written = self._own.ops
+                self._write_items([job])
+                return seq if self._own.ops > written else None
         except Exception as error:
-            self._sink.count(f"{type(error).__name__}: {error}", form.op.op_name)
+            self.missing(f"{type(error).__name__}: {error}", name=form.op.op_name)
             return None
 
-    def drain(self, *, at_least: int = 1) -> None:
+    def drain(self) -> None:
         """Write statistics that wait, on this thread, which is cheaper than to have the writing thread in between.
 
-        Only if nothing but statistics waits, `at_least` so many executions; not where the program must not wait
-        (`when_full` is `drop`).
+        Only those before anything that has to be waited for. An interrupt reaches the program, and what it costs is
+        counted.
         """
-        if self._queue is not None and self._block and not self._closed and os.getpid() == self._pid:
-            self._queue.drain(self._sink.write_here, at_least=at_least)
-
-    def note(self, text: str) -> None:
-        """Add a line to the manifest's notes, once."""
-        if not self._closed and not self.forked:
-            with self._sink.lock:
-                if text not in self._sink.manifest.notes:
-                    self._sink.manifest.notes.append(text)
-                    self._save()
-
-    def missing(self, reason: str, *, name: str = "", noun: str = "op") -> None:
-        """Count something that should be in the dump and is not, e.g. an op that an engine had to skip."""
-        if not self._closed and not self.forked:
-            self._sink.count(reason, name, noun=noun)
-
-    def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was handed in is dealt with, and save the manifest; False when it took longer."""
-        if self._closed or self.forked:
-            return True
-        if threading.current_thread() is self._thread:
-            return False
-        done = self._queue is None or self._queue.wait_until_empty(timeout_s)
-        self._save()
-        return done
-
-    def close(
-        self,
-        state: Literal["finished", "failed"] = "finished",
-        exception: str | None = None,
-        *,
-        timeout_s: float | None = None,
-    ) -> None:
-        """End the dump once all that was handed in is written. Only the first call counts.
-
-        After `timeout_s` the rest is dropped and counted; None waits for as long as it takes.
-        """
-        if self._closed or self.forked:
+        if not self._items or self.silent or not self._writing.acquire(blocking=False):
             return
-        self._closed = True
-        busy = False
-        if self._queue is not None and self._thread is not None:
-            self._queue.close()
-            if self._thread is not threading.current_thread():
-                self._thread.join(timeout_s)
-            busy = self._thread.is_alive()
-            for _ in range(self._queue.abandon()):
-                self._sink.count("the dump was closed before it was written", "")
-        with self._sink.lock:
-            manifest = self._sink.manifest
-            manifest.state, manifest.exception, manifest.ended_ns = state, exception, time.time_ns()
-            self._update_counts()
-            if not manifest.ops and not manifest.missing:
-                manifest.notes.append("nothing was dumped: no op was handed in")
-            self._sink.close(busy=busy)
-        self._pool.clear()
-
-    def _submit(
-        self,
-        form: OpForm,
-        place: Place,
-        data: tuple[Data | None, ...],
-        stats: tuple[Stats, ...],
-        stream_id: int,
-        copy: bool,
-        time_ns: int | None,
-    ) -> int | None:
-        time_us = (time.time_ns() if time_ns is None else time_ns) // 1000
-        if self._sink.stopped is not None:
-            self._sink.refuses(form.op.op_name)
-            return None
-        if data and all(one is None for one in data):
-            data = ()
-
-        def make(held: tuple[Data | None, ...] = data, copies: tuple[Array, ...] = ()) -> DumpJob:
-            seq, self._seq = self._seq, self._seq + 1
-            return DumpJob(seq, time_us, form, place, held, stats, stream_id, copies)
-
-        if self._queue is None:
-            with self._write_lock:
-                job = make()
-                return job.seq if self._sink.write_stats(job) or self._sink.write(job) else None
-        return self._enqueue(self._queue, make, form, data, copy)
-
-    def _enqueue_stats(
-        self, queue: ByteQueue[DumpJob], form: OpForm, place: Place, stats: tuple[Stats, ...], stream_id: int
-    ) -> int | None:
-        """Of an execution with statistics only, which are all at hand: nobody is woken for it."""
-        if self._sink.stopped is not None:
-            self._sink.refuses(form.op.op_name)
-            return None
-        time_us = time.time_ns() // 1000
-
-        def make() -> DumpJob:
-            seq, self._seq = self._seq, self._seq + 1
-            return DumpJob(seq, time_us, form, place, (), stats, stream_id)
-
-        wait = self._block and threading.get_ident() != self._thread_id
-        job = queue.add(make, form.queued_bytes(), wait=wait, patient=True)
-        if job is not None and job.seq % BATCH == 0:
-            self.drain(at_least=BATCH)
-        return self._number(job, form)
-
-    def _number(self, job: DumpJob | None, form: OpForm) -> int | None:
-        """Of what was handed in; None of what was not, which is counted."""
-        if job is None:
-            self._sink.count("the queue had no room" if not self._closed else "the dump was closed", form.op.op_name)
-            return None
-        return job.seq
-
-    def _enqueue(
-        self,
-        queue: ByteQueue[DumpJob],
-        make: Callable[..., DumpJob],
-        form: OpForm,
-        data: tuple[Data | None, ...],
-        copy: bool,
-    ) -> int | None:
-        size_bytes = form.queued_bytes(data)
-        # The writing thread would wait for itself; it comes here when the function for a value runs a dumped op.
-        wait = self._block and threading.get_ident() != self._thread_id
-        copies: list[Array] = []
-        job: DumpJob | None
-        if not copy or not data:
-            job = queue.add(make, size_bytes, wait=wait)
-        elif not queue.reserve(size_bytes, wait=wait):
-            job = None
-        else:
-            try:
-                held = tuple(self._copied(one, copies) for one in data)
-            except BaseException:
-                queue.give_back(size_bytes)
+        jobs: list[DumpJob] = []
+        written = self._own.ops
+        try:
+            self._drainer = threading.get_ident()
+            self._is_full()
+            while self._items and self._items[0].at_hand:
+                jobs.append(self._items.popleft())
+            self._write_items(jobs)
+        except BaseException as error:
+            for job in jobs[self._own.ops - written :]:
+                self.count(f"{type(error).__name__} while it was written", job.name)
+            if not isinstance(error, Exception):
                 raise
-            job = queue.put(lambda: make(held, tuple(copies)), size_bytes)
-            if job is None:
-                return None
-        return self._number(job, form)
+        finally:
+            self._dealt_with(jobs)
+            if self._drainer == threading.get_ident():
+                self._give_up_writing()
 
-    def _copied(self, data: Data | None, copies: list[Array]) -> Data | None:
-        if data is None or callable(data):
-            return data
-        view = view_from_buffer(data)
-        if not view.nbytes:
-            return data
-        copies.append(self._pool.copy(view))
-        return copies[-1]
+    def _relieve(self, item: DumpJob) -> None:
+        if item.at_hand:
+            self.drain()
+        if self._items:
+            super()._relieve(item)
 
-    def _work(self) -> None:
-        """The writing thread. Keeps no job alive while it waits for the next."""
-        queue = self._queue
-        self._thread_id = threading.get_ident()
-        while queue is not None and (batch := queue.get_batch(LINGER_S)):
-            jobs = [job for job, _ in batch]
-            size_bytes = sum(size for _, size in batch)
+    def _write_items(self, items: list[DumpJob]) -> None:
+        """Put jobs on disk in their order; rows and lines of those that follow each other go out together."""
+        together: list[tuple[DumpJob, bytes, bytes]] = []
+        for job in items:
+            if together and together[0][0].place is not job.place:
+                self._append_all(together)
+            if job.at_hand and self.stopped is None and self._retry_at is None:
+                with contextlib.suppress(Exception):  # `_write` meets it again, and counts it
+                    together.append((job, *self._encode(job)))
+                    continue
+            self._append_all(together)
             try:
-                self._sink.write_all(jobs, pause=self._pause)
-                for job in jobs:
-                    if job.copies:
-                        self._pool.give_back(job.copies)
-            except BaseException as error:  # MemoryError and its like: the thread must live on
-                self._sink.count(f"{type(error).__name__}: {error}", jobs[0].form.op.op_name)
-            finally:
-                items = len(batch)
-                job = None  # type: ignore[assignment]
-                del batch, jobs
-                queue.give_back(size_bytes, items)
+                self._write(job)
+            except KeyboardInterrupt:  # on the thread of the program
+                raise
+            except BaseException as error:
+                self.count(f"{type(error).__name__}: {error}", job.name)
+        self._append_all(together)
 
-    def _pause(self) -> None:
-        """Let the program have the interpreter's lock, of which a thread that asks gets hold after 5 ms only."""
-        if self._queue is not None and not self._queue.awaited:
-            time.sleep(PAUSE_S)
+    def _close_files(self) -> None:
+        for file in (self._index, *self._stats.values()):
+            file.close()
 
-    def _save(self) -> None:
-        with self._sink.lock:
-            self._update_counts()
-            self._sink.save()
+    def _encode(self, job: DumpJob) -> tuple[bytes, bytes]:
+        """The line and the rows of a job whose statistics are at hand."""
+        target = self._target(job.place)[1]
+        stats: Any = job.stats
+        return job.form.encode(job.seq, job.time_us, job.stream_id, target, stats, self._columns)
 
-    def _update_counts(self) -> None:
-        if self._queue is not None:
-            self._sink.manifest.blocked_ns = self._queue.blocked_ns
-            self._sink.manifest.queue_peak_bytes = self._queue.peak_bytes
+    def _target(self, place: Place) -> tuple[AppendFile, bytes]:
+        """Where the statistics of a place go: the file, and what the index says of the two."""
+        if self._last is None or self._last[0] is not place:
+            folder = self._folder(place)
+            target = self._stats_file(folder), encode_place(place, f"{folder}/{dump_records.STATS}")
+            self._last = (place, target)
+        return self._last[1]
+
+    def _append_all(self, together: list[tuple[DumpJob, bytes, bytes]]) -> None:
+        """Append rows and lines of jobs of one place, all or none; if that fails, one job after the other."""
+        jobs = [job for job, _, _ in together]
+        line, rows = b"".join([line for _, line, _ in together]), b"".join([rows for _, _, rows in together])
+        together.clear()
+        if jobs and not self._append(line, rows, jobs[0].place, len(jobs)):
+            for job in jobs:  # some may still be possible, and each that is not is counted
+                self._write(job)
+
+    def _append(self, line: bytes, rows: bytes, place: Place, jobs: int) -> bool:
+        """Append lines and rows of so many jobs of a place, all or none; False if that failed."""
+        try:
+            stats = self._target(place)[0]
+        except Exception:
+            return False
+        rows_bytes = stats.growth_bytes(rows)
+        grown_bytes = self._index.growth_bytes(line) + rows_bytes
+        with self.lock:
+            if not self._budget.take(grown_bytes):
+                return False
+            try:
+                self._put_rows(line, rows, stats, rows_bytes)
+            except BaseException as error:
+                self._budget.give_back(grown_bytes)
+                if isinstance(error, Exception):
+                    return False
+                raise
+            self._own.collected_bytes += grown_bytes
+            self._own.ops += jobs
+            self.save(unless_newer_than_s=SAVE_SECONDS)
+        return True
+
+    def _write(self, job: DumpJob) -> None:
+        """Put one job on disk; what could not be written is counted."""
+        if self.refuses(job.name):
+            return
+        try:
+            folder = self._folder(job.place)
+            pieces = self._pieces(job, folder)
+            stats = self._stats_file(folder) if pieces.rows else None
+            rows_bytes = stats.growth_bytes(pieces.rows) if stats is not None else 0
+            grown_bytes = (
+                sum(piece.nbytes for piece in pieces.content) + self._index.growth_bytes(pieces.line) + rows_bytes
+            )
+            self._take(grown_bytes)
+            try:
+                self._put(pieces, stats, rows_bytes)
+            except BaseException:
+                with self.lock:
+                    self._budget.give_back(grown_bytes)
+                raise
+            with self.lock:
+                self._own.collected_files += bool(pieces.content)
+                self._own.collected_bytes += grown_bytes
+                self._own.ops += 1
+                self.save(unless_newer_than_s=SAVE_SECONDS)
+        except Exception as error:
+            self._count_error(error, job.name)
+
+    def _put(self, pieces: Pieces, stats: AppendFile | None, rows_bytes: int) -> None:
+        """The file, then its rows, then its line: what the index names is there. An error takes the others back."""
+        path = f"{self.time_dir}/{pieces.file}"
+        try:
+            if pieces.content:
+                place_pieces(path, pieces.content)
+            if stats is not None:
+                self._put_rows(pieces.line, pieces.rows, stats, rows_bytes)
+            else:
+                self._index.append(pieces.line)
+        except BaseException:
+            if pieces.content:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            raise
+
+    def _put_rows(self, line: bytes, rows: bytes, stats: AppendFile, rows_bytes: int) -> None:
+        """The rows, then their line. An error takes the rows back."""
+        stats.append(rows)
+        try:
+            self._index.append(line)
+        except BaseException:
+            stats.take_back(rows_bytes)
+            raise
+
+    def _pieces(self, job: DumpJob, folder: str) -> Pieces:
+        """Get hold of every value and every statistic, and encode them; a value that fails is a gap in its slot."""
+        form = job.form
+        slots, buffers, rows_of = [], [], []
+        for slot, data, known in zip(form.slots, job.data or (None,) * len(form.slots), job.stats, strict=True):
+            slot, buffer = _stored(slot, data)
+            stats = None
+            try:
+                stats = known() if callable(known) else known
+            except Exception as error:
+                slot = msgspec.structs.replace(slot, missing=f"statistics: {type(error).__name__}: {error}")
+            slots.append(slot)
+            buffers.append(buffer)
+            if stats is not None:
+                rows_of.append((slot, stats))
+            if slot.missing:
+                self.count(slot.missing, f"{slot.name} of {job.name}", noun="value")
+        only_stats = bool(rows_of) and all(data is None for data in job.data)
+        name = dump_records.STATS
+        if not only_stats:
+            name = dump_records.op_file(form.op.op_type, form.op.op_name, job.seq, job.time_us)
+        record = DumpRecord(
+            seq=job.seq,
+            time_us=job.time_us,
+            op=form.op,
+            place=job.place,
+            file=f"{folder}/{name}",
+            stream_id=job.stream_id,
+            slots=tuple(slots),
+            arguments=form.arguments,
+            notes=form.notes,
+        )
+        rows = b""
+        if rows_of:
+            stated = OpForm(form.op, [slot for slot, _ in rows_of])
+            found = tuple(found for _, found in rows_of)
+            rows = stated.rows(job.seq, job.time_us, job.stream_id, found, self._columns)
+        text = json_from_value(record)
+        content = [] if only_stats else encode_op(record, text, buffers)
+        return Pieces(record.file, content, text + b"\n", rows)
+
+    def _folder(self, place: Place) -> str:
+        """The folder of `place`, relative to the time folder, made if need be; the time folder itself never is."""
+        known = self._folders.get(place)
+        if known is not None:
+            return known
+        relative = dump_records.data_folder(place)
+        self._folder_below(relative)
+        self._folders[place] = relative
+        return relative
+
+    def _stats_file(self, folder: str) -> AppendFile:
+        file = self._stats.pop(folder, None)
+        if file is None:
+            if len(self._stats) >= _OPEN_STATS:
+                self._last = None
+                self._stats.pop(next(iter(self._stats))).close()
+            file = AppendFile(self.time_dir / folder / dump_records.STATS, header=HEADER)
+        self._stats[folder] = file
+        return file
+
+    def _count_error(self, error: Exception, name: str, **counted: Any) -> None:
+        with self.lock:
+            self._folders.clear()
+            self._last = None
+            super()._count_error(error, name, **counted)
+
+
+def _stored(slot: Slot, data: Data | None) -> tuple[Slot, memoryview | None]:
+    """The slot with what is stored of it, and the bytes; why there are none, if they cannot be had, stands in it."""
+    if data is None:
+        return slot, None
+    try:
+        buffer = view_from_buffer(data() if callable(data) else data)
+        stored, _, _ = stored_from_meta(slot.meta.dtype, slot.meta.shape, buffer.nbytes)
+    except Exception as error:
+        return msgspec.structs.replace(slot, missing=f"{type(error).__name__}: {error}"), None
+    return msgspec.structs.replace(slot, stored=stored, size_bytes=buffer.nbytes), buffer

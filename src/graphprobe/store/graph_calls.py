@@ -12,11 +12,10 @@ from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaErr
 from graphprobe.records import TensorStats
 from graphprobe.store.calls import Call, CallKind, CallSlot, Scalar, shape_problem
 from graphprobe.store.dump_dtypes import count_from_shape
-from graphprobe.store.dump_format import OpFile, read_op_file
+from graphprobe.store.dump_format import OpFile, StatsRow, read_op_file, read_stats
 from graphprobe.store.dump_reader import Dump, DumpedOp, DumpFolder, LoadedValue, open_dump, step_of
 from graphprobe.store.dump_records import STAT_FIELDS, Argument, Slot
-from graphprobe.store.dump_stats import StatsRow, read_stats
-from graphprobe.store.manifest import ended_early
+from graphprobe.store.reader import told_of_dumps
 
 _DIGEST_KIND = "graphprobe"
 _Rows = dict[tuple[int, str], StatsRow]
@@ -74,18 +73,8 @@ class GraphCalls:
         return LoadedValue(self._file, found).bits()
 
     def problems(self) -> tuple[str, ...]:
-        said = {
-            text: None
-            for folder in self._dump.folders
-            if folder.manifest is not None
-            for text in folder.manifest.missing
-        }
-        ended = {
-            f"{folder.time_dir}: {text}": None
-            for folder in self._dump.folders
-            if folder.manifest is not None and (text := ended_early(folder.state, folder.manifest.stopped))
-        }
-        return tuple({**said, **ended, **dict.fromkeys(self._dump.problems), **self._problems})
+        found = [(one.time_dir, own, own.stopped) for one in self._dump.folders if (own := one.manifest) is not None]
+        return tuple({**told_of_dumps(found), **dict.fromkeys(self._dump.problems), **self._problems})
 
     def ops(self) -> Iterator[DumpedOp]:
         """Every execution of an op, process by process: its record, with model, engine and FX nodes, and its values."""

@@ -1,6 +1,5 @@
-"""The live manifest of a run being written: its file, what is missing and why, and the reserve for a full disk.
+"""What all writers of runs and dumps share: the live manifest, and what happens when something cannot be written.
 
-With it, the failure handling shared by all dump writers: it counts failures, and after a full disk tries again later.
 Of a file that grows by whole lines, what a full disk cut off is taken back.
 """
 
@@ -12,7 +11,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -98,155 +97,179 @@ class Shortfall(msgspec.Struct):
         return f"{self.count} {self.noun}{plural}{size} not written: {self.reason}{first}"
 
 
-class ManifestFile:
-    """The manifest and its file. Not thread-safe by itself, and never raises but in `create`.
-
-    A small reserve file of real bytes lies next to it. When the disk is full the reserve is given up, so that the
-    manifest can still say so; when it can be laid down again, the disk has room again.
-    """
-
-    def __init__(self, tool_dir: Path, manifest: Manifest, *, reserve_bytes: int = RESERVE_BYTES) -> None:
-        self.value = manifest
-        self.size_bytes = 0
-        self.full_reason: str | None = None
-        """Set when a save has used the reserve up: nothing else may be written into its place."""
-        self._path = tool_dir / layout.MANIFEST
-        self._reserve = tool_dir / layout.RESERVE
-        self._reserve_bytes = reserve_bytes
-        self._shortfalls: dict[tuple[str, str], Shortfall] = {}
-        self._given = list(manifest.missing)
-        self._saved_at = 0.0
-
-    @property
-    def overhead_bytes(self) -> int:
-        """What the reserve and the manifest take at most: while it is rewritten, the old one still lies there."""
-        return self._reserve_bytes + 2 * self.size_bytes + _SLACK_BYTES
-
-    def create(self) -> None:
-        """Write both files for the first time. Raises OSError."""
-        data = encode_manifest(self.value)
-        self.size_bytes = len(data)
-        replace_file(self._path, data)
-        write_new_file(self._reserve, os.urandom(self._reserve_bytes))
-        self._saved_at = time.monotonic()
-
-    def save(self, *, unless_newer_than_s: float = 0.0) -> bool:
-        """Rewrite the file, unless that was done less than so many seconds ago; False when it was not written."""
-        if unless_newer_than_s and time.monotonic() - self._saved_at < unless_newer_than_s:
-            return False
-        self.value.missing = self._given + [entry.render() for entry in self._shortfalls.values()]
-        # Set first: a disk that refuses must not be asked again for every file.
-        self._saved_at = time.monotonic()
-        try:
-            data = encode_manifest(self.value)
-            try:
-                replace_file(self._path, data)
-            except OSError as error:
-                if not is_no_space(error):
-                    raise
-                self.drop_reserve()
-                self.full_reason = error.strerror
-                replace_file(self._path, data)
-        except Exception:
-            return False
-        self.size_bytes = len(data)
-        return True
-
-    def count_missing(self, reason: str, *, noun: str = "", size_bytes: int = 0, first: str = "") -> bool:
-        """Count one more thing that is missing; True when the reason is new."""
-        key = (noun, reason)
-        if key not in self._shortfalls and len(self._shortfalls) >= MAX_CAUSES:
-            key = ("thing", "other causes")
-        new = key not in self._shortfalls
-        entry = self._shortfalls.setdefault(key, Shortfall(*key, first=first))
-        entry.count += 1
-        entry.size_bytes += size_bytes
-        self.value.missing = self._given + [one.render() for one in self._shortfalls.values()]
-        return new
-
-    def drop_reserve(self) -> None:
-        """Give the reserve's bytes back to the disk."""
-        with contextlib.suppress(OSError):
-            self._reserve.unlink()
-
-    def restore_reserve(self) -> bool:
-        """Whether the reserve is there, after trying to lay it down again: False on a disk that is still full."""
-        try:
-            write_new_file(self._reserve, os.urandom(self._reserve_bytes))
-        except FileExistsError:
-            return True
-        except OSError:
-            self.drop_reserve()
-            return False
-        return True
+ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
-class CountsShortage:
-    """Nothing is raised into the program: what could not be written is counted in the manifest's `missing`.
+class LiveWriter(Generic[ManifestT]):
+    """Writes one run or dump while the program runs, and raises nothing into it: what is lost is counted in `missing`.
+
+    Thread-safe. In a forked child it goes silent: nothing of the child lands in the parent's folder, and no lock is
+    taken, since one held at the fork would never be freed.
+
+    A small reserve file of real bytes lies next to the manifest. When the disk is full the reserve is given up, so that
+    the manifest can still say so; when it can be laid down again, the disk has room again.
 
     Attributes:
         noun: what is counted, unless `count` is told otherwise.
+        folder: that of the manifest.
         lock: held around all that several threads may do.
         stopped: why nothing more will be written, e.g. because the budget was reached; None as long as something is.
     """
 
     noun: ClassVar[str]
 
-    def __init__(self, file: ManifestFile, max_bytes: int | None) -> None:
+    def __init__(self, folder: Path, manifest: ManifestT, max_bytes: int | None) -> None:
+        """Write manifest and reserve for the first time; `max_bytes` bounds everything. Raises OSError."""
+        self.folder = folder
+        # Re-entrant: a signal handler or a destructor may come back in while this thread holds it.
         self.lock = threading.RLock()
         self.stopped: str | None = None
-        self._file = file
-        self._budget = ByteBudget(max_bytes, overhead_bytes=file.overhead_bytes)
+        self._own = manifest
+        self._closed = False
+        self._pid = os.getpid()
         self._retry_at: float | None = None
         self._full_reason = ""
+        self._reserve_bytes = RESERVE_BYTES if max_bytes is None else min(RESERVE_BYTES, max_bytes // 8)
+        self._shortfalls: dict[tuple[str, str], Shortfall] = {}
+        self._given = list(manifest.missing)
+        data = encode_manifest(manifest)
+        replace_file(folder / layout.MANIFEST, data)
+        write_new_file(folder / layout.RESERVE, os.urandom(self._reserve_bytes))
+        self._saved_at = time.monotonic()
+        self._budget = ByteBudget(max_bytes, overhead_bytes=self._overhead_bytes(data))
 
-    def refuses(self, name: str) -> bool:
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child of the process that made the writer."""
+        return os.getpid() != self._pid
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def silent(self) -> bool:
+        """Whether it writes nothing more: it was closed, or this is a forked child."""
+        return self._closed or os.getpid() != self._pid
+
+    @property
+    def accepts(self) -> bool:
+        """Whether what is handed in can still lead to anything: copying values may be skipped when it cannot."""
+        return self.stopped is None and not self.silent
+
+    @property
+    def manifest(self) -> ManifestT:
+        """A copy of the manifest as it stands, fresher than the file."""
+        with contextlib.nullcontext() if self.forked else self.lock:
+            return msgspec.convert(msgspec.to_builtins(self._own), type(self._own))
+
+    def note(self, text: str) -> None:
+        """Add a line to the manifest's notes, once."""
+        if not self.silent:
+            with self.lock:
+                if text not in self._own.notes:
+                    self._own.notes.append(text)
+                    self.save()
+
+    def missing(self, reason: str, *, name: str = "", noun: str | None = None) -> None:
+        """Count something that should be there and is not; an empty `noun`: `reason` says it all."""
+        if not self.silent:
+            self.count(reason, name, noun=noun)
+
+    def refuses(self, name: str, *, noun: str | None = None, size_bytes: int = 0) -> bool:
         """Whether nothing can be written now, which is then counted for `name`."""
         if self.stopped is not None:
-            self.count(self.stopped, name)
+            self.count(self.stopped, name, noun=noun, size_bytes=size_bytes)
             return True
         with self.lock:
             if self._retry_at is None:
                 return False
             if time.monotonic() >= self._retry_at:
-                if self._file.restore_reserve():
+                if self._restore_reserve():
                     self._retry_at = None
                     return False
                 self._retry_at = time.monotonic() + RETRY_SECONDS
-            self.count(self._full_reason, name)
+            self.count(self._full_reason, name, noun=noun, size_bytes=size_bytes)
             return True
 
-    def count(self, reason: str, name: str, *, noun: str | None = None) -> None:
-        """Count one more thing that is missing; see `ManifestFile.count_missing`."""
+    def count(self, reason: str, name: str, *, noun: str | None = None, size_bytes: int = 0) -> None:
+        """Count one more thing that is missing, `name` for one; causes beyond `MAX_CAUSES` are counted together."""
         with self.lock:
-            new = self._file.count_missing(reason, noun=noun or self.noun, first=name)
+            key = (self.noun if noun is None else noun, reason)
+            if key not in self._shortfalls and len(self._shortfalls) >= MAX_CAUSES:
+                key = ("thing", "other causes")
+            new = key not in self._shortfalls
+            entry = self._shortfalls.setdefault(key, Shortfall(*key, first=name))
+            entry.count += 1
+            entry.size_bytes += size_bytes
+            self._list_missing()
             self.save(unless_newer_than_s=0.0 if new else SAVE_SECONDS)
 
     def save(self, *, unless_newer_than_s: float = 0.0) -> None:
-        """Rewrite the manifest, if that was not done lately."""
+        """Rewrite the manifest, unless that was done less than so many seconds ago."""
+        if unless_newer_than_s and time.monotonic() - self._saved_at < unless_newer_than_s:
+            return
         with self.lock:
-            if self._file.save(unless_newer_than_s=unless_newer_than_s):
-                self._budget.overhead_bytes = self._file.overhead_bytes
-            if self._file.full_reason is not None:
-                self._full_reason, self._file.full_reason = self._file.full_reason, None
-                self._retry_at = time.monotonic() + RETRY_SECONDS
+            # Set first: a disk that refuses must not be asked again for every file.
+            self._saved_at = time.monotonic()
+            path = self.folder / layout.MANIFEST
+            try:
+                self._list_missing()
+                data = encode_manifest(self._own)
+                try:
+                    replace_file(path, data)
+                except OSError as error:
+                    if not is_no_space(error):
+                        raise
+                    self._found_full(error)  # what the reserve gives back is for the manifest alone
+                    replace_file(path, data)
+            except Exception:
+                return
+            self._budget.overhead_bytes = self._overhead_bytes(data)
 
-    def _count_error(self, error: Exception, name: str, *, times: int = 1, noun: str | None = None) -> None:
-        reason = self._reason(error)
+    def _end(self, state: Literal["finished", "failed"], exception: str | None) -> None:
+        """Write the manifest for the last time."""
+        self._own.state, self._own.exception, self._own.ended_ns = state, exception, time.time_ns()
+        self._drop_reserve()
+        self.save()
+
+    def _count_error(
+        self, error: Exception, name: str, *, times: int = 1, noun: str | None = None, size_bytes: int = 0
+    ) -> None:
         with self.lock:
             if is_no_space(error):
-                self._retry_at = time.monotonic() + RETRY_SECONDS
-                self._full_reason = reason
-                self._file.drop_reserve()
+                self._found_full(error)
             for _ in range(times):
-                self.count(reason, name, noun=noun)
+                self.count(self._reason(error), name, noun=noun, size_bytes=size_bytes)
 
     def _reason(self, error: Exception) -> str:
         return (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
 
+    def _found_full(self, error: Exception) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._full_reason = self._reason(error)
+        self._drop_reserve()
 
-def ended_early(state: str | None, stopped: str | None) -> str:
-    """What is to be said of a dump that ended before its program did; empty of one that did not, or that still runs."""
-    if stopped:
-        return f"the dump ended early: {stopped}; nothing is known of what came after"
-    return "the process was killed: the last calls may be missing" if state == "killed" else ""
+    def _list_missing(self) -> None:
+        self._own.missing = self._given + [entry.render() for entry in self._shortfalls.values()]
+
+    def _overhead_bytes(self, data: bytes) -> int:
+        """What the reserve and the manifest take at most: while it is rewritten, the old one still lies there."""
+        return self._reserve_bytes + 2 * len(data) + _SLACK_BYTES
+
+    def _drop_reserve(self) -> None:
+        """Give the reserve's bytes back to the disk."""
+        with contextlib.suppress(OSError):
+            (self.folder / layout.RESERVE).unlink()
+
+    def _restore_reserve(self) -> bool:
+        """Whether the reserve is there, after trying to lay it down again: False on a disk that is still full."""
+        try:
+            write_new_file(self.folder / layout.RESERVE, os.urandom(self._reserve_bytes))
+        except FileExistsError:
+            return True
+        except OSError:
+            self._drop_reserve()
+            return False
+        return True

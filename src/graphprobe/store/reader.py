@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -28,6 +28,63 @@ from graphprobe.store.layout import addresses_from_events, bare_address, find_ad
 from graphprobe.store.schema import UNREADABLE, decode_event, read_manifest
 
 State = Literal["running", "finished", "failed", "killed"]
+
+
+def state_of(manifest: Manifest) -> State:
+    """As the manifest says; `killed` where it says `running` and the process is gone."""
+    if manifest.state == "running" and manifest.host in ("", socket.gethostname()):
+        return "running" if is_alive(manifest.pid) else "killed"
+    return manifest.state
+
+
+ManifestT = TypeVar("ManifestT", bound=Manifest)
+
+
+def manifest_of_dump(folder: Path, form: type[ManifestT], key: str, newest: int, *, called: str) -> ManifestT | None:
+    """The manifest of a dump right in `folder`; None when there is none, or one of something else.
+
+    Args:
+        folder: of the manifest.
+        form: what it is read as.
+        key: the field that only such dumps have: the schema of their files.
+        newest: schema that can be read.
+        called: for messages, e.g. `an API dump`.
+
+    Raises:
+        SchemaError: it cannot be read, or is of a newer schema.
+    """
+    path = folder / layout.MANIFEST
+    try:
+        data = read_file(path)
+    except OSError:
+        return None
+    if f'"{key}"'.encode() not in data:
+        return None
+    document, _ = read_manifest(data, path=str(path))
+    version = document.get(key)
+    if not isinstance(version, int) or version > newest:
+        raise SchemaError(
+            f"{path} has {called.partition(' ')[2]} schema {version}; this graphprobe reads up to {newest}",
+            hint="upgrade graphprobe: pip install --upgrade graphprobe",
+        )
+    try:
+        return msgspec.convert(document, form)
+    except UNREADABLE as error:
+        raise SchemaError(f"{path} is no manifest of {called}: {error}") from error
+
+
+def told_of_dumps(dumps: Sequence[tuple[Path, Manifest, str | None]]) -> dict[str, None]:
+    """What the manifests of dumps say is missing, and which ended before their program did, and why; in words.
+
+    `dumps` are their folders, manifests, and why they were stopped.
+    """
+    said = {text: None for _, manifest, _ in dumps for text in manifest.missing}
+    for folder, manifest, stopped in dumps:
+        if stopped:
+            said[f"{folder}: the dump ended early: {stopped}; nothing is known of what came after"] = None
+        elif state_of(manifest) == "killed":
+            said[f"{folder}: the process was killed: the last calls may be missing"] = None
+    return said
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -128,10 +185,8 @@ class Run:
 
     @property
     def state(self) -> State:
-        """The manifest's state, or `killed` where it says `running` and the process is gone."""
-        if self.manifest.state == "running" and self.manifest.host in ("", socket.gethostname()):
-            return "running" if is_alive(self.manifest.pid) else "killed"
-        return self.manifest.state
+        """That of the manifest, see `state_of`."""
+        return state_of(self.manifest)
 
     def events(self) -> tuple[Event, ...]:
         """Every event line that can be read, in order; what cannot is told in `problems`."""

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterable
 from datetime import datetime
@@ -19,8 +18,8 @@ from graphprobe.errors import UsageError
 from graphprobe.records import Event, Kind, Manifest, Where
 from graphprobe.settings import text_from_size
 from graphprobe.store import layout
-from graphprobe.store.files import ByteBudget, WrittenFile, digest_from_bytes, is_no_space, replace_file
-from graphprobe.store.manifest import RESERVE_BYTES, RETRY_SECONDS, SAVE_SECONDS, ManifestFile
+from graphprobe.store.files import WrittenFile, digest_from_bytes, replace_file
+from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, LiveWriter
 from graphprobe.store.schema import encode_event
 
 _FOLDER_ATTEMPTS = 1000
@@ -30,30 +29,21 @@ _UPDATABLE = set(Manifest.__struct_fields__) - {"schema", "missing", "collected_
 __all__ = ["RunWriter", "WrittenFile"]
 
 
-class RunWriter:
+class RunWriter(LiveWriter[Manifest]):
     """Writes one run: files under `tool_dir`, one line an event, and the manifest. Get one from `create`.
 
-    Thread-safe. In a forked child it goes silent: nothing of the child lands in the parent's folder, and no lock is
-    taken, since one held at the fork would never be freed. After `create`, nothing raises: what could not be written
-    is counted in the manifest's `missing`, one entry a cause.
+    After `create`, nothing raises: what could not be written is counted in the manifest's `missing`, one entry a cause.
     """
 
-    def __init__(self, run_dir: Path, tool_dir: Path, manifest_file: ManifestFile, budget: ByteBudget) -> None:
+    noun = ""
+
+    def __init__(self, run_dir: Path, tool_dir: Path, manifest: Manifest, max_bytes: int | None) -> None:
+        super().__init__(tool_dir, manifest, max_bytes)
         self.run_dir = run_dir
         self.tool_dir = tool_dir
-        self._file = manifest_file
-        self._budget = budget
-        self._pid = os.getpid()
-        # Re-entrant: a signal handler or a destructor may come back in while this thread holds it.
-        self._lock = threading.RLock()
-        self._closed = False
         self._sizes: dict[str, int] = {}
-        self._retry_at: float | None = None
-        self._full_reason = ""
         self._seq = 0
-        self._events = os.open(tool_dir / layout.EVENTS, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-        self._events_bytes = 0
-        self._torn = False
+        self._events = AppendFile(tool_dir / layout.EVENTS)
 
     @classmethod
     def create(
@@ -76,10 +66,8 @@ class RunWriter:
         try:
             root = root.absolute()  # the program may go elsewhere
             run_dir, tool_dir, made = _claim(root, manifest, rank, adopt_run_dir)
-            reserve_bytes = RESERVE_BYTES if max_bytes is None else min(RESERVE_BYTES, max_bytes // 8)
-            file = ManifestFile(tool_dir, _copy(manifest), reserve_bytes=reserve_bytes)
-            file.create()
-            return cls(run_dir, tool_dir, file, ByteBudget(max_bytes, overhead_bytes=file.overhead_bytes))
+            own = msgspec.convert(msgspec.to_builtins(manifest), Manifest)
+            return cls(run_dir, tool_dir, own, max_bytes)
         except OSError as error:
             if made is not None:
                 shutil.rmtree(made, ignore_errors=True)
@@ -88,30 +76,14 @@ class RunWriter:
                 hint="name a folder that can be written to: --out, trace(out_dir=...) or GRAPHPROBE_OUT",
             ) from error
 
-    @property
-    def forked(self) -> bool:
-        """Whether this is a forked child of the process that made the writer."""
-        return os.getpid() != self._pid
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
-    @property
-    def manifest(self) -> Manifest:
-        """A copy of the manifest as it stands, fresher than the file."""
-        with contextlib.nullcontext() if self.forked else self._lock:
-            return _copy(self._file.value)
-
     def write_text(self, relpath: str, text: str) -> WrittenFile | None:
         """Write `text` as UTF-8; see `write_bytes`. What UTF-8 cannot hold is written as a backslash escape."""
-        if self._silent():
+        if self.silent:
             return None
         try:
             data = text.encode("utf-8", "backslashreplace")
         except Exception as error:
-            self._count_error(error, "file", relpath, 0)
+            self._count_error(error, relpath, noun="file")
             return None
         return self.write_bytes(relpath, data)
 
@@ -122,38 +94,38 @@ class RunWriter:
             relpath: from `layout`, relative to the tool folder.
             data: the content; counts against `max_bytes`.
         """
-        if self._silent():
+        if self.silent:
             return None
         size_bytes = 0
         try:
             size_bytes = len(data)
-            with self._lock:
+            with self.lock:
                 if self._refuses("file", relpath, size_bytes):
                     return None
             try:
                 self._write_below(relpath, data)
             except BaseException:
-                with self._lock:
+                with self.lock:
                     self._budget.give_back(size_bytes)
                 raise
-            with self._lock:
+            with self.lock:
                 replaced_bytes = self._sizes.get(relpath, 0)
                 self._budget.give_back(replaced_bytes)
                 self._count_written(relpath, size_bytes, size_bytes - replaced_bytes)
             return WrittenFile(relpath, size_bytes, digest_from_bytes(data))
         except Exception as error:
-            self._count_error(error, "file", relpath, size_bytes)
+            self._count_error(error, relpath, noun="file", size_bytes=size_bytes)
             return None
 
     def append_text(self, relpath: str, text: str) -> bool:
         """Add `text` at the end of a file, with one write; for logs. False when it was not written."""
-        if self._silent():
+        if self.silent:
             return False
         size_bytes = 0
         try:
             data = text.encode("utf-8", "backslashreplace")
             size_bytes = len(data)
-            with self._lock:
+            with self.lock:
                 if self._refuses("log piece", relpath, size_bytes):
                     return False
                 try:
@@ -164,7 +136,7 @@ class RunWriter:
                 self._count_written(relpath, self._sizes.get(relpath, 0) + size_bytes, size_bytes)
             return True
         except Exception as error:
-            self._count_error(error, "log piece", relpath, size_bytes)
+            self._count_error(error, relpath, noun="log piece", size_bytes=size_bytes)
             return False
 
     def event(
@@ -186,10 +158,10 @@ class RunWriter:
         time_ns: int | None = None,
     ) -> Event | None:
         """Add one line to the events; fields as in `Event`. None when it was not written; `seq` has no gap then."""
-        if self._silent():
+        if self.silent:
             return None
         try:
-            with self._lock:
+            with self.lock:
                 event = Event(
                     seq=self._seq,
                     time_ns=time.time_ns() if time_ns is None else time_ns,
@@ -213,83 +185,50 @@ class RunWriter:
                 if self._refuses("event line", name, len(line)):
                     return None
                 try:
-                    self._append_line(line)
+                    self._events.append(line)
                 except BaseException:
                     self._budget.give_back(len(line))
                     raise
                 self._seq += 1
                 return event
         except Exception as error:
-            self._count_error(error, "event line", name, 0)
+            self._count_error(error, name, noun="event line")
             return None
 
     def update(self, **fields: object) -> None:
         """Set fields of the manifest and rewrite it; a field or a value that it cannot take is counted as missing."""
-        if self._silent():
+        if self.silent:
             return
-        with self._lock:
+        with self.lock:
             try:
-                document = msgspec.to_builtins(self._file.value)
+                document = msgspec.to_builtins(self._own)
                 unknown = sorted(set(fields) - _UPDATABLE)
                 if unknown:
                     raise TypeError(f"cannot set {', '.join(unknown)}")
                 document |= {name: msgspec.to_builtins(value) for name, value in fields.items()}
-                self._file.value = msgspec.convert(document, Manifest)
+                self._own = msgspec.convert(document, Manifest)
             except Exception as error:
-                self._file.count_missing(f"manifest not updated: {error}")
-            self._save()
-
-    def note(self, text: str) -> None:
-        """Add a line to the manifest's notes, once."""
-        if self._silent():
-            return
-        with self._lock:
-            if text not in self._file.value.notes:
-                self._file.value.notes.append(text)
-                self._save()
-
-    def missing(self, text: str) -> None:
-        """Say in words what should be there and is not; the same text again is counted."""
-        if self._silent():
-            return
-        with self._lock:
-            self._save(unless_newer_than_s=0.0 if self._file.count_missing(text) else SAVE_SECONDS)
+                self.count(f"manifest not updated: {error}", "")
+            self.save()
 
     def close(self, state: Literal["finished", "failed"], exception: str | None = None) -> None:
         """End the run: `state` and `exception` go to the manifest. Only the first call counts."""
         if self.forked:
             return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._file.value.state = state
-            self._file.value.exception = exception
-            self._file.value.ended_ns = time.time_ns()
-            self._file.drop_reserve()
-            self._save()
-            with contextlib.suppress(OSError):
-                os.close(self._events)
-
-    def _silent(self) -> bool:
-        return self._closed or self.forked
+        with self.lock:
+            if not self._closed:
+                self._closed = True
+                self._end(state, exception)
+                self._events.close()
 
     def _refuses(self, noun: str, name: str, size_bytes: int) -> bool:
         """Whether nothing may be written now, which is then counted; else the bytes are taken from the budget."""
-        if self._closed:
+        if self._closed or self.refuses(name, noun=noun, size_bytes=size_bytes):
             return True
-        if self._retry_at is not None:
-            if time.monotonic() >= self._retry_at and self._file.restore_reserve():
-                self._retry_at = None
-            else:
-                if time.monotonic() >= self._retry_at:
-                    self._retry_at = time.monotonic() + RETRY_SECONDS
-                self._count_missing(self._full_reason, noun, name, size_bytes)
-                return True
         if self._budget.take(size_bytes):
             return False
         bound = text_from_size(self._budget.max_bytes or 0)
-        self._count_missing(f"max_bytes ({bound}) would be exceeded", noun, name, size_bytes)
+        self.count(f"max_bytes ({bound}) would be exceeded", name, noun=noun, size_bytes=size_bytes)
         return True
 
     def _below(self, relpath: str) -> Path:
@@ -315,52 +254,12 @@ class RunWriter:
         finally:
             os.close(descriptor)
 
-    def _append_line(self, line: bytes) -> None:
-        """One write; a line of which only a part went to disk is cut off again, or else ended before the next one."""
-        data = b"\n" + line if self._torn else line
-        written = os.write(self._events, data)
-        if written == len(data):
-            self._torn = False
-            self._events_bytes += written
-            return
-        try:
-            os.ftruncate(self._events, self._events_bytes)
-        except OSError:
-            self._torn = True
-            self._events_bytes += written
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     def _count_written(self, relpath: str, size_bytes: int, grown_bytes: int) -> None:
         self._sizes[relpath] = size_bytes
-        self._file.value.collected_files = len(self._sizes)
-        self._file.value.collected_bytes += grown_bytes
+        self._own.collected_files = len(self._sizes)
+        self._own.collected_bytes += grown_bytes
         # A write that was under way in another thread while the run was closed is still to be counted.
-        self._save(unless_newer_than_s=0.0 if self._closed else SAVE_SECONDS)
-
-    def _count_error(self, error: Exception, noun: str, name: str, size_bytes: int) -> None:
-        reason = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
-        with self._lock:
-            if is_no_space(error):
-                self._retry_at = time.monotonic() + RETRY_SECONDS
-                self._full_reason = reason
-                self._file.drop_reserve()
-            self._count_missing(reason, noun, name, size_bytes)
-
-    def _count_missing(self, reason: str, noun: str, name: str, size_bytes: int) -> None:
-        new = self._file.count_missing(reason, noun=noun, size_bytes=size_bytes, first=name)
-        self._save(unless_newer_than_s=0.0 if new else SAVE_SECONDS)
-
-    def _save(self, *, unless_newer_than_s: float = 0.0) -> None:
-        if self._file.save(unless_newer_than_s=unless_newer_than_s):
-            self._budget.overhead_bytes = self._file.overhead_bytes
-        if self._file.full_reason is not None:
-            # The manifest has found the disk full. What the reserve gave back is for the manifest alone.
-            self._full_reason, self._file.full_reason = self._file.full_reason, None
-            self._retry_at = time.monotonic() + RETRY_SECONDS
-
-
-def _copy(manifest: Manifest) -> Manifest:
-    return msgspec.convert(msgspec.to_builtins(manifest), Manifest)
+        self.save(unless_newer_than_s=0.0 if self._closed else SAVE_SECONDS)
 
 
 def _claim(root: Path, manifest: Manifest, rank: int | None, adopt_run_dir: Path | None) -> tuple[Path, Path, Path]:

@@ -24,8 +24,9 @@ from graphprobe.internals.operators.autograd_edges import (
     unseen,
 )
 from graphprobe.internals.quiet import quiet
+from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES
 from graphprobe.probe.api.plan import ApiPlan
-from graphprobe.probe.api.value_slots import INPUTS, PLAIN, Values, output_name, take
+from graphprobe.probe.api.value_slots import INPUTS, Values, output_name, take
 from graphprobe.store.api_records import ApiSlot, RawCall, Slot
 from graphprobe.store.api_writer import ApiWriter
 from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion, SlotRole
@@ -110,7 +111,7 @@ class Collector:
         values = self.values
         if values.notes:
             notes, values.notes = (*notes, *values.notes), []
-        self.writer.submit(
+        self.writer.hand_in(
             RawCall(
                 head.step,
                 head.kind,
@@ -427,7 +428,7 @@ class OpenCall:
         """What it was given, as it is now."""
         for number, value in enumerate(args):
             name = INPUTS[number] if number < len(INPUTS) else f"input.{number}"
-            if type(value) in PLAIN:
+            if type(value) in PLAIN_TYPES:
                 self.add_tensor(name, "input", value)
             else:
                 take(name, "input", value, self.slots, self.add_tensor)
@@ -463,7 +464,7 @@ class OpenCall:
     def take_results(self, result: Any) -> bool:
         """What it returned, and which of its inputs it has changed; whether there was a tensor among that."""
         self._results = []
-        if type(result) in PLAIN:
+        if type(result) in PLAIN_TYPES:
             self._add_result("output.0", "output", result)
         else:
             results = result if isinstance(result, list | tuple) else (result,)

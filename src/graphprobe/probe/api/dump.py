@@ -20,7 +20,6 @@ from graphprobe.probe.api.optimizers import OptimizerWatch
 from graphprobe.probe.api.patched import ApiMode, PatchedCalls
 from graphprobe.probe.api.plan import ApiPlan, OptimizerRecords, StepAt, arguments_from_file, plan_from_arguments
 from graphprobe.probe.api.session import ApiSession
-from graphprobe.settings import resolve
 from graphprobe.store.api_records import DumpData, DumpLevel, DumpMode
 from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
 
@@ -84,10 +83,7 @@ class ApiDumper:
             raise UsageError(
                 f"a dump to {_open[0].plan.path} is running", hint="one dump at a time: close that one first"
             )
-        manifest = api_manifest_from_run(
-            environment.manifest(resolve(arguments={}, environ={})), plan=self.plan.as_document()
-        )
-        manifest.rank, manifest.world_size = _rank(manifest.rank, manifest.world_size)
+        manifest = api_manifest_from_run(environment.manifest_of_rank({}), plan=self.plan.as_document())
         writer = ApiWriter.create(self.path, manifest=manifest, max_bytes=self.plan.budget_bytes)
         self._session = session = ApiSession(self.plan, writer, model=self._model)
         self._mode = mode = ApiMode(session)
@@ -205,10 +201,3 @@ def _check_model(model: Any) -> None:
     several = list(model.values()) if isinstance(model, Mapping) else [model]
     if model is not None and not all(isinstance(one, torch.nn.Module) for one in several):
         raise UsageError(f"model is a {type(model).__name__}: expected a torch.nn.Module, or several by name")
-
-
-def _rank(rank: int, world_size: int) -> tuple[int, int]:
-    """As torch.distributed says where it runs, else as the launcher has set it."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return rank, world_size

@@ -35,9 +35,11 @@ from graphprobe.probe.api.api_names import info_of
 from graphprobe.probe.api.session import Frames
 from graphprobe.probe.api.value_slots import scalar_of
 from graphprobe.probe.dump.overflow_rules import (
+    SKIPPED,
     FloatSummary,
     OverflowJudge,
     elements,
+    in_words,
     judged,
     memory_of,
     row_of,
@@ -113,9 +115,6 @@ def _signs_of(tensor: torch.Tensor) -> Signs:
 
 
 logger = logging.getLogger("graphprobe")
-
-SKIPPED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "set_")
-"""Operators whose outputs hold whatever was there before."""
 
 _MOST_CALLS = 1 << 18
 """Forward calls that are remembered, for the names of their backwards."""
@@ -269,16 +268,9 @@ class OverflowWatch:
             self._sequences.append(call.first_sequence)
 
     def _tell_api(self, call: _OpenCall, result: Any) -> None:
-        inputs: Values = []
-        for index, value in enumerate(call.args):
-            _flatten(f"input.{index}", value, inputs)
-        for name, value in call.kwargs.items():
-            _flatten(f"kwarg.{name}", value, inputs)
         with quiet():
-            inputs = [(slot, call.before.get(_place(value), value)) for slot, value in inputs]
-        outputs: Values = []
-        for index, value in enumerate(result if isinstance(result, (list, tuple)) else (result,)):
-            _flatten(f"output.{index}", value, outputs)
+            inputs = [(slot, call.before.get(_place(value), value)) for slot, value in _given(call.args, call.kwargs)]
+        outputs = _results(result)
         op, problems = call.origins[0]
         self._report(call.api, call.number, "forward", op, call.source, call.stack, problems, inputs, outputs)
 
@@ -289,9 +281,7 @@ class OverflowWatch:
             return op.run()
         before = self._before(op) if op.target._schema.is_mutable else {}
         result = op.run()
-        outputs: Values = []
-        for index, value in enumerate(result if isinstance(result, (list, tuple)) else (result,)):
-            _flatten(f"output.{index}", value, outputs)
+        outputs = _results(result)
         self._guarded(lambda: self._judge_op(op, before, outputs))
         return result
 
@@ -339,11 +329,7 @@ class OverflowWatch:
     def _judge_odd(
         self, op: EagerOp, before: dict[str, torch.Tensor], outputs: Values, written: list[FloatSummary]
     ) -> None:
-        live: Values = []
-        for index, value in enumerate(op.args):
-            _flatten(f"input.{index}", value, live)
-        for name, value in op.kwargs.items():
-            _flatten(f"kwarg.{name}", value, live)
+        live = _given(op.args, op.kwargs)
         if any(isinstance(value, float) and math.isnan(value) for _, value in live):
             return  # asked for, as by `fill_(nan)`
         inputs = [(slot, before.get(slot, value)) for slot, value in live]
@@ -358,7 +344,7 @@ class OverflowWatch:
         if verdict is None or verdict.role != "origin":
             return
         found = dict(outputs)
-        problems = tuple(_in_words(elements(found[problem.slot], problem)) for problem in verdict.problems)
+        problems = tuple(in_words([elements(found[problem.slot], problem)]) for problem in verdict.problems)
         call = self._state.call
         if call is not None:
             call.origins.append((op.name, problems))
@@ -424,6 +410,24 @@ class _ApiMode(TorchFunctionMode):
         return self._watch.around_api(func, args, kwargs or {})
 
 
+def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> Values:
+    """Arguments by slot."""
+    found: Values = []
+    for index, value in enumerate(args):
+        _flatten(f"input.{index}", value, found)
+    for name, value in kwargs.items():
+        _flatten(f"kwarg.{name}", value, found)
+    return found
+
+
+def _results(result: Any) -> Values:
+    """What was returned, by slot."""
+    found: Values = []
+    for index, value in enumerate(result if isinstance(result, (list, tuple)) else (result,)):
+        _flatten(f"output.{index}", value, found)
+    return found
+
+
 def _flatten(slot: str, value: Any, into: Values) -> None:
     if isinstance(value, (list, tuple)) and any(isinstance(item, (torch.Tensor, list, tuple)) for item in value):
         for index, item in enumerate(value):
@@ -454,16 +458,6 @@ def _summary(slot: str, tensor: torch.Tensor) -> FloatSummary | None:
     with quiet():
         row = row_of(tensor)
     return None if row is None else summary_from_row(slot, memory_of(tensor), tensor.dtype, row.tolist())
-
-
-def _in_words(found: dict[str, Any]) -> str:
-    what = {
-        "nan": "NaN",
-        "inf": f"{found['sign']}inf",
-        "saturated": f"the {'largest' if found['sign'] == '+' else 'lowest'} {found['dtype']}",
-    }[found["kind"]]
-    first = f", first at {found['first'][0]}" if found["first"] else ""
-    return f"{found['output']} has {what} in {found['elements']} of {found['of']} elements{first}"
 
 
 PREFIX = "Overflow_info"

@@ -33,6 +33,7 @@ from graphprobe.engine.tensor_stats import (
 from graphprobe.internals.operators.api_calls import own_buffers, own_parameters
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors.plain_tensors import (
+    PLAIN_TYPES,
     is_backed,
     is_lazy,
     is_plain,
@@ -111,7 +112,6 @@ class HeldTensors:
             return
 
 
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _PARAMETER = torch.nn.Parameter
 ENDS = 256
 """Elements at either end that a sample has in full."""
@@ -156,7 +156,7 @@ class Values:
     def slot(self, name: str, role: SlotRole, tensor: torch.Tensor) -> Slot:
         """The slot of a tensor of any class, layout and device; one whose values cannot be had says why."""
         cls = type(tensor)
-        if cls not in PLAIN:
+        if cls not in PLAIN_TYPES:
             return self._special(name, role, tensor)
         try:
             address = tensor.data_ptr()
@@ -315,7 +315,7 @@ class Values:
                     flat = sampled_values(flat, every)
             data = self._writer.pool.copy(_memory(flat))
         self._handed.add(name)
-        self._writer.submit(RawValue(handed, None, dtype, kept, data, every, data.nbytes))
+        self._writer.hand_in(RawValue(handed, None, dtype, kept, data, every, data.nbytes))
         return handed, every is not None
 
     def _look_at_device(self, tensor: torch.Tensor) -> tuple[Callable[[], TensorStats], Handed | None, bool, str]:
@@ -334,7 +334,7 @@ class Values:
             wait = _to_host(flat)
         count, size_bytes = flat.numel(), flat.numel() * flat.element_size()
         handed = Handed(None)
-        self._writer.submit(
+        self._writer.hand_in(
             RawValue(handed, stats, text_of(tensor.dtype), count, lambda: _array(wait()), every, size_bytes)
         )
         return stats, handed, every is not None, ""
@@ -403,7 +403,7 @@ def output_name(number: int) -> str:
 def take(name: str, role: SlotRole, value: Any, slots: list[Slot], on_tensor: OnTensor, depth: int = 0) -> None:
     """Put `value` into `slots` under `name`; each tensor in it, however deep, goes to `on_tensor` in its place."""
     kind = type(value)
-    if kind in PLAIN:
+    if kind in PLAIN_TYPES:
         on_tensor(name, role, value)
     elif kind in _PLAIN_SCALARS:
         slots.append(scalar_slot(name, role, value))

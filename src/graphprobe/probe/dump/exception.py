@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +9,11 @@ from typing import Any
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.dump.running import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, why_no_call
-from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
-from graphprobe.probe.dump.tensors import dump_value, is_tensor
-from graphprobe.store import dump_records
-from graphprobe.store.dump_queue import CopyPool
-from graphprobe.store.dump_records import argument_from_value
-from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
+from graphprobe.probe.dump.running import GraphCall, GraphOp, OpExecution
+from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op
+from graphprobe.probe.dump.tensors import is_tensor
+from graphprobe.store.dump_records import Side
+from graphprobe.store.dump_writer import DumpWriter
 
 DOCUMENT = "exception.json"
 MAX_TRACEBACK = 64 * 1024
@@ -24,25 +21,15 @@ MAX_TRACEBACK = 64 * 1024
 _OWN = str(Path(__file__).parents[2])
 
 
-class ExceptionObserver:
-    """On an exception out of an op, dumps its inputs and the traceback. Implements `OpObserver`."""
+class ExceptionObserver(FindingObserver):
+    """On an exception out of an op, dumps its inputs and the traceback."""
+
+    kind, happened = "exception", "raised"
 
     def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter]) -> None:
-        self._plan = plan
-        self._writer = writer
-        self._files = SideFiles(plan, writer, "exception")
-        self._pool = CopyPool(QUEUE_BYTES)
+        super().__init__(plan, writer)
         self._last: dict[GraphCall, GraphOp] = {}
         self._told: dict[GraphCall, int] = {}
-        self._models: set[DumpModel] = set()
-        self._seen = 0
-
-    def wants(self, graph: DumpGraph) -> frozenset[int]:
-        self._models.add(graph.model)
-        return frozenset(op.index for op in graph.ops if not op.data)
-
-    def due(self, graph: DumpGraph, step: int) -> bool:
-        return self._plan.due(step) and self._writer().accepts
 
     def before(self, execution: OpExecution) -> None:
         """Copies of what the op may write into: it may have begun to when it fails."""
@@ -60,25 +47,9 @@ class ExceptionObserver:
         self._told[call] = id(error)
         kept = execution.state.pop(self, {})
         text = f"{described(op)} raised {_one_line(error)} in step {call.step}, {call.graph.direction}"
-        notes = (
-            *op.notes,
-            f"exception: {_one_line(error)}",
-            *(f"{slot} is a copy from before the op" for slot in kept),
-        )
-        values, arguments = [], []
-        for slot, live in execution.inputs:
-            value = kept.get(slot, live)
-            if is_tensor(value):
-                stats = self._plan.data == "stats"
-                values.append(dump_value(slot, "input", value, stats=stats, pool=self._pool))
-            else:
-                arguments.append(argument_from_value(slot, value))
-        place, time_ns, writer = self._files.place(call), time.time_ns(), self._writer()
-        seq = writer.submit(op.info, place, values, arguments=arguments, notes=notes, time_ns=time_ns)
-        file = ""
-        if seq is not None:
-            name = dump_records.op_file(op.info.op_type, op.info.op_name, seq, time_ns // 1000)
-            file = f"{dump_records.data_folder(place)}/{dump_records.STATS if self._plan.data == 'stats' else name}"
+        copied = [f"{slot} is a copy from before the op" for slot in kept]
+        slots: list[tuple[str, Side, Any]] = [(slot, "input", kept.get(slot, live)) for slot, live in execution.inputs]
+        file = self.entry(call, op, slots, f"exception: {_one_line(error)}", *copied)[1]
         self._write(call, text, error, {**facts_of_op(op), "file": file})
 
     def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
@@ -89,13 +60,6 @@ class ExceptionObserver:
         after = f"after {described(last)}" if last is not None else "before its first op"
         text = f"{call.graph} raised {_one_line(error)} outside of its ops, {after}, in step {call.step}"
         self._write(call, text, error, {"op": None, "after": last.info.op_name if last is not None else None})
-
-    def close(self) -> list[str]:
-        if not self._seen:
-            return [f"no exception was looked for: {why_no_call(self._plan, self._models)}"]
-        if self._files.count:
-            return [f"exceptions found: {self._files.count}, see findings.jsonl"]
-        return [f"nothing was dumped: no op raised in {self._seen} calls of graphs"]
 
     def _write(self, call: GraphCall, text: str, error: BaseException, facts: dict[str, Any]) -> None:
         """Nothing of the error is kept but text: it would keep the program's frames alive."""
@@ -111,8 +75,8 @@ class ExceptionObserver:
             "traceback": trace,
             "callers": "".join(traceback.format_list(callers))[-MAX_TRACEBACK:],
         }
-        path = self._files.document(self._files.place(call), DOCUMENT, document)
-        self._files.finding(text, model=call.graph.model.name, step=call.step, document=path, **facts)
+        path = self.document(self.place(call), DOCUMENT, document)
+        self.finding(text, model=call.graph.model.name, step=call.step, document=path, **facts)
 
 
 def _one_line(error: BaseException) -> str:

@@ -19,34 +19,31 @@ import torch
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.dump.overflow_rules import (
+    SKIPPED,
     FloatSummary,
     OverflowJudge,
     OverflowVerdict,
     elements,
+    in_words,
     judged,
     memory_of,
     row_of,
     summary_from_row,
     summary_of,
 )
-from graphprobe.probe.dump.running import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, Values, why_no_call
-from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
-from graphprobe.probe.dump.tensors import dump_value, is_tensor
-from graphprobe.store import dump_records
+from graphprobe.probe.dump.running import GraphCall, GraphOp, OpExecution, Values
+from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op
+from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.store.dump_format import RECORD_KEY
-from graphprobe.store.dump_queue import CopyPool
-from graphprobe.store.dump_records import DumpValue, argument_from_value
-from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
-
-DOCUMENT = "overflow.json"
+from graphprobe.store.dump_reader import OVERFLOW
+from graphprobe.store.dump_records import Side
+from graphprobe.store.dump_writer import DumpWriter
 
 HELD_BYTES = 256 << 20
 """Copies on a device that wait for the verdict; with more than these the flags are read back at once."""
 
 STEPS_REMEMBERED = 16
 MOST_CARRIERS = 64
-SKIPPED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_")
-"""Ops whose outputs hold whatever was there before."""
 
 
 @dataclass(slots=True)
@@ -80,33 +77,21 @@ class _ModelStep:
     written: bool = True
 
 
-class OverflowObserver:
-    """Dumps the ops that overflow, whole, and names those that pass it on. Implements `OpObserver`."""
+class OverflowObserver(FindingObserver):
+    """Dumps the ops that overflow, whole, and names those that pass it on."""
+
+    kind, happened = "overflow", "overflowed"
 
     def __init__(
         self, plan: DumpPlan, writer: Callable[[], DumpWriter], *, held_bytes: int = HELD_BYTES, deferred: bool = False
     ) -> None:
         """With `deferred` the flags of CPU tensors are read at the end of the call, too, as a device's are."""
-        self._plan = plan
-        self._writer = writer
-        self._files = SideFiles(plan, writer, "overflow")
+        super().__init__(plan, writer)
         self._held_bytes = held_bytes
         self._deferred = deferred
-        self._pool = CopyPool(QUEUE_BYTES)
         self._calls: dict[GraphCall, _OverflowCall] = {}
         self._steps: OrderedDict[tuple[int, int], _ModelStep] = OrderedDict()
         self._lock = threading.Lock()
-        self._models: set[DumpModel] = set()
-        self._seen = 0
-
-    # -- OpObserver ---------------------------------------------------------------------------------------------------
-
-    def wants(self, graph: DumpGraph) -> frozenset[int]:
-        self._models.add(graph.model)
-        return frozenset(op.index for op in graph.ops if not op.data)
-
-    def due(self, graph: DumpGraph, step: int) -> bool:
-        return self._plan.due(step) and self._writer().accepts
 
     def before(self, execution: OpExecution) -> None:
         """Copies of what the op may write into; on a device of all it reads: others may write there."""
@@ -150,9 +135,6 @@ class OverflowObserver:
         if verdict is not None:
             self._tell(execution.call, execution.op, verdict, inputs, outputs, time.time_ns())
 
-    def raised(self, execution: OpExecution, error: BaseException) -> None:
-        execution.state.pop(self, None)
-
     def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
         self._seen += 1
         under_way = self._calls.pop(call, None)
@@ -161,13 +143,6 @@ class OverflowObserver:
         step = self._step(call)
         if step.origins and not step.written:
             self._write(call, step)
-
-    def close(self) -> list[str]:
-        if not self._seen:
-            return [f"no overflow was looked for: {why_no_call(self._plan, self._models)}"]
-        if self._files.count:
-            return [f"overflows found: {self._files.count}, see findings.jsonl"]
-        return [f"nothing was dumped: no op overflowed in {self._seen} calls of graphs"]
 
     # -- on a device --------------------------------------------------------------------------------------------------
 
@@ -231,7 +206,7 @@ class OverflowObserver:
         self, call: GraphCall, op: GraphOp, verdict: OverflowVerdict, inputs: Values, outputs: Values, time_ns: int
     ) -> None:
         step = self._step(call)
-        place = self._files.place(call)
+        place = self.place(call)
         if verdict.role == "carrier":
             if len(step.carriers) < MOST_CARRIERS:
                 step.carriers.append(facts_of_op(op))
@@ -241,19 +216,23 @@ class OverflowObserver:
         else:
             live = dict(outputs)
             problems = [elements(live[problem.slot], problem) for problem in verdict.problems]
-            text = f"{described(op)} overflows in step {call.step}, {call.graph.direction}: {_in_words(problems)}"
-            file = self._dump(call, op, inputs, outputs, text, time_ns)
+            text = f"{described(op)} overflows in step {call.step}, {call.graph.direction}: {in_words(problems)}"
+            slots: list[tuple[str, Side, Any]] = [
+                *((slot, "input", value) for slot, value in inputs),
+                *((slot, "output", value) for slot, value in outputs),
+            ]
+            file = self.entry(call, op, slots, f"overflow: {text}", time_ns=time_ns)[1]
             name = file.rpartition("/")[2]
             saturated = all(problem.kind == "saturated" for problem in verdict.problems)
             repro = None
             if file and self._plan.data == "tensor":
-                script = repro_of(op, inputs, file=name, key=RECORD_KEY, why=_in_words(problems), saturated=saturated)
+                script = repro_of(op, inputs, file=name, key=RECORD_KEY, why=in_words(problems), saturated=saturated)
                 if script is not None:
-                    repro = self._files.document(place, f"repro_{name}.py", script.encode())
+                    repro = self.document(place, f"repro_{name}.py", script.encode())
             origin = {"role": "origin", **facts_of_op(op), "problems": problems, "file": file, "repro": repro}
             step.origins.append(origin)
             same = (call.graph, op.index)
-            self._files.finding(text, same=same, model=call.graph.model.name, step=call.step, **origin)
+            self.finding(text, same=same, model=call.graph.model.name, step=call.step, **origin)
             self._write(call, step)
 
     def _write(self, call: GraphCall, step: _ModelStep) -> None:
@@ -264,45 +243,8 @@ class OverflowObserver:
             "carriers": step.carriers,
             "carriers_left_out": step.carriers_left_out,
         }
-        self._files.document(self._files.place(call), DOCUMENT, document)
+        self.document(self.place(call), OVERFLOW, document)
         step.written = True
-
-    def _dump(self, call: GraphCall, op: GraphOp, inputs: Values, outputs: Values, text: str, time_ns: int) -> str:
-        """The op as an ordinary entry of the dump. Returns its file, relative to the time folder."""
-        stats = self._plan.data == "stats"
-        values: list[DumpValue] = []
-        arguments = []
-        for side, slots in (("input", inputs), ("output", outputs)):
-            for slot, value in slots:
-                if is_tensor(value):
-                    values.append(dump_value(slot, side, value, stats=stats, pool=self._pool))  # type: ignore[arg-type]
-                else:
-                    arguments.append(argument_from_value(slot, value))
-        place = self._files.place(call)
-        notes = (*op.notes, f"overflow: {text}")
-        writer = self._writer()
-        seq = writer.submit(op.info, place, values, arguments=arguments, notes=notes, time_ns=time_ns)
-        if seq is None:
-            return ""
-        name = (
-            dump_records.STATS
-            if stats
-            else dump_records.op_file(op.info.op_type, op.info.op_name, seq, time_ns // 1000)
-        )
-        return f"{dump_records.data_folder(place)}/{name}"
-
-
-def _in_words(problems: Sequence[dict[str, Any]]) -> str:
-    parts = []
-    for found in problems:
-        what = {
-            "nan": "NaN",
-            "inf": f"{found['sign']}inf",
-            "saturated": f"the {'largest' if found['sign'] == '+' else 'lowest'} {found['dtype']}",
-        }[found["kind"]]
-        first = f", first at {found['first'][0]}" if found["first"] else ""
-        parts.append(f"{found['output']} has {what} in {found['elements']} of {found['of']} elements{first}")
-    return "; ".join(parts)
 
 
 _TEMPLATE = '''"""Runs {name} again on the inputs in {file}: {why}. Exit code 1 when it happens again."""

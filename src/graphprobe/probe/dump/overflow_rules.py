@@ -18,6 +18,9 @@ from graphprobe.internals.tensors.weak_storage import span_of
 from graphprobe.probe.dump.running import Values
 from graphprobe.probe.dump.traits import OpTraits, Signs, largest
 
+SKIPPED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "set_")
+"""Ops whose outputs hold whatever was there before."""
+
 Kind = Literal["nan", "inf", "saturated"]
 
 
@@ -218,6 +221,20 @@ def elements(tensor: torch.Tensor, problem: BadOutput) -> dict[str, Any]:
             "of": tensor.numel(),
             "first": where[:MOST_ELEMENTS].tolist(),
         }
+
+
+def in_words(problems: Sequence[dict[str, Any]]) -> str:
+    """What `elements` found of outputs, as a text."""
+    parts = []
+    for found in problems:
+        what = {
+            "nan": "NaN",
+            "inf": f"{found['sign']}inf",
+            "saturated": f"the {'largest' if found['sign'] == '+' else 'lowest'} {found['dtype']}",
+        }[found["kind"]]
+        first = f", first at {found['first'][0]}" if found["first"] else ""
+        parts.append(f"{found['output']} has {what} in {found['elements']} of {found['of']} elements{first}")
+    return "; ".join(parts)
 
 
 def _is_float(tensor: torch.Tensor) -> bool:

@@ -23,17 +23,17 @@ from graphprobe.probe.dump.running import (
     GraphCall,
     GraphOp,
     OpExecution,
+    OpObserver,
     Values,
     place_of,
     why_no_call,
 )
 from graphprobe.probe.dump.single_ops import MODEL
-from graphprobe.probe.dump.tensors import dump_value, is_tensor, live_stats, stream_of
+from graphprobe.probe.dump.tensors import dump_value, live_stats, stream_of
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.dump_format import OpForm
-from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.dump_records import Argument, Data, Place, Side, Slot, argument_from_value
-from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
+from graphprobe.store.dump_writer import DumpWriter
 
 _forms = Forms()
 
@@ -160,15 +160,14 @@ class _Call(NamedTuple):
     writer: DumpWriter
 
 
-class OpRecorder:
-    """Writes what the ops that the plan selects read and wrote. Implements `OpObserver`."""
+class OpRecorder(OpObserver):
+    """Writes what the ops that the plan selects read and wrote."""
 
     def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter]) -> None:
         """`writer` gives the writer of this process."""
         self._plan = plan
         self._writer = writer
         self._stats = plan.data == "stats"
-        self._pool = CopyPool(QUEUE_BYTES)
         self._choosers: dict[tuple[ModelEntry, ...], OpChooser] = {}
         self._models: dict[DumpModel, int] = {}
         self._graphs: dict[DumpGraph, _Selection] = {}
@@ -213,9 +212,6 @@ class OpRecorder:
             stats=tuple(kept.stats),
             stream_id=_stream(kept, execution),
         )
-
-    def raised(self, execution: OpExecution, error: BaseException) -> None:
-        """What an op that raised has read is the exception scene's."""
 
     def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
         if self in call.state:
@@ -264,7 +260,7 @@ class OpRecorder:
         for name, value in slots:
             if narrowed is not None and not narrowed.keeps(side, _position(name)):
                 continue
-            if not is_tensor(value):
+            if not isinstance(value, torch.Tensor):
                 kept.arguments.append(argument_from_value(name, value))
                 continue
             if memo is not None:
@@ -275,7 +271,7 @@ class OpRecorder:
                 else:
                     kept.add(name, side, meta, None, stats)
                     continue
-            kept.add(*dump_value(name, side, value, stats=self._stats, pool=self._pool))
+            kept.add(*dump_value(name, side, value, stats=self._stats, pool=call.writer.pool))
 
     def _call(self, call: GraphCall) -> _Call:
         """What is the same for all ops of a call."""
@@ -293,7 +289,7 @@ def _stream(kept: _Kept, execution: OpExecution) -> int:
     """The stream of the first tensor; it is not looked for where all that was kept is on the CPU."""
     if all(meta.device == "cpu" for meta in kept.slots[2::3]):  # type: ignore[union-attr]
         return 0
-    tensor = next((v for _, v in (*(execution.outputs or ()), *execution.inputs) if is_tensor(v)), None)
+    tensor = next((v for _, v in (*(execution.outputs or ()), *execution.inputs) if isinstance(v, torch.Tensor)), None)
     return 0 if tensor is None else stream_of(tensor)
 
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -24,7 +23,6 @@ from graphprobe.probe.dump.tensors import device_index, is_capturing
 from graphprobe.probe.dump.traits import NONE, OpTraits
 from graphprobe.records import Direction
 from graphprobe.select import OpFacts
-from graphprobe.settings import resolve
 from graphprobe.store.dump_records import DumpManifest, Engine, OpInfo, Place, dump_manifest_from_run
 from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
 
@@ -161,7 +159,7 @@ class OpExecution:
         return self.call.graph
 
 
-class OpObserver(Protocol):
+class OpObserver:
     """Told what ops read and wrote, on the thread that runs them. May look at live tensors, and change none.
 
     One that raises is detached and reported; the program and the other observers go on.
@@ -169,9 +167,11 @@ class OpObserver(Protocol):
 
     def wants(self, graph: DumpGraph) -> Collection[int]:
         """A graph was compiled: indices of the ops it wants to be told of."""
+        raise NotImplementedError
 
     def due(self, graph: DumpGraph, step: int) -> bool:
         """Whether it wants a call of this graph; asked once a call."""
+        raise NotImplementedError
 
     def before(self, execution: OpExecution) -> None:
         """An op is about to run."""
@@ -187,6 +187,7 @@ class OpObserver(Protocol):
 
     def close(self) -> list[str]:
         """The dump ends. Returns what the user should know, one sentence each."""
+        raise NotImplementedError
 
 
 class GraphCall:
@@ -530,9 +531,7 @@ class DumpSession:
         return self._closed
 
     def _manifest(self) -> DumpManifest:
-        settings = resolve(arguments={}, environ=os.environ)
-        run = environment.manifest(settings)
-        run.rank, run.world_size = _rank_and_world_size(run.rank, run.world_size)
+        run = environment.manifest_of_rank(os.environ)
         plan = msgspec.to_builtins(self.plan)
         manifest = dump_manifest_from_run(run, engine=self.plan.engine or self._engine or "kernel", plan=plan)
         manifest.statistics = list(self.plan.stats)
@@ -551,11 +550,3 @@ class DumpSession:
         seen.add(compile_id)
         self._counters[frame] = (counter, seen)
         return counter
-
-
-def _rank_and_world_size(rank: int, world_size: int) -> tuple[int, int]:
-    """Those of the process group where there is one; else as the launcher set them."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return rank, world_size
-    return distributed.get_rank(), distributed.get_world_size()

@@ -1,61 +1,118 @@
-"""What observers leave beside the values: findings, one a line, and documents in the folder of a step."""
+"""What observers that look for something share: findings, one a line, documents, and ops as entries of the dump."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import msgspec
 
 from graphprobe.dump_plan import DumpPlan
-from graphprobe.probe.dump.running import GraphCall, GraphOp, place_of
+from graphprobe.probe.dump.running import (
+    DumpGraph,
+    DumpModel,
+    GraphCall,
+    GraphOp,
+    OpExecution,
+    OpObserver,
+    place_of,
+    why_no_call,
+)
+from graphprobe.probe.dump.tensors import dump_value, is_tensor
 from graphprobe.store import dump_records
-from graphprobe.store.dump_records import Place
+from graphprobe.store.dump_reader import FINDINGS
+from graphprobe.store.dump_records import Place, Side, argument_from_value
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.files import replace_file
 from graphprobe.store.manifest import AppendFile
 
 logger = logging.getLogger("graphprobe")
 
-FINDINGS = "findings.jsonl"
-"""In the time folder: one line a finding."""
-
 MOST = 1000
 """Findings of one kind that are written; what comes after is counted."""
 
 
-class SideFiles:
-    """Writes for one observer. Nothing is written once the dump has stopped, e.g. because its budget was reached."""
+class FindingObserver(OpObserver):
+    """Told of the ops that compute, and writes what it finds; `kind` goes into every finding.
 
-    def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter], kind: str) -> None:
-        """`kind` goes into every finding."""
+    Nothing is written once the dump has stopped, e.g. because its budget was reached.
+    """
+
+    kind: ClassVar[str]
+    happened: ClassVar[str] = ""
+    """What no op has done where nothing is found."""
+
+    def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter]) -> None:
         self._plan = plan
         self._writer = writer
-        self._kind = kind
+        self._models: set[DumpModel] = set()
+        self._seen = 0
+        self._count = 0
         self._said: set[object] = set()
-        self._lock = threading.Lock()
-        self.count = 0
+        self._telling = threading.Lock()
+
+    def wants(self, graph: DumpGraph) -> frozenset[int]:
+        self._models.add(graph.model)
+        return frozenset(op.index for op in graph.ops if not op.data)
+
+    def due(self, graph: DumpGraph, step: int) -> bool:
+        return self._plan.due(step) and self._writer().accepts
+
+    def raised(self, execution: OpExecution, error: BaseException) -> None:
+        execution.state.pop(self, None)
+
+    def close(self) -> list[str]:
+        if not self._seen:
+            return [f"no {self.kind} was looked for: {why_no_call(self._plan, self._models)}"]
+        if self._count:
+            return [f"{self.kind}s found: {self._count}, see findings.jsonl"]
+        return [f"nothing was dumped: no op {self.happened} in {self._seen} calls of graphs"]
 
     def place(self, call: GraphCall) -> Place:
         """The folder of a call."""
         return place_of(call, by_step=self._plan.steps is not None)
 
+    def entry(
+        self,
+        call: GraphCall,
+        op: GraphOp,
+        slots: Iterable[tuple[str, Side, Any]],
+        *notes: str,
+        time_ns: int | None = None,
+    ) -> tuple[int | None, str]:
+        """Dump an op as any other, with what lies in its slots. Returns its number and its file in the time folder."""
+        writer, stats = self._writer(), self._plan.data == "stats"
+        values, arguments = [], []
+        for slot, side, value in slots:
+            if is_tensor(value):
+                values.append(dump_value(slot, side, value, stats=stats, pool=writer.pool))
+            else:
+                arguments.append(argument_from_value(slot, value))
+        place, time_ns = self.place(call), time_ns or time.time_ns()
+        seq = writer.submit(op.info, place, values, arguments=arguments, notes=(*op.notes, *notes), time_ns=time_ns)
+        if seq is None:
+            return None, ""
+        name = dump_records.op_file(op.info.op_type, op.info.op_name, seq, time_ns // 1000)
+        return seq, f"{dump_records.data_folder(place)}/{dump_records.STATS if stats else name}"
+
     def finding(self, text: str, *, same: object = None, **facts: Any) -> None:
         """Append a finding, and say it in the log; of those that are the `same`, the first only."""
-        with self._lock:
-            self.count += 1
+        with self._telling:
+            self._count += 1
             said, self._said = same in self._said, self._said | {same}
             if same is None or not said:
                 logger.warning("dump: %s", text)
             writer = self._writer()
-            if self.count > MOST:
-                writer.missing(f"more than {MOST} findings of kind {self._kind}", noun="finding")
+            if self._count > MOST:
+                writer.missing(f"more than {MOST} findings of kind {self.kind}", noun="finding")
             elif writer.accepts:
-                line = {"kind": self._kind, "text": text, **facts}
-                self._append(writer.time_dir / FINDINGS, msgspec.json.encode(line) + b"\n")
+                line = {"kind": self.kind, "text": text, **facts}
+                with contextlib.closing(AppendFile(writer.time_dir / FINDINGS)) as file:
+                    file.append(msgspec.json.encode(line) + b"\n")
 
     def document(self, place: Place, name: str, data: bytes | object) -> str:
         """Write a file into the folder of a call, over one of that name. Returns its path in the time folder."""
@@ -67,14 +124,6 @@ class SideFiles:
             text = data if isinstance(data, bytes) else msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
             replace_file(whole, text)
         return path
-
-    @staticmethod
-    def _append(path: Path, line: bytes) -> None:
-        file = AppendFile(path)
-        try:
-            file.append(line)
-        finally:
-            file.close()
 
 
 def described(op: GraphOp) -> str:

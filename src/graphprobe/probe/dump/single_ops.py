@@ -11,7 +11,7 @@ from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps, Lines, i
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import source_text, type_of
 from graphprobe.probe.dump.forwards import Forward, Forwards, StepCounter
-from graphprobe.probe.dump.running import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, under_way
+from graphprobe.probe.dump.running import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, OpObserver, under_way
 from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.probe.dump.traits import OpTraits
 from graphprobe.records import Direction
@@ -33,8 +33,8 @@ PERTURBS = (
 Site = tuple[str, Direction, bool, Lines]
 
 
-class SingleOps:
-    """Watches the ops of one thread from `start` on. Implements `OpObserver`, to be told of the end alone.
+class SingleOps(OpObserver):
+    """Watches the ops of one thread from `start` on. An observer, to be told of the end alone.
 
     Each line that calls an operator, by each way that leads there, is a graph of one op, so that what is true of it is
     found out once: its name, and whether the plan selects it.
@@ -66,14 +66,6 @@ class SingleOps:
 
     def due(self, graph: DumpGraph, step: int) -> bool:
         return False
-
-    def before(self, execution: OpExecution) -> None: ...
-
-    def after(self, execution: OpExecution) -> None: ...
-
-    def raised(self, execution: OpExecution, error: BaseException) -> None: ...
-
-    def call_ends(self, call: GraphCall, error: BaseException | None) -> None: ...
 
     def close(self) -> list[str]:
         watched = self._tap.installed

@@ -12,11 +12,10 @@ import torch
 from graphprobe.engine.tensor_stats import finish, meta_of, readable, stats_async, stats_of
 from graphprobe.errors import GraphprobeError
 from graphprobe.internals.quiet import is_fake, quiet
+from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES
 from graphprobe.records import TensorStats
 from graphprobe.store.dump_queue import Array, CopyPool
 from graphprobe.store.dump_records import Buffer, Data, DumpValue, Side
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def is_tensor(value: object) -> bool:
@@ -121,7 +120,7 @@ def _memory(tensor: torch.Tensor) -> memoryview:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
-        type(tensor) in _PLAIN
+        type(tensor) in PLAIN_TYPES
         and tensor.layout is torch.strided
         and not tensor.is_conj()
         and not tensor.is_neg()

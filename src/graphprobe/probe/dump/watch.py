@@ -6,7 +6,6 @@ One value that is watched: what its producer wrote, and whether that still lies 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,33 +19,15 @@ from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors.weak_storage import WeakMemory, span_of, version_of
 from graphprobe.probe.dump.running import DumpGraph, GraphCall, GraphOp, OpExecution, why_no_call
-from graphprobe.probe.dump.side_files import SideFiles, described, facts_of_op
-from graphprobe.probe.dump.tensors import dump_value, is_tensor
+from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op
+from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.select import LayerMatcher
-from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.dump_records import Side
-from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
+from graphprobe.store.dump_writer import DumpWriter
+from graphprobe.store.files import ByteBudget
 
 COPY_BYTES = 256 << 20
 """Copies of watched values; of what is over, digests are kept, which tell that something changed and not where."""
-
-
-class CopyBudget:
-    """How many bytes of copies are kept at this moment."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def take(self, size_bytes: int) -> bool:
-        """Whether there was room, which is then taken."""
-        if size_bytes > self._left:
-            return False
-        self._left -= size_bytes
-        return True
-
-    def give_back(self, size_bytes: int) -> None:
-        """The copy is gone."""
-        self._left += size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +53,7 @@ class WatchedValue:
         elements: how many it has.
     """
 
-    def __init__(self, op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: CopyBudget) -> None:
+    def __init__(self, op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: ByteBudget) -> None:
         """Raises RuntimeError or UsageError for what has no memory to be read."""
         self.op, self.slot, self.name, self.step = op, slot, name, step
         self.memory, self.begin, self.end = span_of(tensor)
@@ -180,7 +161,7 @@ def change_from_row(row: list[int], elements: int) -> Change | None:
 
 
 def watch(
-    op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: CopyBudget
+    op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: ByteBudget
 ) -> WatchedValue | None:
     """Begin to watch; None for what has no memory of its own: sparse, empty, a subclass."""
     try:
@@ -239,28 +220,26 @@ class _WatchedCall:
         self.given: set[int] = set()
 
 
-class WatchObserver:
-    """Compares watched values after each op with what their producers wrote. Implements `OpObserver`.
+class WatchObserver(FindingObserver):
+    """Compares watched values after each op with what their producers wrote.
 
     A value is live until the last op of its graph that reads it has run; one that the graph returns, for as long as the
     program keeps its memory.
     """
 
+    kind = "overwritten"
+
     def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter], *, copy_bytes: int = COPY_BYTES) -> None:
-        self._plan = plan
-        self._writer = writer
-        self._files = SideFiles(plan, writer, "overwritten")
+        super().__init__(plan, writer)
         self._matchers = [
             tuple(LayerMatcher(found) if found is not None else None for found in (entry.layers, entry.watcher_nodes))
             for entry in plan.watch
         ]
-        self._budget = CopyBudget(copy_bytes)
-        self._pool = CopyPool(QUEUE_BYTES)
+        self._budget = ByteBudget(copy_bytes)
         self._chosen: dict[DumpGraph, _Chosen] = {}
         self._calls: dict[GraphCall, _WatchedCall] = {}
         self._held: list[WatchedValue] = []
         self._lock = threading.RLock()
-        self._seen = 0
         self._unseen = False
 
     # -- OpObserver ---------------------------------------------------------------------------------------------------
@@ -286,14 +265,11 @@ class WatchObserver:
         return every
 
     def due(self, graph: DumpGraph, step: int) -> bool:
-        due = self._plan.due(step) and self._writer().accepts
+        due = super().due(graph, step)
         if due:
             with self._lock:
                 self._between_calls(graph, step)
         return due
-
-    def before(self, execution: OpExecution) -> None:
-        pass
 
     def after(self, execution: OpExecution) -> None:
         op, chosen = execution.op, self._chosen[execution.graph]
@@ -306,9 +282,6 @@ class WatchObserver:
             self._watch_outputs(execution, call, chosen)
             if chosen.named and op.index in (chosen.layers | chosen.named) and not op.data:
                 self._dump_named(execution, call, chosen)
-
-    def raised(self, execution: OpExecution, error: BaseException) -> None:
-        pass
 
     def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
         self._seen += 1
@@ -348,8 +321,8 @@ class WatchObserver:
         if not self._seen:
             models = {graph.model for graph in self._chosen}
             return [f"nothing was watched: {why_no_call(self._plan, models)}", *found]
-        if self._files.count:
-            return [f"overwritten values found: {self._files.count}, see findings.jsonl", *found]
+        if self._count:
+            return [f"overwritten values found: {self._count}, see findings.jsonl", *found]
         return [f"no value was overwritten in {self._seen} calls of graphs", *found]
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -468,7 +441,7 @@ class WatchObserver:
             f"{_victim(value)} was overwritten by {described(culprit)}, {how}: {_range(change)}, in step {call.step}, "
             f"{call.graph.direction}, between {intact}, after which it was intact, and {culprit.info.op_name}"
         )
-        self._files.finding(
+        self.finding(
             text,
             same=(culprit, value.op, value.slot),
             model=call.graph.model.name,
@@ -488,39 +461,26 @@ class WatchObserver:
             "outputs to the same memory each time: clone what is kept"
         )
         facts = {"victim": _victim_facts(value), "elements": _range_facts(change)}
-        self._files.finding(text, same=(value.op, value.slot), model=graph.model.name, step=step, culprit=None, **facts)
+        self.finding(text, same=(value.op, value.slot), model=graph.model.name, step=step, culprit=None, **facts)
 
     def _evidence(self, call: GraphCall, found: _Suspicion, text: str) -> int | None:
         """What the victim was and is goes into the dump, as an entry of its producer. Returns its number."""
         value = found.value
-        values = []
-        stats = self._plan.data == "stats"
         sides: list[tuple[str, Side, torch.Tensor | None]] = [
             ("before", "input", found.was),
             ("after", "output", value.now()),
         ]
-        for name, side, tensor in sides:
-            if tensor is not None:
-                values.append(dump_value(f"{value.slot}.{name}", side, tensor, stats=stats, pool=self._pool))
-        place, notes = self._files.place(call), (*value.op.notes, text)
-        return self._writer().submit(value.op.info, place, values, notes=notes, time_ns=time.time_ns())
+        slots = [(f"{value.slot}.{name}", side, tensor) for name, side, tensor in sides if tensor is not None]
+        return self.entry(call, value.op, slots, text)[0]
 
     def _dump_named(self, execution: OpExecution, call: _WatchedCall, chosen: _Chosen) -> None:
         """The outputs of the watcher nodes that were named, as they are after this op."""
-        stats = self._plan.data == "stats"
-        by_op: dict[GraphOp, list[WatchedValue]] = {}
+        by_op: dict[GraphOp, list[tuple[str, Side, torch.Tensor]]] = {}
         for value in call.values:
-            if value.op.index in chosen.named:
-                by_op.setdefault(value.op, []).append(value)
-        for op, values in by_op.items():
-            slots = []
-            for value in values:
-                now = value.now()
-                if now is not None:
-                    slots.append(dump_value(value.slot, "output", now, stats=stats, pool=self._pool))
-            note = f"watched: as it is after {execution.op.info.op_name}"
-            place = self._files.place(execution.call)
-            self._writer().submit(op.info, place, slots, notes=(*op.notes, note), time_ns=time.time_ns())
+            if value.op.index in chosen.named and (now := value.now()) is not None:
+                by_op.setdefault(value.op, []).append((value.slot, "output", now))
+        for op, slots in by_op.items():
+            self.entry(execution.call, op, slots, f"watched: as it is after {execution.op.info.op_name}")
 
 
 def _written(execution: OpExecution) -> list[tuple[int, int, int]]:
