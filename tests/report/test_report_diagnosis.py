@@ -72,7 +72,7 @@ def test_source_graph_and_kernel_are_side_by_side(tmp_path: Path, open_report: O
         "Kernel",
     ]
     marked = panes.locator(".marked").all_inner_texts()
-    assert len(marked) == 2
+    assert len(marked) == 3 and "tmp1 = tmp0 + decltype(tmp0)(1);" in marked[2]
     assert "hidden = torch.relu(self.up(x)) * scale" in marked[0] and "relu: " in marked[1]
     assert '// <script>alert("kernel")</script>' in panes.nth(2).inner_text()
     panes.nth(1).locator("a.src").first.click()

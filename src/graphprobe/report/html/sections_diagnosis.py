@@ -7,6 +7,7 @@ What a dossier shows of one finding: source, graph and kernel side by side, the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,9 @@ from graphprobe.store.files import read_file
 
 AROUND = 14
 """Lines of the program shown before and after the accused one."""
+
+COMPUTED = re.compile(r"\btmp\d+ = (?!.*\bload)")
+"""A line of a kernel that computes: what is only loaded or stored is not to blame."""
 
 FILES = {
     "repro.py": "shows the fault: exits 1 while it is there",
@@ -78,15 +82,15 @@ def code_section(finding: Finding, folder: Path | None, sources: Sources, suffix
         text = read(folder, name)
         if text:
             panes.append(text_pane("Kernel" if name.startswith("kernel") else "Generated code", name, text))
-            marks.append([])
+            accused = COMPUTED if name.startswith("kernel") else re.compile(re.escape(finding.kernel or "\0"))
+            marks.append([index for index, line in enumerate(text.splitlines()) if accused.search(line)])
             break
     if not panes:
         return None
     label = finding.op or finding.kernel or finding.kind
-    view = CodeView(label, panes, [Link(label, marks)])
     summary = ", ".join(pane.title.split(",")[0] for pane in panes)
     title = "Source, graph and kernel" + (f" of fault {suffix[1:]}" if suffix else "")
-    return Section(f"code{suffix}", title, view="code", data=[view], summary=summary)
+    return Section(f"code{suffix}", title, "code", [CodeView(label, panes, [Link(label, marks)])], summary=summary)
 
 
 def proof_section(finding: Finding, folder: Path | None, suffix: str) -> Section | None:
@@ -199,11 +203,8 @@ def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:
 def ladder_section(diagnosis: Diagnosis) -> Section:
     """The ladder of one diagnosis, as a list."""
     told = {name: (title, what) for name, title, what in RUNGS}
-    rungs = []
-    passed = 0
-    for name, tone, word, why in states(diagnosis):
-        rungs.append((*told[name], tone, Badge(tone, word), why))
-        passed += tone == "good"
+    rungs = [(*told[name], tone, Badge(tone, word), why) for name, tone, word, why in states(diagnosis)]
+    passed = sum(tone == "good" for _, _, tone, _, _ in rungs)
     first = next((title for title, _, tone, _, _ in rungs if tone == "bad"), None)
     summary = f"first wrong: {first}" if first else f"{passed} of {len(rungs)} rungs right"
     text = html(_LADDER, rungs=rungs, reference=Badge("info", "reference"))
@@ -230,12 +231,11 @@ def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     sources = Sources(Path.cwd(), given=source_roots, recorded=path.resolve().parent, since_ns=written_ns)
     shown = sorted(found.diagnoses, key=lambda d: ORDER.index(d.verdict))
     several = len(shown) > 1
-    verdict = _verdict(shown, found, sources)
+    name, verdict = found.target or str(path), _verdict(shown, found, sources)
     sections = [_functions(shown, sources)] if several else []
     for number, diagnosis in enumerate(shown[:MOST_FUNCTIONS] if several else shown):
         if number == 0 or diagnosis.verdict != "healthy":
             sections += _sections(diagnosis, found, sources, f"f{number}-" if several else "")
-    name = found.target or str(path)
     return Report(f"graphprobe: {verdict.word}: {name}", name, verdict, sections, sources)
 
 

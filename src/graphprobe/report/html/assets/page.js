@@ -38,6 +38,31 @@ const GP = { views: {} };
     return anchor ? GP.el("a", { class: "src", href: "#" + anchor }, code) : code;
   };
 
+  // The text of a line of Python or C++ in its colours. Strings that run over several lines are not followed.
+  const WORDS = "and as assert async auto await bool break case char class const constexpr continue def del double elif else enum except " +
+    "extern false finally float for from global if import in inline int int32_t int64_t is lambda long namespace None nonlocal not or pass " +
+    "raise return short signed sizeof static struct switch template this True False true try typedef typename uint8_t unsigned using void while with yield";
+  const TOKEN = new RegExp([
+    /(?<c>(?:^|\s)\/\/.*|#(?!include|pragma|define|if|endif|else|undef).*)/, /(?<s>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')/,
+    new RegExp(`(?<k>#\\w+|\\b(?:${WORDS.replaceAll(" ", "|")})\\b)`), /(?<n>\b\d[\w.]*)/,
+  ].map((one) => one.source).join("|"), "g");
+  GP.paint = (text) => {
+    const parts = [];
+    let end = 0;
+    for (const found of text.matchAll(TOKEN)) {
+      const [kind] = Object.entries(found.groups).find(([, word]) => word !== undefined);
+      parts.push(text.slice(end, found.index), GP.el("span", { class: "tok-" + kind }, found[0]));
+      end = found.index + found[0].length;
+    }
+    return [...parts, text.slice(end)];
+  };
+
+  // What stands on paper only, made by `make` when the page is printed.
+  GP.onPaper = (root, make) => addEventListener("beforeprint", () => {
+    root.querySelector(":scope > .paper")?.remove();
+    root.append(GP.el("div", { class: "paper" }, make()));
+  });
+
   // A verdict's word, coloured, with a sign; `tone` where the word itself does not say it.
   GP.tone = (word) => Object.keys(TONES).find((tone) => TONES[tone].includes(String(word).toLowerCase())) || "info";
   GP.verdict = (word, tone) => {
@@ -157,6 +182,7 @@ const GP = { views: {} };
     copyButtons();
     scrollers();
     addEventListener("resize", scrollers);
+    for (const line of document.querySelectorAll(".source .line")) line.lastChild.replaceWith(...GP.paint(line.lastChild.textContent));
     const holders = [...document.querySelectorAll(".view")];
     const near = new IntersectionObserver((entries) => {
       for (const entry of entries) {
@@ -178,7 +204,21 @@ const GP = { views: {} };
       document.getElementById(id).classList.toggle("target", document.getElementById(id).classList.contains("line"));
       goTo(id);
     });
-    addEventListener("beforeprint", () => holders.forEach(render));
+    addEventListener("beforeprint", () => {
+      holders.forEach(render);
+      for (const box of document.querySelectorAll("details:not([open])")) Object.assign(box, { open: true }).dataset.folded = "yes";
+    }, { capture: true });
+    addEventListener("afterprint", () => {
+      for (const box of document.querySelectorAll("details[data-folded]")) box.open = false;
+    });
+    // What is far down is drawn too while nothing else is to be done, so that a picture of the whole page has it.
+    const next = () => {
+      const holder = holders.find((one) => !one.dataset.done);
+      if (!holder) return;
+      render(holder);
+      setTimeout(next);
+    };
+    setTimeout(next);
     if (location.hash) goTo(decodeURIComponent(location.hash.slice(1)));
     document.documentElement.dataset.ready = "yes";
   };

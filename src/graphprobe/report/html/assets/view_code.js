@@ -2,12 +2,24 @@
 // data: [{title, panes: [{title, name, lines: [[number, text, place]], left}], links: [{label, marks: [[index]]}], first}]
 GP.views.code = (root, graphs, gp) => {
   const holder = gp.el("div", { class: "code-graph" });
+  const MOST_PAINTED = 2000, WHOLE = 70, AROUND = 8; // lines: of a text in colours; of one that is printed whole, or around its marks
   let number = 0;
+
+  // Of a long text paper has the marked lines and what is around them, or its beginning.
+  const onPaper = (lines, marks) => {
+    const near = new Set(lines.length <= WHOLE ? lines.keys() : marks.length ? [] : Array(WHOLE).keys());
+    for (const mark of marks) for (let index = mark - AROUND; index <= mark + AROUND; index++) near.add(index);
+    lines.forEach((line, index) => {
+      line.classList.toggle("far", !near.has(index));
+      line.classList.toggle("gap", near.has(index) && index > 0 && !near.has(index - 1));
+    });
+  };
 
   const pane = (one, choose) => {
     const lines = one.lines.map(([label, text, place], index) => {
       const at = place ? text.indexOf(place) : -1;
-      const content = at < 0 ? text || " " : [text.slice(0, at), gp.source(place), text.slice(at + place.length)];
+      const paint = one.lines.length <= MOST_PAINTED ? gp.paint : (plain) => plain;
+      const content = at < 0 ? paint(text || " ") : [text.slice(0, at), gp.source(place), text.slice(at + place.length)];
       const comment = /^\s*(#|\/\/)/.test(text);
       return gp.el("span", { class: "line" + (comment ? " muted" : ""), dataset: { index } },
         gp.el("span", { class: "no" }, label), content, "\n");
@@ -37,6 +49,7 @@ GP.views.code = (root, graphs, gp) => {
         for (const line of scroll.querySelectorAll(".marked")) line.classList.remove("marked");
         const marks = link.marks[at] || [];
         for (const index of marks) if (lines[index]) lines[index].classList.add("marked");
+        onPaper(lines, marks);
         const first = lines[marks[0]];
         if (first) scroll.scrollTop = first.offsetTop - scroll.clientHeight / 3;
       });
@@ -48,7 +61,8 @@ GP.views.code = (root, graphs, gp) => {
     holder.replaceChildren(
       many ? gp.el("div", { class: "launches", role: "group", "aria-label": "Launches, in the order in which they run" }, buttons) : "",
       gp.el("div", { class: "panes", style: { "--panes": panes.length } }, panes.map((one) => one.figure)));
-    if (graph.links.length) select(Math.min(graph.first || 0, graph.links.length - 1), true);
+    if (!graph.links.length) panes.forEach(({ lines }) => onPaper(lines, []));
+    else select(Math.min(graph.first || 0, graph.links.length - 1), true);
   };
 
   if (graphs.length > 1) {

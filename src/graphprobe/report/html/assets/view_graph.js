@@ -32,7 +32,33 @@
       viewBox: `${-EDGE} ${-EDGE} ${data.width + 2 * EDGE} ${data.height + 2 * EDGE}`,
       width: data.width + 2 * EDGE, height: data.height + 2 * EDGE,
     }, tip(id), el("g", { "aria-hidden": "true" }, lines.map((line) => line.path)), boxes);
-    const frame = el("div", { class: "frame-of-graph" }, svg);
+    const frame = el("div", { class: "frame-of-graph screen" }, svg);
+    const [wide, high] = [data.width + 2 * EDGE, data.height + 2 * EDGE];
+    let scale = 1;
+    const percent = el("output", { "aria-label": "Size" });
+    const zoomTo = (wanted) => {
+      const [x, y] = [frame.scrollLeft + frame.clientWidth / 2, frame.scrollTop + frame.clientHeight / 2].map((at) => at / scale);
+      scale = Math.min(3, Math.max(0.1, wanted));
+      svg.setAttribute("width", wide * scale);
+      svg.setAttribute("height", high * scale);
+      [frame.scrollLeft, frame.scrollTop] = [x * scale - frame.clientWidth / 2, y * scale - frame.clientHeight / 2];
+      percent.textContent = `${Math.round(100 * scale)} %`;
+    };
+    const fit = () => zoomTo(Math.min(1, (frame.clientWidth - 4) / wide, (parseFloat(getComputedStyle(frame).maxHeight) - 4) / high));
+    const zooms = [["−", "Smaller", () => zoomTo(scale / 1.3)], ["+", "Larger", () => zoomTo(scale * 1.3)], ["Fit", "Fit the whole graph", fit], ["1:1", "1:1, as large as text", () => zoomTo(1)]];
+    const zoom = el("div", { class: "zoom screen", role: "group", "aria-label": "Size of the graph" },
+      zooms.map(([text, title, act]) => el("button", { type: "button", title, "aria-label": `${text} ${title}`, onclick: act }, text)), percent);
+    // On paper: strips of at most a page, as wide as it is.
+    gp.onPaper(root, () => {
+      const strip = Math.max(wide * 1.2, 700);
+      return Array.from({ length: Math.ceil(high / strip) }, (_, i) => {
+        const copy = svg.cloneNode(true);
+        const tall = Math.min(strip, high - i * strip);
+        for (const [name, value] of Object.entries({ viewBox: `${-EDGE} ${i * strip - EDGE} ${Math.max(wide, 700)} ${tall}`, role: "presentation", "aria-hidden": "true" })) copy.setAttribute(name, value);
+        for (const name of ["width", "height", "aria-label"]) copy.removeAttribute(name);
+        return copy;
+      });
+    });
     const details = el("div", { class: "details", role: "region", "aria-label": "Details of the node", "aria-live": "polite" });
     const key = [["4", "accused"], ["2", "belongs to it: of the same pass, kernel or proof"], ["3", "wrong, too"], ["1", "right, within the noise"], ["0", "right, up to one rounding"], ["", "not measured"]];
     const legend = el("ul", { class: "legend", "aria-label": "Legend" },
@@ -40,8 +66,8 @@
     root.append(
       el("p", { class: "note" }, measured
         ? "z is the error of a node alone, given the inputs that it got, in units of the noise that rounding explains. "
-        : "", "Tab reaches the accused node; arrow keys go along the edges and to neighbours."),
-      legend, el("div", { class: "split" }, frame, details));
+        : "", el("span", { class: "screen" }, "Tab reaches the accused node; arrow keys go along the edges and to neighbours; + and − zoom, 0 fits the whole graph.")),
+      legend, zoom, el("div", { class: "split" }, frame, details));
 
     function box(node, i) {
       const [x, y, w, h] = node.box;
@@ -49,12 +75,12 @@
       const said = [node.name, node.op !== node.name && node.op, node.word, z && `z ${z}`, node.type].filter(Boolean).join(", ");
       const group = el("g", {
         class: `node t${node.tone || "none"} ${node.accused ? "accused" : ""} kind-${node.kind}`, role: "button", tabindex: i === data.culprit ? 0 : -1,
-        "aria-label": said, transform: `translate(${x},${y})`,
+        transform: `translate(${x},${y})`,
       },
-      el("rect", { width: w, height: h, rx: 7 }),
-      el("text", { x: w / 2, y: 20, class: "name" }, cut(node.name, w)),
-      el("text", { x: w / 2, y: 37, class: "op" }, cut(node.op, w)),
-      el("text", { x: w / 2, y: 54, class: "z" }, cut(node.accused ? `✗ wrong${z ? `, z ${z}` : ""}` : z ? `${node.tone === "3" ? "✗ " : ""}z ${z}` : node.word === "not compared" ? node.type : node.word, w)));
+      el("rect", { width: w, height: h, rx: 7 }), el("text", { class: "said" }, said),
+      el("text", { x: w / 2, y: 20, class: "name", "aria-hidden": "true" }, cut(node.name, w)),
+      el("text", { x: w / 2, y: 37, class: "op", "aria-hidden": "true" }, cut(node.op, w)),
+      el("text", { x: w / 2, y: 54, class: "z", "aria-hidden": "true" }, cut(node.accused ? `✗ wrong${z ? `, z ${z}` : ""}` : z ? `${node.tone === "3" ? "✗ " : ""}z ${z}` : node.word === "not compared" ? node.type : node.word, w)));
       group.addEventListener("click", () => go(i));
       group.addEventListener("focus", () => show(i));
       return group;
@@ -69,7 +95,7 @@
     };
     const go = (i) => { boxes[i].focus({ preventScroll: true }); near(i); };
     const near = (i) => {
-      const [x, y, w, h] = data.nodes[i].box;
+      const [x, y, w, h] = data.nodes[i].box.map((at) => at * scale);
       const inside = (from, size, begin, view) => (from < begin ? from : from + size > begin + view ? from + size - view : begin);
       frame.scrollTop = inside(y - 30 + EDGE, h + 60, frame.scrollTop, frame.clientHeight);
       frame.scrollLeft = inside(x - 30 + EDGE, w + 60, frame.scrollLeft, frame.clientWidth);
@@ -95,6 +121,7 @@
       return next?.[1];
     };
     svg.addEventListener("keydown", (event) => {
+      if ("+-0".includes(event.key)) return zooms["-+0".indexOf(event.key)][2]();
       const to = {
         ArrowDown: () => after[current][0], ArrowUp: () => before[current][0], ArrowRight: () => beside(current, 1), ArrowLeft: () => beside(current, -1),
         Home: () => data.culprit, Enter: () => current, " ": () => current,
@@ -106,6 +133,7 @@
     });
 
     show(data.culprit);
+    zoomTo(1);
     requestAnimationFrame(() => {
       const [x, y, w, h] = data.nodes[data.culprit].box;
       frame.scrollLeft = x + w / 2 - frame.clientWidth / 2;

@@ -59,8 +59,7 @@
       cells.forEach((line, r) => line.forEach((cell, c) => {
         const value = metric.values[r][c];
         cell.className = "c " + (value === null ? "none" : "t" + metric.classes[classOf(metric, value)].tone);
-        cell.textContent = value === null ? "" : short(value);
-        cell.setAttribute("aria-label", words(r, c));
+        cell.replaceChildren(el("span", { "aria-hidden": "true" }, value === null ? "" : short(value)), el("span", { class: "unseen" }, words(r, c)));
       }));
       mark();
     };

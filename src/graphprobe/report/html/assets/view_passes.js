@@ -88,6 +88,12 @@ GP.views.passes = (root, data, gp) => {
   }
   idle.addEventListener("change", show);
   controls.append(gp.el("label", null, idle, " also those that changed nothing"));
+  // On paper the passes that changed something, of the other graphs too.
+  gp.onPaper(root, () => data.graphs.filter((one) => one !== graph && one.passes.some((found) => found.changed || found.failed)).map((one) => [
+    gp.el("h3", null, one.title),
+    gp.el("p", null, one.passes.filter((found) => found.changed || found.failed).map((found, index) => [index ? ", " : "", gp.el("code", null, found.name),
+      found.failed ? " raised" : ` (${ms(found.took || 0)}, +${found.added} −${found.removed})`])),
+  ]));
   root.append(controls, summary, list);
   show();
 };

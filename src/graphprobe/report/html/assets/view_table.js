@@ -189,6 +189,7 @@
       "aria-colcount": shown.length, style: { "--columns": template, "--wide": wide },
     }, head, body);
     const details = el("div", { class: "details", role: "region", "aria-label": "Details of the row", tabindex: -1, hidden: true });
+    for (const one of [tools, grid, details]) one.classList.add("screen");
     root.append(tools, help, grid, details);
 
     function headOf(column, i) {
@@ -415,8 +416,31 @@
       draw();
     }
     takeNarrowed();
+    gp.onPaper(root, () => paper(state.rows, shown, widths, verdicts, gp));
     root.dataset.interactive = "yes";
     performance.mark("interactive:" + id);
+  };
+
+  // On paper all rows are there, or of very many those that say most; columns that say nothing are left out.
+  const MOST_ON_PAPER = 250, LETTERS_ON_PAPER = 90, ACROSS = 150; // rows; letters of a cell, and of a line
+  const paper = (rows, columns, widths, verdicts, gp) => {
+    const { el } = gp;
+    const wrong = rows.length > MOST_ON_PAPER && verdicts ? rows.filter((row) => ["bad", "warn"].includes(toneOf(verdicts, row, gp))) : [];
+    const kept = [...(wrong.length ? wrong : rows).slice(0, MOST_ON_PAPER)];
+    const wide = (column) => widths[columns.indexOf(column)] - (column.kind === "number" ? 1 : 0);
+    const filled = columns.filter((column) => kept.some((row) => column.text(row) !== ""));
+    let across = 0;
+    const used = filled.filter((column) => (across + wide(column) <= ACROSS ? (across += wide(column)) : 0));
+    const missing = filled.filter((column) => !used.includes(column)).map((column) => column.name);
+    const left = kept.length < rows.length && `${gp.number(kept.length)} of ${gp.number(rows.length)} rows${wrong.length ? `; ${gp.number(wrong.length)} are not right` : ""}. The file has all.`;
+    return [el("table", { class: "paper" },
+      el("colgroup", null, used.map((column) => el("col", { style: { width: `${100 * wide(column) / across}%` } }))),
+      el("thead", null, el("tr", null, used.map((column) => el("th", { scope: "col", class: column.numbers ? "n" : null }, column.name)))),
+      el("tbody", null, kept.map((row) => el("tr", null, used.map((column) => {
+        const text = column.text(row);
+        return el("td", { class: column.numbers ? "n" : null }, column.kind === "verdict" && text ? gp.verdict(text, column.tones?.[text]) : text.length > LETTERS_ON_PAPER ? text.slice(0, LETTERS_ON_PAPER) + "…" : text);
+      }))))), left && el("p", { class: "note" }, left),
+      missing.length > 0 && el("p", { class: "note" }, `Not on paper for want of room: ${missing.join(", ")}.`)];
   };
 
   const toneOf = (column, row, gp) => {

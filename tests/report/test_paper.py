@@ -1,0 +1,131 @@
+"""Reports as they are printed, or saved as PDF: all is there, within the page, and nothing lies on something else."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphprobe.report.html.sections_comparison import report_from as comparison_from
+from graphprobe.report.html.sections_diagnosis import report_from as diagnosis_from
+from graphprobe.report.html.sections_run import report_from as run_from
+from report.browser import Opened, OpenReport, axe_faults
+from report.made import page, report_cases
+from report.samples import MadeRun, fault
+
+PAPER = 700
+"""Pixels across a page between its margins."""
+
+MISPLACED = """() => {
+    const box = (one) => one.getBoundingClientRect();
+    const seen = (one) => box(one).width > 1 && box(one).height > 1 && !one.closest(".unseen");
+    const all = (root, what) => [...root.querySelectorAll(what)].filter(seen);
+    const wide = all(document, "main :not(svg *)").filter((one) => box(one).right > innerWidth + 1);
+    const blocks = all(document, "section.part, section.part > *, .view > *, div.paper > *, .split > *");
+    const over = blocks.filter((one) => {
+        let next = one.nextElementSibling;
+        while (next && !seen(next)) next = next.nextElementSibling;
+        if (!next || !blocks.includes(next)) return false;
+        const bottom = Math.max(...[one, ...all(one, ":not(svg *)")].map((part) => box(part).bottom));
+        const beside = box(one).left >= box(next).right || box(next).left >= box(one).right;
+        return bottom > box(next).top + 1 && !beside;
+    });
+    const named = (word) => (one) => `${word}: ${one.outerHTML.slice(0, 90)}`;
+    return [...wide.map(named("beyond the edge")), ...over.map(named("overlaps"))];
+}"""
+"""What lies beyond the right edge, or reaches into what comes after it."""
+
+
+@pytest.fixture(autouse=True)
+def in_the_folder_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def windowed(folder: Path) -> Path:
+    """A fault with a graph that is taller than a page."""
+    path = fault(folder)
+    proof = folder / "proofs" / "codegen-aten.relu.default"
+    names = [f"node_{number}" for number in range(40)]
+    told = {"op": "aten.relu.default", "kind": "call_function", "type": "float32[4]"}
+    nodes = [{"name": name, "accused": name == "node_20", **told} for name in names]
+    edges = [list(pair) for pair in itertools.pairwise(names)]
+    window = {"schema": 1, "culprit": "node_20", "graph_nodes": 40, "nodes": nodes, "edges": edges}
+    (proof / "window.json").write_text(json.dumps(window))
+    return path
+
+
+def report_of(kind: str, folder: Path) -> Any:
+    if kind == "fault":
+        return diagnosis_from(windowed(folder))
+    if kind == "comparison":
+        report_cases().write_comparison(folder / "compared", 180)
+        return comparison_from(folder / "compared")
+    run = MadeRun(folder)
+    run.add_steps()
+    run.add_losses()
+    return run_from(run.close())
+
+
+def printed(opened: Opened) -> None:
+    opened.page.wait_for_function("[...document.querySelectorAll('.view')].every(view => view.dataset.done)")
+    for view in opened.page.locator(".view-table").all():
+        view.locator(".grid").wait_for(state="attached")
+    opened.page.emulate_media(media="print")
+    opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+
+
+@pytest.mark.parametrize("kind", ["fault", "comparison", "run"])
+def test_on_paper_all_is_there_and_nothing_overlaps(kind: str, tmp_path: Path, open_report: OpenReport) -> None:
+    opened = open_report(page(tmp_path / f"{kind}.html", report_of(kind, tmp_path)), width=PAPER, dark=True)
+    view = opened.page
+    printed(opened)
+    assert view.evaluate(MISPLACED) == []
+    assert view.locator("details:not([open])").count() == 0
+    assert view.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    for table in view.locator(".view-table").all():
+        assert not table.locator(".grid").is_visible()
+        assert table.locator("table.paper tbody tr").count() == int(table.locator("output").inner_text().split()[0])
+    pages = len(re.findall(rb"/Type\s*/Page\b", view.pdf()))
+    assert 1 <= pages <= 15
+
+
+def test_what_overlaps_or_is_too_wide_is_seen(tmp_path: Path, open_report: OpenReport) -> None:
+    opened = open_report(page(tmp_path / "run.html", report_of("run", tmp_path)), width=PAPER)
+    printed(opened)
+    opened.page.evaluate("document.querySelector('#passes').style.cssText = 'height: 10px; overflow: visible'")
+    assert any("overlaps" in told for told in opened.page.evaluate(MISPLACED))
+    opened.page.evaluate("document.querySelector('#graphs h2').style.cssText = 'width: 900px'")
+    assert any("beyond the edge" in told for told in opened.page.evaluate(MISPLACED))
+
+
+def test_a_tall_graph_is_printed_in_strips_and_can_be_zoomed(tmp_path: Path, open_report: OpenReport) -> None:
+    opened = open_report(page(tmp_path / "fault.html", report_of("fault", tmp_path)))
+    opened.see("graph")
+    shown = opened.page.locator("#graph .frame-of-graph svg")
+    height = float(shown.get_attribute("height") or 0)
+    opened.page.get_by_role("button", name="Fit the whole graph").click()
+    fitted = float(shown.get_attribute("height") or 0)
+    whole = "frame => frame.scrollHeight <= frame.clientHeight + 8"
+    assert fitted < height and opened.page.locator("#graph .frame-of-graph").evaluate(whole)
+    opened.page.locator("#graph .node[tabindex='0']").focus()
+    opened.page.keyboard.press("+")
+    assert fitted < float(shown.get_attribute("height") or 0) < height
+    printed(opened)
+    strips = opened.page.locator("#graph .paper svg")
+    assert strips.count() > 1
+    tops = [float((strip.get_attribute("viewBox") or "").split()[1]) for strip in strips.all()]
+    assert tops == sorted(set(tops)) and not shown.is_visible()
+    opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert strips.count() == len(tops)
+
+
+def test_parts_far_down_are_drawn_without_scrolling(tmp_path: Path, open_report: OpenReport) -> None:
+    opened = open_report(page(tmp_path / "run.html", report_of("run", tmp_path)), width=390)
+    opened.page.wait_for_function("[...document.querySelectorAll('.view')].every(view => view.dataset.done)")
+    assert opened.page.evaluate("scrollY") == 0 and opened.page.locator("#launches .grid").count() == 1
+    assert opened.page.locator("#code .tok-k", has_text="return").count() > 0
+    assert axe_faults(opened.page) == []
