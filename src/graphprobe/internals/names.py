@@ -5,8 +5,6 @@ torch, `graphprobe doctor` against the torch that is installed, and docs/torch_n
 complete: each path of torch with a private part that graphprobe uses stands here, and what stands here is used.
 
 A private attribute of a value has no such path, for instance `passname` of the observer of a pass. Those are not here.
-
-Private names of torch, looked up with an error that says which one is missing and in which torch.
 """
 
 from __future__ import annotations
