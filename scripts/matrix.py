@@ -208,7 +208,7 @@ COMMANDS = (
     Command("profile -o profile.json programs/mlp_train.py"),
     Command("diagnose --json=result.json -o proofs programs/faulty.py:make", 1, says="aten.relu.default"),
     Command("diagnose programs/healthy.py:make", says="HEALTHY"),
-    Command("reduce proofs/codegen-aten.relu.default"),
+    Command("reduce proofs/codegen-aten.relu.default", 1, says="REDUCED"),
     Command("run -o out_tensor --dump-graph tensor --dump-to tensor programs/mlp_train.py"),
     Command("run -o out_stats --dump-graph stats --dump-to stats programs/mlp_train.py"),
     Command("run -o out_nodes --dump-graph stats --dump-engine interpreter --dump-to nodes programs/mlp_train.py"),

@@ -457,6 +457,7 @@ NAMES: tuple[Name, ...] = (
     _n(CALLED, "torch.overrides", "_get_current_function_mode_stack", "api_dump"),
     _n(CALLED, "torch.overrides", "_pop_mode", "api_dump"),
     _n(CALLED, "torch.overrides", "_push_mode", "api_dump"),
+    _n(READ, "torch.utils._config_module", "ContextVar", "caches", since="2.12"),
     _n(CALLED, "torch.utils._debug_mode", "DebugInterpreter", "backends"),
     _n(CALLED, "torch.utils._debug_mode", "get_active_debug_mode", "backends"),
     _n(READ, "torch.utils._python_dispatch", "TorchDispatchMode", "operators dump_single_ops"),
