@@ -2,6 +2,8 @@
 VENV   ?= .venv
 PYTHON ?= python3
 TORCH  ?=
+VERSIONS ?=
+MATRIX ?=
 DEMO   := demo-run
 REPLAY := .replay
 FAULT  := demo-diagnosis
@@ -11,7 +13,7 @@ FAST   := $(addprefix tests/,store numerics compare reduce analysis report expor
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup wheel browser msprobe demo test test-fast test-all replay-record replay-compare release-check docs sizes check format bench clean
+.PHONY: FORCE help setup wheel browser msprobe demo test test-fast test-all test-matrix replay-record replay-compare release-check docs sizes check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +52,9 @@ test-all: check msprobe ## the heavy tests too, and random examples; those that 
 	@bash scripts/setup_browser.sh
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=random
 
+test-matrix: $(STAMP) ## check each torch from 2.11 to 2.15, VERSIONS="2.11 2.15" some; MATRIX=--help lists options
+	$(BIN)/python scripts/matrix.py $(VERSIONS) $(MATRIX)
+
 replay-record: $(STAMP) ## record in .replay what graphprobe makes of a fixed set of programs
 	$(BIN)/python scripts/replay.py record $(REPLAY)
 
@@ -81,7 +86,7 @@ bench: $(STAMP) ## run the benchmarks; see bench/README.md
 	@set -e; for file in bench/compile_overhead.py bench/criterion.py bench/stats_kernel.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean: ## remove what the other targets made, the environment included
-	rm -rf $(VENV) $(VENV)-msprobe $(REPLAY) $(DEMO) $(FAULT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-msprobe .matrix $(REPLAY) $(DEMO) $(FAULT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf native/.cmake native/.ninja_* native/.skbuild-info.json native/CMakeCache.txt native/CMakeFiles \
 		native/CMakeInit.txt native/build.ninja native/cmake_install.cmake src/graphprobe/numerics/_native*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,17 +1,25 @@
-"""Writes docs/torch_names.md from `graphprobe.internals.names`; `--against FOLDER` says what a torch's sources lack."""
+"""Writes docs/torch_names.md from `graphprobe.internals.names`.
+
+`--against FOLDER` says what a torch's sources lack; `--installed FILE` looks the names up in the installed torch.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import functools
+import importlib
+import inspect
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from graphprobe.internals.names import LOSES, NAMES, SUPPORTED, Name
 
-FILE = Path(__file__).resolve().parent.parent / "docs" / "torch_names.md"
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "docs" / "torch_names.md"
 
 HEAD = """# The private names of torch that graphprobe uses
 
@@ -200,12 +208,63 @@ def lacking(sources: Sources, names: Iterable[Name] = NAMES) -> tuple[list[str],
     return lines, untold
 
 
+def installed() -> dict[str, str]:
+    """What is wrong with each name of the table, and each private path in `internals`, in the installed torch.
+
+    The sources are the cross-check: a path in them is there, or the table says that this torch is without it.
+    """
+    import torch
+
+    version = torch.__version__
+    found = {}
+    for name in NAMES:
+        if name.probe != "compile":
+            there, expected = name.is_there(), name.is_in(version)
+            wrong = "it is there, and the table says that it is not" if there else f"it is not there: {name.lost}"
+            found[name.path] = "" if there == expected else wrong
+    sys.path.insert(0, str(ROOT / "tests" / "internals"))
+    from torch_paths import torch_paths
+
+    package, room = ROOT / "src" / "graphprobe", "graphprobe.internals."
+    while_compiling = tuple(name.path for name in NAMES if name.probe == "compile")
+    absent = tuple(name.path for name in NAMES if not name.is_in(version))
+    for used in sorted(torch_paths(package, package.name)):
+        private = "._" in used.path and used.module.startswith(room) and used.module != f"{room}names"
+        if private and not used.path.startswith((*while_compiling, *absent)):
+            missing = "" if _leads_somewhere(used.path) else f"it is not there, and {used.module}:{used.line} uses it"
+            found[used.path] = found.get(used.path) or missing
+    return found
+
+
+def _leads_somewhere(path: str) -> bool:
+    """Whether a path can be followed; what an object that is no module and no class has is not known before it runs."""
+    found: Any = importlib.import_module("torch")
+    way = "torch"
+    for part in path.split(".")[1:]:
+        way += f".{part}"
+        if hasattr(found, part):
+            found = getattr(found, part)
+            continue
+        try:
+            found = importlib.import_module(way)
+        except ImportError:
+            return not (inspect.ismodule(found) or inspect.isclass(found))
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--against", type=Path, metavar="FOLDER", help="an unpacked wheel of torch, or its folder torch"
     )
+    parser.add_argument("--installed", type=Path, metavar="FILE", help="write to it what is wrong with each name")
     given = parser.parse_args()
+    if given.installed is not None:
+        found = installed()
+        given.installed.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        wrong = [f"{path}: {why}" for path, why in found.items() if why]
+        print(f"{len(found)} names, {len(wrong)} of them wrong", *wrong, sep="\n")
+        return bool(wrong)
     if given.against is None:
         FILE.write_text(page(), encoding="utf-8")
         return 0

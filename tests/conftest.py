@@ -147,6 +147,8 @@ def reset_torch() -> Iterator[None]:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
+        if torch.cuda.device_count() == 0:  # before a trace makes devices up: autograd's threads would forbid forks
+            torch.ones((), device="cpu", requires_grad=True).backward()
     yield
     torch = sys.modules.get("torch")
     if torch is not None and "torch._dynamo" in sys.modules:

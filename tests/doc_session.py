@@ -6,11 +6,13 @@
 - A ```text block right behind a program, with at most a paragraph between them, is what that program prints.
 - A ```json block right behind "`name.json`:" is a file; any other is for the test of its page.
 
-`…` stands for anything within a line, a line of `…` or `...` for any lines. Times and sizes may differ.
+`…` stands for anything within a line, a line of `…` or `...` for any lines. Times and sizes may differ; so may every
+number with a torch that is not the one of `constraints.txt`, with which the pages were written.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shlex
@@ -23,7 +25,10 @@ from pathlib import Path
 from conftest import ROOT
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+PINNED = re.search(r"^torch==([\d.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.M)
+OTHER_TORCH = PINNED is None or importlib.metadata.version("torch").partition("+")[0] != PINNED[1]
 MEASURED = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?= (?:s|ms|KiB|MiB|GiB|B|files)\b)")
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)")
 STAMP = re.compile(r"(?<!\d)(?:\d{14,20}|\d{8}-\d{6}-\d{6}|\d{4}(?:_\d\d){5}_\d{6}-pid_\d+)(?!\d)")
 
 
@@ -81,17 +86,18 @@ def steps_of(text: str) -> Iterator[Step]:
                 yield Step(block.line, command=command.partition("  # ")[0], shown=shown or None)
 
 
-def matches(shown: str, said: str) -> bool:
-    """Whether what was said is what is shown, up to `…`, times, sizes and stamps."""
-    pattern = "".join(map(_pattern, shown.rstrip().splitlines()))
+def matches(shown: str, said: str, *, other_torch: bool = OTHER_TORCH) -> bool:
+    """Whether what was said is what is shown, up to `…`, times, sizes and stamps, and numbers with another torch."""
+    numbers = NUMBER if other_torch else MEASURED
+    pattern = "".join(_pattern(line, numbers) for line in shown.rstrip().splitlines())
     text = "".join(f"{line.rstrip()}\n" for line in said.rstrip().splitlines())
     return re.fullmatch(pattern, text) is not None
 
 
-def _pattern(line: str) -> str:
+def _pattern(line: str, numbers: re.Pattern[str]) -> str:
     if line.strip() in ("…", "..."):
         return r"(?:.*\n)*"
-    parts = re.split(f"({MEASURED.pattern}|{STAMP.pattern}|…)", line.rstrip())
+    parts = re.split(f"({STAMP.pattern}|{numbers.pattern}|…)", line.rstrip())
     for index, part in enumerate(parts):
         if index % 2 == 0:
             parts[index] = re.escape(part)

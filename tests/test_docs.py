@@ -130,6 +130,20 @@ def test_every_page_is_in_the_index() -> None:
     assert sorted(pages - linked - {"README.md"}) == []
 
 
+@pytest.mark.parametrize(
+    ("said", "same", "other"),
+    [
+        ("pass: 37 of 759 nodes, 0.5 in 9.1 ms", True, True),
+        ("pass: 28 of 765 nodes, 0.25 in 7 ms", False, True),
+        ("pass: many of 759 nodes, 0.5 in 9.1 ms", False, False),
+        ("pass: 37 of 759 edges, 0.5 in 9.1 ms", False, False),
+    ],
+)
+def test_numbers_are_those_of_the_torch_that_is_pinned(said: str, same: bool, other: bool) -> None:
+    shown = "pass: 37 of 759 nodes, 0.5 in 9.1 ms"
+    assert (matches(shown, said, other_torch=False), matches(shown, said, other_torch=True)) == (same, other)
+
+
 @pytest.mark.parametrize("name", ["README", "docs/README"])
 def test_every_command_is_in_the_tables(name: str) -> None:
     text = (ROOT / f"{name}.md").read_text(encoding="utf-8")

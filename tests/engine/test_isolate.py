@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -452,3 +453,51 @@ def test_where_a_fork_is_impossible_the_step_runs_here(monkeypatch: pytest.Monke
     failed = isolated(lambda: 1 / 0)
     assert failed.raised is not None and failed.raised.type == "ZeroDivisionError"
     assert not failed.died
+
+
+AFTER_A_BACKWARD = """
+import os, sys
+import torch
+from graphprobe.engine.isolate import isolated
+from graphprobe.internals import after_fork
+
+def backward():
+    x = torch.ones(4, requires_grad=True)
+    (x * x).sum().backward()
+    return [os.getpid(), x.grad.sum().item()]
+
+if sys.argv[1] == "before":
+    after_fork.can_fork()
+torch.compile(backward, backend="eager", fullgraph=False)()
+x = torch.ones(4, requires_grad=True)
+torch.compile(lambda x: (x * x).sum(), backend="eager")(x).backward()
+found = isolated(backward)
+print(found.raised, found.value[1], found.value[0] == os.getpid(), torch.version.cuda is None)
+"""
+
+
+@pytest.mark.parametrize("asked", ["before", "after"])
+def test_a_step_with_a_backward_after_one_here(asked: str, run_python: Callable[..., Any]) -> None:
+    """A build for CUDA has autograd's threads once something was compiled: either none begin, or the step runs here."""
+    done = run_python("-c", AFTER_A_BACKWARD, asked)
+    raised, value, here, cpu = done.out.split()
+    assert (raised, value) == ("None", "8.0"), done.err
+    assert here == "False" if asked == "before" or cpu == "True" else here == "True"
+
+
+def test_with_threads_of_autograd_there_is_no_fork() -> None:
+    ready, end = threading.Event(), threading.Event()
+    assert after_fork.can_fork()
+
+    def pretend() -> None:
+        Path("/proc/self/task", str(threading.get_native_id()), "comm").write_text("pt_autograd_0")
+        ready.set()
+        end.wait(20)
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    ready.wait(20)
+    assert not after_fork.can_fork()
+    end.set()
+    thread.join()
+    assert after_fork.can_fork()

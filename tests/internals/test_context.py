@@ -77,7 +77,12 @@ def test_a_cache_that_is_off_stays_off_and_is_not_named() -> None:
 
 
 def test_threads_that_overlap() -> None:
-    """A in, B in, A out, B out: both work without caches, and both find their own values afterwards."""
+    """A in, B in, A out, B out: both work without caches, and all is as before in the end.
+
+    Where settings belong to a thread, each finds its own again as it comes out. Where threads share them (torch 2.11),
+    B found them off, and leaves them on.
+    """
+    per_thread = hasattr(torch.utils._config_module, "ContextVar")
     turns = [threading.Event() for _ in range(3)]
     found: dict[str, list[Any]] = {}
     before = values()
@@ -109,8 +114,8 @@ def test_threads_that_overlap() -> None:
         thread.join(20)
     for mine in found.values():
         assert not any(mine[1].values())
-        assert mine[0] == mine[2]
-    assert len(found) == 2
+        assert not per_thread or mine[0] == mine[2]
+    assert len(found) == 2 and (per_thread or found["second"][2] == before)
     assert values() == before
 
 

@@ -90,6 +90,8 @@ def _load() -> None:
     import torch
 
     threads = _threads()  # of libraries that start theirs again in a fork
+    if torch.cuda.device_count() == 0:  # before a trace makes devices up, for which autograd would have threads
+        torch.ones((), requires_grad=True).backward()
     x = torch.ones(4, 4, requires_grad=True)
     torch.compile(lambda x: torch.relu(x @ x).sum())(x).backward()
     torch.compiler.reset()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -15,8 +17,24 @@ from graphprobe.internals.operators import collectives
 
 
 def can_fork() -> bool:
-    """Whether a child made by `fork` can go on using torch: not after CUDA has been initialised."""
-    return hasattr(sys, "platform") and sys.platform == "linux" and not torch.cuda.is_initialized()
+    """Whether a child made by `fork` can go on using torch: not after CUDA has been initialised, nor with autograd's
+    threads, without which any backward raises there."""
+    if sys.platform != "linux" or torch.cuda.is_initialized():
+        return False
+    _start_autograd()
+    names = (path.read_text("utf-8") for path in Path("/proc/self/task").glob("*/comm"))
+    return not any(name.startswith("pt_autograd_") for name in names)
+
+
+@functools.cache
+def _start_autograd() -> None:
+    """Where there is no GPU, have autograd count the devices now: none, for which it never has a thread.
+
+    A build for CUDA otherwise counts those that the first trace makes up (pytorch's `ensureCUDADeviceGuardSet`).
+    """
+    if torch.cuda.device_count() == 0:
+        with torch.inference_mode(False), require("torch._C", "DisableTorchFunction", purpose="a backward")():
+            torch.ones((), device="cpu", requires_grad=True).backward()
 
 
 def prepare() -> None:
@@ -71,7 +89,5 @@ def preload(check: Callable[[], None] = lambda: None) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     check()
-    with contextlib.suppress(
-        Exception
-    ):  # no compiler, or a torch that asks otherwise: children then see for themselves
+    with contextlib.suppress(Exception):  # no compiler, or a torch that asks otherwise: children see for themselves
         require("torch._inductor.cpu_vec_isa", "valid_vec_isa_list", purpose="generating C++")()

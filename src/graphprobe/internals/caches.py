@@ -6,11 +6,14 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
 
 CACHES = (
     ("torch._inductor.config", "fx_graph_cache"),
@@ -21,14 +24,42 @@ CACHES = (
 )
 
 
+class _Shared:
+    """Settings of a torch whose threads share them: they are on again once nobody is inside of `bypassed` any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self.before: list[tuple[ModuleType, str, Any]] = []
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        with self._lock:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                while not self._inside and self.before:
+                    module, name, value = self.before.pop()
+                    setattr(module, name, value)
+
+
+_shared = _Shared()
+
+
 @contextmanager
 def bypassed() -> Iterator[list[str]]:
     """Yields the names of the caches that were on here; nested, the outermost one has them.
 
-    torch keeps these settings per thread (context variables), so each thread switches off and restores its own. Where
-    a torch shares them between threads, the thread that switched one off is the one that restores it.
+    torch keeps these settings per thread (context variables), so each thread switches off and restores its own. In
+    torch 2.11 all threads share them.
     """
+    per_thread = hasattr(sys.modules.get("torch.utils._config_module"), "ContextVar")
     with ExitStack() as restore:
+        if not per_thread:
+            restore.enter_context(_shared.inside())
         names = []
         for module_name, name in CACHES:
             module = sys.modules.get(module_name)
@@ -36,7 +67,10 @@ def bypassed() -> Iterator[list[str]]:
             value = getattr(module, name, False) if module is not None else False
             if value is False:
                 continue
-            restore.callback(setattr, module, name, value)
+            if per_thread:
+                restore.callback(setattr, module, name, value)
+            else:
+                _shared.before.append((cast(ModuleType, module), name, value))
             setattr(module, name, False)
             if value:
                 names.append(f"{module_name}.{name}")

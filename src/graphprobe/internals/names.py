@@ -5,8 +5,6 @@ torch, `graphprobe doctor` against the torch that is installed, and docs/torch_n
 complete: each path of torch with a private part that graphprobe uses stands here, and what stands here is used.
 
 A private attribute of a value has no such path, for instance `passname` of the observer of a pass. Those are not here.
-
-Private names of torch, looked up with an error that says which one is missing and in which torch.
 """
 
 from __future__ import annotations
@@ -459,6 +457,7 @@ NAMES: tuple[Name, ...] = (
     _n(CALLED, "torch.overrides", "_get_current_function_mode_stack", "api_dump"),
     _n(CALLED, "torch.overrides", "_pop_mode", "api_dump"),
     _n(CALLED, "torch.overrides", "_push_mode", "api_dump"),
+    _n(READ, "torch.utils._config_module", "ContextVar", "caches", since="2.12"),
     _n(CALLED, "torch.utils._debug_mode", "DebugInterpreter", "backends"),
     _n(CALLED, "torch.utils._debug_mode", "get_active_debug_mode", "backends"),
     _n(READ, "torch.utils._python_dispatch", "TorchDispatchMode", "operators dump_single_ops"),

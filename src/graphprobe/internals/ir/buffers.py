@@ -18,6 +18,8 @@ from graphprobe.internals.ir.index import NotEvaluated, evaluate, numbers
 from graphprobe.internals.ir.ops import Nest, TensorOps
 
 HALVES = (torch.float16, torch.bfloat16)
+MULTI_OUT: Any = getattr(ir, "ExternKernelMultiOut", ())
+ALLOCATING: Any = getattr(ir, "AllocatingMultiOutput", ())
 
 
 class Buffers:
@@ -254,17 +256,17 @@ def _named(name: str) -> Callable[..., Any]:
 def _fallback(buffers: Buffers, op: Any) -> None:
     args, kwargs = op.unflatten_args(op.inputs, op.constant_args)
     kwargs = {**op.kwargs, **kwargs}
-    if isinstance(op, ir.ExternKernelMultiOut):
+    if isinstance(op, MULTI_OUT):
         kwargs.update(zip(op.out_arg_names, op.out_variant_output_nodes, strict=True))
     result = buffers.call(op.op_overload, args, kwargs)
-    buffers.put(op, result)
     bindings = resolve_unbacked_bindings(buffers.graph.sizevars.shape_env, op.unbacked_bindings) or {}
     for symbol, path in bindings.items():
         buffers.env[symbol] = int(pytree.key_get(result, path))
+    buffers.put(op, result)  # from torch 2.15 on, the layout of the one output may have these symbols
 
 
 def _multi_output(buffers: Buffers, op: Any) -> None:
-    if isinstance(op, ir.AllocatingMultiOutput):
+    if isinstance(op, ALLOCATING):
         return
     found = buffers.tensor(op.inputs[0])
     for _, at in op.indices:
