@@ -19,6 +19,8 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from graphprobe.errors import UnsupportedTorchError
+from graphprobe.internals.ir import buffers
 from graphprobe.internals.ir.evaluation import IrMismatch, IrValues, evaluate_ir
 
 aten = torch.ops.aten
@@ -342,3 +344,21 @@ def test_adaptive_max_pool3d_of_channels_last_goes_wrong_before_the_lowering() -
     for gm, args in seen:
         values = evaluate_ir(gm, args)
         assert (values.unsupported, values.dtypes, wrong(gm, args, values)) == ([], [], [])
+
+
+class Renamed:
+    """`torch._inductor.ir` of a torch in which one name is another."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "ExternKernelMultiOut":
+            raise AttributeError(f"module 'torch._inductor.ir' has no attribute {name!r}")
+        return getattr(ir, name)
+
+
+def test_a_name_that_torch_lacks_is_told_and_is_no_op_that_is_not_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = [rand(3, 4)]
+    gm = graph_of(lambda x: x.sort().values, *args)
+    assert evaluate_ir(gm, args).unsupported == []
+    monkeypatch.setattr(buffers, "ir", Renamed())
+    with pytest.raises(UnsupportedTorchError, match="keeps FallbackKernel of its IR otherwise.*ExternKernelMultiOut"):
+        evaluate_ir(gm, args)

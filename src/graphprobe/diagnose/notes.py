@@ -45,6 +45,9 @@ ONE_THREAD = (
 )
 """Of a healthy verdict for kernels on CPU: the number of threads is part of the code that Inductor writes."""
 
+UNWATCHED = "not every pass was looked into: this torch lacks {names}"
+"""Of a torch that announces its passes in another way."""
+
 GOES_ON = "the same command goes on from there"
 """Behind what the budget has ended, where that is so."""
 

@@ -222,6 +222,7 @@ class Prover:
                 case, shown_by(result, kind), result.reference, self.compilation, op=made.op, alone=suspect.wrong_alone
             )
             made.stage, why = stage_of(evidence)
+            made.reason = told_more(made.reason, evidence.lost) if evidence.lost else made.reason
             log.info("%s: %s, since %s: %s", made.op, made.stage, why, evidence)
         behind = aten_behind(suspect.node) if made.op == op_of(suspect.node) else []
         made.also = [name for name in (*behind, *made.also) if name != made.op]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import copied_together, flat_outputs, run_graph
 from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import same_bits
+from graphprobe.errors import UnsupportedTorchError
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.ir.evaluation import evaluate_ir
@@ -33,11 +35,15 @@ RAISED: tuple[Kind, ...] = ("crash_compile", "crash_runtime", "extra_exception")
 
 
 class Seen(msgspec.Struct):
-    """What a child process saw: where an exception came from, what the IR computes, and whether sizes are symbols."""
+    """What a child process saw: where an exception came from, what the IR computes, and whether sizes are symbols.
+
+    `lost`: why it could not look.
+    """
 
     origin: Origin | None = None
     loops: Loops | None = None
     dynamic: bool = False
+    lost: str = ""
 
 
 def evidence_of(
@@ -62,12 +68,15 @@ def evidence_of(
     seen = _seen(lambda: _evaluate(case, compilation), compilation)
     origin = _seen(lambda: _raise(case, compilation), compilation).origin if kind in RAISED else None
     raised_in = origin.stage if origin is not None else None
-    return Evidence(kind, wrong, True, seen.loops, raised_in, traced_away, seen.dynamic, alone)
+    found = Evidence(kind, wrong, True, seen.loops, raised_in, traced_away, seen.dynamic, alone)
+    return replace(found, lost=f"Inductor's IR was not evaluated: {seen.lost}." if seen.lost else "")
 
 
 def _seen(look: Callable[[], Seen], compilation: Compilation) -> Seen:
     outcome = isolated(look, timeout_s=compilation.timeout_s)
-    return msgspec.convert(outcome.value, Seen) if outcome.value is not None else Seen()
+    if outcome.value is not None:
+        return msgspec.convert(outcome.value, Seen)
+    return Seen(lost=outcome.raised.line if outcome.raised is not None else outcome.end)
 
 
 def _first_wrong(case: Case, kind: Kind, reference: Reference, compilation: Compilation) -> Graphs | None:
@@ -134,12 +143,14 @@ def loops_of(graph: GraphModule, inputs: list[Any]) -> Loops:
         return "right"  # what an op checks by itself is nothing that loops could say
     try:
         values = evaluate_ir(graph, copied_together(inputs))
+    except UnsupportedTorchError:  # another torch: that is no property of the graph, and is told
+        raise
     except Exception as error:  # a lowering that raises, or an IR that the evaluator does not know
         log.info("the IR was not evaluated: %s: %s", type(error).__name__, error)
         return "unknown"
     if values.dtypes or values.faults:
         return "wrong"
-    if any(value is None for value in values.outputs) or values.unsupported:
+    if values.unsupported:
         return "unknown"
 
     placeholders = [n.name for n in graph.graph.nodes if n.op == "placeholder"]

@@ -10,6 +10,7 @@ import torch
 
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.local import Suspect
+from graphprobe.diagnose.notes import UNWATCHED
 from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.prove import Prover
@@ -155,6 +156,7 @@ def passes(
     report, watch = RungReport(), Watch(skip, program.file)
     with watch.snapshots.active():
         run_program(program, compilation, stage_rung(watch, "post_grad"), report)
+    report.notes += [UNWATCHED.format(names=", ".join(watch.snapshots.missing))] if watch.snapshots.missing else []
     report.ops = _ops_of(watch)
     suspects: list[Suspect] = []
     right: list[str] = []

@@ -51,6 +51,7 @@ class Evidence:
         saved_check: uncompiled, autograd finds that a tensor saved for the backward was changed in place.
         caught: uncompiled, an operation raises, too, and the program goes on.
         inductor: the backend is Inductor, whose stages are known.
+        lost: what could not be looked into, and why, as a sentence; empty where all was.
     """
 
     kind: Kind
@@ -65,6 +66,7 @@ class Evidence:
     saved_check: bool = False
     caught: bool = False
     inductor: bool = True
+    lost: str = ""
 
 
 DIED: tuple[Kind, ...] = ("segfault", "hang", "crash_runtime")

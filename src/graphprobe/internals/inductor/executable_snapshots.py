@@ -56,6 +56,7 @@ class Snapshots:
         """`skip` has phases and names of passes, as PassLog and ExecutableSnapshot name them."""
         self.skip = frozenset(skip)
         self.logs: list[PassLog] = []
+        self.missing: list[str] = []
         self._open: list[tuple[PassLog, int]] = []
         self._signature = ""
 
@@ -67,15 +68,17 @@ class Snapshots:
         observers = require("torch.fx.passes", "graph_transform_observer", purpose="snapshots of passes")
         matcher = require("torch._inductor", "pattern_matcher", purpose="snapshots of patterns")
         try:
-            for name in PHASES:
-                patches.apply(compile_fx, Patch(TAP, "torch._inductor.compile_fx", name, self._phase(name)))
+            wanted = [
+                (compile_fx, Patch(TAP, "torch._inductor.compile_fx", name, self._phase(name))) for name in PHASES
+            ]
             for name, make in (("__enter__", self._enter), ("__exit__", self._exit)):
-                patches.apply(observers, Patch(TAP, OBSERVER, f"GraphTransformObserver.{name}", make))
+                wanted.append((observers, Patch(TAP, OBSERVER, f"GraphTransformObserver.{name}", make)))
             for name in PATTERN_ENTRIES:
-                patches.apply(matcher, Patch(TAP, "torch._inductor.pattern_matcher", f"{name}.apply", self._pattern))
+                wanted.append((matcher, Patch(TAP, "torch._inductor.pattern_matcher", f"{name}.apply", self._pattern)))
             if self.skip:
                 for name in ("apply_gm_pass", "apply_graph_pass"):
-                    patches.apply(observers, Patch(TAP, OBSERVER, f"GraphTransformObserver.{name}", self._apply))
+                    wanted.append((observers, Patch(TAP, OBSERVER, f"GraphTransformObserver.{name}", self._apply)))
+            self.missing = [patch.address for module, patch in wanted if not patches.apply(module, patch)]
             yield
         finally:
             patches.undo()

@@ -22,8 +22,10 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.ir.buffers import Buffers
 from graphprobe.internals.ir.index import NotEvaluated
+from graphprobe.internals.names import SUPPORTED_HINT
 from graphprobe.internals.quiet import quiet
 
 
@@ -81,6 +83,7 @@ def evaluate_ir(gm: fx.GraphModule, inputs: Sequence[Any]) -> IrValues:
     Lowering may add guards and symbols to the shape environment of the graph's fake tensors, as in a compilation.
 
     Raises:
+        UnsupportedTorchError: this torch keeps what the evaluation reads in another way.
         Exception: what the lowering raises, unchanged.
     """
     with torch.no_grad(), _lowered(gm, inputs, False, False) as (graph, module, fakes):
@@ -221,6 +224,10 @@ class _Evaluation:
         self._written |= changed
         try:
             buffers.run(op)
+        except (AttributeError, ImportError) as error:  # no op raises these: torch has renamed what is read here
+            raise UnsupportedTorchError(
+                f"torch {torch.__version__} keeps {type(op).__name__} of its IR otherwise: {error}", hint=SUPPORTED_HINT
+            ) from error
         except Exception as error:
             reason = str(error) if isinstance(error, NotEvaluated) else f"{type(error).__name__}: {error}"
             values.unsupported.append(f"{name}: {reason}".splitlines()[0])
