@@ -51,9 +51,9 @@ def build(
     """Each compiled graph with its inputs of the first call and its outputs then."""
     found: list[tuple[LoweredGraph, Any, list[Any], list[Any]]] = []
 
-    def inner(compile_graph: Any, gm: Any, inputs: Any, settings: Any) -> Callable[[list[Any]], Any]:
+    def inner(gm: Any, inputs: Any, settings: Any) -> Callable[[list[Any]], Any]:
         with watched_lowering() as lowered:
-            compiled = compile_graph(gm, inputs, settings)
+            compiled = stages.compile_kernels(gm, inputs, settings)
 
         def run(given: list[Any]) -> Any:
             before = copied_together(list(given))

@@ -350,7 +350,7 @@ class Renamed:
     """`torch._inductor.ir` of a torch in which one name is another."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "ExternKernelMultiOut":
+        if name == "NonOwningLayout":
             raise AttributeError(f"module 'torch._inductor.ir' has no attribute {name!r}")
         return getattr(ir, name)
 
@@ -360,5 +360,5 @@ def test_a_name_that_torch_lacks_is_told_and_is_no_op_that_is_not_understood(mon
     gm = graph_of(lambda x: x.sort().values, *args)
     assert evaluate_ir(gm, args).unsupported == []
     monkeypatch.setattr(buffers, "ir", Renamed())
-    with pytest.raises(UnsupportedTorchError, match="keeps FallbackKernel of its IR otherwise.*ExternKernelMultiOut"):
+    with pytest.raises(UnsupportedTorchError, match="keeps MultiOutput of its IR otherwise.*NonOwningLayout"):
         evaluate_ir(gm, args)
