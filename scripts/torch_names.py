@@ -36,15 +36,8 @@ python -m zipfile --extract wheel/torch-2.15.0-*.whl unpacked
 python scripts/torch_names.py --against unpacked
 ```
 
-What names cannot tell is whether a function still does the same. `make test` with that torch installed answers that.
+What names cannot tell is whether a function still does the same: `graphprobe doctor` tries that in the installed torch.
 """
-
-PROBES = {
-    "lookup": "looked up",
-    "import": "imported",
-    "compile": "only there while torch compiles; the tests use it",
-    "skip": "not asked for: only time is lost without it",
-}
 
 
 def page() -> str:
@@ -59,7 +52,8 @@ def page() -> str:
 
 def _row(name: Name) -> str:
     needed = ", ".join(f"`{capability}`" for capability in name.needed_for)
-    return f"| `{name.address}` | {name.use} | {name.versions} | {PROBES[name.probe]} | {needed} |"
+    when = "looked up while a graph is lowered" if name.only_while_lowering else "looked up"
+    return f"| `{name.address}` | {name.use} | {name.versions} | {when} | {needed} |"
 
 
 class Sources:
@@ -199,7 +193,7 @@ def lacking(sources: Sources, names: Iterable[Name] = NAMES) -> tuple[list[str],
     version = sources.version
     lines, untold = [], []
     for name in names:
-        there = sources.has(name.module, name.attribute) if name.probe != "compile" else None
+        there = sources.has(name.module, name.attribute) if not name.only_while_lowering else None
         if there is None:
             untold.append(name.address)
         elif there != name.is_in(version):

@@ -265,9 +265,9 @@ def test_graph_died(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
 
 def test_unsupported_torch() -> None:
     """`doctor`, which the page sends to, lists what the page says it lists."""
-    done = CliRunner().invoke(main, ["doctor", "--json"])
+    done = CliRunner().invoke(main, ["doctor", "--names", "--json"])
     facts = json.loads(done.stdout)
-    assert facts["taps"] and all({"tap", "status", "lost"} <= tap.keys() for tap in facts["taps"])
+    assert facts["features"] and all({"feature", "status", "detail"} <= row.keys() for row in facts["features"])
 
 
 def test_no_output(tmp_path: Path) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from conftest import Finished
+from graphprobe.cli.commands import doctor as doctor_command
 from graphprobe.cli.main import main
-from graphprobe.internals.names import LOSES, RUN_LOSES
+from graphprobe.diagnose.installation import self_test
+from graphprobe.internals.names import LOSES
 from graphprobe.numerics import native
 from numerics.stats_both import INSTRUCTION_SETS, instruction_set
 
@@ -22,93 +27,147 @@ def doctor(*args: str) -> Result:
     return CliRunner().invoke(main, ["doctor", *args])
 
 
-def test_everything_can_be_collected_here() -> None:
-    done = doctor()
-    assert done.exit_code == 0, done.output
-    torch = importlib.import_module("torch")
-    assert f"torch {torch.__version__} on cpu" in done.output
-    for tap in LOSES:
-        assert f"  {tap} " in done.output
-    assert "missing" not in done.output
+FEATURES = {trial.feature for trial in self_test.TRIALS}
 
 
-def test_json() -> None:
+def rows(*args: str) -> dict[str, dict[str, Any]]:
+    return {row["feature"]: row for row in json.loads(doctor("--json", *args).output)["features"]}
+
+
+def test_everything_works_here() -> None:
     done = doctor("--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.output)
-    assert {tap["tap"] for tap in facts["taps"]} == set(RUN_LOSES)
-    assert {found["capability"] for found in facts["dump"]} == set(LOSES) - set(RUN_LOSES)
-    assert all(tap["status"] == "ok" and tap["lost"] is None for tap in facts["taps"])
-    assert facts["devices"][0] == "cpu"
-    assert facts["torch"].startswith("2.")
+    assert facts["torch"].startswith("2.") and facts["devices"][0] == "cpu"
+    assert [row["feature"] for row in facts["features"]] == list(LOSES)
+    assert {row["status"] for row in facts["features"]} == {"works"}
+    assert {row["feature"] for row in facts["features"] if row["tried"]} == FEATURES
+    assert not any(row["detail"] for row in facts["features"])
+
+
+def test_names_alone() -> None:
+    done = doctor("--names")
+    assert done.exit_code == 0, done.output
+    assert f"torch {importlib.import_module('torch').__version__} on cpu" in done.output
+    for feature in LOSES:
+        assert re.search(rf"^  {feature} +works \(its names are there; it was not tried\)$", done.output, re.M), feature
 
 
 @pytest.mark.parametrize(
-    ("module", "attribute", "tap"),
+    ("module", "attribute", "features"),
     [
-        ("torch._inductor.compile_fx", "joint_graph_passes", "joint_passes"),
-        ("torch._inductor.debug", "DebugContext", "lowering"),
-        ("torch._functorch.aot_autograd", "aot_stage2_compile", "aot_graphs"),
-        ("torch._dynamo.output_graph", "OutputGraph", "dynamo_graph"),
-        ("torch.fx.passes.graph_transform_observer", "GraphTransformObserver", "passes"),
+        ("torch._inductor.compile_fx", "joint_graph_passes", {"joint_passes", "steps", "diagnose_passes"}),
+        ("torch._functorch.aot_autograd", "aot_stage2_compile", {"aot_graphs", "steps"}),
+        ("torch._inductor.debug", "log_ir_post_fusion", {"dump_kernel", "mixing"}),
+        ("torch._C", "_current_autograd_node", {"api_dump", "dump_single_ops"}),
     ],
 )
-def test_what_is_lost_without_a_tap(module: str, attribute: str, tap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(importlib.import_module(module), attribute)
-    done = doctor()
-    assert done.exit_code == 1, done.output
-    line = next(line for line in done.output.splitlines() if line.startswith(f"  {tap} "))
-    assert f"missing: {module}:{attribute}" in line
-    assert f"-> {LOSES[tap]}" in line
-    as_json = doctor("--json")
-    assert as_json.exit_code == 1
-    lost = {t["tap"]: t["lost"] for t in json.loads(as_json.output)["taps"] if t["status"] != "ok"}
-    # Steps are told of by the same names.
-    assert {name: what for name, what in lost.items() if name != "steps"} == {tap: LOSES[tap]}
-
-
-@pytest.mark.parametrize(
-    ("module", "attribute", "capabilities"),
-    [
-        ("torch._inductor.debug", "log_ir_post_fusion", ["dump_kernel", "mixing"]),
-        ("torch._C", "_current_autograd_node", ["api_dump", "dump_single_ops"]),
-    ],
-)
-def test_what_the_dump_lacks(
-    module: str, attribute: str, capabilities: list[str], monkeypatch: pytest.MonkeyPatch
+def test_what_is_lost_without_a_name(
+    module: str, attribute: str, features: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(importlib.import_module(module), attribute)
-    done = doctor()
+    done = doctor("--names")
     assert done.exit_code == 1, done.output
-    for capability in capabilities:
-        line = next(line for line in done.output.splitlines() if line.startswith(f"  {capability} "))
-        assert f"missing: {module}:{attribute}" in line and f"  -> {LOSES[capability]}" in line
-    lost = [found["capability"] for found in json.loads(doctor("--json").output)["dump"] if found["status"] != "ok"]
-    assert lost == capabilities
+    lost = {name: row for name, row in rows("--names").items() if row["status"] != "works"}
+    assert set(lost) == features
+    for name, row in lost.items():
+        assert row["detail"] == f"missing: {module}:{attribute}; without it: {LOSES[name]}"
+        assert f"lost: {row['detail']}" in done.output
+
+
+def tried(features: str, *, kernels: bool = True) -> dict[str, dict[str, str | None]]:
+    chosen = [trial for trial in self_test.TRIALS if trial.feature in features.split()]
+    return self_test.try_features(kernels=kernels, trials=chosen)
+
+
+def nothing(*args: Any, **kwargs: Any) -> Any:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("target", "yields", "feature", "part"),
+    [
+        ("graphprobe.internals.taps.aot.patches", nothing, "aot_graphs", ""),
+        ("graphprobe.internals.taps.inductor.patches", nothing, "passes", ""),
+        ("graphprobe.internals.taps.graph_breaks.patches", nothing, "graph_breaks", ""),
+        ("graphprobe.internals.taps.recompile_taps.patches", nothing, "recompiles", ""),
+        ("graphprobe.internals.ir.buffers.Buffers.value", lambda self, node: torch.zeros(()), "ir_evaluation", "loops"),
+        ("graphprobe.diagnose.installation.self_test.open_api_dump", lambda path: EMPTY, "api_dump", ""),
+        ("graphprobe.probe.dump.running.GraphCall.after", nothing, "dump_interpreter", ""),
+    ],
+)
+def test_a_tap_that_yields_nothing_is_lost(
+    target: str, yields: Any, feature: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any(tried(feature, kernels=False)[feature].values())
+    monkeypatch.setattr(target, yields)
+    assert tried(feature, kernels=False)[feature][part]
+
+
+class Nothing:
+    """A dump without a call."""
+
+    def calls(self, rank: int, step: int) -> list[Any]:
+        return []
+
+
+EMPTY = Nothing()
+
+
+def test_a_trial_that_ends_its_process_is_lost_and_the_others_are_tried() -> None:
+    rows = [
+        self_test.Trial(name, "", works) for name, works in (("a", bool), ("b", lambda trials: os.abort()), ("c", bool))
+    ]
+    found = self_test.try_features(kernels=False, trials=rows)
+    assert found == {"a": {"": ""}, "b": {"": "the process was ended by SIGABRT"}, "c": {"": ""}}
+
+
+def test_what_is_lost_in_part_and_what_could_not_be_tried() -> None:
+    row = doctor_command._row("mixing", None, {"by parts of the graph": "", "by the IR": "it raised"})
+    assert (row["status"], row["detail"]) == ("works in part", f"by the IR: it raised; without it: {LOSES['mixing']}")
+    row = doctor_command._row("mixing", None, {"by the IR": None})
+    assert (row["status"], row["detail"]) == ("not tested", "there is no C++ compiler")
+    assert tried("mixing dump_kernel", kernels=False) == {
+        "mixing": {"by parts of the graph": None, "by the IR": None},
+        "dump_kernel": {"": None},
+    }
+
+
+def test_torch_is_known_to_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "warning: deterministic mode may switch itself off" in doctor("--names").output
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    assert "warning" not in doctor("--names").output
+
+
+def test_caches_of_the_user_are_let_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    assert tried("dump_kernel")["dump_kernel"] == {"": ""}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_native_core() -> None:
-    done = doctor()
+    done = doctor("--names")
     line = next(line for line in done.output.splitlines() if line.startswith("native core: "))
     assert line == f"native core: {native.description()}"
-    assert json.loads(doctor("--json").output)["native"]["available"] == (native.core is not None)
+    assert json.loads(doctor("--json", "--names").output)["native"]["available"] == (native.core is not None)
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_the_instruction_set_in_use(name: str) -> None:
     with instruction_set(name):
-        line = next(line for line in doctor().output.splitlines() if line.startswith("native core: "))
+        line = next(line for line in doctor("--names").output.splitlines() if line.startswith("native core: "))
         assert line.endswith(f", instruction set {name}")
-        assert json.loads(doctor("--json").output)["native"]["instruction_set"] == name
+        assert json.loads(doctor("--json", "--names").output)["native"]["instruction_set"] == name
 
 
 def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "core", None)
     monkeypatch.setattr(native, "missing", "not built (No module named '_native')")
-    done = doctor()
+    done = doctor("--names")
     assert done.exit_code == 0, done.output
     assert "native core: not built (No module named '_native'): statistics of tensors come from numpy" in done.output
-    found = json.loads(doctor("--json").output)["native"]
+    found = json.loads(doctor("--json", "--names").output)["native"]
     assert (found["available"], found["instruction_set"]) == (False, None)
 
 

@@ -10,7 +10,6 @@ import torch
 from torch._dynamo import convert_frame
 
 from graphprobe.internals.dynamo.frame_failures import FailedFrame, FrameFailures, disabled_function, uncompiled
-from graphprobe.internals.names import status
 
 
 def branch(x: torch.Tensor, k: int = 1) -> torch.Tensor:
@@ -108,7 +107,3 @@ def test_wrapped_functions_and_modules_are_opened() -> None:
         inner, settings = disabled_function(off) or (None, {})
         assert inner is branch and settings["recursive"] is recursive and uncompiled(off) is off
     assert disabled_function(branch) is None and uncompiled(3) == 3
-
-
-def test_doctor_knows_what_it_stands_on() -> None:
-    assert status(["frame_records"]) == {"frame_records": "ok"}

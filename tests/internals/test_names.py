@@ -5,19 +5,22 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import sys
 import tomllib
+import types
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from conftest import ROOT
 from graphprobe.internals import names, taps
 from graphprobe.internals.dynamo import dynamo_taps as dynamo
-from graphprobe.internals.names import LOSES, NAMES, RUN_LOSES, SUPPORTED, Name, status
+from graphprobe.internals.names import LOSES, NAMES, RUN_LOSES, SUPPORTED, Name, missing
 from internals.torch_paths import Reader, Used, torch_paths
 from test_layers import has_private_part
 
@@ -53,7 +56,7 @@ def words() -> frozenset[str]:
 def not_in_table(paths: frozenset[Used]) -> list[str]:
     """Paths that are private, or replaced, and stand neither in the table nor on the way to one that does."""
     table = {name.path for name in NAMES}
-    inside = tuple(f"{name.path}." for name in NAMES if name.probe == "compile")
+    inside = tuple(f"{name.path}." for name in NAMES if name.only_while_lowering)
     ways = {path.rpartition(".")[0] for path in table}
     while longer := {way.rpartition(".")[0] for way in ways} - ways - {""}:
         ways |= longer
@@ -128,10 +131,10 @@ def test_every_tap_of_a_run_stands_on_the_names_that_it_patches() -> None:
 
 
 def test_this_torch_has_all_of_them() -> None:
-    assert {name.address for name in NAMES if name.probe != "compile" and name.is_in(torch.__version__)} == {
-        name.address for name in NAMES if name.probe != "compile" and name.is_there()
+    assert {name.address for name in NAMES if not name.only_while_lowering and name.is_in(torch.__version__)} == {
+        name.address for name in NAMES if not name.only_while_lowering and name.is_there()
     }
-    assert status() == dict.fromkeys(LOSES, "ok")
+    assert missing() == {}
 
 
 def test_a_name_that_is_not_there_is_told() -> None:
@@ -139,9 +142,58 @@ def test_a_name_that_is_not_there_is_told() -> None:
     also = Name("torch._dynamo.utils", "no_such_name", "called", ("guards",))
     old = Name("torch._dynamo.utils", "no_such_name", "called", ("metrics",), until="2.12")
     new = Name("torch._dynamo.utils", "no_such_name", "called", ("metrics",), since="2.99")
-    inside = Name("torch._dynamo.utils", "no_such_name", "called", ("metrics",), probe="compile")
-    found = status(("guards", "reduce", "metrics"), names=[gone, also, old, new, inside])
-    assert found == {"guards": f"missing: {gone.address}", "reduce": f"missing: {gone.address}", "metrics": "ok"}
+    inside = Name("torch._inductor.virtualized", "V.graph.no_such", "read", ("metrics",))
+    assert missing(names=[gone, also, old, new, inside]) == dict.fromkeys(("guards", "reduce"), gone.address)
+
+
+class WithoutOne:
+    """Inductor's handler of a graph that has all that the table names, but for one."""
+
+    def __init__(self, lacks: str) -> None:
+        self.lacks = lacks
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.lacks:
+            raise AttributeError(name)
+        return object()
+
+
+def renamed(name: Name, patch: pytest.MonkeyPatch) -> bool:
+    """Rename the last part of a name in this torch; False for a built-in class, which has no such way."""
+    path = name.path.split(".")
+    if not name.attribute:
+        patch.setitem(sys.modules, name.module, None)
+        return True
+    owner: Any = importlib.import_module(name.module)
+    for part in name.attribute.split(".")[:-1]:
+        owner = getattr(owner, part)
+    if not isinstance(owner, type) and type(owner) is not ModuleType:
+        return False  # a module of settings, an object
+    for holder in getattr(owner, "__mro__", (owner, None))[:-1]:
+        if path[-1] in vars(holder):
+            try:
+                patch.delattr(holder, path[-1])
+            except TypeError:
+                return False
+    return True
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name.address)
+def test_each_name_that_is_renamed_is_missed(name: Name, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing(names=[name], while_lowering=False) == {}
+    told = dict.fromkeys(name.needed_for, name.address)
+    if name.only_while_lowering:
+        lacks = name.attribute.rpartition(".")[2]
+        graph = WithoutOne(lacks)
+        graph.__class__ = type("SubgraphLowering", (WithoutOne,), {})  # one that is nested
+        found = types.SimpleNamespace(**({} if lacks == "graph" else {"graph": graph}))
+        monkeypatch.setattr(importlib.import_module("torch._inductor.virtualized"), "V", found)
+        assert missing(names=[name], while_lowering=True) == told
+    elif renamed(name, monkeypatch):
+        assert missing(names=[name]) == (told if name.is_in(torch.__version__) else {})
+    else:
+        other = msgspec.structs.replace(name, attribute=f"{name.attribute}_renamed")
+        assert missing(names=[other]) == dict.fromkeys(name.needed_for, other.address)
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,6 @@ CALLED: Use = "called"
 READ: Use = "read"
 IMPORTED: Use = "imported"
 
-Probe = Literal["lookup", "import", "compile", "skip"]
-
 
 class Name(msgspec.Struct, frozen=True):
     """One private name of torch.
@@ -115,8 +113,6 @@ class Name(msgspec.Struct, frozen=True):
         use: `patched` by `internals.bus`, `called`, `read`, or `imported` only.
         needed_for: capabilities, each a key of `LOSES`.
         since, until: the first and the last supported torch that has the name, such as `2.12`; empty: no such limit.
-        probe: what `doctor` does: `lookup`, `import`; `compile`: nothing, as it is only there while torch compiles;
-            `skip`: nothing, as only time is lost without it.
     """
 
     module: str
@@ -125,7 +121,6 @@ class Name(msgspec.Struct, frozen=True):
     needed_for: tuple[str, ...]
     since: str = ""
     until: str = ""
-    probe: Probe = "lookup"
 
     @property
     def address(self) -> str:
@@ -145,6 +140,11 @@ class Name(msgspec.Struct, frozen=True):
         return f"{self.since or SUPPORTED[0]} to {self.until or SUPPORTED[1]}"
 
     @property
+    def only_while_lowering(self) -> bool:
+        """Whether it is there only while Inductor lowers a graph."""
+        return self.attribute.startswith("V.graph")
+
+    @property
     def lost(self) -> str:
         """What there is not without it."""
         return "; ".join(LOSES[capability] for capability in self.needed_for)
@@ -161,7 +161,10 @@ class Name(msgspec.Struct, frozen=True):
         except ImportError:
             return False
         for part in filter(None, self.attribute.split(".")):
-            found = getattr(found, part, _MISSING)
+            if isinstance(found, type) and part in ("__init__", "__call__"):  # every class gets one from object or type
+                found = next((vars(one)[part] for one in found.__mro__[:-1] if part in vars(one)), _MISSING)
+            else:
+                found = getattr(found, part, _MISSING)
         return found is not _MISSING
 
 
@@ -170,10 +173,8 @@ def _release(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _n(
-    use: Use, module: str, attribute: str, needed_for: str, *, since: str = "", until: str = "", probe: Probe = "lookup"
-) -> Name:
-    return Name(module, attribute, use, tuple(needed_for.split()), since, until, probe)
+def _n(use: Use, module: str, attribute: str, needed_for: str, *, since: str = "", until: str = "") -> Name:
+    return Name(module, attribute, use, tuple(needed_for.split()), since, until)
 
 
 NAMES: tuple[Name, ...] = (
@@ -212,7 +213,7 @@ NAMES: tuple[Name, ...] = (
     _n(CALLED, "torch._dynamo", "maybe_mark_dynamic", "frame_records"),
     _n(READ, "torch._dynamo.backends.common", "AotAutograd", "diagnose_own_backends"),
     _n(CALLED, "torch._dynamo.backends.common", "aot_autograd", "backends"),
-    _n(IMPORTED, "torch._dynamo.backends.inductor", "", "warm_children", probe="skip"),
+    _n(IMPORTED, "torch._dynamo.backends.inductor", "", "warm_children"),
     _n(READ, "torch._dynamo.backends.registry", "_COMPILER_FNS", "diagnose_own_backends"),
     _n(CALLED, "torch._dynamo.backends.registry", "get_default_backend", "compile_calls", since="2.13"),
     _n(CALLED, "torch._dynamo.backends.registry", "list_backends", "reduce"),
@@ -291,16 +292,16 @@ NAMES: tuple[Name, ...] = (
     _n(CALLED, "torch._inductor.async_compile", "AsyncCompile.pool", "child_processes"),
     _n(CALLED, "torch._inductor.async_compile", "AsyncCompile.process_pool", "child_processes"),
     _n(PATCHED, "torch._inductor.async_compile", "AsyncCompile.wait", "steps"),
-    _n(IMPORTED, "torch._inductor.choices", "", "warm_children", probe="skip"),
+    _n(IMPORTED, "torch._inductor.choices", "", "warm_children"),
     _n(PATCHED, "torch._inductor.codecache", "CppCodeCache._load_library", "profile_details"),
     _n(PATCHED, "torch._inductor.codecache", "FxGraphCache._save_graph", "profile_details"),
     _n(PATCHED, "torch._inductor.codecache", "FxGraphCache.prepare_key", "profile_details"),
     _n(READ, "torch._inductor.codecache", "PyCodeCache.modules", "inductor_result"),
     _n(PATCHED, "torch._inductor.codecache", "_precompile_header", "profile_details"),
-    _n(IMPORTED, "torch._inductor.codegen.cpp", "", "warm_children", probe="skip"),
-    _n(IMPORTED, "torch._inductor.codegen.cpp_wrapper_gpu", "", "warm_children", probe="skip"),
-    _n(IMPORTED, "torch._inductor.codegen.cuda_combined_scheduling", "", "warm_children", probe="skip"),
-    _n(IMPORTED, "torch._inductor.codegen.wrapper_fxir", "", "warm_children", probe="skip"),
+    _n(IMPORTED, "torch._inductor.codegen.cpp", "", "warm_children"),
+    _n(IMPORTED, "torch._inductor.codegen.cpp_wrapper_gpu", "", "warm_children"),
+    _n(IMPORTED, "torch._inductor.codegen.cuda_combined_scheduling", "", "warm_children"),
+    _n(IMPORTED, "torch._inductor.codegen.wrapper_fxir", "", "warm_children"),
     _n(PATCHED, "torch._inductor.compile_fx", "_compile_fx_inner", "inductor_result steps"),
     _n(PATCHED, "torch._inductor.compile_fx", "_recursive_joint_graph_passes", "nested_graphs"),
     _n(
@@ -331,21 +332,21 @@ NAMES: tuple[Name, ...] = (
     _n(READ, "torch._inductor.config", "worker_start_method", "child_processes"),
     _n(PATCHED, "torch._inductor.cpp_builder", "CppBuilder.build", "steps profile_details"),
     _n(PATCHED, "torch._inductor.cpu_vec_isa", "VecISA.check_build", "profile_details"),
-    _n(CALLED, "torch._inductor.cpu_vec_isa", "valid_vec_isa_list", "warm_children", probe="skip"),
+    _n(CALLED, "torch._inductor.cpu_vec_isa", "valid_vec_isa_list", "warm_children"),
     _n(PATCHED, "torch._inductor.debug", "DebugContext.__enter__", "lowering"),
     _n(PATCHED, "torch._inductor.debug", "log_ir_post_fusion", "dump_kernel mixing"),
     _n(CALLED, "torch._inductor.decomposition", "select_decomp_table", "backends"),
     _n(READ, "torch._inductor.dependencies", "WeakDep", "scheduler_ir"),
     _n(CALLED, "torch._inductor.exc", "InductorError", "diagnose_stages"),
-    _n(IMPORTED, "torch._inductor.fx_passes.efficient_conv_bn_eval", "", "warm_children", probe="skip"),
-    _n(IMPORTED, "torch._inductor.fx_passes.fuse_attention", "", "warm_children", probe="skip"),
+    _n(IMPORTED, "torch._inductor.fx_passes.efficient_conv_bn_eval", "", "warm_children"),
+    _n(IMPORTED, "torch._inductor.fx_passes.fuse_attention", "", "warm_children"),
     _n(PATCHED, "torch._inductor.fx_passes.joint_graph", "lazy_init", "profile_details"),
-    _n(IMPORTED, "torch._inductor.fx_passes.mkldnn_fusion", "", "warm_children", probe="skip"),
-    _n(IMPORTED, "torch._inductor.fx_passes.pad_mm", "", "warm_children", probe="skip"),
+    _n(IMPORTED, "torch._inductor.fx_passes.mkldnn_fusion", "", "warm_children"),
+    _n(IMPORTED, "torch._inductor.fx_passes.pad_mm", "", "warm_children"),
     _n(PATCHED, "torch._inductor.fx_passes.post_grad", "lazy_init", "profile_details"),
     _n(CALLED, "torch._inductor.fx_passes.post_grad", "view_to_reshape", "ir_evaluation"),
     _n(PATCHED, "torch._inductor.fx_passes.pre_grad", "lazy_init", "profile_details"),
-    _n(IMPORTED, "torch._inductor.fx_passes.quantization", "", "warm_children", probe="skip"),
+    _n(IMPORTED, "torch._inductor.fx_passes.quantization", "", "warm_children"),
     _n(PATCHED, "torch._inductor.fx_utils", "FakeTensorUpdater.incremental_update", "profile_details"),
     _n(CALLED, "torch._inductor.graph", "GraphLowering", "ir_evaluation"),
     _n(PATCHED, "torch._inductor.graph", "GraphLowering._compile_to_module_lines", "steps"),
@@ -353,7 +354,7 @@ NAMES: tuple[Name, ...] = (
     _n(PATCHED, "torch._inductor.graph", "GraphLowering.compile_to_module", "dump_kernel mixing"),
     _n(PATCHED, "torch._inductor.graph", "GraphLowering.run", "steps"),
     _n(READ, "torch._inductor.graph", "SubgraphLowering", "lowering"),
-    _n(IMPORTED, "torch._inductor.inductor_prims", "", "written_programs", probe="import"),
+    _n(IMPORTED, "torch._inductor.inductor_prims", "", "written_programs"),
     _n(READ, "torch._inductor.ir", "AllocatingMultiOutput", "ir_evaluation", since="2.12"),
     _n(READ, "torch._inductor.ir", "BaseView", "ir_evaluation"),
     _n(READ, "torch._inductor.ir", "Buffer", "ir_evaluation"),
@@ -395,16 +396,15 @@ NAMES: tuple[Name, ...] = (
         "torch._inductor.virtualized",
         "V.graph",
         "lowering scheduler_ir dump_kernel inductor_result",
-        probe="compile",
     ),
-    _n(READ, "torch._inductor.virtualized", "V.graph.constants", "inductor_result scheduler_ir", probe="compile"),
-    _n(READ, "torch._inductor.virtualized", "V.graph.get_output_names", "scheduler_ir", probe="compile"),
-    _n(READ, "torch._inductor.virtualized", "V.graph.graph_inputs", "scheduler_ir", probe="compile"),
-    _n(READ, "torch._inductor.virtualized", "V.graph.module", "scheduler_ir dump_kernel", probe="compile"),
-    _n(READ, "torch._inductor.virtualized", "V.graph.name", "lowering scheduler_ir", probe="compile"),
-    _n(READ, "torch._inductor.virtualized", "V.graph.orig_gm", "scheduler_ir", probe="compile"),
-    _n(READ, "torch._inductor.virtualized", "V.graph.parent", "lowering", probe="compile"),
-    _n(READ, "torch._inductor.virtualized", "V.graph.torchbind_constants", "inductor_result", probe="compile"),
+    _n(READ, "torch._inductor.virtualized", "V.graph.constants", "inductor_result scheduler_ir"),
+    _n(READ, "torch._inductor.virtualized", "V.graph.get_output_names", "scheduler_ir"),
+    _n(READ, "torch._inductor.virtualized", "V.graph.graph_inputs", "scheduler_ir"),
+    _n(READ, "torch._inductor.virtualized", "V.graph.module", "scheduler_ir dump_kernel"),
+    _n(READ, "torch._inductor.virtualized", "V.graph.name", "lowering scheduler_ir"),
+    _n(READ, "torch._inductor.virtualized", "V.graph.orig_gm", "scheduler_ir"),
+    _n(READ, "torch._inductor.virtualized", "V.graph.parent", "lowering"),
+    _n(READ, "torch._inductor.virtualized", "V.graph.torchbind_constants", "inductor_result"),
     _n(CALLED, "torch._inductor.virtualized", "V.set_extern_kernel_nodes", "ir_evaluation"),
     _n(CALLED, "torch._inductor.virtualized", "V.set_fake_mode", "dump_interpreter ir_evaluation diagnose_stages"),
     _n(CALLED, "torch._inductor.virtualized", "V.set_graph_handler", "ir_evaluation mixing"),
@@ -415,7 +415,7 @@ NAMES: tuple[Name, ...] = (
     _n(READ, "torch._ops", "HigherOrderOperator", "operators backends"),
     _n(READ, "torch._ops", "OpOverload", "operators dump_single_ops"),
     _n(READ, "torch._ops", "OpOverloadPacket", "operators"),
-    _n(IMPORTED, "torch._prims.rng_prims", "", "written_programs", probe="import"),
+    _n(IMPORTED, "torch._prims.rng_prims", "", "written_programs"),
     _n(CALLED, "torch._subclasses", "CrossRefFakeMode", "checking_backends"),
     _n(READ, "torch._subclasses.fake_tensor", "FakeTensor", "ir_evaluation beside_compiles"),
     _n(CALLED, "torch._subclasses.fake_tensor", "FakeTensorMode", "ir_evaluation"),
@@ -473,17 +473,53 @@ NAMES: tuple[Name, ...] = (
 """Sorted by module and attribute."""
 
 
-def status(capabilities: Iterable[str] = tuple(LOSES), *, names: Iterable[Name] = NAMES) -> dict[str, str]:
-    """By capability, `ok` or `missing: <address>` in the installed torch; imports torch and its modules."""
+def missing(*, names: Iterable[Name] = NAMES, while_lowering: bool = False) -> dict[str, str]:
+    """By capability, the first name for it that the installed torch should have and has not; imports torch's modules.
+
+    `while_lowering`: those names are looked up that are there only while Inductor lowers a graph, as it does now.
+    """
     import torch
 
-    found = dict.fromkeys(capabilities, "ok")
+    found: dict[str, str] = {}
     for name in names:
-        wanted = [capability for capability in name.needed_for if found.get(capability) == "ok"]
-        if not wanted or name.probe in ("compile", "skip") or not name.is_in(torch.__version__) or name.is_there():
-            continue
-        found.update(dict.fromkeys(wanted, f"missing: {name.address}"))
+        wanted = name.only_while_lowering == while_lowering and name.is_in(torch.__version__)
+        wanted = wanted and (name.attribute != ONLY_NESTED or _nested())
+        if wanted and not set(name.needed_for) <= found.keys() and not name.is_there():
+            found = dict.fromkeys(name.needed_for, name.address) | found
     return found
+
+
+ONLY_NESTED = "V.graph.parent"
+"""What only a nested graph has."""
+
+
+def _nested() -> bool:
+    from torch._inductor.virtualized import V
+
+    return type(V.graph).__name__ == "SubgraphLowering"
+
+
+def misleading() -> list[str]:
+    """Where the installed torch is known to mislead its user."""
+    import torch
+
+    return [text for since, until, text in MISLEADING if Name("", "", READ, (), since, until).is_in(torch.__version__)]
+
+
+MISLEADING = (
+    (
+        "2.12",
+        "2.13",
+        "deterministic mode may switch itself off (pytorch/pytorch#198563): ask torch whether it is on after compiling",
+    ),
+    (
+        "2.12",
+        "",
+        "a setting of torch._inductor.config, such as deterministic, holds only in the thread that set it, and not "
+        "where a GPU's backward is compiled (pytorch/pytorch#186537); TORCHINDUCTOR_DETERMINISTIC=1 holds in all",
+    ),
+)
+"""From which torch to which, and what is known; empty: no such limit."""
 
 
 def require(module: str, attribute: str, *, purpose: str) -> Any:

@@ -1,0 +1,1 @@
+"""What of graphprobe works with the torch that is installed."""
