@@ -321,6 +321,23 @@ def test_memory_that_is_shared_is_shared_in_float64(seed: int | None) -> None:
     assert all(torch.allclose(a.float(), b) for a, b in zip(wide, eager, strict=True))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [torch.arange(12.0)[1::2], torch.arange(4.0).expand(3, 4), torch.arange(12.0).view(3, 4).t(), torch.ones(3)],
+)
+def test_strides_stay_in_float64(given: torch.Tensor) -> None:
+    """Gaps and repeated elements, too: a program may count in strides."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.as_strided_copy(x, (2,), (2,)), torch.tensor(x.stride())
+
+    outcome = isolated(lambda: Program(program, [((given,), {})]).run_wide(None, 2.0**-24))
+    (wide,) = (read(record).outputs for record in msgspec.convert(outcome.value, list[ObservationRecord]))
+    expected = program(given)
+    assert wide[0].dtype == torch.float64
+    assert all(torch.equal(a.to(b.dtype), b) for a, b in zip(wide, expected, strict=True))
+
+
 def test_tied_weights_and_repeated_arguments_stay_one_in_float64() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight

@@ -152,7 +152,8 @@ class Program:
 class _Widened:
     """Tensors in float64, each made once: one that stands in two places stays one, and shared memory stays shared.
 
-    Memory is shared by tensors of one dtype that overlap; where another dtype looks at it, it is not.
+    Strides stay, too, where there are gaps between the elements. Memory is shared by tensors of one dtype that overlap;
+    where another dtype looks at it, it is not.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], generator: torch.Generator | None, roundoff: float) -> None:
@@ -205,7 +206,7 @@ def _memory_of(tensor: torch.Tensor) -> tuple[str, int] | None:
 
 
 def _shared_memory(tensors: Sequence[torch.Tensor]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Of each storage in which several tensors of one dtype overlap, the first element that is seen, and the end."""
+    """Of storages whose tensors, of one dtype, overlap or have gaps: the first element that is seen, and the end."""
     views: dict[tuple[str, int], dict[int, torch.Tensor]] = {}
     for tensor in tensors:
         place = _memory_of(tensor)
@@ -213,9 +214,10 @@ def _shared_memory(tensors: Sequence[torch.Tensor]) -> dict[tuple[str, int], tup
             views.setdefault(place, {})[id(tensor)] = tensor
     shared: dict[tuple[str, int], tuple[int, int]] = {}
     for place, seen in views.items():
-        if len(seen) > 1 and len({t.dtype for t in seen.values()}) == 1 and all(map(is_noisy, seen.values())):
+        if len({t.dtype for t in seen.values()}) == 1 and all(map(is_noisy, seen.values())):
             spans = sorted(window(int(t.storage_offset()), t.shape, t.stride(), 1) for t in seen.values())
-            if any(after[0] < before[1] for before, after in itertools.pairwise(spans)):
+            overlap = any(after[0] < before[1] for before, after in itertools.pairwise(spans))
+            if overlap or any(window(0, t.shape, t.stride(), 1)[1] != t.numel() for t in seen.values()):
                 shared[place] = spans[0][0], max(end for _, end in spans)
     return shared
 
