@@ -165,14 +165,12 @@ def judged(done: subprocess.CompletedProcess[str], code: int, says: str = "") ->
 
 def doctor(place: Place) -> tuple[Checks, bool]:
     """Each feature as `graphprobe doctor` has it, and its exit code."""
-    file = place.folder / "doctor.json"
+    file = place.folder / "doctor.found.json"
     file.unlink(missing_ok=True)
     checks = {"exit code": judged(place.run("-m", "graphprobe", "doctor", f"--json={file}"), 0)}
-    facts = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    for row in (row for rows in facts.values() if isinstance(rows, list) for row in rows):
-        if isinstance(row, dict) and (status := row.get("status")):
-            name = next(str(value) for value in row.values())
-            checks[name] = Check("passed") if status in ("ok", "works") else Check("failed", str(status))
+    for row in json.loads(file.read_text("utf-8"))["features"] if file.exists() else ():
+        right = row["status"] == "works"
+        checks[row["feature"]] = Check("passed") if right else Check("failed", f"{row['status']}: {row['detail']}")
     return checks, True
 
 

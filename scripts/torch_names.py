@@ -212,7 +212,7 @@ def installed() -> dict[str, str]:
     version = torch.__version__
     found = {}
     for name in NAMES:
-        if name.probe != "compile":
+        if not name.only_while_lowering:
             there, expected = name.is_there(), name.is_in(version)
             wrong = "it is there, and the table says that it is not" if there else f"it is not there: {name.lost}"
             found[name.path] = "" if there == expected else wrong
@@ -220,7 +220,7 @@ def installed() -> dict[str, str]:
     from torch_paths import torch_paths
 
     package, room = ROOT / "src" / "graphprobe", "graphprobe.internals."
-    while_compiling = tuple(name.path for name in NAMES if name.probe == "compile")
+    while_compiling = tuple(name.path for name in NAMES if name.only_while_lowering)
     absent = tuple(name.path for name in NAMES if not name.is_in(version))
     for used in sorted(torch_paths(package, package.name)):
         private = "._" in used.path and used.module.startswith(room) and used.module != f"{room}names"

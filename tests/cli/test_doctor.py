@@ -94,6 +94,7 @@ def nothing(*args: Any, **kwargs: Any) -> Any:
         ("graphprobe.internals.ir.buffers.Buffers.value", lambda self, node: torch.zeros(()), "ir_evaluation", "loops"),
         ("graphprobe.diagnose.installation.self_test.open_api_dump", lambda path: EMPTY, "api_dump", ""),
         ("graphprobe.probe.dump.running.GraphCall.after", nothing, "dump_interpreter", ""),
+        ("graphprobe.internals.operators.api_calls.CompiledRegions.install", nothing, "api_regions", ""),
     ],
 )
 def test_a_tap_that_yields_nothing_is_lost(

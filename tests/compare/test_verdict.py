@@ -208,3 +208,20 @@ def test_a_collective_is_accused_only_where_all_that_it_gets_is_known(ranks: tup
             "different",
             "sin.0.forward",
         )
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_result_that_neither_side_has_is_undecided(lost: bool, tmp_path: Path) -> None:
+    """Inputs that agree say nothing of it."""
+    dumps = two(tmp_path)
+    for dump in dumps if lost else ():
+        path = dump / "rank0/step1/calls.jsonl"
+        *lines, last = [json.loads(line) for line in path.read_bytes().splitlines()]
+        (slot,) = [slot for slot in last["slots"] if slot["role"] in ("output", "grad_input")][:1]
+        last["slots"] = [
+            {"name": s["name"], "role": s["role"], "missing": "not seen"} if s is slot else s for s in last["slots"]
+        ]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, last]), encoding="utf-8")
+    summary = compared(*dumps)
+    assert summary.outcome == ("undecided" if lost else "same")
+    assert ("1 calls could not be compared: not seen" in summary.notes) == lost

@@ -236,6 +236,12 @@ def test_the_sources_of_this_torch_have_what_it_has(script: ModuleType) -> None:
     assert [address for address in untold if "V.graph" not in address] == ["torch._C:_get_tensor_metadata"]
 
 
+def test_the_installed_torch_has_the_names_and_the_paths_of_the_sources(script: ModuleType) -> None:
+    found = script.installed()
+    assert {name.path for name in NAMES if not name.only_while_lowering} <= found.keys()
+    assert {path: why for path, why in found.items() if why} == {}
+
+
 def test_sources_that_lack_a_name(script: ModuleType, tmp_path: Path) -> None:
     package = tmp_path / "torch" / "_inner"
     package.mkdir(parents=True)

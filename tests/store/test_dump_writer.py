@@ -14,7 +14,7 @@ import pytest
 from dump_helpers import OP, PLACE, new_manifest, new_writer, value, written
 from graphprobe.errors import UsageError
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store import layout, manifest
+from graphprobe.store import dump_queue, layout, manifest
 from graphprobe.store.dump_reader import DumpFolder, open_dump
 from graphprobe.store.dump_records import DumpValue, Place
 from graphprobe.store.dump_writer import DumpWriter
@@ -421,3 +421,15 @@ def test_a_forked_child_is_silent(tmp_path: Path, queue_bytes: int) -> None:
     assert numbers(writer) == [0, 1]
     assert writer.manifest.missing == writer.manifest.notes == []
     assert writer.manifest.state == "finished"
+
+
+def test_values_are_written_at_once_and_wait_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies next is to have lost no more than what ran in the last milliseconds."""
+    monkeypatch.setattr(dump_queue, "INTERVAL_S", 3600.0)
+    writer = new_writer(tmp_path, queue_bytes=1 << 20)
+    assert writer.submit(OP, PLACE, [value("output.0", np.ones(3))]) == 0
+    deadline = time.monotonic() + 30
+    while not writer.manifest.ops and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert numbers(writer) == [0]
+    writer.close()

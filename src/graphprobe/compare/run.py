@@ -285,7 +285,9 @@ class _Work:
         for slot in row.slots:
             if slot.candidate is not None and slot.candidate.dtype:
                 self._by_basis[slot.basis] += 1
-        if mark.nothing:
+        if lost := _lost_result(task, row):
+            self._nothing[lost] += 1
+        elif mark.nothing:
             self._nothing[next((s.reason for s in row.slots if s.basis == "none" and s.reason), "no data")] += 1
         return row, mark
 
@@ -428,6 +430,13 @@ def _wires(plan: Plan, task: Task, row: CallResult) -> tuple[tuple[float, float,
             unit = unit_of(slot)
             found.append((HUGE if slot.fault else slot.level * unit, slot.z * unit, a, b))
     return tuple(found)
+
+
+def _lost_result(task: Task, row: CallResult) -> str:
+    """Why a result of a call could not be compared, where a dump says why it has none; empty where all could."""
+    sides = task.candidate.slots, task.reference.slots
+    lost = {slot.name: slot.missing for slots in sides for slot in slots if slot.missing and slot.role in OUTPUT_ROLES}
+    return next((lost[s.name] for s in row.slots if s.name in lost and s.basis == "none" and not s.fault), "")
 
 
 def _fed_alone(plan: Plan, task: Task) -> tuple[tuple[int, int, int], ...]:

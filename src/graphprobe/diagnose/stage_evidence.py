@@ -19,12 +19,14 @@ from graphprobe.diagnose.rungs import RungReport, Watch, graphs_rung, kernel_run
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import copied_together, flat_outputs, run_graph
 from graphprobe.engine.isolate import isolated
+from graphprobe.engine.subgraph import output_node
 from graphprobe.engine.values import same_bits
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.ir.evaluation import evaluate_ir
 from graphprobe.internals.operators.operators import decomposed_while_traced
+from graphprobe.internals.tensors.trees import tree_leaves
 from graphprobe.judge.judging import Difference, Reference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, Loops
@@ -150,7 +152,9 @@ def loops_of(graph: GraphModule, inputs: list[Any]) -> Loops:
         return "unknown"
     if values.dtypes or values.faults:
         return "wrong"
-    if values.unsupported:
+    returned = tree_leaves(output_node(graph).args[0])
+    lost = any(value is None and node is not None for value, node in zip(values.outputs, returned, strict=False))
+    if lost or values.unsupported:
         return "unknown"
 
     placeholders = [n.name for n in graph.graph.nodes if n.op == "placeholder"]

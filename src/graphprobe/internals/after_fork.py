@@ -22,8 +22,11 @@ def can_fork() -> bool:
     if sys.platform != "linux" or torch.cuda.is_initialized():
         return False
     _start_autograd()
-    names = (path.read_text("utf-8") for path in Path("/proc/self/task").glob("*/comm"))
-    return not any(name.startswith("pt_autograd_") for name in names)
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # of a thread that has just ended
+            if path.read_text("utf-8").startswith("pt_autograd_"):
+                return False
+    return True
 
 
 @functools.cache

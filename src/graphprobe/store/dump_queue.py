@@ -87,6 +87,9 @@ LARGE_BYTES = 16 * 1024
 INTERVAL_S = 0.2
 """What waits is written after this long at the latest, however little it is."""
 
+LINGER_S = 0.002
+"""How long the thread waits for more once it is woken, so that the program and it do not take turns."""
+
 _forks = 0
 """How often this process has become another one by a fork: cheaper to look at than its number."""
 
@@ -223,7 +226,8 @@ class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):
     def _work(self) -> None:
         """The writing thread."""
         while True:
-            self._wake.wait(INTERVAL_S)
+            if self._wake.wait(INTERVAL_S) and not self._blocked and not self._closed:
+                time.sleep(LINGER_S)
             self._wake.clear()
             last = self._closed
             with self._writing:

@@ -246,6 +246,13 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
             if self._drainer == threading.get_ident():
                 self._give_up_writing()
 
+    def hand_in(self, item: DumpJob) -> bool:
+        """As ever; values are written at once: of a program that dies, the last ones tell most."""
+        taken = super().hand_in(item)
+        if taken and not item.at_hand and not self._wake.is_set():
+            self._wake.set()
+        return taken
+
     def _relieve(self, item: DumpJob) -> None:
         if item.at_hand:
             self.drain()

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import graphprobe
+from graphprobe.internals.operators.api_calls import UNTOLD, CompiledRegions
 from graphprobe.store.calls import CallSlot
 
 
@@ -403,3 +404,27 @@ assert state() == before
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_wrapper_that_keeps_no_result_is_told_from_one_that_gives_none(keeps: bool) -> None:
+    """As that of torch 2.11, which returns what the function gives without a name for it."""
+    told: list[object] = []
+    begin = CompiledRegions(lambda fn, args, kwargs: told.append)._make_begin(lambda callback: callback)
+
+    def naming(fn: Callable[[], object]) -> None:
+        cleanups: list[Callable[[], None]] = []
+        begin(object())
+        result = fn()  # noqa: F841
+        cleanups[0]()
+
+    def returning(fn: Callable[[], object]) -> object:
+        cleanups: list[Callable[[], None]] = []
+        begin(object())
+        try:
+            return fn()
+        finally:
+            cleanups[0]()
+
+    (naming if keeps else returning)(lambda: None)
+    assert told == [None if keeps else UNTOLD]

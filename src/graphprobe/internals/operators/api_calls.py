@@ -61,6 +61,10 @@ def original_of(module: torch.nn.Module) -> torch.nn.Module:
     return found if isinstance(found, torch.nn.Module) else module
 
 
+UNTOLD = object()
+"""In place of a result: the wrapper of a compiled function keeps none in torch 2.11."""
+
+
 class CompiledRegions:
     """Says when a function that `torch.compile` made begins and ends, so that nobody watches while it runs.
 
@@ -68,8 +72,8 @@ class CompiledRegions:
     """
 
     def __init__(self, enter: Callable[[Any, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]) -> None:
-        """`enter` gets the function and its arguments; what it returns is called at the end with the result,
-        or with None when the function raised."""
+        """`enter` gets the function and its arguments; what it returns is called at the end with the result, with None
+        when the function raised, or with `UNTOLD`."""
         self._enter = enter
         self._patches = PatchSet()
         self.watching = False
@@ -124,7 +128,8 @@ class _Leaving:
 
     def __call__(self) -> None:
         frame, self._frame = self._frame, None
-        self._end(None if frame is None else frame.f_locals.get("result"))
+        told = frame is not None and "result" in frame.f_code.co_varnames
+        self._end(frame.f_locals.get("result") if frame is not None and told else UNTOLD)
 
 
 class BackwardRuns:

@@ -11,6 +11,7 @@ import torch
 from graphprobe.internals.dynamo.region_graphs import OUTPUT_GRAPH, Inside, RegionGraphs, autocasts, reduced_precisions
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.operators.api_calls import (
+    UNTOLD,
     CompiledRegions,
     is_compiled_module,
     original_of,
@@ -22,9 +23,12 @@ from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.modules import ModuleWatch
 from graphprobe.probe.api.patched import ApiMode
 from graphprobe.probe.api.session import ApiSession
+from graphprobe.store.api_records import ApiSlot
 from graphprobe.store.calls import COMPILED, CompiledRegion
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
+
+NO_RESULT = "this torch does not tell what compiled code returns"
 
 
 class TorchWatch(Protocol):
@@ -193,7 +197,10 @@ class CompiledWatch:
     def _end(self, call: OpenCall, result: Any) -> None:
         try:
             with unseen():
-                call.take_results(result)
+                if result is UNTOLD:
+                    call.slots.append(ApiSlot(name="output.0", role="output", missing=NO_RESULT))
+                else:
+                    call.take_results(result)
                 call.close()
         except Exception as error:
             self._session.fail("compiled code", error)
