@@ -225,3 +225,11 @@ def test_a_result_that_neither_side_has_is_undecided(lost: bool, tmp_path: Path)
     summary = compared(*dumps)
     assert summary.outcome == ("undecided" if lost else "same")
     assert ("1 calls could not be compared: not seen" in summary.notes) == lost
+
+
+def test_a_dtype_that_a_damaged_file_made_up_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Between two dtypes stands a `>`, which may be in the name of one as well."""
+    dumps = two(tmp_path)
+    (path,) = (dumps[0] / "rank0/step1").glob("calls.jsonl")
+    path.write_bytes(path.read_bytes().replace(b'"float32"', b'"fl>at>32"'))
+    assert compared(*dumps).precision["float32 -> fl?at?32"] > 0

@@ -45,7 +45,7 @@ CASES = {
     "lowering": (IN_LOWERING, {"model__0/forward/graph"}),
     "late backward": (IN_A_PASS.replace("CALL", "2"), {"model__0/forward/code", "model__0/backward/graph"}),
     "write 5": (IN_A_WRITE.replace("CALL", "5"), set()),
-    "write 40": (IN_A_WRITE.replace("CALL", "40"), {"model__0/joint/graph"}),
+    "write 40": (IN_A_WRITE.replace("CALL", "40"), {"model__0/pre_grad/graph"}),
     "write 90": (IN_A_WRITE.replace("CALL", "90"), {"model__0/joint/graph"}),
     "rename 8": (BEFORE_A_RENAME.replace("CALL", "8"), set()),
 }

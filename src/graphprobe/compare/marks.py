@@ -327,7 +327,8 @@ def _tensor_facts(dtype: str, shape: tuple[int, ...]) -> tuple[int, int, float, 
 
 @functools.lru_cache(maxsize=256)
 def _dtype_pair(reference: str, candidate: str) -> str:
-    return f"{reference}>{candidate}"
+    """Both, with `>` between them; a name in a damaged file may have that sign in it."""
+    return f"{reference.replace('>', '?')}>{candidate.replace('>', '?')}"
 
 
 def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
