@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from graphprobe.engine.isolate import Outcome, isolated
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, settings_of_compiled
 
 Seen = list[tuple[Compiled, tuple[Any, ...], dict[str, Any]]]
@@ -161,3 +163,39 @@ def test_another_backend_that_a_function_was_compiled_with(target: Any) -> None:
     lone = settings_of_compiled(torch.compile(target, backend=backend, options={"depth": 3})).lone_backend()
     assert torch.compile(target, backend=lone)(torch.ones(1)).numel() == 1
     assert compiled == [{"options": {"depth": 3}}]
+
+
+def test_threads_of_a_child_that_is_forked_before_a_call_do_not_wait_for_the_turn_of_its_parent() -> None:
+    """A thread of its own has not the context of the one that forked, which has the turn and is not in the child."""
+    outcomes: list[Outcome] = []
+    graphs: list[Any] = []
+    x = torch.ones(2)
+
+    def in_a_thread() -> list[list[float]]:
+        got: list[list[float]] = []
+
+        def work() -> None:
+            got.append(program(x).tolist())
+            got.append(torch.compile(lambda x: x - 1, backend=backend)(x).tolist())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return [*got, [len(compiled)]]
+
+    def before(record: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        outcomes.append(isolated(in_a_thread, timeout_s=60))
+        graphs.append(record)
+
+    compiled.clear()
+    calls = CompileCalls(before)
+    calls.install()
+    try:
+        program = torch.compile(lambda x: x + 1, backend="eager")
+        assert program(x).tolist() == [2, 2]
+        (outcome,) = outcomes
+        assert not outcome.died, outcome.end
+        assert outcome.value == [[2, 2], [0, 0], [1]], "compiled, and looked at by nobody"
+        assert program(x).tolist() == [2, 2] and len(graphs) == 2, "here it is looked at as ever"
+    finally:
+        calls.remove()

@@ -185,8 +185,8 @@ class Prover:
             **self.changed.of_case(),
         )
 
-    def finding(self, suspect: Suspect, case: Case, result: CaseResult) -> Finding:
-        """Write the dossier of a case that fails."""
+    def finding(self, suspect: Suspect, case: Case, result: CaseResult) -> Finding | None:
+        """Write the dossier of a case that fails; None if what fails in it is a call of another line alone."""
         kind = suspect.kind
         if result.died is not None:
             kind = shown_by(result, kind)
@@ -195,8 +195,13 @@ class Prover:
         lines = {source_of(n) for n in (suspect.node, *suspect.others)}
         tells = suspect.whole and "op" not in suspect.known
         case, result, short = self.smaller(case, result, kind, suspect.stage, lines=lines, tells=tells)
+        left = named(case)
+        told = suspect.whole or suspect.pass_ or "op" in suspect.known
+        if short and len(left) == 1 and not (told or {source_of(left[0]), None} & lines):
+            log.info("%s is not what fails in the whole graph: %s is", suspect.op, op_of(left[0]))
+            return None
         place: Place = (suspect.op, suspect.node.name, suspect.source, suspect.module, suspect.also)
-        many = len(named(case))
+        many = len(left)
         if "op" not in suspect.known and suspect.pass_ is None and (short if suspect.whole else 1 < many <= LARGEST):
             place = self.place_in(case, result, kind)
         made = Finding(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -65,8 +66,8 @@ class CompileCalls(Subscription):
     """Watches every function that goes through `torch.compile` while it is installed; for good, once it was compiled.
 
     `before(compiled, args, kwargs)` is called ahead of each call of such a function; while it runs, compiled functions
-    run uncompiled and `torch.compile` is torch's own, in this thread and in children forked from it. Threads take
-    turns.
+    run uncompiled and `torch.compile` is torch's own, in this thread and in every thread of children forked meanwhile.
+    Threads take turns.
 
     Args:
         before: may set `compiled.uncompiled`. What it raises goes to the program.
@@ -83,12 +84,13 @@ class CompileCalls(Subscription):
         self._before, self._overrides = before, dict(overrides or {})
         self._inside = contextvars.ContextVar("graphprobe_inside_before", default=False)
         self._turn = threading.RLock()
+        self._busy = 0  # number of the process in which `before` runs; in a child nobody would give back the turn
         super().__init__([Patch("compile_calls", "torch", "compile", self._make)])
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def compile(model: Any = None, **settings: Any) -> Any:
-            if self._inside.get():
+            if self._is_inside():
                 return original(model, **settings)
             if model is None:
                 return lambda model: compile(model, **settings)
@@ -130,16 +132,20 @@ class CompileCalls(Subscription):
         vars(call).update(_torchdynamo_inline=fn, _torchdynamo_orig_callable=fn, _torchdynamo_wrapper_id=id(call))
         return call
 
+    def _is_inside(self) -> bool:
+        return self._inside.get() or self._busy not in (0, os.getpid())
+
     def _wants_compiled(self, record: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self._inside.get():
+        if self._is_inside():
             return False
         if not record.uncompiled:
             with self._turn:
-                token = self._inside.set(True)
+                token, self._busy = self._inside.set(True), os.getpid()
                 try:
                     self._before(record, args, kwargs)
                 finally:
                     self._inside.reset(token)
+                    self._busy = 0
         return not record.uncompiled
 
 
