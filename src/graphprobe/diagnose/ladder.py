@@ -27,11 +27,11 @@ from graphprobe.engine.finished import FinishedSteps
 from graphprobe.engine.isolate import Board, Outcome, isolated, told_on
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored
-from graphprobe.errors import Raised
+from graphprobe.errors import COMPILING, Raised
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more
 from graphprobe.internals import after_fork, caches
 from graphprobe.internals.operators import collectives
-from graphprobe.judge.judging import COMPILING, Difference, Judged, Reference, identical, judged, roundoff_of, worst_of
+from graphprobe.judge.judging import Difference, Judged, Reference, identical, judged, roundoff_of, worst_of
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.refusals import refusal_of, user_line
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
