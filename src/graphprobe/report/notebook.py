@@ -124,7 +124,7 @@ def _of_run(run: Run) -> DocumentVerdict:
         rows.append(("ended by", run.manifest.exception))
     counts = f"{counted(len(run.models()), 'model')}, {counted(len(run.artifacts()), 'file')}."
     bad = run.state in ("failed", "killed")
-    body = [Facts(rows), Folded("what it holds", Listing(text_of(run), "The run as a tree"))]
+    body: list[Content] = [Facts(rows), Folded("what it holds", Listing(text_of(run), "The run as a tree"))]
     return DocumentVerdict("bad" if bad else "warn" if gaps else "good", run.state.upper(), counts, body)
 
 

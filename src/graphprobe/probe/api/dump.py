@@ -21,7 +21,7 @@ from graphprobe.probe.api.optimizers import OptimizerWatch
 from graphprobe.probe.api.patched import ApiMode, PatchedCalls
 from graphprobe.probe.api.plan import ApiPlan, OptimizerRecords, StepAt, arguments_from_file, plan_from_arguments
 from graphprobe.probe.api.session import ApiSession
-from graphprobe.report.document import Command, DocumentVerdict, Facts, Tone, counted
+from graphprobe.report.document import Command, Content, DocumentVerdict, Facts, Tone, counted
 from graphprobe.store.api_reader import manifest_in
 from graphprobe.store.api_records import DumpData, DumpLevel, DumpMode
 from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
@@ -91,7 +91,7 @@ class ApiDumper:
         if manifest is None or manifest.ended_ns is None:
             return DocumentVerdict("info", "RUNNING", f"calls are dumped to {self.path}.")
         missing = Facts([("missing", text) for text in manifest.missing])
-        body = [missing, Command(f"graphprobe report {shlex.quote(str(self.path))}")]
+        body: list[Content] = [missing, Command(f"graphprobe report {shlex.quote(str(self.path))}")]
         tone: Tone = "warn" if manifest.missing else "good"
         return DocumentVerdict(tone, "DUMPED", f"{counted(manifest.calls, 'call')} to {self.path}.", body)
 
