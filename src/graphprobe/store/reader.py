@@ -22,6 +22,7 @@ from graphprobe.records import (
     NodeSource,
     NodeTarget,
 )
+from graphprobe.shown import Shown
 from graphprobe.store import layout
 from graphprobe.store.files import digest_from_bytes, read_file
 from graphprobe.store.layout import addresses_from_events, bare_address, find_address
@@ -130,7 +131,7 @@ class GraphRecords(msgspec.Struct):
     nodes: list[NodeLine] = []
 
 
-class Run:
+class Run(Shown):
     """One run as it stood when it was opened. `problems` says in words what could not be read."""
 
     def __init__(self, tool_dir: Path) -> None:

@@ -9,10 +9,11 @@ import click
 from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.errors import EXIT_FOUND, UsageError
 from graphprobe.records import Direction
+from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
-    from graphprobe.report.graph_diff import DiffSide
+    from graphprobe.report.graph_diff import DiffSide, GraphDiff
     from graphprobe.store.reader import Run
 
 
@@ -61,7 +62,25 @@ def command(
         from graphprobe.report.terminal import print_diff
 
         print_diff(diff, before_name=before.name, after_name=after.name)
+        run = words[0] if len(words) in (1, 3) or (pass_name is not None and words) else layout.ROOT
+        _end(diff, run)
     ctx.exit(EXIT_FOUND if diff.different else 0)
+
+
+def _end(diff: GraphDiff, run: str) -> None:
+    from graphprobe.report.document import counted
+    from graphprobe.report.terminal import print_closing
+
+    echo()
+    if not diff.different:
+        print_closing("SAME: nothing differs", follow=["graphprobe", "ls", run, "--all"], style="bold green")
+        return
+    parts = [(graph.removed, graph.added, graph.changed, graph.renamed, graph.moved) for graph in diff.graphs]
+    nodes = sum(len(part) for graph in parts for part in graph)
+    lines = sum(line[:1] in ("+", "-") and line[:3] not in ("+++", "---") for line in diff.lines)
+    told = [counted(count, what) for count, what in ((nodes, "node"), (lines, "line")) if count]
+    follow = ["graphprobe", "report", run]
+    print_closing(f"DIFFERENT: {' and '.join(told) or 'the text'}", follow=follow, style="bold red")
 
 
 def _sides_of_pass(
