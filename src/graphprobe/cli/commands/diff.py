@@ -39,8 +39,8 @@ def command(
 ) -> None:
     """Show what a pass did to the graph, or where two runs part.
 
-    With two runs and no more, name the first stage or pass, and the settings of the compilers, in which they differ:
-    runs of one program with two versions of torch, or two settings. --at shows that stage node by node.
+    With two runs, name the first stage or pass that differs, and each setting of the compilers that does. The runs may
+    be of two versions of torch, or of two options. --at ADDRESS then shows that stage node by node.
 
     With --pass and one RUN, compare the graph before the pass with the one after. With --pass and two, compare the
     graph after the pass in each. With two addresses, compare two artifacts of one run. RUN defaults to the newest
