@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class Shown:
     """Mixin of a result. The faces are in a room behind that of the results, and the package hands them over."""
@@ -9,13 +11,13 @@ class Shown:
     __slots__ = ()
 
     def __str__(self) -> str:
-        from graphprobe import _text_of
-
-        text: str = _text_of(self)
-        return text
+        return str(_package()._text_of(self))
 
     def _repr_html_(self) -> str:
-        from graphprobe import _html_of
+        return str(_package()._html_of(self))
 
-        text: str = _html_of(self)
-        return text
+
+def _package() -> Any:
+    import graphprobe
+
+    return graphprobe

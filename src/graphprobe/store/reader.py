@@ -13,6 +13,7 @@ import msgspec
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
 from graphprobe.records import (
     CompileFacts,
+    CompilerSettings,
     Direction,
     Event,
     GraphRuns,
@@ -202,6 +203,17 @@ class Run(Shown):
             if event.where.model is not None:
                 by_number.setdefault(event.where.model, []).append(event)
         return tuple(self._model(number, by_number[number]) for number in sorted(by_number))
+
+    def compiler_settings(self) -> dict[str, str] | None:
+        """The settings of torch's compilers by name; None where the run has none, or where `problems` says why."""
+        try:
+            data = read_file(self.tool_dir / layout.COMPILER_SETTINGS, below=self.tool_dir)
+            return msgspec.json.decode(data, type=CompilerSettings).settings
+        except FileNotFoundError:
+            return None
+        except (OSError, *UNREADABLE) as error:
+            self.problems.append(f"{layout.COMPILER_SETTINGS} cannot be read: {error}")
+            return None
 
     def artifacts(self) -> dict[str, Event]:
         """Every event that has a file, by address."""
