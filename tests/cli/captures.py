@@ -140,6 +140,7 @@ MEASURED = (
     re.compile(r"\d{4}(?:_\d\d){5}_\d{6}-pid_\d+|\d{8}-\d{6}-\d{6}"),
     re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?= ?(?:s|ms|KiB|MiB|GiB|B|%|steps|events|files)(?!\w))"),
     re.compile(r"(?m)(?<=torch )\d\S+|(?<=Python )\d[\d.]+|^ *\d+ +\d+(?=  [a-z])"),
+    re.compile(r"-?\d(?:\.\d+)?e-(?:0[89]|[1-9]\d)\b"),  # zero, but for the roundings of a processor
 )
 TIMED = ("profile", "profile_two")
 """Whose rows stand in the order of their times."""

@@ -37,6 +37,7 @@ def test_a_broken_word_is_found_and_a_long_path_is_none() -> None:
 
 def test_what_is_measured_is_masked_and_nothing_else() -> None:
     assert masked("0.5 s in  /home/me/x.py:12") == masked("12.25 s in /a/b/x.py:12") != masked("1 s in /a/x.py:13")
+    assert masked("mean -6.03904e-10") == masked("mean 1.2e-09") != masked("mean 1.2e-03")
     assert masked("3 graphs") != masked("4 graphs")
 
 
