@@ -193,6 +193,35 @@ def test_nothing_that_was_compiled_is_no_all_clear(diagnose: Python, tmp_path: P
     assert [(d["verdict"], d["graphs"]) for d in found] == [("undecided", 0)] * 2
 
 
+AGAIN_AND_AGAIN = """\
+import torch
+
+def wrong_with_symbols(gm, inputs):
+    symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
+    return (lambda *args: tuple(v + 1 for v in gm(*args))) if symbolic else gm.forward
+
+def fn(x):
+    return x * x.shape[0]
+
+def other(x):
+    return x * x.shape[0]
+
+for size in (4, 5):
+    for f in (fn, lambda x: other(x)):
+        torch.compile(f, backend=wrong_with_symbols)(torch.ones(size))
+"""
+
+
+def test_a_function_that_is_compiled_anew_goes_on_from_its_calls(diagnose: Python, tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text(AGAIN_AND_AGAIN)
+    done = diagnose("--json", "result.json", "again.py")
+    assert done.code == 1, done.out + done.err
+    found = json.loads((tmp_path / "result.json").read_text())["diagnoses"]
+    named = [(d["function"].partition(" (")[0] + d["function"].partition(")")[2], d["verdict"]) for d in found]
+    names = ("fn", "<lambda>")
+    assert named == [*((name, "healthy") for name in names), *((f"{name}, call 2", "fault") for name in names)]
+
+
 LEFT_AS_IT_IS = """\
 import torch
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, NamedStep
@@ -154,10 +155,14 @@ def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
 
 @dataclass
 class _Past:
-    """One function's calls that were diagnosed: mode and signature of each, and copies of the arguments."""
+    """One function's calls that were diagnosed: mode and signature of each, and copies of the arguments.
+
+    `uncompiled`: it crashed, and goes on uncompiled.
+    """
 
     name: str
     calls: int = 0
+    uncompiled: bool = False
     seen: dict[Any, None] = field(default_factory=dict)
     kept: list[tuple[Any, tuple[Any, Mapping[str, Any]]]] = field(default_factory=list)
 
@@ -186,13 +191,15 @@ class _Watcher:
         self.diagnoses: list[tuple[str, Diagnosis]] = []
         self.stopped: str | None = None
         self._known: EqualGraphs | None = None
+        self._pasts = WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], _Past]]]()
         self._program, self._diagnosing = program, False
         self._whole: FinishedSteps | None = None
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Diagnose a call with a new signature; after a crash the script gets the function uncompiled."""
-        past = compiled.kept.setdefault("past", _Past(name_of(compiled.fn)))
+        past = self._past_of(compiled)
         past.calls += 1
+        compiled.uncompiled = compiled.uncompiled or past.uncompiled
         mode = mode_of(compiled.fn, args)
         signature = (mode, signature_of(args, kwargs))
         if self.stopped is None and len(past.seen) < MOST and signature not in past.seen:
@@ -204,6 +211,21 @@ class _Watcher:
                 self._diagnosing = False
         if self.stopped is not None:
             raise ScriptStopped(0)
+
+    def _past_of(self, compiled: Compiled) -> _Past:
+        """The calls of the function so far. Where one function is given to torch.compile again and again, its calls go
+        on from one to the next, as what Dynamo has compiled for it does."""
+        if "past" not in compiled.kept:
+            past = _Past(name_of(compiled.fn))
+            if inspect.isfunction(compiled.fn):
+                asked = (compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph)
+                key = compiled.fn if compiled.fn.__closure__ else compiled.fn.__code__  # as Dynamo has it
+                known = self._pasts.setdefault(key, [])
+                past = next((its for what, its in known if what == asked), past)
+                known.append((asked, past))
+            compiled.kept["past"] = past
+        found: _Past = compiled.kept["past"]
+        return found
 
     def ring(self) -> None:
         """No time is left: the script ends here, unless a function is just being diagnosed, which ends by itself."""
@@ -237,7 +259,7 @@ class _Watcher:
         except Exception as error:  # the program must go on as it would without being watched
             why = f"the diagnosis itself failed: {type(error).__name__}: {error}"
             diagnosis = Diagnosis(verdict="undecided", notes=[why])
-        compiled.uncompiled = any(finding.kind in CRASHES for finding in diagnosis.findings)
+        compiled.uncompiled = past.uncompiled = any(finding.kind in CRASHES for finding in diagnosis.findings)
         if compiled.uncompiled:
             diagnosis.notes.append("the script went on with the uncompiled function")
         self.tell(name, diagnosis)
