@@ -108,6 +108,9 @@ _PUBLIC = {
     "wrap": "graphprobe.backends.wrap",
 }
 
+_HANDED = {"_html_of": "graphprobe.report.notebook", "_text_of": "graphprobe.report.notebook"}
+"""Functions, with an underscore in front, that the package hands to rooms before their own, see `shown`."""
+
 _MODULES = ("backends", "compat", "ops", "scope")
 
 _CALLABLE_PACKAGES = ("compare", "diagnose", "export", "reduce", "report")
@@ -178,10 +181,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULES or name in _CALLABLE_PACKAGES:
         return importlib.import_module(f"graphprobe.{name}")
-    module = _PUBLIC.get(name)
+    module = _PUBLIC.get(name) or _HANDED.get(name)
     if module is None:
         raise AttributeError(f"module 'graphprobe' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    value = getattr(importlib.import_module(module), name.removeprefix("_"))
     globals()[name] = value
     return value
 

@@ -135,6 +135,9 @@ class GraphprobeWarning(UserWarning):
 COMPILER_ERROR = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: (?P<error>.+)(?:\n +\d+ \| +(?P<line>.+))?")
 """What a C++ compiler says of an error, and the line that it quotes below."""
 
+COMPILING = re.compile(r"_compile_fx_inner|convert_frame\.py|compile_to_module|_compile_fx_main|fx_codegen_and_compile")
+"""In a stack: something was being compiled."""
+
 
 @dataclass(frozen=True)
 class Raised:
@@ -160,6 +163,17 @@ class Raised:
         if error is not None and error["error"] not in text:
             text += f": {error['error'].strip()}" + (f", in `{error['line'].strip()}`" if error["line"] else "")
         return f"{self.type}: {text}"
+
+    @property
+    def log(self) -> str:
+        """The traceback; of what quotes another compiler's errors, its own text, which is a log already."""
+        quotes = ": error: " in self.message
+        return self.trace if self.trace and not quotes else f"{self.type}: {self.message}"
+
+    @property
+    def while_compiling(self) -> bool:
+        """Whether it came from a compilation, by its type or its traceback."""
+        return self.type.endswith(("BackendCompilerFailed", "InductorError")) or bool(COMPILING.search(self.trace))
 
 
 def raised_from(error: BaseException) -> Raised:

@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from graphprobe.shown import Shown
+
 T = TypeVar("T")
 
 Kind = Literal[
@@ -236,7 +238,7 @@ class NamedStep(str):
         return made
 
 
-class Diagnosis(msgspec.Struct, kw_only=True):
+class Diagnosis(Shown, msgspec.Struct, kw_only=True):
     """The answer.
 
     Attributes:

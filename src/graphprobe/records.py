@@ -221,7 +221,8 @@ class CompileFacts(msgspec.Struct, omit_defaults=False):
     """`compile.json`. Timings in milliseconds; `reason` says in words why this compile took place.
 
     `ops` counts the calls of Dynamo's graph, nested graphs included; `begins` is where in the program the first stands,
-    or, of a module all of whose code is torch's, the call of it.
+    or, of a module all of whose code is torch's, the call of it. `settings`: those of torch's compilers that were not
+    at their defaults when the backend began, mode and options of `torch.compile` included, by name.
     """
 
     schema: Int64 = 1
@@ -242,7 +243,16 @@ class CompileFacts(msgspec.Struct, omit_defaults=False):
     nodes: Int64 | None = None
     ops: Int64 | None = None
     begins: str | None = None
+    settings: dict[str, str] = {}
     notes: list[str] = []
+
+
+class CompilerSettings(msgspec.Struct):
+    """`compiler_settings.json`: the settings of torch's compilers as the first compile found them, by name, as text."""
+
+    schema: Int64 = 1
+    torch: str = ""
+    settings: dict[str, str] = {}
 
 
 Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]

@@ -146,7 +146,7 @@ def test_an_error_behind_a_break_is_told_with_it() -> None:
     assert report.to_json()["breaks"][0]["error"] == row.error
     out = io.StringIO()
     print_report(report, file=out)
-    print_end(report, file=out)
+    print_end(report, follow={"breaks": ["graphprobe", "explain", "x.py"]}, file=out)
     assert "  error:   AssertionError: Expected np.nditer" in out.getvalue()
     assert "BREAKS: 1 graph break, 0 functions not compiled, 1 compile error" in out.getvalue()
 

@@ -58,7 +58,7 @@ def test_found_as_planted(quick: Callable[..., Result]) -> None:
     assert verdict.startswith("FOUND: the planted fault, as it was planted: aten.relu.default, codegen (")
     assert where.split(": ")[1].strip() == "there/transformer.py:27 in blocks.0.mlp"
     assert proof.endswith("python there/proofs/proof/repro.py")
-    assert follow.endswith("graphprobe diagnose YOUR_SCRIPT.py")
+    assert follow.endswith("graphprobe help diagnose")
     assert "exit code 1: the fault is there" in done.stdout
     assert [path.name for path in Path().iterdir()] == ["there"]
 

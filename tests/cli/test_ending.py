@@ -147,7 +147,7 @@ def test_a_command_that_is_told_works_as_it_is_told(tmp_path: Path) -> None:
         now = {**env, "PATH": path}
         done = subprocess.run([called, "run", "-c", code], cwd=tmp_path, env=now, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        command = done.stderr.strip().splitlines()[-1].removeprefix("graphprobe: see it with  ")
+        command = done.stderr.strip().splitlines()[-1].removeprefix("graphprobe: next: ")
         assert command.startswith(f"{name} ls ")
         shown = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=now, capture_output=True, text=True)
         assert shown.returncode == 0 and "model__0" in shown.stdout, shown.stderr

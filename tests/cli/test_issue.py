@@ -72,7 +72,7 @@ def test_title_and_body(dossier: Path) -> None:
     assert invoke(dossier, "--title").output == title.removeprefix("# ") + "\n"
     assert invoke(dossier, "--body").output == body.lstrip("\n")
     for args in ([dossier], [dossier / "REPORT.md"], [dossier, "--title", "--body"]):
-        assert invoke(*args).output == whole.removeprefix("# ")
+        assert invoke(*args).stdout == whole.removeprefix("# ")
 
 
 def test_a_reduction_is_taken_too(dossier: Path) -> None:

@@ -69,8 +69,8 @@ def test_ls(invoke: Callable[..., Result]) -> None:
 
 
 def test_show(invoke: Callable[..., Result]) -> None:
-    assert invoke("show", "after:fuse").output == FUSED
-    assert invoke("show", layout.ROOT, "model__0/forward/graph").output == START
+    assert invoke("show", "after:fuse").stdout == FUSED
+    assert invoke("show", layout.ROOT, "model__0/forward/graph").stdout == START
     document = json.loads(invoke("show", "model__0/forward/graph", "--json").output)
     assert document["text"] == START
     assert document["event"]["kind"] == "graph"

@@ -50,12 +50,12 @@ def test_exit_codes(tmp_path: Path, verdict: str, code: int, last: str, monkeypa
     done = CliRunner().invoke(main, ["replay", str(record(tmp_path / "r", verdict)), "--backend", "eager"])
     assert done.exit_code == code, done.output
     lines = done.output.splitlines()
-    assert lines[-1] == last
+    assert lines[-2] == last
     assert lines[1] == "frame     f (/a/train.py:3)" and lines[2] == "recorded  E: m"
     assert lines[3] == "          /a/train.py:4 in f"
     if verdict == "reproduced":
         assert lines[4:6] == ["now       E: m", "          x.py:4 in f"]
-        assert lines[6:-1] == ["not recorded: False", "not recorded: --backend", "not recorded: eager"]
+        assert lines[6:-2] == ["not recorded: False", "not recorded: --backend", "not recorded: eager"]
 
 
 def test_several_records_and_json(tmp_path: Path) -> None:

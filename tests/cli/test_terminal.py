@@ -166,7 +166,7 @@ def test_run_says_last_what_was_collected_and_where(folder: Path) -> None:
     *_, counts, where, command = (folder / "run.txt").read_text().splitlines()
     assert re.fullmatch(r"graphprobe: 2 compiled graphs, \d+ files, .*", counts)
     assert where.startswith("graphprobe: in runs/run_")
-    assert command.startswith("graphprobe: see it with  graphprobe ls ")
+    assert command.startswith("graphprobe: next: graphprobe ls ")
 
 
 FAULTY = "relu_accuracy_error_TESTING_ONLY"
@@ -194,7 +194,7 @@ def test_diagnose_through_a_pipe(folder: Path, run_python: Python) -> None:
     assert done.code == 0, done.err
     assert done.err == "graphprobe: diagnosing program.py:make …\n"
     assert "\x1b" not in done.out
-    assert done.out.splitlines()[-1] == "HEALTHY: program.py:make"
+    assert done.out.splitlines()[-2:] == ["HEALTHY: program.py:make", "  next: graphprobe explain program.py:make"]
 
 
 @pytest.mark.heavy

@@ -15,6 +15,24 @@ from torch._dynamo.variables import ConstantVariable, builtin
 TABLE = {"a": 2}
 
 
+def fails(function: Any) -> Any:
+    """Dynamo fails where it reads a builtin of plain values."""
+
+    @contextlib.contextmanager
+    def plant() -> Iterator[None]:
+        right = builtin.BuiltinVariable.call_function
+
+        def wrong(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            if getattr(self, "fn", None) is function and "/torch/" not in tx.f_code.co_filename:
+                raise AssertionError("planted")
+            return right(self, tx, args, kwargs)
+
+        with changed(builtin.BuiltinVariable, "call_function", wrong):
+            yield
+
+    return plant
+
+
 def answers(function: Any, result: Any) -> Any:
     """Dynamo takes a builtin of plain values to be `result`."""
 
@@ -176,5 +194,8 @@ CASES: list[Case] = [
     (entry, WITH, answers(round, 7), "round", ["operator.mul"]),
     (unpacked, WITH, answers(round, 7), "round", ["operator.mul"]),
     (returned, WITH, answers(round, 7), "round", []),
+    (in_a_helper, WITH, fails(round), "round", []),
+    (one_of_two, WITH, fails(isinstance), "isinstance", []),
+    (inside_a_call, WITH, fails(float), "float", ["round"]),
     (summed, (SMALL,), contextlib.nullcontext, "numpy.cumsum", ["aten.cumsum.default"]),
 ]

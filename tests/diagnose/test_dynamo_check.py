@@ -101,7 +101,7 @@ def accused_of(function: Callable[..., Any], *args: Any, grad: bool | None = Non
     return msgspec.convert(outcome.value, Accused | None)
 
 
-@pytest.mark.parametrize("case", planted_python.CASES, ids=lambda case: case[0].__name__)
+@pytest.mark.parametrize("case", planted_python.CASES, ids=lambda case: f"{case[0].__name__}-{case[3]}")
 def test_python_code_is_named_with_its_line(case: planted_python.Case) -> None:
     function, args, plant, op, also = case
 

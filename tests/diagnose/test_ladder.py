@@ -326,6 +326,28 @@ def test_a_program_that_raises_both_ways_is_healthy_and_says_so(tmp_path: Path) 
     assert graphprobe.diagnose(refusing, X[:3], backend="eager", out=tmp_path / "out").raises == ""
 
 
+def mismatched(x: torch.Tensor) -> torch.Tensor:
+    return x @ x[1:]
+
+
+def test_which_exception_stands_in_for_another(tmp_path: Path) -> None:
+    found = graphprobe.diagnose(mismatched, torch.ones(3, 3), backend="eager", out=tmp_path / "out")
+    assert (found.verdict, found.findings) == ("healthy", [])
+    uncompiled, compiled = found.notes[0].split("; compiled ")
+    assert uncompiled.startswith("uncompiled it raises RuntimeError: mat1 and mat2")
+    assert compiled.startswith("TorchRuntimeError: ")
+
+
+def rough(x: torch.Tensor) -> torch.Tensor:
+    return x * 1.0 if torch.compiler.is_compiling() else (x + 1000.0) - 1000.0
+
+
+def test_it_says_so_where_the_uncompiled_program_is_the_one_that_is_off(tmp_path: Path) -> None:
+    found = graphprobe.diagnose(rough, torch.rand(64) + 1, backend="eager", out=tmp_path / "out")
+    assert (found.verdict, found.findings) == ("healthy", [])
+    assert found.notes[0].startswith("outputs[0] differs, and the uncompiled program is the one that is off: ")
+
+
 def test_no_budget_is_left_for_anything(tmp_path: Path, told: list[str]) -> None:
     found = graphprobe.diagnose(program, X, backend="eager", out=tmp_path / "out", budget_s=1e-6, on_step=told.append)
     assert (found.verdict, found.exit_code, found.unfinished) == ("undecided", 125, True)

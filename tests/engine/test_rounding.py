@@ -96,6 +96,80 @@ def test_what_is_exact_stays(fn: Callable[[torch.Tensor], torch.Tensor]) -> None
         assert torch.equal(fn(x), plain)
 
 
+def looked_at(fn: Callable[..., object], *given: torch.Tensor) -> RoundedAnew:
+    with RoundedAnew(torch.Generator().manual_seed(0), given=given) as mode:
+        fn(*given)
+    return mode
+
+
+def half_of_numpy(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(x.float().numpy() * np.float32(0.3)).relu()
+
+
+def half_of_python(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([v * 0.3 for v in x.float().view(-1).tolist()]).relu()
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.relu().abs().max(0).values,
+        lambda x: torch.where(x > 0.5, x, -x).sort(0).values[:3],
+        lambda x: torch.nextafter(x, x.roll(1)),
+        lambda x: F.pad(torch.cat([x, x.flip(0)]), (1, 1), value=0.5),
+        lambda x: x.clamp(-1, 1).double(),
+        lambda x: x.masked_fill(x > 0, -torch.inf).argmax(0),
+        lambda x: x.gather(0, (x > 0).long()).t().contiguous(),
+        lambda x: torch.where(x > 0, x, torch.ones((), dtype=torch.uint8)),
+        lambda x: F.max_pool1d(x[None], 2).relu_().round(),
+        lambda x: (x > 0).sum() + x.argmax() * 3,
+        lambda x: x.detach().requires_grad_().relu().backward(x),
+    ],
+)
+def test_nothing_rounds(fn: Callable[[torch.Tensor], object], dtype: torch.dtype) -> None:
+    assert not looked_at(fn, values(8, 8, dtype=dtype)).rounds
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x + x,
+        lambda x: x.sum() > 0,
+        lambda x: x.clamp(max=0.1),
+        lambda x: x > 0.1,
+        lambda x: x.round(decimals=1),
+        lambda x: x.float().to(BF16),
+        lambda x: torch.empty_like(x).copy_(x.float()),
+        lambda x: x.argmax(0).to(BF16),
+        lambda x: torch.where(x > 0, x, torch.ones((), dtype=torch.int64)),
+        lambda x: torch.maximum(x, torch.arange(8)),
+        lambda x: x > torch.arange(8),
+        lambda x: torch.arange(0, 1, 0.1, dtype=BF16),
+        lambda x: torch.rand_like(x).relu(),
+        lambda x: x.max().item(),
+        lambda x: torch.complex(x.float(), x.float()).abs(),
+        lambda x: x.to_sparse().to_dense(),
+        lambda x: torch.ones(2, 8, dtype=BF16).index_put_((torch.zeros(8, dtype=torch.long),), x, accumulate=True),
+        lambda x: x.detach().requires_grad_().expand(2, 8, 8).relu().sum().backward(),
+        lambda x: torch.ops.higher_order.cond(x.max() > 0, torch.relu, torch.neg, (x,)),
+        half_of_numpy,
+        half_of_python,
+    ],
+)
+def test_something_may_round(fn: Callable[[torch.Tensor], object]) -> None:
+    assert looked_at(fn, values(8, 8)).rounds
+
+
+def test_memory_that_nobody_knows_may_be_rounded() -> None:
+    x = values(8)
+    assert looked_at(lambda: x.relu()).rounds
+    assert not looked_at(lambda x: x.relu(), x).rounds
+    with anew() as mode:
+        x.relu()
+    assert mode.rounds  # what is given was not said
+
+
 @pytest.mark.parametrize(
     "fn",
     [

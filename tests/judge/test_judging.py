@@ -16,7 +16,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.engine.interpret import copied_together
 from graphprobe.engine.value_file import InFile, ValueFile
 from graphprobe.errors import Raised
-from graphprobe.judge.judging import Difference, Reference, compare, identical, judged, strides, while_compiling
+from graphprobe.judge.judging import Difference, Reference, compare, identical, judged, strides
 from graphprobe.judge.observation import Observation, read
 
 ROUNDOFF = 2.0**-24
@@ -55,6 +55,33 @@ def compared(
     reference = reference_of(right, args, grad=grad, wide=wide)
     assert compare(reference, results(right, args, grad=grad)) == []
     return compare(reference, results(other, args, grad=grad))
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_where_nothing_rounds_no_bit_may_differ(wide: bool) -> None:
+    x = torch.randn(64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    x[:2] = torch.tensor([1e-39, -0.0])
+    reference = reference_of(torch.relu, [x], grad=None, wide=wide)
+    near = results(lambda v: torch.relu(torch.nextafter(v, torch.full_like(v, 2.0))), [x])
+    assert compare(reference, near) == []  # as far as a rounding
+    reference.rounds = False
+    (found,) = compare(reference, near)
+    assert found.certain and found.kind == "wrong_value" and "no operator of this program rounds" in found.text
+    assert found.worst is not None and found.worst.legitimate is None
+    flushed = results(lambda v: torch.where(v.abs() < 1e-38, 0.0, torch.relu(v)), [x])
+    assert compare(reference, flushed) == []
+    reference.draws = True
+    assert compare(reference, near) == []
+
+
+def test_where_nothing_rounds_and_float64_is_as_compiled_the_uncompiled_one_is_off() -> None:
+    x = torch.tensor([1.0, 2.0])
+    reference = reference_of(torch.relu, [x], grad=None, wide=True)
+    reference.eager = [results(lambda v: v.flip(0), [x])]
+    reference.rounds = False
+    better: list[Difference] = []
+    assert compare(reference, results(torch.relu, [x]), better=better) == []
+    assert [d.text for d in better] == ["in float64 it is as compiled"]
 
 
 def kinds(found: Sequence[Difference]) -> list[tuple[str, str, bool]]:
@@ -229,8 +256,8 @@ def test_exceptions_of_a_compilation() -> None:
     raised = Raised("torch._dynamo.exc.BackendCompilerFailed", "it failed", "")
     (found,) = compare(reference, [Observation(raised, [], [], [], frozenset())])
     assert found.kind == "crash_compile"
-    assert while_compiling(Raised("KeyError", "", 'File "x/torch/_dynamo/convert_frame.py", line 3, in f'))
-    assert not while_compiling(Raised("KeyError", "", 'File "mine.py", line 3, in f'))
+    assert Raised("KeyError", "", 'File "x/torch/_dynamo/convert_frame.py", line 3, in f').while_compiling
+    assert not Raised("KeyError", "", 'File "mine.py", line 3, in f').while_compiling
 
 
 def test_calls_are_compared_each_with_its_own() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from graphprobe.errors import Raised
 from graphprobe.findings import Worst, in_words
-from graphprobe.judge.judging import Difference, Reference, compare, log_of, whole_log, worst_of
+from graphprobe.judge.judging import Difference, Reference, compare, log_of, worst_of
 from graphprobe.judge.observation import Observation
 from graphprobe.judge.worst import worst_exact, worst_number, worst_scalar
 
@@ -118,8 +118,8 @@ def test_exceptions_have_none() -> None:
     raised = Observation(Raised("RuntimeError", "no", ""))
     (found,) = differences(call(torch.zeros(3)), raised)
     assert found.worst is None and worst_of([found]) is None and log_of([found]) == "RuntimeError: no"
-    assert log_of([]) == "" and whole_log(Raised("E", "no", "Traceback …\nE: no")).startswith("Traceback")
-    assert whole_log(Raised("E", "x.cpp:1:2: error: no", "Traceback …")) == "E: x.cpp:1:2: error: no"
+    assert log_of([]) == "" and Raised("E", "no", "Traceback …\nE: no").log.startswith("Traceback")
+    assert Raised("E", "x.cpp:1:2: error: no", "Traceback …").log == "E: x.cpp:1:2: error: no"
 
 
 def test_the_call_is_named_where_there_are_several() -> None:

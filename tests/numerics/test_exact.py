@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from graphprobe.errors import UsageError
-from graphprobe.numerics.verdict import judge_exact
+from graphprobe.numerics.divergence import RunValues
+from graphprobe.numerics.dtypes import DTYPES
+from graphprobe.numerics.verdict import judge_exact, judge_unrounded
 
 
 def test_integers_agree_or_do_not() -> None:
@@ -34,3 +36,18 @@ def test_booleans_and_large_integers() -> None:
 def test_floats_are_refused() -> None:
     with pytest.raises(UsageError, match="float64"):
         judge_exact(np.ones(1), np.ones(1))
+
+
+def test_floats_that_nothing_has_rounded() -> None:
+    half = DTYPES["float16"]
+    a = np.array([[1.0, -0.0, np.nan], [np.inf, 3e-5, 65504.0]], np.float16)
+    same = np.array([[1.0, 0.0, np.nan], [np.inf, 0.0, 65504.0]], np.float16)
+    assert judge_unrounded(RunValues(same, half), a).answer == "ok"
+    assert judge_unrounded(RunValues(same, half), a.astype(np.float64)).answer == "ok"
+    for index, value in {(0, 0): 1.001, (0, 1): 7e-5, (0, 2): 0.0, (1, 0): -np.inf, (1, 2): np.inf}.items():
+        wrong = a.copy()
+        wrong[index] = value
+        found = judge_unrounded(RunValues(wrong, half), a)
+        assert (found.answer, found.worst, found.candidate.wrong_finite) == ("candidate_worse", index, 1)
+    assert judge_unrounded(RunValues(np.ones((), np.float16), half), np.zeros((), np.float16)).worst == ()
+    assert judge_unrounded(RunValues(np.ones((0, 2), np.float16), half), np.ones((0, 2))).answer == "ok"

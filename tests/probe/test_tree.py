@@ -119,7 +119,7 @@ def test_every_file_is_in_the_events_and_as_it_was_written(collected: tuple[Run,
     listed = {e.path for e in run.events() if e.path is not None}
     on_disk = {str(p.relative_to(run.tool_dir)) for p in run.tool_dir.rglob("*") if p.is_file()}
     told_line_by_line = {"events.jsonl", "steps.jsonl", "debug.log", *(f"model__{i}/graphs.jsonl" for i in range(4))}
-    assert on_disk - listed == {"manifest.json"} | told_line_by_line
+    assert on_disk - listed == {"manifest.json", "compiler_settings.json"} | told_line_by_line
     assert listed <= on_disk
     assert run.verify() == []
     assert run.problems == []

@@ -165,7 +165,7 @@ def test_what_is_no_number_has_no_size(kind: Any) -> None:
 def test_the_end_and_the_short_form_tell_the_values() -> None:
     diagnosis = Diagnosis(verdict="fault", findings=[finding(worst=WORST, local_z=412.0)])
     stream = io.StringIO()
-    print_end([diagnosis], verdict="fault", name="f", file=stream)
+    print_end([diagnosis], verdict="fault", name="f", target=["f.py:f"], file=stream)
     told_last = "fault: Compiled, the program gives wrong numbers: expected 0, got -1.07. Stage: codegen."
     assert told_last in stream.getvalue()
     lines = lines_from(diagnosis)

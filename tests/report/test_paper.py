@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from analysis.test_timing import compiled, profile_of
+from foreign_dumps import example
+from graphprobe.analysis.timing_records import write_profile
+from graphprobe.report.html.make import page_of
 from graphprobe.report.html.sections_comparison import report_from as comparison_from
 from graphprobe.report.html.sections_diagnosis import report_from as diagnosis_from
 from graphprobe.report.html.sections_run import report_from as run_from
+from graphprobe.store.foreign.msprobe_write import write_msprobe
 from report.browser import Opened, OpenReport, axe_faults
 from report.made import page, report_cases
 from report.samples import MadeRun, fault
@@ -64,6 +69,12 @@ def report_of(kind: str, folder: Path) -> Any:
     if kind == "comparison":
         report_cases().write_comparison(folder / "compared", 180)
         return comparison_from(folder / "compared")
+    if kind == "dump":
+        write_msprobe(example(), folder / "dump")
+        return page_of(folder / "dump")
+    if kind == "profile":
+        write_profile(profile_of(compiled()), folder / "profile.json")
+        return page_of(folder / "profile.json")
     run = MadeRun(folder)
     run.add_steps()
     run.add_losses()
@@ -78,7 +89,15 @@ def printed(opened: Opened) -> None:
     opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
 
 
-@pytest.mark.parametrize("kind", ["fault", "comparison", "run"])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("kind", ["fault", "comparison", "run", "dump", "profile"])
+def test_on_a_screen_nothing_overlaps(kind: str, width: int, tmp_path: Path, open_report: OpenReport) -> None:
+    opened = open_report(page(tmp_path / f"{kind}.html", report_of(kind, tmp_path)), width=width)
+    opened.page.wait_for_function("[...document.querySelectorAll('.view')].every(view => view.dataset.done)")
+    assert opened.page.evaluate(MISPLACED) == []
+
+
+@pytest.mark.parametrize("kind", ["fault", "comparison", "run", "dump", "profile"])
 def test_on_paper_all_is_there_and_nothing_overlaps(kind: str, tmp_path: Path, open_report: OpenReport) -> None:
     opened = open_report(page(tmp_path / f"{kind}.html", report_of(kind, tmp_path)), width=PAPER, dark=True)
     view = opened.page

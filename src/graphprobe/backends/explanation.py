@@ -143,6 +143,11 @@ class Explanation(msgspec.Struct):
         judged = {"remedies": report["breaks"], "uncompiled": report["uncompiled"]}
         return msgspec.json.encode({**counts, **msgspec.to_builtins(self), **judged}).decode()
 
+    def _repr_html_(self) -> str:
+        from graphprobe.report.notebook import breaks_of, html_of
+
+        return html_of(breaks_of(self.report, self.notes))
+
     def __str__(self) -> str:
         counts = f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, {self.op_count} ops"
         lines = [counts, *(line for index, graph in enumerate(self.graphs) for line in _lines(index, graph))]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -87,17 +85,6 @@ def run_command(command: str | None, call: Callable[[], Any]) -> None:
             raise SystemExit(tell(error)) from None
         except (Exception, KeyboardInterrupt) as error:
             raise SystemExit(_flushed(end_of(error))) from None
-
-
-def command_name() -> str:
-    """`graphprobe`, or how it was called where the shell would not find it: the environment is not activated."""
-    called = next(iter(sys.orig_argv[1:]), "")
-    if os.path.basename(called) != "graphprobe":
-        return "graphprobe"
-    found = shutil.which("graphprobe")
-    if found is not None and os.path.realpath(found) == os.path.realpath(called):
-        return "graphprobe"
-    return shlex.quote(called)
 
 
 def tell(error: GraphprobeError) -> int:

@@ -79,6 +79,12 @@ def program_of(module: str | None, code: str | None, words: tuple[str, ...]) -> 
     return ScriptTarget("script", words[0], words[1:])
 
 
+def words_of(module: str | None, code: str | None, words: tuple[str, ...]) -> list[str]:
+    """A program, or what else a command works on, as it was typed."""
+    named = ["-m", module] if module is not None else ["-c", code] if code is not None else []
+    return [*named, *words]
+
+
 def is_run(target: str) -> bool:
     """Whether it is the folder of a run or of several, and no program."""
     return os.path.isdir(target) and not os.path.isfile(os.path.join(target, "__main__.py"))

@@ -22,7 +22,7 @@ from graphprobe.engine.value_file import ValueFile
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.names import require
-from graphprobe.judge.judging import Difference, Reference, Spot, compare, roundoff_of, whole_log
+from graphprobe.judge.judging import Difference, Reference, Spot, compare, roundoff_of
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.numerics.noise import Noise, scale, typical_magnitude
 from graphprobe.numerics.verdict import tolerated
@@ -147,9 +147,7 @@ def check(
         return CaseResult([], outcome.signal or "timeout", 1.0, reference)
     if outcome.raised is not None:
         kind: Kind = "crash_compile"
-        return CaseResult(
-            [Difference(kind, 0, "", outcome.raised.short, log=whole_log(outcome.raised))], None, 1.0, reference
-        )
+        return CaseResult([Difference(kind, 0, "", outcome.raised.short, log=outcome.raised.log)], None, 1.0, reference)
     runs = msgspec.convert(outcome.value, list[list[ObservationRecord]])
     failed: list[Difference] = []
     count = 0
@@ -177,6 +175,9 @@ def allowed(reference: Reference) -> list[list[torch.Tensor]]:
 def _allowed(spot: Spot, value: torch.Tensor) -> torch.Tensor:
     facts = dtype_of(value)
     eager = array_from(value)
+    if not (spot.reference.rounds or spot.reference.draws):
+        small = (np.abs(eager) < facts.smallest_normal) & (eager != 0)
+        return torch.full_like(value, facts.smallest_normal if small.any() else 0.0, dtype=torch.float64)
     wide = spot.array(spot.reference.wide)
     wide = wide if wide is not None and wide.shape == eager.shape else None
     centre = eager if wide is None else wide

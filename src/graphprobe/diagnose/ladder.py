@@ -28,11 +28,11 @@ from graphprobe.engine.finished import FinishedSteps
 from graphprobe.engine.isolate import Board, Outcome, isolated, told_on
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored
-from graphprobe.errors import Raised
+from graphprobe.errors import COMPILING, Raised
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more
 from graphprobe.internals import after_fork, caches
 from graphprobe.internals.operators import collectives
-from graphprobe.judge.judging import COMPILING, Difference, Judged, Reference, identical, judged, roundoff_of, worst_of
+from graphprobe.judge.judging import Difference, Judged, Reference, identical, judged, roundoff_of, worst_of
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.refusals import refusal_of, user_line
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
@@ -508,7 +508,7 @@ class Ladder:
     def _explain_verdict(self, user: State, excess: bool) -> None:
         """What a reader of the verdict has to be told first."""
         assert self.reference is not None
-        found = self.failing.get(self.top, [])
+        found, off = self.failing.get(self.top, []), self.better.get(self.top)
         if user == "not_run" and not self._late:
             why = self.result.notes.pop() if self.result.notes else "no reason was told"
             self.result.notes.insert(0, f"the compiled program itself was not run: {why}")
@@ -516,12 +516,12 @@ class Ladder:
             self.result.notes[:0] = [f"{d.kind} in {d.where}: {d.text}" for d in found]
         if self.result.verdict != "healthy":
             return
-        if excess:
-            self.result.notes.insert(0, self._excess_note())
+        if excess or off:
+            self.result.notes.insert(0, self._excess_note() if excess else notes.uncompiled_is_off(off or ()))
         raised = self._raises()
         if raised is not None:
             self.result.raises = f"{raised.type}: {raised.message}"
-            self.result.notes.insert(0, f"uncompiled and compiled it raises {raised.line}")
+            self.result.notes.insert(0, notes.raised_in_both(raised, self.reports.get(self.top)))
         if self.compilation.is_inductor and notes.in_one_thread(self.reference):
             self.result.notes.append(notes.ONE_THREAD)
 

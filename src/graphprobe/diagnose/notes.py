@@ -8,7 +8,9 @@ from itertools import chain
 import msgspec
 import torch
 
+from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole_proof import NUMBERS
+from graphprobe.errors import Raised
 from graphprobe.judge.judging import Difference, Reference
 
 LEFT_OUT = "With the pass left out, the graphs compute what they should."
@@ -63,6 +65,20 @@ def unsure_of_numbers(found: Sequence[Difference]) -> list[Difference]:
     """
     weighed = [msgspec.structs.replace(d, weight="unsure") if d.kind in NUMBERS else d for d in found]
     return weighed or [Difference("wrong_value", 0, "outputs", UNJUDGED, weight="unsure")]
+
+
+def uncompiled_is_off(found: Sequence[Difference]) -> str:
+    """Of a healthy program that differs where the compiled one is nearer to float64."""
+    more = f", and in {len(found) - 1} more places" if len(found) > 1 else ""
+    return f"{found[0].where} differs{more}, and the uncompiled program is the one that is off: {found[0].text}"
+
+
+def raised_in_both(eager: Raised, compiled: RungReport | None) -> str:
+    """Of a program that raises either way; what it raises compiled may be of another class."""
+    others = [call.raised for call in compiled.calls if call.raised is not None] if compiled is not None else []
+    if not others or others[0].type == eager.type:
+        return f"uncompiled and compiled it raises {eager.line}"
+    return f"uncompiled it raises {eager.line}; compiled {others[0].line}"
 
 
 def in_one_thread(reference: Reference) -> bool:

@@ -32,10 +32,11 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 class RoundedRun(msgspec.Struct):
-    """Calls in which each narrow result was rounded anew, and the largest unit roundoff that a result had."""
+    """Calls in which each narrow result was rounded anew; the other attributes are those of `RoundedAnew`."""
 
     calls: list[ObservationRecord] = []
     narrowest: float = 0.0
+    rounds: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,12 +125,13 @@ class Program:
 
         If wide results are, too, so are the inputs, parameters and buffers, in place: call it in a child process.
         """
-        mode = RoundedAnew(torch.Generator().manual_seed(seed), least)
+        given = [*tensors_of(list(self.calls)), *self.state()]
+        mode = RoundedAnew(torch.Generator().manual_seed(seed), least, given)
         if least < NARROW:
-            mode.move([*tensors_of(list(self.calls)), *self.state()])
+            mode.move(given)
         with mode:
             records = replace(self, effects=False).run(lambda fn: fn)
-        return RoundedRun(records if mode.rounded else [], mode.narrowest)
+        return RoundedRun(records if mode.rounded else [], mode.narrowest, mode.rounds)
 
     def run_wide(self, seed: int | None, roundoff: float, *, rough: bool = True) -> list[ObservationRecord]:
         """The calls in float64; with a seed on inputs times 1 ± roundoff, and sums if `rough` as rough as float32's.

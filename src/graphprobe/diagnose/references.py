@@ -60,6 +60,7 @@ def _measure_roundings(reference: Reference, run: Runner) -> list[str]:
     first = run(partial(Program.run_rounded, seed=0), RoundedRun)
     if first is None:
         return ["the noise of the program's own roundings could not be measured"]
+    reference.rounds = first.rounds
     calls = _calls(first.calls, reference)
     if calls is None or first.narrowest <= NARROW:
         return []

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ import torch
 from graphprobe.engine.reference import array_from, dtype_of
 from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
 from graphprobe.internals.tensors.trees import tree_leaves
+from graphprobe.internals.tensors.weak_storage import WeakStorages
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import DTYPES, WorkingDtype
 from graphprobe.numerics.noise import Array, Float64Array, Noise, flat, sigma_from_runs, typical_magnitude
@@ -91,6 +93,21 @@ EXACT = frozenset(
 ACCUMULATING = frozenset("index_put _unsafe_index_put _index_put_impl put".split())
 """Exact unless they add up."""
 
+LOOSE = frozenset(
+    # computed
+    "arange linspace logspace "
+    # of the process: drawn, never written, Python's
+    "rand rand_like randn randn_like randint randint_like randperm bernoulli multinomial normal normal_functional "
+    "uniform exponential random cauchy log_normal geometric poisson empty_strided lift lift_fresh".split()
+)
+"""Of `EXACT`: those that may give other numbers where they are compiled."""
+
+CHOOSING = frozenset(
+    "where maximum minimum fmax fmin clamp clamp_min clamp_max clip copysign heaviside nextafter cat _cat stack hstack "
+    "vstack masked_fill fill eq ne lt le gt ge isin searchsorted bucketize".split()
+)
+"""Operators that turn arguments of one dtype into another before they choose among the elements, or compare them."""
+
 _paused = 0
 
 
@@ -122,14 +139,22 @@ class RoundedAnew:
         narrowest: the largest unit roundoff of any floating-point dtype that a result had; 0.0 before the first.
         rounded: results that were rounded anew.
         failed: results that could not be.
+        rounds: whether any operator may have rounded. False: each element that came out is one that went in, or a
+            known number, so that no other legitimate run has other bits.
     """
 
-    def __init__(self, generator: torch.Generator, least: float = NARROW) -> None:
+    def __init__(
+        self, generator: torch.Generator, least: float = NARROW, given: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        """`given`: what the program has to begin with; None: not known, so that anything may round."""
         self.narrowest = 0.0
+        self.rounds = given is None
+        self._known: dict[int, object] = {}
+        self._know(given or [])
         self._least = least
         self.rounded = 0
         self.failed = 0
-        self._mode = OpMode(self._run)
+        self._mode = OpMode(self._run, unseen=self._unseen)
         self._inside = contextlib.ExitStack()
         self._first = generator
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -148,6 +173,8 @@ class RoundedAnew:
 
     def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = op(*args, **kwargs)
+        if not self.rounds:
+            self._look(op, args, kwargs, result)
         if _paused:
             return result
         try:
@@ -177,6 +204,30 @@ class RoundedAnew:
             except Exception as error:
                 self.failed += 1
                 log.debug("%s: not rounded anew: %s", op, error)
+
+    def _unseen(self) -> None:
+        self.rounds = True
+
+    def _look(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Whether this operator rounds, or its arguments come from where no operator is seen, such as numpy."""
+        try:
+            got, returned = _tensors((args, kwargs)), _tensors(result)
+            outside = any(_memory(t) not in self._known for t in got)
+            results = [*_written(op, args, kwargs), *returned]
+            self.rounds = not _paused and (outside or _may_round(op, args, kwargs, results))
+            self._know(returned)
+        except Exception as error:  # a tensor without memory
+            self.rounds = True
+            log.debug("%s: may round: %s", op, error)
+
+    def _know(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Remember the memory of these. What is freed is remembered, too: nothing else gets its address."""
+        try:
+            for tensor in tensors:
+                self._known.setdefault(_memory(tensor), WeakStorages([tensor]))
+        except Exception as error:
+            self.rounds = True
+            log.debug("a tensor without memory: %s", error)
 
     def _note(self, tensor: torch.Tensor) -> None:
         facts = _facts(tensor.dtype)
@@ -258,6 +309,61 @@ def _is_exact(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
     if name in ACCUMULATING:
         return not any(value is True for value in (*args[3:4], kwargs.get("accumulate")))
     return name in EXACT and "reduce" not in (operator.overload or "")
+
+
+def _may_round(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]) -> bool:
+    """Whether a result may be anything but an element of the arguments, or a number of its own in each dtype."""
+    operator = operator_of(op)
+    if operator is None or operator.namespace not in ("aten", "prims"):
+        return True
+    name, given = _base(operator.name), _tensors((args, kwargs))
+    made = [t for t in results if t.is_floating_point() or t.is_complex()]
+    if name in LOOSE or not all(_is_plain(t) and not t.is_complex() for t in (*given, *results)):
+        return True
+    if name in CONVERSIONS:
+        source = _source(op, args)
+        return source is None or not all(_holds(t.dtype, source.dtype) for t in made)
+    if made and (operator.overload == "decimals" or not _is_exact(op, args, kwargs)):
+        return True
+    if name == "_local_scalar_dense" and given[0].is_floating_point():
+        return True  # Python computes with it, which nobody sees
+    kept = {t.dtype for t in (made or given) if t.is_floating_point()}
+    turned = {t.dtype for t in given if t.is_floating_point() or name in CHOOSING}
+    if made and not all(_holds(k, t) for k in kept for t in turned):
+        return True
+    if not made and not all(any(_holds(k, t) for k in kept) for t in turned if kept):
+        return True
+    return not all(_holds_number(k, v) for k in kept for v in _numbers(op, args, kwargs))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def _numbers(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
+    """The arguments that stand for elements, not for sizes, dimensions or positions."""
+    found = []
+    for i, argument in enumerate(op._schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        if "number" in str(argument.type) or "float" in str(argument.type):
+            found += [float(v) for v in tree_leaves(value) if isinstance(v, (int, float))]
+    return found
+
+
+def _holds(target: torch.dtype, source: torch.dtype) -> bool:
+    """Whether each number of a dtype is one of the other, too."""
+    into, of = _facts(target), _facts(source)
+    if into is None or target == source or source == torch.bool:
+        return True  # what is no floating-point dtype takes whole numbers
+    if of is None:
+        bits = torch.iinfo(source).bits - torch.iinfo(source).min.bit_count()
+        return 2.0**bits <= min(1 / into.unit_roundoff, into.largest)
+    finer = into.unit_roundoff <= of.unit_roundoff and into.largest >= of.largest
+    return finer and into.smallest_normal <= of.smallest_normal
+
+
+def _holds_number(dtype: torch.dtype, value: float) -> bool:
+    return not math.isfinite(value) or float(torch.tensor(value, dtype=torch.float64).to(dtype)) == value
 
 
 def _base(name: str) -> str:

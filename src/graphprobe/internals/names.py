@@ -66,7 +66,7 @@ LOSES = {
     "diagnose_own_backends": "a backend that the program made with aot_autograd, or registered, is not in the repro",
     "diagnose_passes": "a fault is not laid on a pass, or on a pattern",
     "diagnose_ranks": "a program of several ranks cannot be diagnosed",
-    "diagnose_settings": "mode and options of torch.compile are not kept",
+    "diagnose_settings": "mode and options of torch.compile are not kept, nor a run's settings of the compilers",
     "diagnose_stages": "a fault is found, and the stage and the operation that are to blame are not",
     "dump": "no dump of what Inductor compiles, or models and recompilations without their names",
     "dump_instrument": "no engine 'instrument'",

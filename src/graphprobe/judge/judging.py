@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
@@ -23,10 +22,7 @@ from graphprobe.judge.observation import Observation
 from graphprobe.judge.worst import label_of, worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
-from graphprobe.numerics.verdict import judge, judge_exact, tolerated
-
-COMPILING = re.compile(r"_compile_fx_inner|convert_frame\.py|compile_to_module|_compile_fx_main|fx_codegen_and_compile")
-"""In a traceback: the exception came while something was compiled."""
+from graphprobe.numerics.verdict import judge, judge_exact, judge_unrounded, tolerated
 
 Weight = Literal["certain", "unsure", "better"]
 """`unsure`: it differs, and cannot be judged. `better`: the uncompiled program is the one that is further off."""
@@ -83,6 +79,7 @@ class Reference:
         perturbed: float64 runs on perturbed inputs.
         rounded: runs in the program's own precision, each narrow result rounded anew; empty where nothing is narrow.
         narrowest: the largest unit roundoff that a result had in these.
+        rounds: whether any operator may round. False: floating-point numbers are the same however they are computed.
         more: makes further such runs.
         own: runs in the program's own precision, each result rounded anew, narrow or wide; made only where the float64
             run and the uncompiled one are far apart.
@@ -99,6 +96,7 @@ class Reference:
     perturbed: list[list[Observation]] = field(default_factory=list)
     rounded: list[list[Observation]] = field(default_factory=list)
     narrowest: float = 0.0
+    rounds: bool = True
     more: Callable[[], list[list[Observation]]] | None = None
     own: list[list[Observation]] = field(default_factory=list)
     make_own: Callable[[], list[list[Observation]]] | None = None
@@ -110,6 +108,11 @@ class Reference:
 
     def __post_init__(self) -> None:
         self.moved = self.moved or self.roundoff
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether it is known how far values may be off."""
+        return self.wide is not None or not self.rounds
 
     def complete(self) -> None:
         """Make the further runs, once."""
@@ -258,19 +261,8 @@ def _exceptions(eager: Raised | None, got: Raised | None, call: int) -> Iterator
         text = f"uncompiled it raises {eager.short}; compiled it does not"
         yield Difference("missing_exception", call, "", text)
     elif got is not None and eager is None:
-        kind: Kind = "crash_compile" if while_compiling(got) else "crash_runtime"
-        yield Difference(kind, call, "", got.short, log=whole_log(got))
-
-
-def while_compiling(raised: Raised) -> bool:
-    """Whether the exception came from a compilation, by its type or its traceback."""
-    return raised.type.endswith(("BackendCompilerFailed", "InductorError")) or bool(COMPILING.search(raised.trace))
-
-
-def whole_log(raised: Raised) -> str:
-    """The traceback; of what quotes another compiler's errors, its own text, which is a log already."""
-    quotes = ": error: " in raised.message
-    return raised.trace if raised.trace and not quotes else f"{raised.type}: {raised.message}"
+        kind: Kind = "crash_compile" if got.while_compiling else "crash_runtime"
+        yield Difference(kind, call, "", got.short, log=got.log)
 
 
 @dataclass(frozen=True)
@@ -316,6 +308,8 @@ class Spot:
         """How far legitimate runs scatter, by element, in the units of the value; without float64 runs by their own."""
         value = self.of(self.reference.eager[0])
         found: Array = np.zeros(value.shape)
+        if not self.reference.rounds:
+            return found
         if wide is not None:
             u = max(dtype_of(value).unit_roundoff, self.reference.moved)
             found = sigma_from_runs(wide, self.arrays(self.reference.perturbed), self.reference.moved) * u
@@ -393,7 +387,7 @@ def _worst(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Worst:
         return worst_exact(spot.label, e, m)
     reference = spot.reference
     wide = _float64(spot, e)
-    known = wide is not None or bool(spot.arrays(reference.rounded))
+    known = reference.rounds and (wide is not None or bool(spot.arrays(reference.rounded)))
     return worst_number(spot.label, e, m, wide, spot.sigma(wide) if known else None)
 
 
@@ -461,6 +455,8 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifferenc
 def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
     """Floating-point and complex numbers: in units of the noise of each element."""
     reference, facts = spot.reference, dtype_of(e)
+    if not (reference.rounds or reference.draws):
+        return _judge_unrounded(spot, e, m)
     values, wide = spot.arrays(reference.eager), _float64(spot, e)
     runs = spot.arrays(reference.perturbed if wide is not None else [])
     if spot.arrays(reference.rounded):
@@ -488,6 +484,21 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
         if itself
         else ValueDifference("certain", answer.reason, z)
     )
+
+
+def _judge_unrounded(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
+    """Numbers that no operator of the program rounds: each has to be there as it is."""
+    answer = judge_unrounded(RunValues(array_from(m), dtype_of(m)), array_from(e))
+    if answer.answer == "ok":
+        return None
+    wide = spot.array(spot.reference.wide)
+    if wide is not None and wide.shape == e.shape:
+        again = judge_unrounded(RunValues(array_from(m), dtype_of(m)), wide)
+        if again.answer == "ok":
+            return ValueDifference("better", "in float64 it is as compiled")
+    if spot.unsteady():
+        return ValueDifference("unsure", f"{UNSTEADY}; {answer.reason}")
+    return ValueDifference("certain", f"{answer.reason}; no operator of this program rounds")
 
 
 WEIGHTS: dict[str, Weight] = {"worse": "certain", "unsure": "unsure", "better": "better"}

@@ -237,14 +237,34 @@ def judge_exact(candidate: Array, reference: Array) -> Verdict:
             raise UsageError(f"dtype {values.dtype} is judged by noise", hint="use verdict.judge")
     if candidate.shape != reference.shape:
         raise UsageError(f"the candidate has shape {candidate.shape}, the reference {reference.shape}")
-    wrong = int(np.sum(candidate != reference))
-    if not wrong:
-        return Verdict("ok", f"all {candidate.size} elements equal", Divergence(compared=candidate.size))
     a, b = flat(candidate), flat(reference)
     gap = np.where(a > b, a, b).astype(np.float64) - np.where(a > b, b, a).astype(np.float64)
-    gap = np.where(a == b, -1.0, gap)
-    worst = int(np.argmax(gap))
+    return _all_equal(candidate, reference, flat(candidate != reference), gap)
+
+
+def judge_unrounded(candidate: RunValues, reference: Array) -> Verdict:
+    """Floating-point numbers that nothing has rounded: equal everywhere, or `candidate_worse`; as `judge_exact`.
+
+    NaN equals NaN, -0 equals +0, and what is below the smallest normal number of its dtype equals zero.
+
+    Args:
+        candidate: the values under suspicion.
+        reference: of its shape, in its dtype or a wider one.
+    """
+    least = candidate.dtype.smallest_normal
+    a, b = (np.where(np.abs(v) < least, 0.0, v) for v in (candidate.values, reference))
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.nan_to_num(np.abs(a.astype(np.float64) - b.astype(np.float64)), nan=np.inf)
+    return _all_equal(candidate.values, reference, flat((a != b) & ~(np.isnan(a) & np.isnan(b))), flat(gap))
+
+
+def _all_equal(candidate: Array, reference: Array, differs: Array, gap: Array) -> Verdict:
+    wrong = int(np.sum(differs))
+    if not wrong:
+        return Verdict("ok", f"all {candidate.size} elements equal", Divergence(compared=candidate.size))
+    worst = int(np.argmax(np.where(differs, gap, -1.0)))
     index = tuple(int(i) for i in np.unravel_index(worst, reference.shape))
     found = Divergence(compared=candidate.size, max=max(float(gap[worst]), 0.0), worst=worst, wrong_finite=wrong)
-    reason = f"{wrong} of {candidate.size} elements differ, first {a[worst]} for {b[worst]} at {list(index)}"
+    got, want = flat(candidate)[worst], flat(reference)[worst]
+    reason = f"{wrong} of {candidate.size} elements differ, first {got} for {want} at {list(index)}"
     return Verdict("candidate_worse", reason, found, excess=math.inf, statistic="exact", worst=index)

@@ -18,6 +18,7 @@ from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Spa
 from graphprobe.errors import UsageError
 from graphprobe.export.chrome_trace import export_profile
 from graphprobe.internals.timing.compile_timing import CompileTiming, OpenSpan
+from graphprobe.report.notebook import html_of, text_of
 from graphprobe.report.profile_text import print_profile
 
 
@@ -117,6 +118,12 @@ class profile:  # noqa: N801  # used like a function, as contextlib's are
     def report(self, *, top: int = 10, file: IO[str] | None = None) -> None:
         """Print the summary to `file`, by default standard output; `top` is the length of its tables."""
         print_profile(self.result, top=top, file=file)
+
+    def __str__(self) -> str:
+        return text_of(self.result) if self._result is not None else repr(self)
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self.result) if self._result is not None else None
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the profile as JSON; raises UsageError where the file exists, unless `force`."""

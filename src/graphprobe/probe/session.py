@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from graphprobe.analysis.breaks_facts import Fact, line_from_fact
 from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.errors import GraphprobeWarning, last_line
+from graphprobe.internals.compiler_settings import compiler_settings
 from graphprobe.internals.context import Frame
 from graphprobe.internals.dynamo.only_function import OnlyFunction
 from graphprobe.internals.importhook import ImportHook
@@ -28,7 +31,7 @@ from graphprobe.internals.taps import Taps
 from graphprobe.probe import environment
 from graphprobe.probe.frames.on_failure import FrameWatch
 from graphprobe.probe.step_log import StepLog, StepWatch, begin, begin_pass
-from graphprobe.records import Where
+from graphprobe.records import CompilerSettings, Where
 from graphprobe.settings import Settings
 from graphprobe.store import layout
 from graphprobe.store.schema import json_from_value
@@ -63,6 +66,7 @@ class Session:
         self._models: list[ModelRecorder] = []
         self._by_compile_id: dict[str, ModelRecorder] = {}
         self._predicted = 0
+        self._settings_written = 0
         self._torch_debugs = torch_debugs
         plan = plan_from_text(settings.logs)
         self.steps = StepLog(writer)
@@ -160,6 +164,7 @@ class Session:
                 self._by_compile_id[facts.compile_id] = model
             if len(self._models) == 1:
                 self.writer.update(**environment.torch_facts())
+                self._write_settings()
             self.writer.update(models=len(self._models))
         if gm is not None:
             self.predict(PREDICTED_BYTES_PER_MODEL + len(gm.graph.nodes) * PREDICTED_BYTES_PER_NODE)
@@ -169,6 +174,8 @@ class Session:
 
     def model_ends(self, token: Any, compiled: Any, error: BaseException | None) -> Any:
         model: ModelRecorder = token
+        if model.number == 0:
+            self._write_settings()
         if error is not None:
             model.fail(error)
             return None
@@ -237,6 +244,8 @@ class Session:
 
     def inductor_begins(self, frame: Frame, gm: Any, example_inputs: Sequence[Any], options: dict[str, Any]) -> None:
         model: ModelRecorder = frame.token
+        if not model.facts.settings:
+            model.facts.settings = compiler_settings(changed_only=True)
         model.lowering(_direction(frame)).begins(gm, example_inputs, options)
 
     def inductor_compiled(self, frame: Frame, output: Any) -> None:
@@ -315,6 +324,16 @@ class Session:
                 self._only.remove()
                 self._child = opener()
         return self._child
+
+    def _write_settings(self) -> None:
+        """The settings of the compilers; once more when the first compile has loaded the modules of all of them."""
+        settings = compiler_settings()
+        if not self.writer.forked and len(settings) > self._settings_written:
+            self._settings_written = len(settings)
+            document = CompilerSettings(torch=str(environment.torch_facts().get("torch", "")), settings=settings)
+            self.writer.write_bytes(
+                layout.COMPILER_SETTINGS, msgspec.json.format(msgspec.json.encode(document), indent=1)
+            )
 
     def _trail(self, frame: Frame) -> Trail:
         model: ModelRecorder = frame.token

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import functools
 import math
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
@@ -134,22 +133,28 @@ def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, f
         console.print(Text(f"note: {note}", "dim"))
 
 
-def print_end(summary: Summary, candidate: str, *, file: IO[str] | None = None) -> None:
+def print_end(
+    summary: Summary, candidate: str, reference: str, *, out: str | None = None, file: IO[str] | None = None
+) -> None:
     """The last lines: the outcome, the call that is to blame, and how to look at it.
 
     Args:
-        candidate: the dump as it was named, for the command that shows the call.
+        candidate, reference: the dumps as they were named, for the command that shows the call.
+        out: the folder that has the whole comparison; None if it was not written.
     """
     word, tone, meaning = OUTCOMES[summary.outcome]
     facts: list[tuple[str, str]] = []
+    follow = ["graphprobe", "compare", candidate, reference, "--out", "comparison"]
+    if out is not None:
+        follow = ["graphprobe", "report", out]
     for finding in sorted(summary.findings, key=_undecided)[:1]:
         call = call_of(finding)
         told = "call" if _undecided(finding) else "first"
         facts.append((told, f"{call.label} {what_is_wrong(finding)}"))
         facts.append(("where", " in ".join(part for part in (call.source, call.module) if part)))
-        if finding.candidate is not None:
-            facts.append(("next", f"graphprobe parse {shlex.quote(candidate)} {finding.candidate.label}"))
-    print_closing(f"{word}: {meaning or causes(accusing(summary))}", facts, style=f"bold {STYLES[tone]}", file=file)
+        follow = ["graphprobe", "parse", candidate if finding.candidate is not None else reference, call.label]
+    verdict = f"{word}: {meaning or causes(accusing(summary))}"
+    print_closing(verdict, facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)
 
 
 def _undecided(finding: WrongCall) -> bool:

@@ -260,10 +260,8 @@ def print_diagnosis(diagnosis: Diagnosis, *, name: str, base: Path | None = None
         file: standard output by default.
     """
     paper = Paper(console_for(file), width=WIDTH, label=LABEL)
-    word, tone, meaning = VERDICTS[diagnosis.verdict]
-    if diagnosis.verdict == "fault":
-        count = len(diagnosis.findings)
-        meaning = ("one fault appears" if count == 1 else f"{count} faults appear") + " only when it is compiled"
+    word, tone, _ = VERDICTS[diagnosis.verdict]
+    meaning = meaning_of(diagnosis)
     compiles = diagnosis.compiles  # to look into; the program as its user compiles it is not counted
     graphs = f", {compiles} graph{'s' if compiles > 1 else ''} compiled to look inside" if compiles else ""
     paper.prose(f"{word}: {name}: {meaning} ({diagnosis.seconds:.0f} s{graphs}).", style=f"bold {STYLES[tone]}")
@@ -276,8 +274,22 @@ def print_diagnosis(diagnosis: Diagnosis, *, name: str, base: Path | None = None
         paper.show(rest)
 
 
+def meaning_of(diagnosis: Diagnosis) -> str:
+    """What the verdict says, in words."""
+    if diagnosis.verdict != "fault":
+        return VERDICTS[diagnosis.verdict][2]
+    count = len(diagnosis.findings)
+    return ("one fault appears" if count == 1 else f"{count} faults appear") + " only when it is compiled"
+
+
 def print_end(
-    diagnoses: Sequence[Diagnosis], *, verdict: str, name: str, base: Path | None = None, file: IO[str] | None = None
+    diagnoses: Sequence[Diagnosis],
+    *,
+    verdict: str,
+    name: str,
+    target: Sequence[str],
+    base: Path | None = None,
+    file: IO[str] | None = None,
 ) -> None:
     """Print the last lines of everything: the verdict, and of the first fault where it is and how to see it.
 
@@ -285,11 +297,17 @@ def print_end(
         diagnoses: each printed already.
         verdict: of all of them together, "healthy", "fault" or "undecided".
         name: of what was diagnosed, with how many of what where they are several.
+        target: what was diagnosed, as it was typed.
         base, file: as for `print_diagnosis`.
     """
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     word, tone, _ = VERDICTS[verdict]
     facts: list[tuple[str, str]] = []
+    follow = ["graphprobe", "explain" if verdict == "healthy" else "run", *target]
+    if any(diagnosis.unfinished for diagnosis in diagnoses):
+        follow = ["graphprobe", "diagnose", *target]
+    elif all(diagnosis.compiled_nothing for diagnosis in diagnoses):
+        follow = ["graphprobe", "explain", *target]
     if findings:
         first = foremost(findings)
         place = [_near(first.source, base) if first.source else "", f"in {first.module}" if first.module else ""]
@@ -298,10 +316,10 @@ def print_end(
         if is_proven(first):
             dossier = _near(str(first.dossier), base)
             facts.append(("proof", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}"))
-            facts.append(("next", f"graphprobe reduce {shlex.quote(dossier)}"))
+            follow = ["graphprobe", "reduce", dossier]
     elif verdict == "undecided":
         facts.append(("why", next((note for d in diagnoses for note in d.notes), "")[:WIDTH]))
-    print_closing(f"{word}: {name}", facts, style=f"bold {STYLES[tone]}", file=file)
+    print_closing(f"{word}: {name}", facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)
 
 
 def lines_from(diagnosis: Diagnosis) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -51,26 +51,34 @@ def print_report(
 
 
 def print_end(
-    report: BreakReport, *, undecided: str = "", base: Path | None = None, file: IO[str] | None = None
+    report: BreakReport,
+    *,
+    follow: Mapping[str, Sequence[str]],
+    undecided: str = "",
+    base: Path | None = None,
+    file: IO[str] | None = None,
 ) -> None:
     """The last lines: whether anything breaks, where the first break is, and what to do.
 
     Args:
+        follow: the next command by verdict: "whole", "undecided" and "breaks".
         undecided: why nothing may be concluded from a report without breaks; empty if there is no such reason.
     """
     near = base or Path.cwd()
     if not report.found:
-        word, style = (f"UNDECIDED: {undecided}", "yellow") if undecided else ("WHOLE: nothing breaks", "green")
-        print_closing(word, style=f"bold {style}", file=file)
+        if undecided:
+            print_closing(f"UNDECIDED: {undecided}", follow=follow["undecided"], style="bold yellow", file=file)
+        else:
+            print_closing("WHOLE: nothing breaks", follow=follow["whole"], style="bold green", file=file)
         return
     own = [row for row in report.breaks if row.inside is None] or report.breaks
     facts = [("first", f"{own[0].kind} at {_near(own[0].where, near)}")] if own else []
     facts += [("error", _near(row.error, near)) for row in report.died]
-    facts.append(("next", "apply the `instead` suggestions and run `graphprobe explain` again"))
+    facts += [("instead", row.remedy) for row in own[:1]]
     counts = f"{counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
     if report.died:
         counts += f", {counted(len(report.died), 'compile error')}"
-    print_closing(f"BREAKS: {counts}", facts, style="bold red", file=file)
+    print_closing(f"BREAKS: {counts}", facts, follow=follow["breaks"], style="bold red", file=file)
 
 
 def _not_compiled(report: BreakReport) -> str:

@@ -159,9 +159,7 @@ def read_issue(dossier: Path) -> tuple[Issue, dict[str, Any]]:
     Raises:
         UsageError: there is no report, or the finding cannot be read.
     """
-    folder = dossier.parent if dossier.name == REPORT else dossier
-    if not (folder / REPORT).is_file() and (folder / REDUCED / REPORT).is_file():
-        folder = folder / REDUCED
+    folder = folder_of(dossier)
     try:
         text = read_file(folder / REPORT, below=folder).decode("utf-8", "replace")
     except FileNotFoundError as error:
@@ -172,6 +170,14 @@ def read_issue(dossier: Path) -> tuple[Issue, dict[str, Any]]:
     if not head.startswith("# "):
         raise UsageError(f"{folder / REPORT}: its first line is no title", hint="it was changed: write `# TITLE` first")
     return Issue(head[2:].strip(), body.strip() + "\n"), _finding(folder / FINDING)
+
+
+def folder_of(dossier: Path) -> Path:
+    """The folder with the report: of a reduction, or of a report itself, too."""
+    folder = dossier.parent if dossier.name == REPORT else dossier
+    if not (folder / REPORT).is_file() and (folder / REDUCED / REPORT).is_file():
+        folder = folder / REDUCED
+    return folder
 
 
 def _finding(path: Path) -> dict[str, Any]:

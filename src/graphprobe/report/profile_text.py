@@ -11,7 +11,7 @@ from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.timing import CacheRow, FunctionRow, TimingChange, TimingDiff, TimingSummary, summary_of
 from graphprobe.analysis.timing_records import Profile
 from graphprobe.report.document import Code, Content, Grid, Muted, SourcePlace
-from graphprobe.report.terminal import grid_lines, print_lines
+from graphprobe.report.terminal import grid_lines, print_closing, print_lines
 
 LONG_IMPORTS = 0.02
 """Share of the time of compiling from which imports before it are told."""
@@ -41,6 +41,27 @@ def print_profile(profile: Profile, *, top: int = 10, file: IO[str] | None = Non
 def print_diff(diff: TimingDiff, before: str, after: str, *, top: int = 10, file: IO[str] | None = None) -> None:
     """Print the changes, the `top` largest of each kind."""
     print_lines(diff_lines(diff, before, after, top=top), file=file)
+
+
+def print_end(profile: Profile, file_name: str, *, file: IO[str] | None = None) -> None:
+    """Print the last lines: how long compiling took, the slowest phase, and the command for the report."""
+    summary = summary_of(profile)
+    follow = ["graphprobe", "report", file_name]
+    if not summary.compile_ns:
+        print_closing("NOTHING COMPILED: there is no time to show", follow=follow, style="bold yellow", file=file)
+        return
+    phases = [("slowest", f"{row.name}, {_s(row.self_ns)} s") for row in summary.phases[:1]]
+    share = f", {summary.compile_ns / profile.wall_ns:.0%} of the program's time" if profile.wall_ns else ""
+    print_closing(f"COMPILING: {_s(summary.compile_ns)} s{share}", phases, follow=follow, file=file)
+
+
+def print_end_of_diff(diff: TimingDiff, after: str) -> None:
+    """Print the last lines: which profile took longer to compile, the largest change, and the next command."""
+    change = diff.compile_after_ns - diff.compile_before_ns
+    word, style = ("SLOWER", "bold red") if change > 0 else ("FASTER", "bold green") if change else ("SAME", "bold")
+    phases = [("largest", f"{row.name}, {row.delta_ns / 1e9:+.3f} s") for row in diff.phases[:1]]
+    verdict = f"{word}: compiling took {abs(change) / 1e9:.3f} s {'more' if change > 0 else 'less'} in {after}"
+    print_closing(verdict, phases, follow=["graphprobe", "report", after], style=style)
 
 
 def profile_lines(profile: Profile, *, top: int) -> list[str]:

@@ -93,14 +93,18 @@ def step_lines(report: StepReport) -> Iterator[str]:
     yield from (f"note: {note}" for note in report.notes)
 
 
-def print_end_of_steps(report: StepReport) -> None:
-    """Print the last lines where a step did not end: which one, why, and what to do next."""
+def print_end_of_steps(report: StepReport, follow: Sequence[str]) -> None:
+    """Print the last lines: the step that did not end, if there is one, why, and the next command."""
     failed = None if report.open else report.failed
-    step = report.open[-1] if failed is None else failed
-    word = "OPEN" if failed is None else "FAILED"
-    facts = [("error", failed.error or "")] if failed is not None else []
-    facts.append(("next", "graphprobe diagnose YOUR_SCRIPT.py"))
-    print_closing(f"{word}: {described(step)}", facts, style="bold red")
+    if report.open:
+        print_closing(f"OPEN: {described(report.open[-1])}", follow=follow, style="bold red")
+    elif failed is not None:
+        facts = [("error", failed.error or "")]
+        print_closing(f"FAILED: {described(failed)}", facts, follow=follow, style="bold red")
+    elif report.steps or report.state is not None:
+        print_closing("ENDED: no step is open", follow=follow, style="bold green")
+    else:
+        print_closing("UNDECIDED: the text has no step of the compiler", follow=follow, style="bold yellow")
 
 
 def log_lines(records: Iterable[LogRecord]) -> Iterator[str]:
@@ -169,15 +173,29 @@ def _counts(report: RecompileReport) -> str:
     )
 
 
-def print_end_of_recompiles(report: RecompileReport) -> None:
-    """Print the last lines of a report that has something: the verdict, the first cause, what to do next."""
+def print_end_of_recompiles(report: RecompileReport, target: Sequence[str], *, problem: str | None, run: bool) -> None:
+    """Print the last lines: the verdict, the first cause with its remedy, and the next command.
+
+    Args:
+        target: the program, or the run, as it was typed.
+        problem: what the program failed with.
+        run: `target` is a run.
+    """
+    follow = ["graphprobe", "report" if run else "recompiles", *target]
     first = report.groups[0] if report.groups else None
     facts = [] if first is None else [("first", f"{first.kind} in {function_name(first.function)}: {first.cause}")]
-    if not report.unwanted:
-        print_closing(f"ALLOWED: {_counts(report)}", facts, style="bold green")
+    facts += [] if first is None else [("remedy", remedy) for remedy in first.remedies[:1]]
+    if report.unwanted:
+        print_closing(f"RECOMPILES: {_counts(report)}", facts, follow=follow, style="bold red")
         return
-    facts.append(("next", "apply the first remedy and run `graphprobe recompiles` again"))
-    print_closing(f"RECOMPILES: {_counts(report)}", facts, style="bold red")
+    if problem is not None or not report.complete:
+        why = problem or "there may be more recompilations than are listed"
+        follow = ["graphprobe", "logs" if run else "run", *target]
+        print_closing(f"UNDECIDED: {why}", facts, follow=follow, style="bold yellow")
+        return
+    verdict = f"ALLOWED: {_counts(report)}" if report.functions else "STEADY: nothing was compiled again"
+    follow = ["graphprobe", "explain" if run else "profile", *target]
+    print_closing(verdict, facts, follow=follow, style="bold green")
 
 
 def _function_line(function: Function, base: Path) -> str:

@@ -5,9 +5,11 @@ The last lines of a command: the verdict, where, the proof, what to do next. Nev
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,7 +55,7 @@ _CACHE_ENTRY = re.compile(r"\W*\d+/\d+: ")
 
 _PIPED_WIDTH = 10_000
 STYLES: dict[Tone, str] = {"bad": "red", "warn": "yellow", "good": "green", "info": "cyan"}
-_STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
+STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
 
 
 class Text(rich_text.Text):
@@ -295,7 +297,7 @@ def _header(run: Run) -> Text:
     text = Text()
     text.append(run.run_dir.name, "bold")
     text.append_line(f"torch {manifest.torch or 'not imported'}, Python {manifest.python}{rank}, ")
-    text.append(state, _STATE_STYLE.get(state, ""))
+    text.append(state, STATE_STYLE.get(state, ""))
     if state == "killed":
         text.append(f" (process {manifest.pid} is gone and did not close the run)")
     if manifest.ended_ns is not None:
@@ -429,20 +431,45 @@ LINES = 5
 WHOLE = ("where", "proof", "case", "report", "next")
 """Labels of paths and commands, which are not broken, so that they can be copied."""
 
+Words = Sequence[str]
+"""A command as its words; `graphprobe` is printed as the shell finds it."""
+
+
+def command_line(words: Words) -> str:
+    """A command as it can be typed."""
+    return shlex.join(words) if words[:1] != ["graphprobe"] else f"{_own_name()} {shlex.join(words[1:])}"
+
+
+def _own_name() -> str:
+    """`graphprobe`, or how it was called where the shell would not find it: the environment is not activated."""
+    called = next(iter(sys.orig_argv[1:]), "")
+    if os.path.basename(called) != "graphprobe":
+        return "graphprobe"
+    found = shutil.which("graphprobe")
+    if found is not None and os.path.realpath(found) == os.path.realpath(called):
+        return "graphprobe"
+    return shlex.quote(called)
+
 
 def print_closing(
-    verdict: str, facts: Sequence[tuple[str, str]] = (), *, style: str = "bold", file: IO[str] | None = None
+    verdict: str,
+    facts: Sequence[tuple[str, str]] = (),
+    *,
+    follow: Words,
+    style: str = "bold",
+    file: IO[str] | None = None,
 ) -> None:
-    """Print the verdict on a line, and each fact with its label on a line below; facts beyond the fourth are left out.
+    """Print the verdict on a line, each fact with its label on a line below, and last the next command.
 
     Args:
-        facts: label and text; those without a text are left out.
+        facts: label and text; those without a text are left out, and so are those beyond the third.
+        follow: the next command, as its words.
         style: of the verdict, as rich names it.
         file: standard output by default.
     """
     console = console_for(file)
     console.print(Text(_line(verdict), style))
-    shown = [fact for fact in facts if fact[1]][: LINES - 1]
+    shown = [*[fact for fact in facts if fact[1]][: LINES - 2], ("next", command_line(follow))]
     width = max((len(label) for label, _ in shown), default=0) + 2
     for label, text in shown:
         head = f"  {label + ':':<{width}}"

@@ -13,6 +13,7 @@ import msgspec
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
 from graphprobe.records import (
     CompileFacts,
+    CompilerSettings,
     Direction,
     Event,
     GraphRuns,
@@ -22,6 +23,7 @@ from graphprobe.records import (
     NodeSource,
     NodeTarget,
 )
+from graphprobe.shown import Shown
 from graphprobe.store import layout
 from graphprobe.store.files import digest_from_bytes, read_file
 from graphprobe.store.layout import addresses_from_events, bare_address, find_address
@@ -130,7 +132,7 @@ class GraphRecords(msgspec.Struct):
     nodes: list[NodeLine] = []
 
 
-class Run:
+class Run(Shown):
     """One run as it stood when it was opened. `problems` says in words what could not be read."""
 
     def __init__(self, tool_dir: Path) -> None:
@@ -201,6 +203,17 @@ class Run:
             if event.where.model is not None:
                 by_number.setdefault(event.where.model, []).append(event)
         return tuple(self._model(number, by_number[number]) for number in sorted(by_number))
+
+    def compiler_settings(self) -> dict[str, str] | None:
+        """The settings of torch's compilers by name; None where the run has none, or where `problems` says why."""
+        try:
+            data = read_file(self.tool_dir / layout.COMPILER_SETTINGS, below=self.tool_dir)
+            return msgspec.json.decode(data, type=CompilerSettings).settings
+        except FileNotFoundError:
+            return None
+        except (OSError, *UNREADABLE) as error:
+            self.problems.append(f"{layout.COMPILER_SETTINGS} cannot be read: {error}")
+            return None
 
     def artifacts(self) -> dict[str, Event]:
         """Every event that has a file, by address."""

@@ -110,11 +110,14 @@ def command(
         )
     with compared as comparison:
         _write(comparison, targets, stack)
-        _tell(comparison, targets, candidate, as_json=files["json_file"] == STDOUT)
+        _tell(comparison, targets, (candidate, reference, files["out"]), as_json=files["json_file"] == STDOUT)
         ctx.exit(exit_code(comparison.summary, fail_on))
 
 
-def _tell(comparison: Comparison, targets: dict[str, Any], candidate: str, *, as_json: bool) -> None:
+def _tell(
+    comparison: Comparison, targets: dict[str, Any], named: tuple[str, str, str | None], *, as_json: bool
+) -> None:
+    """`named`: candidate, reference and the folder to write to, as they were typed."""
     if as_json:
         echo(json.dumps(_document(comparison), indent=2))
     else:
@@ -127,7 +130,8 @@ def _tell(comparison: Comparison, targets: dict[str, Any], candidate: str, *, as
         from graphprobe.report.comparison import print_end
 
         echo()
-        print_end(comparison.summary, candidate)
+        candidate, reference, out = named
+        print_end(comparison.summary, candidate, reference, out=out)
 
 
 def exit_code(summary: Summary, fail_on: str) -> int:

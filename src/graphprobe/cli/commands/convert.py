@@ -17,6 +17,8 @@ import click
 
 from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.errors import EXIT_UNDECIDED, ArtifactNotFoundError, SchemaError, UsageError
+from graphprobe.report.document import counted
+from graphprobe.report.terminal import print_closing
 from graphprobe.report.visible import echo
 from graphprobe.store.files import check_replaced
 
@@ -87,6 +89,8 @@ def command(
             _report(written, gaps, json_to)
             raise error
     _report(written, gaps, json_to)
+    if not json_to.printed:
+        _end(written, gaps)
     if any(not gap.expected for gap in gaps):
         ctx.exit(EXIT_UNDECIDED)
 
@@ -97,9 +101,9 @@ def _export(paths: tuple[Path, ...], to: str, out: Path | None, force: bool, jso
     written, left_out = export(paths[0], to, out, force=force)
     if json_to.replaces_text(lambda: {"written": str(written), "format": to, "left_out": left_out}):
         return
-    echo(f"Wrote {written}")
     for text in left_out:
         echo(f"Left out: {text}", err=True)
+    print_closing(f"Wrote {written}", follow=["graphprobe", "compare", str(written), str(paths[0])])
 
 
 def _gap(target: Target, error: Exception) -> Gap:
@@ -126,6 +130,21 @@ def _report(written: Sequence[Converted], gaps: Sequence[Gap], json_to: JsonTo) 
     for gap in gaps:
         where = f"{gap.source} {gap.slot}".rstrip() + ": "
         echo(f"Not converted: {'' if gap.source in gap.reason else where}{gap.reason}", err=True)
+
+
+def _end(written: Sequence[Converted], gaps: Sequence[Gap]) -> None:
+    follow = ["graphprobe", "help", "convert"]
+    if written:
+        first = written[0].path
+        follow = (
+            ["graphprobe", "convert", str(first), "--to", "txt"] if first.suffix == ".npy" else ["head", str(first)]
+        )
+    failed = sum(not gap.expected for gap in gaps)
+    verdict = f"CONVERTED: {counted(len(written), 'file')} written"
+    if failed:
+        print_closing(f"{verdict}, {failed} could not be read", follow=follow, style="bold yellow")
+    else:
+        print_closing(verdict, follow=follow, style="bold green" if written else "bold yellow")
 
 
 def _watched(targets: Sequence[Target]) -> Iterator[Target]:

@@ -16,7 +16,6 @@ from typing import Any
 
 import click
 
-from graphprobe.cli.ending import command_name
 from graphprobe.cli.output import new_folder
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
 from graphprobe.report.progress import ProgressLine
@@ -145,11 +144,11 @@ def _end(finding: dict[str, Any] | None, problems: Sequence[str], report: Path |
     if report is not None:
         facts.append(("report", str(report)))
     if problems:
-        print_closing(f"NOT FOUND AS PLANTED: {'; '.join(problems)} ({seconds:.0f} s)", facts, style="bold red")
+        verdict = f"NOT FOUND AS PLANTED: {'; '.join(problems)} ({seconds:.0f} s)"
+        print_closing(verdict, facts, follow=["graphprobe", "doctor"], style="bold red")
         return
-    facts.append(("next", f"{command_name()} diagnose YOUR_SCRIPT.py"))
-    what = f"{PLANTED[0]}, {PLANTED[1]}"
-    print_closing(f"FOUND: the planted fault, as it was planted: {what} ({seconds:.0f} s)", facts, style="bold green")
+    verdict = f"FOUND: the planted fault, as it was planted: {', '.join(PLANTED)} ({seconds:.0f} s)"
+    print_closing(verdict, facts, follow=["graphprobe", "help", "diagnose"], style="bold green")
 
 
 def _on_terminal() -> bool:

@@ -19,6 +19,7 @@ from graphprobe.cli.target import (
     check_backend,
     program_of,
     program_options,
+    words_of,
 )
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, UsageError
 from graphprobe.report.progress import ProgressLine
@@ -116,7 +117,7 @@ def command(
             told = _function(words[0], name, options, result, base)
     ended = exit_code(only, told.code)
     if not result.printed:
-        _end(told, base, left_out=ended != told.code)
+        _end(told, words_of(module, code, words), base, left_out=ended != told.code)
     ctx.exit(ended)
 
 
@@ -199,12 +200,13 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
 _WORDS = {EXIT_OK: "healthy", EXIT_FOUND: "fault", EXIT_USAGE: "undecided", EXIT_UNDECIDED: "undecided"}
 
 
-def _end(told: _Told, base: Path, *, left_out: bool) -> None:
+def _end(told: _Told, target: list[str], base: Path, *, left_out: bool) -> None:
     """The last lines; `left_out`: `--only-function` left nothing to look at."""
     from graphprobe.report.diagnosis import print_end
 
     name = f"{told.name}; --only-function left nothing to look at" if left_out else told.name
-    print_end(told.diagnoses, verdict="undecided" if left_out else told.verdict, name=name, base=base)
+    verdict = "undecided" if left_out else told.verdict
+    print_end(told.diagnoses, verdict=verdict, name=name, target=target, base=base)
     sys.stdout.flush()
 
 

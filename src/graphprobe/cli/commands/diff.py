@@ -1,24 +1,28 @@
-"""`graphprobe diff`: what a pass did, or how two graphs differ."""
+"""`graphprobe diff`: what a pass did, how two graphs differ, or where two runs part."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import click
 
 from graphprobe.cli.output import JsonCommand, JsonTo, json_option
-from graphprobe.errors import EXIT_FOUND, UsageError
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, RunNotFoundError, UsageError
 from graphprobe.records import Direction
+from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
-    from graphprobe.report.graph_diff import DiffSide
+    from graphprobe.report.graph_diff import DiffSide, GraphDiff
+    from graphprobe.report.run_diff import RunDiff
     from graphprobe.store.reader import Run
 
 
 @click.command(cls=JsonCommand)
 @click.argument("words", nargs=-1, metavar="[RUN [RUN_B]] | [RUN] ADDRESS_A ADDRESS_B")
 @click.option("--pass", "pass_name", metavar="NAME", help="Name of the pass. NAME#2 is its second run.")
+@click.option("--at", metavar="ADDRESS", help="With two runs: compare this artifact of each.")
 @click.option("--model", type=click.IntRange(min=0), help="Only in model__N.")
 @click.option("--direction", type=click.Choice(get_args(Direction)), help="Only in this direction.")
 @json_option
@@ -27,41 +31,131 @@ def command(
     ctx: click.Context,
     words: tuple[str, ...],
     pass_name: str | None,
+    at: str | None,
     model: int | None,
     direction: Direction | None,
     json_to: JsonTo,
 ) -> None:
-    """Show what a pass did to the graph, node by node, with source lines.
+    """Show what a pass did to the graph, or where two runs part.
+
+    With two runs, name the first stage or pass that differs, and each setting of the compilers that does. The runs may
+    be of two versions of torch, or of two options. --at ADDRESS then shows that stage node by node.
 
     With --pass and one RUN, compare the graph before the pass with the one after. With --pass and two, compare the
-    graph after the pass in each. Without --pass, compare two artifacts of one run. RUN defaults to the newest run in
-    torch_compile_debug. Nodes are paired by what they compute, so a rename is shown as a rename.
+    graph after the pass in each. With two addresses, compare two artifacts of one run. RUN defaults to the newest
+    run in torch_compile_debug. Nodes are paired by what they compute, so a rename is shown as a rename.
 
-    Exit codes: 0 no difference, 1 a difference, 2 wrong usage.
+    Exit codes: 0 no difference, 1 a difference, 2 wrong usage, 125 a part of a run could not be compared.
 
     \b
     Examples:
       graphprobe diff --pass joint_graph_passes --model 0
       graphprobe diff torch_compile_debug model__0/forward/original model__0/forward/optimized
+      graphprobe diff before_upgrade/ after_upgrade/
       graphprobe diff before_upgrade/ after_upgrade/ --pass joint_graph_passes
+      graphprobe diff before_upgrade/ after_upgrade/ --at model__0/forward/optimized
     """
     import msgspec
 
     from graphprobe.report.graph_diff import diff_sides
 
+    if pass_name is not None and at is not None:
+        raise UsageError("--pass and --at exclude each other", hint="--at takes the address of a pass, too")
     if pass_name is not None:
         before, after = _sides_of_pass(words, pass_name, model, direction)
     else:
         if model is not None or direction is not None:
             raise UsageError("--model and --direction go with --pass; addresses say it themselves")
-        before, after = _sides_of_addresses(words)
+        runs = _two_runs(words)
+        if at is None and runs is not None:
+            ctx.exit(_compare_runs(words, runs, json_to))
+        before, after = _sides_of_addresses(words) if at is None else _sides_at(words, runs, at)
     diff = diff_sides(before, after)
     document = {"before": before.name, "after": after.name, "different": diff.different}
     if not json_to.replaces_text(lambda: document | msgspec.to_builtins(diff)):
         from graphprobe.report.terminal import print_diff
 
         print_diff(diff, before_name=before.name, after_name=after.name)
+        run = words[0] if len(words) in (1, 3) or (words and (pass_name or at)) else layout.ROOT
+        _end(diff, run)
     ctx.exit(EXIT_FOUND if diff.different else 0)
+
+
+def _end(diff: GraphDiff, run: str) -> None:
+    from graphprobe.report.document import counted
+    from graphprobe.report.terminal import print_closing
+
+    echo()
+    if not diff.different:
+        print_closing("SAME: nothing differs", follow=["graphprobe", "ls", run, "--all"], style="bold green")
+        return
+    parts = [(graph.removed, graph.added, graph.changed, graph.renamed, graph.moved) for graph in diff.graphs]
+    nodes = sum(len(part) for graph in parts for part in graph)
+    lines = sum(line[:1] in ("+", "-") and line[:3] not in ("+++", "---") for line in diff.lines)
+    told = [counted(count, what) for count, what in ((nodes, "node"), (lines, "line")) if count]
+    follow = ["graphprobe", "report", run]
+    print_closing(f"DIFFERENT: {' and '.join(told) or 'the text'}", follow=follow, style="bold red")
+
+
+def _two_runs(words: tuple[str, ...]) -> tuple[Run, Run] | None:
+    """The runs at both words; None where neither is one. Raises RunNotFoundError where one alone is."""
+    from graphprobe.store.reader import Run
+
+    if len(words) != 2:
+        return None
+    found: list[Run] = []
+    refused: RunNotFoundError | None = None
+    for word in words:
+        try:
+            found.append(Run.open(word))
+        except RunNotFoundError as error:
+            refused = error
+    if refused is not None:
+        if found or all(Path(word).exists() for word in words):
+            raise refused
+        return None
+    return found[0], found[1]
+
+
+def _compare_runs(words: tuple[str, ...], runs: tuple[Run, Run], json_to: JsonTo) -> int:
+    import msgspec
+
+    from graphprobe.report.run_diff import diff_runs, told, verdict
+    from graphprobe.report.terminal import print_closing, print_lines
+
+    diff = diff_runs(*runs)
+    heads = {"a": str(runs[0].run_dir), "b": str(runs[1].run_dir), "outcome": diff.outcome}
+    if not json_to.replaces_text(lambda: heads | msgspec.to_builtins(diff)):
+        print_lines([f"A: {heads['a']}", f"B: {heads['b']}", *told(diff)])
+        style = {"same": "bold green", "different": "bold red", "undecided": "bold yellow"}[diff.outcome]
+        print_closing(verdict(diff), follow=_next(words, diff), style=style)
+    return {"same": EXIT_OK, "different": EXIT_FOUND, "undecided": EXIT_UNDECIDED}[diff.outcome]
+
+
+def _next(words: tuple[str, ...], diff: RunDiff) -> list[str]:
+    """The command that shows the first difference; where there is nothing more to see, what is in the first run."""
+    first = next(iter(diff.differences), None)
+    if first is None:
+        return ["graphprobe", "ls", words[0], "--all"]
+    if first.digest_a and first.digest_b and first.a == first.b:
+        return ["graphprobe", "diff", *words, "--at", first.a]
+    run, address = (words[0], first.a) if first.digest_a or not first.b else (words[1], first.b)
+    return ["graphprobe", "show", run, address] if "/" in address else ["graphprobe", "ls", run]
+
+
+def _sides_at(words: tuple[str, ...], runs: tuple[Run, Run] | None, address: str) -> tuple[DiffSide, DiffSide]:
+    from graphprobe.report.graph_diff import side_of, side_of_text
+    from graphprobe.report.stage_text import stage_text
+
+    if runs is None:
+        raise UsageError(f"--at goes with two runs, not with {' '.join(words) or 'none'}")
+    sides: list[DiffSide] = []
+    for run in runs:
+        event = run.find(address)
+        name = f"{run.run_dir.name}/{event.path}"
+        code = event.kind == "code"
+        sides.append(side_of_text(stage_text(run, event), name) if code else side_of(run, event, name))
+    return sides[0], sides[1]
 
 
 def _sides_of_pass(

@@ -14,6 +14,7 @@ from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.report.visible import echo
 
 NO_COMPILER = "there is no C++ compiler"
+LOST = ("lost", "works in part")
 
 
 @click.command(cls=JsonCommand)
@@ -30,7 +31,7 @@ def command(json_to: JsonTo, only_names: bool) -> None:
         _show(facts)
     if facts["torch"] is None:
         sys.exit(125)
-    sys.exit(1 if any(row["status"] in ("lost", "works in part") for row in facts["features"]) else 0)
+    sys.exit(1 if any(row["status"] in LOST for row in facts["features"]) else 0)
 
 
 def _facts(only_names: bool) -> dict[str, Any]:
@@ -99,10 +100,13 @@ def _row(feature: str, missing: str | None, tried: dict[str, str | None]) -> dic
 
 
 def _show(facts: dict[str, Any]) -> None:
+    from graphprobe.report.terminal import print_closing
+
     echo(f"graphprobe {facts['graphprobe']}, Python {facts['python']}, {facts['platform']}")
     echo(f"native core: {facts['native']['detail']}")
     if facts["torch"] is None:
         echo(f"torch: cannot be imported ({facts['torch_error']})")
+        print_closing("LOST: there is no torch", follow=["pip", "install", "torch"], style="bold red")
         return
     echo(f"torch {facts['torch']} on {', '.join(facts['devices'])}")
     echo(f"C++ compiler: {facts['cxx'] or 'none found: Inductor cannot compile for the CPU'}")
@@ -113,3 +117,11 @@ def _show(facts: dict[str, Any]) -> None:
         untried = " (its names are there; it was not tried)" if row["status"] == "works" and not row["tried"] else ""
         detail = f": {row['detail']}" if row["detail"] else ""
         echo(f"  {row['feature']:<{width}}  {row['status']}{untried}{detail}")
+    lost = [row["feature"] for row in facts["features"] if row["status"] in LOST]
+    if lost:
+        verdict = f"LOST: {len(lost)} of {len(facts['features'])} features: {', '.join(lost)}"
+        print_closing(verdict, follow=["graphprobe", "doctor", "--json"], style="bold red")
+        return
+    tried = sum(row["tried"] for row in facts["features"])
+    verdict = f"WORKS: {len(facts['features'])} features, {tried} of them tried"
+    print_closing(verdict, follow=["graphprobe", "demo" if tried else "doctor"], style="bold green")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from graphprobe.cli.target import (
     is_run,
     program_of,
     program_options,
+    words_of,
 )
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
@@ -94,7 +96,8 @@ def command(
         if name is not None:
             ended = _function(target, name, backend, dynamic, out, printed=printed)
         else:
-            ended = _program(program_of(module, code, words), backend, dynamic, out, printed=printed)
+            program, typed = program_of(module, code, words), words_of(module, code, words)
+            ended = _program(program, typed, backend, dynamic, out, printed=printed)
     ctx.exit(exit_code(only, ended))
 
 
@@ -108,7 +111,8 @@ def _run(target: str, out: Path | None, *, printed: bool) -> int:
     from graphprobe.store.reader import Run
 
     report, notes = report_from_run(Run.open(target))
-    _show(target, report, notes, out, printed=printed)
+    follow = {"whole": ("recompiles", target), "undecided": ("logs", target), "breaks": ("report", target)}
+    _show(target, report, notes, out, follow, printed=printed)
     if report.found:
         return EXIT_FOUND
     return EXIT_UNDECIDED if notes else EXIT_OK
@@ -122,14 +126,20 @@ def _function(
     from graphprobe.backends.explain import explain
 
     found = explain(fn, inner=backend or "eager", dynamic=dynamic)(*args, **kwargs)
-    _show(target, found.report, found.notes, out, printed=printed, base=base)
+    _show(target, found.report, found.notes, out, _again([target]), printed=printed, base=base)
     if found.report.found:
         return EXIT_FOUND
     return EXIT_UNDECIDED if found.notes or not found.graphs else EXIT_OK
 
 
 def _program(
-    program: ScriptTarget, backend: str | None, dynamic: bool | None, out: Path | None, *, printed: bool
+    program: ScriptTarget,
+    typed: list[str],
+    backend: str | None,
+    dynamic: bool | None,
+    out: Path | None,
+    *,
+    printed: bool,
 ) -> int:
     from graphprobe.backends.explanation import ProgramWatch
     from graphprobe.probe import script
@@ -155,10 +165,15 @@ def _program(
             f"{target} compiled nothing: Dynamo was given no function with tensors",
             hint="does it call what torch.compile returned? is TORCH_COMPILE_DISABLE set?",
         )
-    _show(target, report, notes, out, printed=printed, base=base, ended=problem)
+    _show(target, report, notes, out, _again(typed), printed=printed, base=base, ended=problem)
     if report.found:
         return EXIT_FOUND
     return EXIT_UNDECIDED if problem is not None or notes else EXIT_OK
+
+
+def _again(typed: list[str]) -> dict[str, tuple[str, ...]]:
+    """What follows each verdict on a program or a function, as it was typed."""
+    return {"whole": ("diagnose", *typed), "undecided": ("diagnose", *typed), "breaks": ("explain", *typed)}
 
 
 def _show(
@@ -166,6 +181,7 @@ def _show(
     report: BreakReport,
     notes: list[str],
     out: Path | None,
+    follow: Mapping[str, tuple[str, ...]],
     *,
     printed: bool,
     base: Path | None = None,
@@ -188,7 +204,8 @@ def _show(
             raise UsageError(f"--json {out}: it cannot be written: {error.strerror}") from error
         echo(f"Wrote {out}")
     echo()
-    print_end(report, undecided=ended or (notes[0] if notes else "") or _nothing(report), base=base)
+    commands = {verdict: ["graphprobe", *words] for verdict, words in follow.items()}
+    print_end(report, follow=commands, undecided=ended or (notes[0] if notes else "") or _nothing(report), base=base)
 
 
 def _nothing(report: BreakReport) -> str:

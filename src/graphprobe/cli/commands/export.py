@@ -64,6 +64,9 @@ def command(
     shown = done.written[0] if len(done.written) == 1 else out
     files = "" if len(done.written) == 1 else f" in {len(done.written)} files"
     unit = done.unit.removesuffix("s") if done.count == 1 else done.unit
-    echo(f"Wrote {shown}: {done.count} {unit}{files}")
     for text in done.left_out:
         echo(f"Left out: {text}", err=True)
+    from graphprobe.report.terminal import print_closing
+
+    follow = ["tensorboard", "--logdir", str(out)] if form == "tensorboard" else ["graphprobe", "report", str(what)]
+    print_closing(f"Wrote {shown}: {done.count} {unit}{files}", follow=follow)

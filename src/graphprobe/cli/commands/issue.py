@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -41,3 +42,15 @@ def command(dossier: Path, title_only: bool, body_only: bool, hide: bool) -> Non
     parts = [issue.title] if title_only or not body_only else []
     parts += [issue.body.rstrip("\n")] if body_only or not title_only else []
     echo("\n\n".join(parts))
+    if not (title_only or body_only):
+        _end(dossier)
+
+
+def _end(dossier: Path) -> None:
+    """On stderr, for the output is what is posted: check what it says before that."""
+    from graphprobe.report.issue import folder_of
+    from graphprobe.report.terminal import print_closing
+
+    sys.stdout.flush()
+    verdict = "READY: run the proof once more, and read the text, before you post it"
+    print_closing(verdict, follow=["python", str(folder_of(dossier) / "repro.py")], file=sys.stderr)

@@ -66,10 +66,19 @@ def command(
             if records:
                 echo(f"\nlast lines of {shown or 'the log'}:")
         print_lines(run_text.log_lines(records))
-        if component is None and report.culprit is not None:
+        if component is None:
             echo()
-            run_text.print_end_of_steps(report)
+            run_text.print_end_of_steps(report, _follow(report, run))
     ctx.exit(EXIT_OK if component is not None else _exit_code(report))
+
+
+def _follow(report: StepReport, run: str) -> list[str]:
+    """The next command: the report of a run; of a text all lines of the part of torch that speaks of the step."""
+    if report.state is not None:
+        return ["graphprobe", "report", run]
+    if run == "-":
+        return ["graphprobe", "help", "run"]
+    return ["graphprobe", "logs", run, "--component", _component_of(report) or "dynamo"]
 
 
 def _read(run: str, component: str | None) -> tuple[StepReport, list[LogRecord], str | None, str]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.store import layout
+
+if TYPE_CHECKING:
+    from graphprobe.store.reader import Run
 
 
 @click.command(cls=JsonCommand)
@@ -29,3 +34,16 @@ def command(run: str, show_all: bool, json_to: JsonTo) -> None:
     opened = Run.open(run)
     if not json_to.replaces_text(lambda: json_from_run(opened, show_all=show_all)):
         print_run(opened, show_all=show_all)
+        _end(run, opened)
+
+
+def _end(run: str, opened: Run) -> None:
+    from graphprobe.report.document import counted
+    from graphprobe.report.terminal import STATE_STYLE, print_closing
+
+    addresses = list(opened.artifacts())
+    gaps = len(opened.problems) + len(opened.manifest.missing)
+    told = [counted(len(opened.models()), "model"), counted(len(addresses), "file"), counted(gaps, "gap")]
+    follow = ["graphprobe", "show", run, addresses[0]] if addresses else ["graphprobe", "logs", run]
+    style = f"bold {STATE_STYLE.get(opened.state, '')}".rstrip()
+    print_closing(f"{opened.state.upper()}: {', '.join(told)}", follow=follow, style=style)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,13 +86,12 @@ def _end(shared: list[Shared], index: Path) -> None:
     from graphprobe.report.terminal import print_closing
 
     differ = sum(value.relation in DIFFER for value in shared)
-    facts = [("next", f"graphprobe compare {shlex.quote(os.path.relpath(index.parent))} REFERENCE")]
+    verdict, tone = f"SAME: no value of {len(shared)} differs between ranks", "green"
     if differ:
-        print_closing(f"DIFFERENT: {differ} of {len(shared)} values differ between ranks", facts, style="bold red")
+        verdict, tone = f"DIFFERENT: {differ} of {len(shared)} values differ between ranks", "red"
     elif not shared:
-        print_closing("UNDECIDED: there was nothing to compare", facts, style="bold yellow")
-    else:
-        print_closing(f"SAME: no value of {len(shared)} differs between ranks", facts, style="bold green")
+        verdict, tone = "UNDECIDED: there was nothing to compare", "yellow"
+    print_closing(verdict, follow=["graphprobe", "report", os.path.relpath(index)], style=f"bold {tone}")
 
 
 def _tell(shared: list[Shared], places: dict[str, str]) -> None:

@@ -48,6 +48,24 @@ def command(
         return
     for one in found:
         print_call(one, values={} if no_values else _values(opened, one))
+    _end(found, dump)
+
+
+def _end(found: list[Call], dump: str) -> None:
+    from graphprobe.report.document import counted
+    from graphprobe.report.terminal import print_closing
+
+    stats = [slot.stats for call in found for slot in call.slots if slot.stats is not None]
+    nonfinite = sum(bool(one.nan or one.positive_inf or one.negative_inf) for one in stats)
+    follow = ["graphprobe", "report", dump]
+    told = f"of {counted(len(stats), 'tensor')} of {counted(len(found), 'call')}"
+    if nonfinite:
+        verdict = f"NONFINITE: {nonfinite} {told} {'holds' if nonfinite == 1 else 'hold'} NaN or infinity"
+        print_closing(verdict, follow=follow, style="bold red")
+    elif stats:
+        print_closing(f"FINITE: none {told} holds NaN or infinity", follow=follow, style="bold green")
+    else:
+        print_closing(f"NO STATISTICS: the dump has none of {counted(len(found), 'call')}", follow=follow)
 
 
 def _found(dump: CallDump, wanted: str, step: int | None, rank: int | None) -> list[Call]:

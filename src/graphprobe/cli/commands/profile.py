@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,13 +84,16 @@ def command(
     running.start()
     ended: list[Ended] = []
     # Registered first, this comes last: what the program's threads compile until then is part of it.
-    atexit.register(_finish, running, ended, file, trace, top, quiet)
+    atexit.register(_finish, running, ended, file, trace, top, quiet, Path.cwd())
     with filtered(only_function):
         ended.append(script.run(target))
     sys.exit(ended[0].code)
 
 
-def _finish(running: profile, ended: list[Ended], file: Path, trace: Path | None, top: int, quiet: bool) -> None:
+def _finish(
+    running: profile, ended: list[Ended], file: Path, trace: Path | None, top: int, quiet: bool, base: Path
+) -> None:
+    """`base`: where the user is; the program may have gone elsewhere."""
     if running.forked:
         return
     wrote = []
@@ -104,6 +108,9 @@ def _finish(running: profile, ended: list[Ended], file: Path, trace: Path | None
         echo(f"graphprobe: the profile could not be written: {type(error).__name__}: {error}", err=True)
     if not quiet and wrote:
         echo(f"graphprobe: wrote {', '.join(str(path) for path in wrote)}", err=True)
+        from graphprobe.report.profile_text import print_end
+
+        print_end(running.result, os.path.relpath(wrote[0], base), file=sys.stderr)
 
 
 def _read(words: tuple[str, ...], trace: Path | None, top: int, json_to: JsonTo) -> None:
@@ -122,7 +129,11 @@ def _read(words: tuple[str, ...], trace: Path | None, top: int, json_to: JsonTo)
     if len(profiles) == 1:
         if not json_to.replaces_text(lambda: view.document_from(profiles[0])):
             view.print_profile(profiles[0], top=top)
+            echo()
+            view.print_end(profiles[0], words[0])
     else:
         diff = compare_profiles(*profiles)
         if not json_to.replaces_text(lambda: view.diff_document_from(diff)):
             view.print_diff(diff, *words, top=top)
+            echo()
+            view.print_end_of_diff(diff, words[1])

@@ -11,7 +11,15 @@ import click
 
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
 from graphprobe.cli.output import JsonTo, json_option
-from graphprobe.cli.target import TargetCommand, check_backend, compiled_with, is_run, program_of, program_options
+from graphprobe.cli.target import (
+    TargetCommand,
+    check_backend,
+    compiled_with,
+    is_run,
+    program_of,
+    program_options,
+    words_of,
+)
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
@@ -66,13 +74,13 @@ def command(
         if backend is not None or only_function:
             raise UsageError("--backend and --only-function: a run has been compiled already")
         report = _read(target[0] if target else layout.ROOT, allowed)
-        _show(report, None, json_to)
+        _show(report, None, json_to, list(target) or [layout.ROOT], run=True)
         ctx.exit(_exit_code(report, None))
     if backend is not None:
         check_backend(backend)
     with filtered(only_function) as only, compiled_with(backend):
         report, problem = _watched(program_of(module, code, target), allowed)
-    _show(report, problem, json_to)
+    _show(report, problem, json_to, words_of(module, code, target), run=False)
     ctx.exit(exit_code(only, _exit_code(report, problem)))
 
 
@@ -108,7 +116,7 @@ def _problem(ended: Ended) -> str | None:
     return None if ended.code == 0 else f"the program ended with exit code {ended.code}"
 
 
-def _show(report: RecompileReport, problem: str | None, json_to: JsonTo) -> None:
+def _show(report: RecompileReport, problem: str | None, json_to: JsonTo, target: list[str], *, run: bool) -> None:
     import msgspec
 
     from graphprobe.report.run_text import print_end_of_recompiles, recompile_lines
@@ -120,9 +128,8 @@ def _show(report: RecompileReport, problem: str | None, json_to: JsonTo) -> None
     print_lines(recompile_lines(report))
     if problem is not None:
         echo(f"{problem}: there may be more")
-    if report.functions:
-        echo()
-        print_end_of_recompiles(report)
+    echo()
+    print_end_of_recompiles(report, target, problem=problem, run=run)
 
 
 def _exit_code(report: RecompileReport, problem: str | None) -> int:

@@ -14,7 +14,7 @@ import click
 
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
 from graphprobe.cli.output import JsonTo, json_option, write_json
-from graphprobe.cli.target import TargetCommand, import_first, program_of, program_options
+from graphprobe.cli.target import TargetCommand, import_first, program_of, program_options, words_of
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
@@ -122,7 +122,8 @@ def command(
     options["memory_bytes"] = None if memory_gb is None else int(memory_gb * GIGABYTE)
     if named or _is_script(case):
         with filtered(only_function) as only:
-            ended = _program(program_of(module, code, words), _asked(after, level), out_dir, options, json_to)
+            program, typed = program_of(module, code, words), words_of(module, code, words)
+            ended = _program(program, typed, _asked(after, level), out_dir, options, json_to)
         ctx.exit(exit_code(only, ended))
     arguments = words[1:]
     if arguments or after or level or only_function:
@@ -177,7 +178,12 @@ def _asked(after: str | None, level: str | None) -> Asked:
 
 
 def _program(
-    program: ScriptTarget, asked: Asked, out_dir: str | None, options: Mapping[str, Any], json_to: JsonTo
+    program: ScriptTarget,
+    typed: list[str],
+    asked: Asked,
+    out_dir: str | None,
+    options: Mapping[str, Any],
+    json_to: JsonTo,
 ) -> int:
     """Run a program, and reduce its first failing graph."""
     from graphprobe.diagnose.reduction.case_folder import check_resumed
@@ -215,7 +221,7 @@ def _program(
     if ended.folder is not None:
         reduction = ended.reduction
         if reduction is None:
-            echo(f"REDUCED: a graph was reduced: {os.path.relpath(ended.folder)}", err=json_to.printed)
+            _say_end("REDUCED: a graph was reduced", ["graphprobe", "issue", os.path.relpath(ended.folder)], json_to)
             return EXIT_FOUND
         if not json_to.replaces_text(lambda: _document(reduction)):
             show(reduction)
@@ -229,8 +235,14 @@ def _program(
         text = f"UNDECIDED: {path}: no graph of {what} was seen to fail, but not all could be judged"
     else:
         text = f"NOT REDUCED: {path}: nothing fails: {what}"
-    echo(text, err=json_to.printed)
+    _say_end(text, ["graphprobe", "diagnose", *typed], json_to)
     return EXIT_UNDECIDED if ran.code != 0 or ended.notes else EXIT_OK
+
+
+def _say_end(text: str, follow: list[str], json_to: JsonTo) -> None:
+    from graphprobe.report.terminal import print_closing
+
+    print_closing(text, follow=follow, file=sys.stderr if json_to.printed else None)
 
 
 def say(text: str) -> None:
@@ -260,6 +272,8 @@ def show(result: CaseReduction, *, err: bool = False) -> None:
 
 
 def _lines(result: CaseReduction) -> Iterator[str]:
+    from graphprobe.report.terminal import command_line
+
     reduction = result.reduction
     asked = f"{reduction.calls} candidates in {reduction.seconds:.0f} s"
     if not reduction.failed:
@@ -272,6 +286,7 @@ def _lines(result: CaseReduction) -> Iterator[str]:
             else "NOT REDUCED: the case does not fail"
         )
         yield f"{words} ({asked})"
+        yield f"  next: {command_line(['graphprobe', 'doctor'])}"
         return
     if result.unproven:
         yield f"no proof: {result.unproven}"
@@ -285,6 +300,8 @@ def _lines(result: CaseReduction) -> Iterator[str]:
         yield f"  ops:     {', '.join(str(op) for op in ops) or 'see graph.txt'}"
         folder = shlex.quote(os.path.relpath(str(result.finding.dossier)))
         yield f"  case:    {folder}" if result.unproven else f"  proof:   python {folder}/repro.py"
+    case = str(result.folder) if result.finding is None else str(result.finding.dossier)
+    yield f"  next:    {command_line(['graphprobe', 'issue', os.path.relpath(case)])}"
 
 
 def _document(result: CaseReduction) -> dict[str, Any]:

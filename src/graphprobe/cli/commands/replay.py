@@ -55,16 +55,36 @@ def command(
             import_first(module)
         _check(backend, device)
     found = [(folder, read_record(folder)) for folder in find_records(record)]
-    verdicts, documents = [], []
+    verdicts, documents, verdict = [], [], ""
     for folder, described in found:
         result = _replay(folder, options, timeout_s)
         verdicts.append(EXIT_CODES.get(str(result.get("verdict")), EXIT_UNDECIDED))
         documents.append({"record": str(folder), "function": described.function, **result})
         if not json_to.printed:
-            for line in [*replay_lines(str(folder), described, result), *([""] if folder != found[-1][0] else [])]:
+            *lines, verdict = replay_lines(str(folder), described, result)
+            for line in lines if len(found) == 1 else [*lines, verdict, ""]:
                 echo(one_line(line))
-    json_to.replaces_text(lambda: {"replays": documents})
+    if not json_to.replaces_text(lambda: {"replays": documents}):
+        _end(record, found[0][0], verdicts, verdict if len(found) == 1 else "", compiled=backend is not None)
     sys.exit(EXIT_FOUND if EXIT_FOUND in verdicts else max(verdicts))
+
+
+def _end(record: Path, first: Path, verdicts: list[int], only: str, *, compiled: bool) -> None:
+    """`first`: the record replayed first; `only`: the verdict of a single one; `compiled`: the frames ran, too."""
+    from graphprobe.report.document import counted
+    from graphprobe.report.terminal import print_closing
+
+    count = counted(len(verdicts), "frame")
+    if EXIT_FOUND in verdicts:
+        verdict, tone = f"REPRODUCED: {verdicts.count(EXIT_FOUND)} of {count} failed as recorded", "red"
+    elif EXIT_UNDECIDED in verdicts:
+        verdict, tone = f"CANNOT DECIDE: {verdicts.count(EXIT_UNDECIDED)} of {count}", "yellow"
+    else:
+        verdict, tone = f"GONE: {count} traced", "green"
+    follow = ["python", str(first / REPLAY)]
+    if tone == "green" and not compiled:
+        follow = ["graphprobe", "replay", str(record), "--backend", "inductor"]
+    print_closing(only or verdict, follow=follow, style=f"bold {tone}")
 
 
 def _check(backend: str | None, device: str | None) -> None:

@@ -44,18 +44,19 @@ def command(source: str, out: str, force: bool, source_roots: tuple[str, ...]) -
       graphprobe report ~/model/torch_compile_debug --source-root ~/model
     """
     from graphprobe.report.html.make import MARKS, page_of, write_page_to
-    from graphprobe.report.terminal import print_lines
+    from graphprobe.report.terminal import STYLES, print_closing
 
     if out == "-":
         raise UsageError("--out -: the report is not written to the standard output", hint="name a file")
     target = new_file("--out", out, *MARKS, force=force)
     report = page_of(Path(source), source_roots=[_root(folder) for folder in source_roots])
     write_page_to(target, report, named=f"--out {out}")
-    print_lines([f"{report.verdict.word}: {report.verdict.sentence}"])
     echo(f"Wrote {out} ({_size(target)})")
     if report.sources is not None and (elsewhere := report.sources.elsewhere):
         more = f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else ""
         echo(f"Not shown: lines of {elsewhere[0]}{more}; show them with --source-root {elsewhere[0].parent}")
+    verdict, follow = report.verdict, ["python", "-m", "webbrowser", out]
+    print_closing(f"{verdict.word}: {verdict.sentence}", follow=follow, style=f"bold {STYLES[verdict.tone]}")
 
 
 def _root(folder: str) -> Path:

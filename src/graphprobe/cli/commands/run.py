@@ -13,7 +13,6 @@ import click
 
 from graphprobe.cli import dump_api
 from graphprobe.cli import dump_graph as graph_dumps
-from graphprobe.cli.ending import command_name
 from graphprobe.cli.option_rows import options_from, take
 from graphprobe.cli.target import TargetCommand, program_of, program_options
 from graphprobe.errors import UsageError, lacks_room
@@ -149,17 +148,18 @@ def _summarise(folder: Path, base: Path, manifest: Manifest | None, calls: str |
     `calls` is the dump of calls: what was collected, where the program compiles nothing.
     """
     from graphprobe.report.run_text import summary_lines
+    from graphprobe.report.terminal import command_line
     from graphprobe.store.layout import MANIFEST
     from graphprobe.store.reader import Run
 
-    see = f"ls {os.path.relpath(folder, base)}"
+    see = ["ls", os.path.relpath(folder, base)]
     try:
         run = Run.open(folder)
         stale = manifest is not None and run.manifest.ended_ns is None
         run.manifest = manifest or run.manifest
         eager = calls is not None and run.manifest.models == 0
         lines = summary_lines(run, base, eager=eager)
-        see = f"report {calls}" if eager else see
+        see = ["report", calls] if eager and calls is not None else see
         if stale:
             lines.append(f"graphprobe: missing: the last state of {run.tool_dir / MANIFEST}, which cannot be written")
     except Exception as error:  # the program has ended; its exit code must not change now
@@ -168,4 +168,4 @@ def _summarise(folder: Path, base: Path, manifest: Manifest | None, calls: str |
         echo(line, err=True)
     if os.environ.get("RANK"):
         return
-    echo(f"graphprobe: see it with  {command_name()} {see}", err=True)
+    echo(f"graphprobe: next: {command_line(['graphprobe', *see])}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,10 @@ from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo, one_line, write
 from graphprobe.store import layout
+
+if TYPE_CHECKING:
+    from graphprobe.records import Event
+    from graphprobe.store.reader import Run
 
 
 @click.command(cls=JsonCommand)
@@ -20,7 +25,8 @@ from graphprobe.store import layout
 def command(words: tuple[str, ...], raw: bool, json_to: JsonTo) -> None:
     """Print the artifact at ADDRESS: the file as it is on disk, or for `ops` a list of the launches.
 
-    On a terminal, control characters are spelled out. A file or a pipe gets every byte as it is.
+    On a terminal, control characters are spelled out. A file or a pipe gets every byte as it is. The last lines go
+    to the standard error.
 
     An address is what `ls` shows: model__0/forward/graph, model__0/forward/after:PASS, model__0/dynamo,
     model__0/compile, model__0/backward/code, ops, original, optimized. A file name will do, and so will the unique
@@ -37,11 +43,18 @@ def command(words: tuple[str, ...], raw: bool, json_to: JsonTo) -> None:
 
     if len(words) not in (1, 2):
         raise UsageError(f"show takes [RUN] ADDRESS, not {len(words)} arguments", hint="graphprobe ls lists addresses")
-    run = Run.open(words[0] if len(words) == 2 else layout.ROOT)
+    named = words[0] if len(words) == 2 else layout.ROOT
+    run = Run.open(named)
     event = run.find(words[-1])
     text = run.text(event)
     if json_to.replaces_text(lambda: {"run": str(run.run_dir), "event": msgspec.to_builtins(event), "text": text}):
         return
+    _print(run, event, text, raw=raw)
+    sys.stdout.flush()
+    _end(run, named, event)
+
+
+def _print(run: Run, event: Event, text: str, *, raw: bool) -> None:
     if event.kind == "ops" and not raw:
         from graphprobe.report.html.panes import launch_lines, launches_of
 
@@ -56,3 +69,14 @@ def command(words: tuple[str, ...], raw: bool, json_to: JsonTo) -> None:
         echo(text, nl=False)
     else:
         write(text)
+
+
+def _end(run: Run, named: str, event: Event) -> None:
+    """On stderr, for the output is the artifact: which one it was, and the command for the one behind it."""
+    from graphprobe.report.terminal import print_closing
+
+    addresses = [address for address, other in run.artifacts().items()]
+    at = next((at for at, other in enumerate(run.artifacts().values()) if other.seq == event.seq), len(addresses) - 1)
+    further = addresses[at + 1 : at + 2]
+    follow = ["graphprobe", "show", named, *further] if further else ["graphprobe", "report", named]
+    print_closing(f"SHOWN: {addresses[at]}, {at + 1} of {len(addresses)} files", follow=follow, file=sys.stderr)

@@ -29,6 +29,8 @@ from graphprobe.diagnose.dynamo.python_culprit import (
     argument_names,
     branch_names,
     function_class,
+    places_read,
+    read_names,
     returned_names,
     statement_of,
 )
@@ -184,10 +186,11 @@ def uncompiled_calls(program: Program) -> list[Uncompiled]:
 
 @dataclass
 class _Compiled:
-    """One call of the compiled program."""
+    """One call of the compiled program; `stopped`: the user's frames that Dynamo was reading when it failed."""
 
     ran: list[_Ran] = field(default_factory=list)
     returned: list[Plain] | None = None
+    stopped: list[FramePlace] = field(default_factory=list)
 
 
 def accused(program: Program, compilation: Compilation) -> Accused | None:
@@ -214,7 +217,11 @@ def accused(program: Program, compilation: Compilation) -> Accused | None:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             found.append(_Compiled())
-            result = compiled(*args, **kwargs)
+            try:
+                result = compiled(*args, **kwargs)
+            except Exception as error:
+                found[-1].stopped = places_read(error)
+                raise
             found[-1].returned = plain_leaves([result])
             return result
 
@@ -236,6 +243,7 @@ def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accuse
     """The first answer of the ways to look, each at all calls of the program."""
     aligned = [_Aligned(e.made, [r for r in c.ran if _counts(r, e.made)]) for e, c in calls]
     ways: list[Callable[[], Iterator[Accused | None]]] = [
+        lambda: (of_python(read_names(c.stopped), [], "Dynamo fails where it reads this", None) for _, c in calls),
         lambda: (_numpy(c.ran) for _, c in calls),
         lambda: (a.other_value() for a in aligned),
         lambda: (a.other_call() for a in aligned),
@@ -406,9 +414,9 @@ class _Aligned:
         for run in (r for r in got if is_higher_order(r.node.target)):
             if wrong or not _all_in(_results(run.value), [t for made in wanted for t in _restored(made)]):
                 return of_operator(run.node, "its result in Dynamo's graph is of no call uncompiled")
+        reason = "what it gives uncompiled is no result in Dynamo's graph"
         for made in (m for m in wanted if m.name == OWN_FUNCTION and m.frames):
             if wrong or not _all_in(_restored(made), [t for run in got for t in _results(run.value)]):
-                reason = "what it gives uncompiled is no result in Dynamo's graph"
                 called, ops = applied_in(made.frames[0]), dict.fromkeys(op_of(r.node) for r in got)
                 also = [*filter(None, [called]), *ops]
                 return Accused("autograd_function_apply", None, made.frames[0].source, None, reason, also)
@@ -417,11 +425,8 @@ class _Aligned:
     def _of(self, gap: _Gap) -> Accused | None:
         wanted, got = self.wanted[gap.i : gap.i2], self.got[gap.j : gap.j2]
         found = self._operator(gap)
-        if (
-            found is not None
-            or any(is_higher_order(r.node.target) for r in got)
-            or any(m.name == OWN_FUNCTION for m in wanted)
-        ):
+        operators = any(is_higher_order(r.node.target) for r in got) or any(m.name == OWN_FUNCTION for m in wanted)
+        if found is not None or operators:
             return found
         calls = ", ".join(_plain(m.name) for m in wanted) or "nothing"
         reason = f"uncompiled the program calls {calls} here"
@@ -515,9 +520,8 @@ def _other_return(program: Program, expected: Uncompiled, found: _Compiled) -> A
     path = _first_other(expected.returned, found.returned) if found.returned is not None else None
     if path is None:
         return None
-    fn: Any = program.fn
-    fn = type(fn).forward if isinstance(fn, torch.nn.Module) else getattr(fn, "__func__", fn)
-    names = [n for n in returned_names(fn, path.partition(".")[2]) if n.weight <= READ]
+    fn: Any = type(program.fn).forward if isinstance(program.fn, torch.nn.Module) else program.fn
+    names = [n for n in returned_names(getattr(fn, "__func__", fn), path.partition(".")[2]) if n.weight <= READ]
     value = dict(expected.returned)[path]
     return of_python(names, [], f"uncompiled it gives {value}, and something else compiled", None)
 

@@ -20,6 +20,7 @@ import torch
 from graphprobe.diagnose.dynamo.python_source import (
     CALL,
     COMPREHENSIONS,
+    FRAMES,
     SCOPES,
     FramePlace,
     Named,
@@ -488,6 +489,30 @@ def _ends_before(
         leaves = any(isinstance(inner, EXITS) for inner in own_nodes(statement))
         if leaves and node not in ast.walk(statement) and (statement, statement.body[0]) not in taken:
             yield statement, statement.body[0]
+
+
+def places_read(error: BaseException) -> list[FramePlace]:
+    """The user's frames that Dynamo was reading when it raised, the innermost first; empty where it tells none."""
+    places = []
+    for entry in reversed(getattr(error, "real_stack", None) or ()):
+        if is_users(entry.filename) and entry.lineno is not None:
+            start, end = (getattr(entry, name, None) or 0 for name in ("colno", "end_colno"))
+            line, start, end = (entry.lineno, start, end) if end else (-1, -1, -1)
+            places.append(FramePlace(entry.filename, entry.lineno, line, start, end, entry.name))
+    return places[:FRAMES]
+
+
+def read_names(frames: Sequence[FramePlace]) -> list[Named]:
+    """What the innermost of the user's frames calls, reads or does: the whole expression first, then its parts."""
+    source = source_at(frames[0].file) if frames else None
+    node = source.at(frames[0]) if source is not None else None
+    if source is None or node is None:
+        return []
+    names = Names(source, frames)
+    names.visit(node)
+    if isinstance(node, ast.Call) and (whole := source.dotted(node.func)):
+        return [Named(whole, frames[0].source, CALL), *(n for n in ranked(names.found) if n.name != whole)]
+    return ranked(names.found)
 
 
 def returned_names(fn: Callable[..., Any], path: str) -> list[Named]:

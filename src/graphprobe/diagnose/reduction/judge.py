@@ -17,7 +17,7 @@ from graphprobe.diagnose.dossier.self_check import directly
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.caches import bypassed
-from graphprobe.judge.judging import Difference, Reference, compare, identical, while_compiling
+from graphprobe.judge.judging import Difference, Reference, compare, identical
 from graphprobe.judge.observation import Observation, read
 from graphprobe.reduce.outcome import Answer, OracleVerdict
 
@@ -109,7 +109,7 @@ def _compiled_via(case: Case, backend: Callable[[], Any] | None, via: str) -> tu
 
 
 def _of_exception(raised: Raised, question: Question) -> Answer:
-    found = sign.of_exception(raised, compiling=while_compiling(raised))
+    found = sign.of_exception(raised, compiling=raised.while_compiling)
     text = f"{raised.type}: {_line(raised.message)}"
     if question.fail_regex is not None:
         found = _by_regex(question.fail_regex, found, f"{raised.type}: {raised.message}\n{raised.trace}")

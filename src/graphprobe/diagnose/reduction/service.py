@@ -154,11 +154,11 @@ def warm_up(backend: str, *, grad: bool) -> None:
 
 
 def allowed_differences(problem: Problem, recipe: Recipe, *, timeout_s: float) -> list[list[torch.Tensor]]:
-    """How far each value of a piece may be off, see `Case.allowed`; empty where no float64 run tells it."""
+    """How far each value of a piece may be off, see `Case.allowed`; empty where nothing tells it."""
 
     def step() -> tuple[bytes, bytes] | None:
         reference = reference_of(problem.case_of(recipe))
-        return to_bytes(capture(allowed(reference), rng=False)) if reference.wide is not None else None
+        return to_bytes(capture(allowed(reference), rng=False)) if reference.has_limits else None
 
     outcome = isolated(step, timeout_s=timeout_s)
     if not isinstance(outcome.value, list):

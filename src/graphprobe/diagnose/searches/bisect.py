@@ -22,7 +22,6 @@ from graphprobe.engine.subgraph import extract, is_item, isolated_calls
 from graphprobe.engine.values import capture
 from graphprobe.errors import Raised
 from graphprobe.findings import Kind, kind_of_death
-from graphprobe.judge.judging import COMPILING
 
 FEW = 3
 """Culprits looked for in one graph."""
@@ -113,6 +112,6 @@ def _suspect(graph: StageGraph, run: GraphRun, node: Node, outcome: Outcome) -> 
             record = next(r["raised"] for calls in outcome.value for r in calls if r["raised"] is not None)
             raised = msgspec.convert(record, Raised)
         text = raised.short
-        kind = "crash_compile" if COMPILING.search(raised.trace) else "crash_runtime"
+        kind = "crash_compile" if raised.while_compiling else "crash_runtime"
     error = LocalError("worse", kind, math.inf, math.inf, text)
     return Suspect(kind, "codegen", graph.direction, graph.graph, node, run.values, error, [])

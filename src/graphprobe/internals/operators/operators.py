@@ -124,17 +124,19 @@ Around = Callable[[Overload, tuple[Any, ...], dict[str, Any]], Any]
 class OpMode(TorchDispatchMode):
     """A context manager: inside, `around` is asked for the result of every operator, those of a backward included.
 
-    Inside `around` operators run as if the mode were not there. Higher-order operators run unseen, with all in them.
+    Inside `around` operators run as if the mode were not there. Higher-order operators run unseen, with all in them;
+    `unseen` is called first.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: Around, unseen: Callable[[], None] = lambda: None) -> None:
         super().__init__()
-        self._around = around
+        self._around, self._unseen = around, unseen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not isinstance(func, OpOverload):
+            self._unseen()
             return func(*args, **(kwargs or {}))
         return self._around(func, args, kwargs or {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from graphprobe.probe.api.optimizers import OptimizerWatch
 from graphprobe.probe.api.patched import ApiMode, PatchedCalls
 from graphprobe.probe.api.plan import ApiPlan, OptimizerRecords, StepAt, arguments_from_file, plan_from_arguments
 from graphprobe.probe.api.session import ApiSession
+from graphprobe.report.document import Command, Content, DocumentVerdict, Facts, Tone, counted
+from graphprobe.store.api_reader import manifest_in
 from graphprobe.store.api_records import DumpData, DumpLevel, DumpMode
 from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
 
@@ -70,6 +73,27 @@ class ApiDumper:
             UsageError: the dump has not begun.
         """
         return self._running().step
+
+    def __str__(self) -> str:
+        verdict = self._verdict()
+        return f"{verdict.word}: {verdict.sentence}"
+
+    def _repr_html_(self) -> str:
+        from graphprobe.report.notebook import html_of
+
+        return html_of(self._verdict())
+
+    def _verdict(self) -> DocumentVerdict:
+        """What is shown of it: how many calls are on disk, what is missing, and the command that shows them."""
+        if self._session is None:
+            return DocumentVerdict("info", "NOT BEGUN", f"the dump to {self.path} has not begun.")
+        manifest = manifest_in(self.folder)
+        if manifest is None or manifest.ended_ns is None:
+            return DocumentVerdict("info", "RUNNING", f"calls are dumped to {self.path}.")
+        missing = Facts([("missing", text) for text in manifest.missing])
+        body: list[Content] = [missing, Command(f"graphprobe report {shlex.quote(str(self.path))}")]
+        tone: Tone = "warn" if manifest.missing else "good"
+        return DocumentVerdict(tone, "DUMPED", f"{counted(manifest.calls, 'call')} to {self.path}.", body)
 
     def start(self) -> None:
         """Begin to collect in this thread.

@@ -1,0 +1,46 @@
+"""The settings of torch's compilers by name, each value as text; nothing is set, copied or imported by reading them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+
+
+def compiler_settings(*, changed_only: bool = False) -> dict[str, str]:
+    """The settings in force in this thread; those of a module that is not loaded are left out.
+
+    Args:
+        changed_only: leave out those that have their default.
+    """
+    found: dict[str, str] = {}
+    for address in MODULES:
+        module = sys.modules.get(address)
+        for name, entry in dict(getattr(module, "_config", {})).items():
+            # Reading an alias reads another module's setting; a deprecated one warns.
+            if any(getattr(entry, mark, None) for mark in ("alias", "hide", "deprecated")):
+                continue
+            try:
+                # A default is not read through the module, which would copy it into a setting of the program's own.
+                default = bool(module._is_default(name))  # type: ignore[union-attr]
+                if not (default and changed_only):
+                    found[f"{address}.{name}"] = _text(entry.default if default else getattr(module, name))
+            except Exception:
+                continue
+    return found
+
+
+def _text(value: Any) -> str:
+    """As Python writes it; a function by its name, an object by its class, without its address in memory."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return repr(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_text(key)}: {_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(_text, value))) + "}"
+    if isinstance(value, (list, tuple)):
+        ends = "[]" if isinstance(value, list) else "()"
+        return ends[0] + ", ".join(map(_text, value)) + ends[1]
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
