@@ -54,7 +54,7 @@ def diagnose(
     The program is run as its user compiles it and held against the uncompiled one. Only where the two differ, or cannot
     be judged, is it looked into. Everything runs in child processes made by fork, so that the caller's modules,
     arguments and random generators are left as they are and a crash of the compiled program is a finding. Where CUDA
-    is in use a fork is impossible: then it runs in this process, and a crash ends it.
+    is in use a fork is impossible: then each step runs in a fresh process, from what was saved of the program.
 
     Args:
         fn: function or module. Of a compiled one its backend, dynamic, mode, options and fullgraph are taken, as far as

@@ -19,6 +19,7 @@ from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier.writer import complete_dossier
 from graphprobe.diagnose.exceptions import Origin, origin_of_stack
 from graphprobe.diagnose.program import Program, tensors_of
+from graphprobe.diagnose.program_text.fresh import FreshProcesses
 from graphprobe.diagnose.references import T, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
@@ -108,6 +109,7 @@ class Ladder:
         self.suspected: list[Latent] = []  # by searches other than the rungs'
         self.longest_s = 0.0  # of the steps so far that ended
         self.hangs = False
+        self._fresh: FreshProcesses | None = None
         self._measured = self._noise_unknown = False  # unknown: for want of time or memory
         self._late = ""  # what the budget has ended first, in words
 
@@ -117,10 +119,21 @@ class Ladder:
         `explain` names what is to blame for a failure that no check of a rung has explained: one finding at least.
         """
         self._explain = explain
-        ranks = collectives.ranks()
-        if ranks > 1 and not after_fork.can_fork():
+        ranks, forks = collectives.ranks(), after_fork.can_fork()
+        if ranks > 1 and not forks:
             self.result.notes.append(notes.NO_FORK.format(ranks=ranks))
             return self.result
+        self._fresh = None if forks else FreshProcesses(self.program, self.compilation, self.result.notes.append)
+        with self._fresh or contextlib.nullcontext():
+            self._climb()
+        if self.result.verdict == "undecided" and self._late:  # the reason stands first
+            self.result.notes.remove(self._late)
+            self.result.notes.insert(0, self._late)
+        self.result.notes += [notes.ALONE.format(ranks=ranks)] if ranks > 1 else []
+        self.result.seconds = round(time.monotonic() - self.started, 2)
+        return self.result
+
+    def _climb(self) -> None:
         self.reference = self._uncompiled()
         if self.reference is not None:
             with self.in_time("whether the compiled program is right"):
@@ -133,12 +146,6 @@ class Ladder:
             self.result.rungs = [*map(self._shown, rungs)]
             for finding in self.result.findings:
                 complete_dossier(finding, self.result.rungs, self.compilation.backend_name)
-        if self.result.verdict == "undecided" and self._late:  # the reason stands first
-            self.result.notes.remove(self._late)
-            self.result.notes.insert(0, self._late)
-        self.result.notes += [notes.ALONE.format(ranks=ranks)] if ranks > 1 else []
-        self.result.seconds = round(time.monotonic() - self.started, 2)
-        return self.result
 
     def _drop_cut_off(self) -> bool:
         """Whether what fails, fails by a library in torch's cache that a killed linker left, and that is gone now."""
@@ -200,7 +207,8 @@ class Ladder:
                 self._tell(NamedStep(self._name, last - self._began, self._board.read()))
 
         with told_on(self._board):
-            outcome = isolated(step, timeout_s=min(limit, left), look=origin_of_stack, wait=wait)
+            outcome = self._fresh.outcome(step, limit, left, self._board, wait) if self._fresh is not None else None
+            outcome = outcome or isolated(step, timeout_s=min(limit, left), look=origin_of_stack, wait=wait)
         if outcome.timed_out and left <= limit:  # it had its share of the time, which is not to say that it hangs
             self._kept.sweep()
             where = STOOD.search(outcome.end)
@@ -231,7 +239,8 @@ class Ladder:
         reports: list[steps.EagerReport] = []
         runs: list[list[Observation]] = []
         with self.in_time("whether the compiled program is right"):
-            after_fork.preload(self.limits.budget.check)  # once here, not in each child
+            if self._fresh is None:
+                after_fork.preload(self.limits.budget.check)  # once here, not in each child
             self.room.sizes.know([*tensors_of(list(self.program.calls)), *self.program.state()])
             for again in (False, True):
                 outcome = self.step(partial(steps.eager, self.program, unlike=again))
@@ -272,7 +281,7 @@ class Ladder:
             return
 
         def run(step: Callable[[Program], T], kind: type[T]) -> T | None:
-            outcome = self.step(lambda: step(self.program))  # in a child: it changes parameters in place
+            outcome = self.step(partial(step, self.program))  # in a child: it changes parameters in place
             return None if outcome.value is None else msgspec.convert(outcome.value, kind)
 
         self.result.notes += measure(reference, run)
@@ -328,7 +337,7 @@ class Ladder:
         log.info("rung %s: %.1f s, grown by %s", name, outcome.seconds, told(outcome.grown))
         if outcome.died and name == "kernels" and self.compilation.is_inductor:
             # Showing every value is a compilation of its own: is it that one which dies?
-            again = self.step(partial(self._kernels, expose=False))
+            again = self.step(self._looking("kernels", expose=False))
             if not again.died:
                 self.result.notes.append("the kernels died when compiled to show their values, and not otherwise")
             outcome = again
@@ -363,31 +372,20 @@ class Ladder:
         """The step of a rung, or what is done of it where there is less memory than it needs."""
         if name not in STEPS or name == self.top:
             return step
-        if name != "kernels":
-            return step if self.room.fits(name, "it was left out") else None
-        if self.room.fits(name, "the values inside of its kernels were not shown"):
+        less = "it was left out" if name != "kernels" else "the values inside of its kernels were not shown"
+        if self.room.fits(name, less):
             return step
-        return (
-            partial(self._kernels, expose=False) if self.room.fits("kernels as they are", "it was left out") else None
-        )
+        fits = name == "kernels" and self.room.fits("kernels as they are", "it was left out")
+        return self._looking("kernels", expose=False) if fits else None
 
     # -- where -------------------------------------------------------------------------------------------------------
 
     def _climb_rungs(self) -> None:
         """Each rung below the top, looked into."""
-        listed: list[tuple[RungName, Callable[[], RungReport]]] = [
-            ("dynamo", partial(steps.dynamo, self.program, self.compilation))
-        ]
-        if self.compilation.is_inductor:
-            listed += [
-                ("aot", partial(steps.aot, self.program, self.compilation)),
-                ("passes", partial(steps.passes, self.program, self.compilation)),
-                ("kernels", self._kernels),
-            ]
-        late = [name for name, _ in listed]
+        late: list[RungName] = ["dynamo", "aot", "passes", "kernels"] if self.compilation.is_inductor else ["dynamo"]
         try:
             while late and not (self.limits.first and self._lower_is_wrong()):
-                self._rung(late[0], dict(listed)[late[0]])
+                self._rung(late[0], self._looking(late[0]))
                 late.pop(0)
         except NoTimeLeft as spent:
             self.late(f"what is wrong on the rungs {', '.join(late)}", spent)
@@ -395,9 +393,10 @@ class Ladder:
     def _lower_is_wrong(self) -> bool:
         return any(state == "wrong" for name, state in self.states().items() if name != self.top)
 
-    def _kernels(self, *, expose: bool = True) -> RungReport:
-        accused = bool(self.result.findings)
-        return steps.kernels(self.program, self.compilation, expose=expose, only_alone=accused)
+    def _looking(self, name: RungName, *, expose: bool = True) -> Callable[[], RungReport]:
+        """The step that looks into a rung."""
+        more = {"expose": expose, "only_alone": bool(self.result.findings)} if name == "kernels" else {}
+        return partial(getattr(steps, name), self.program, self.compilation, **more)
 
     def _without(self, findings: list[Finding]) -> None:
         """Leave the accused passes out and look again: is the program right then, or does another do the same?"""
@@ -574,7 +573,7 @@ class Ladder:
         """Which op keeps a narrow value wider, where, and what makes it round."""
         report = self.reports.get("kernels")
         with self.in_time("which op keeps a narrow value wider"):
-            if report is None and (looked := self.step(self._kernels).value) is not None:
+            if report is None and (looked := self.step(self._looking("kernels")).value) is not None:
                 report = msgspec.convert(looked, RungReport)
         places = [*report.wider, *report.suspected] if report is not None else []
         shown = [*self.failing.get(self.top, ()), *self.better.get(self.top, ())]

@@ -113,6 +113,8 @@ class Program:
             if self.grad:
                 weighted_sum(_differentiable(result))
                 gradients = [t.grad if t.is_leaf or t.retains_grad else None for t in inputs]
+            if any(tensor.is_cuda for tensor in inputs):
+                torch.cuda.synchronize()  # what fails on the device is told late: it is this call's exception
         except Exception as error:
             return failed(error), error
         effects = None if before is None else (before, snapshot(self.fn, (args, kwargs)))

@@ -63,7 +63,7 @@ def _found(ladder: Ladder, rung: RungName, differences: Sequence[Difference], un
     if evidence.cached:
         ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")
         observed = report.calls if report is not None else []
-        return _ask(ladder, lambda: find_whole(program, compilation, whole, observed=observed)) or [Finding(**whole)]
+        return _ask(ladder, partial(find_whole, program, compilation, whole, observed=observed)) or [Finding(**whole)]
     found = _searched(ladder, rung, evidence, stage, known, differences)
     if found:
         return found[:1] if "op" in known else found
@@ -87,21 +87,21 @@ def _searched(
     found: list[Finding] = []
     if crashed and rung == "kernels" and compilation.is_inductor and "op" not in known:
         broken = report.broken if report is not None else None
-        found = _ask(ladder, lambda: steps.passes(program, compilation, seek=True, broken=broken))
+        found = _ask(ladder, partial(steps.passes, program, compilation, seek=True, broken=broken))
     if stage == "decomposition" and not crashed:
         found = _laid_out_otherwise(ladder, differences)
     point = evidence.graphs_wrong
     if not found and point in ("partition", "pre_grad", "joint", "post_grad") and not crashed:
-        found = _ask(ladder, lambda: steps.between(program, compilation, point))
+        found = _ask(ladder, partial(steps.between, program, compilation, point))
     if not found and first.kind != "side_effect":
         wanted = rung if rung in ("dynamo", "aot", "kernels") else stage
-        found = _ask(ladder, lambda: steps.blame(program, compilation, wanted, known, first))
+        found = _ask(ladder, partial(steps.blame, program, compilation, wanted, known, first))
     return found
 
 
 def _laid_out_otherwise(ladder: Ladder, differences: Sequence[Difference]) -> list[Finding]:
     """Decompositions whose results have other strides, which the program makes another failure of."""
-    found = _ask(ladder, lambda: steps.aot(ladder.program, ladder.compilation, strides=True))
+    found = _ask(ladder, partial(steps.aot, ladder.program, ladder.compilation, strides=True))
     worse = next((d for d in differences if d.kind != "wrong_stride"), None)
     for finding in found:
         if finding.kind == "wrong_stride" and worse is not None:

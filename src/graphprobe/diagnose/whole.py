@@ -193,7 +193,7 @@ def find_whole(
                 report.findings.append(_proven(prover, *found, known, earliest))
         if not report.findings:
             known = known if "op" in known else known | _few_ops(watch.dynamo)
-            report.findings.append(Finding(**known))
+            report.findings.append(msgspec.convert(known, Finding))
     report.compiles = prover.compiles
     return report
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -39,10 +39,21 @@ SIZE = 256
 
 
 class Board:
-    """A text in memory that this process shares with those that it forks. The last one written is what is read."""
+    """A text in memory that processes share. The last one written is what is read.
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, SIZE + 1)
+    Args:
+        descriptor: of the board of another process; None makes a new one, which those that are forked have, too.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None and sys.platform == "linux":  # memory, so that a full disk does no harm
+            self._file: Any = os.fdopen(os.memfd_create("board"), "r+b")
+        else:
+            self._file = tempfile.TemporaryFile() if descriptor is None else os.fdopen(descriptor, "r+b")  # noqa: SIM115
+        self.descriptor: int = self._file.fileno()
+        if descriptor is None:
+            self._file.truncate(SIZE + 1)
+        self._memory = mmap.mmap(self.descriptor, SIZE + 1)
 
     def write(self, text: str) -> None:
         """Put up a text; nobody waits, and half of one that is read meanwhile is drawn over a second later."""
@@ -150,16 +161,35 @@ def isolated(
     started.
 
     Where a fork is impossible (CUDA is in use, or not Linux) the step runs here, unprotected, and is ended as far as an
-    `Alarm` can do that.
+    `Alarm` can do that; `diagnose.program_text.fresh` has steps of a program in another process then.
     """
     if not after_fork.can_fork():
         return _here(step, timeout_s)
+
+    def start(reader: int, writer: int, output: int) -> int:
+        child = forked(output)
+        if child == 0:
+            _close(reader)
+            answer(step, writer, timeout_s, look)
+        return child
+
+    return outcome_of(start, timeout_s=timeout_s, wait=wait)
+
+
+def outcome_of(
+    start: Callable[[int, int, int], int], *, timeout_s: float, wait: Callable[[], None] = lambda: None
+) -> Outcome:
+    """What became of the step of a child process, which runs `answer`.
+
+    Args:
+        start: starts it, given the two ends of a pipe, the second of which is the child's, and where it is to print.
+        timeout_s: after so long, and a little more to say where it stands, it is killed.
+        wait: called several times a second.
+    """
     started = time.monotonic()
     reader, writer = os.pipe()
     with tempfile.TemporaryFile() as output:
-        child = forked(output.fileno())
-        if child == 0:
-            _child(step, reader, writer, timeout_s, look)
+        child = start(reader, writer, output.fileno())
         os.close(writer)
         data, timed_out = _receive(reader, child, started + timeout_s + LOOK_S, wait)
         _, status = os.waitpid(child, 0)
@@ -210,13 +240,13 @@ def forked(output: int) -> int:
     """As `os.fork`. The child has a session of its own, ends with the thread that made it, and prints to `output`."""
     sys.stdout.flush()
     sys.stderr.flush()
-    drawn = random.getstate()
+    drawn, parent = random.getstate(), os.getpid()
     child = os.fork()
     if child == 0:
         try:
             random.setstate(drawn)  # Python seeds it anew after a fork
             os.setsid()  # in a group of its own, out of reach of what ends its parent's group
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            end_with_parent(parent)
             for stream in (1, 2):
                 os.dup2(output, stream)
             # The objects may be others than the interpreter's: a notebook's, a test runner's.
@@ -225,6 +255,14 @@ def forked(output: int) -> int:
         except BaseException:
             os._exit(1)
     return child
+
+
+def end_with_parent(parent: int) -> None:
+    """Have this process killed when its parent ends, where the system can do that; end it if that is so already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def in_fresh_thread(work: Callable[[], None]) -> threading.Thread:
@@ -242,12 +280,14 @@ def in_fresh_thread(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def _child(
-    step: Callable[[], Any], reader: int, writer: int, timeout_s: float, look: Callable[[FrameType], Any]
-) -> None:
-    """Never returns."""
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def answer(step: Callable[[], Any], writer: int, timeout_s: float, look: Callable[[FrameType], Any]) -> NoReturn:
+    """Run the step of this child process, tell its parent what became of it, and end."""
     try:
-        os.close(reader)
         before = peak()
         result: list[bytes] = []
 

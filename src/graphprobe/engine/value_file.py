@@ -56,14 +56,19 @@ class ValueFile:
     Processes that were forked after it was made write to the same file and read what the others have written. Without a
     path it has no name, so that nothing is left of it, however they end: it is there as long as this object, or a value
     restored from it, where temporary files are (`TMPDIR`). A path is that of a file that is there; a later process goes
-    on with what is in it.
+    on with what is in it. A process that was not forked is given `descriptor` and `key` of the first one's.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile() if path is None else path.open("r+b")  # noqa: SIM115
+    def __init__(self, path: Path | None = None, *, descriptor: int | None = None, key: str = "") -> None:
+        self._file: IO[bytes]
+        if descriptor is not None:
+            self._file = os.fdopen(descriptor, "r+b")
+        else:
+            self._file = tempfile.TemporaryFile() if path is None else path.open("r+b")  # noqa: SIM115
+        self.descriptor = self._file.fileno()
         self._known: dict[tuple[int, bytes], list[int]] = {}
         self._mapped: dict[int, int] = {}  # sizes, by address
-        self.key = f"{next(_unnamed)}" if path is None else str(path.resolve())
+        self.key = key or (f"{next(_unnamed)}" if path is None else str(path.resolve()))
         _open[self.key] = self
 
     @property

@@ -12,14 +12,29 @@ from pathlib import Path
 
 import torch
 
+from graphprobe.errors import SettingError
 from graphprobe.internals.names import require
 from graphprobe.internals.operators import collectives
+
+ISOLATION = "GRAPHPROBE_ISOLATION"
+"""The environment variable that says what kind of child process runs a step: `fork` where that is possible, the
+default, or always a fresh `process`."""
 
 
 def can_fork() -> bool:
     """Whether a child made by `fork` can go on using torch: not after CUDA has been initialised, nor with autograd's
-    threads, without which any backward raises there."""
-    if sys.platform != "linux" or torch.cuda.is_initialized():
+    threads, without which any backward raises there. `ISOLATION` can forbid it, too.
+
+    Raises:
+        SettingError: `ISOLATION` is neither of its values.
+    """
+    kind = os.environ.get(ISOLATION) or "fork"
+    if kind not in ("fork", "process"):
+        raise SettingError(
+            f"environment variable {ISOLATION} is {kind[:80]!r}; it takes 'fork' or 'process'",
+            hint="without it, steps are forked where that is possible",
+        )
+    if kind == "process" or sys.platform != "linux" or torch.cuda.is_initialized():
         return False
     _start_autograd()
     for path in Path("/proc/self/task").glob("*/comm"):

@@ -1,0 +1,337 @@
+"""Runs a step of a diagnosis in a fresh Python process, where a fork is impossible: the program is saved and made anew.
+
+A record of it holds the text of functions and classes, and values: no pickle, and none of its own code runs for that.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any, NoReturn, get_type_hints
+
+import msgspec
+
+from graphprobe.diagnose.exceptions import origin_of_stack
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.program_text.plain_values import Unwritable
+from graphprobe.diagnose.settings import PACKAGES, Compilation, changed_settings
+from graphprobe.engine.finished import Generators
+from graphprobe.engine.isolate import Board, Outcome, answer, end_with_parent, outcome_of, told_on
+from graphprobe.engine.replay import set_state
+from graphprobe.engine.value_file import ValueFile
+from graphprobe.engine.values import CapturedValues, capture, safetensors_bytes
+from graphprobe.errors import GraphprobeError
+from graphprobe.internals.dynamo.torch_backends import aot_arguments, aot_autograd, registered
+from graphprobe.internals.names import require
+from graphprobe.internals.quiet import quiet
+from graphprobe.probe.frames.encoding import Encoder
+from graphprobe.probe.frames.libraries import RebuildCall
+from graphprobe.probe.frames.program import CodeRecorder
+from graphprobe.probe.frames.rebuild import Rebuilder
+from graphprobe.probe.frames.recorder import torch_state
+from graphprobe.probe.frames.replaying import configured, read_tensors
+from graphprobe.probe.frames.sources import NotRecordable
+from graphprobe.store.frame_record import RECORD, VALUES
+from graphprobe.store.schema import is_json
+
+START_S = 600.0
+"""What a process may take until it has the program, which does not count as time of the step."""
+
+REQUEST = "step"
+PLAIN = ("dynamic", "align_random", "timeout_s", "fullgraph", "first")
+"""Fields of `Compilation` that are numbers and the like."""
+
+HERE = (
+    "this process cannot be forked, and a fresh one cannot have the program ({reason}): the steps ran in this process, "
+    "where a crash ends the diagnosis"
+)
+START = "import sys; sys.path[:] = {path!r}; from {module} import main; main()"
+
+
+class NotSaved(GraphprobeError):
+    """Why a fresh process cannot have the program."""
+
+
+class SavedProgram(msgspec.Struct, frozen=True):
+    """A program and torch's state around it, as the file `RECORD` has them.
+
+    Attributes:
+        modules, objects, tensors, settings: as in the record of a frame.
+        roots: the values that everything else is reached from, by name.
+        plain: other fields of the program.
+        config: changed settings of torch that are plain values, by package and dotted name.
+        generators: where the random generators stand.
+    """
+
+    modules: list[dict[str, Any]]
+    objects: list[dict[str, Any]]
+    tensors: dict[str, Any]
+    settings: dict[str, Any]
+    roots: dict[str, Any]
+    plain: dict[str, Any]
+    config: dict[str, dict[str, Any]]
+    generators: Generators
+
+
+class StepRequest(msgspec.Struct, frozen=True):
+    """A step to run.
+
+    Attributes:
+        module, name: of its function.
+        arguments: by name, but for the program and how it is compiled.
+        given: the names of those two among the arguments.
+        compilation: fields of `Compilation` that are plain values.
+        timeout_s: what the step may take.
+        until: the monotonic clock at which it must have ended in any case; 0 for never.
+        board, values: descriptors of what both processes share.
+        key: of the file of values.
+    """
+
+    module: str
+    name: str
+    arguments: dict[str, Any]
+    given: dict[str, str]
+    compilation: dict[str, Any]
+    timeout_s: float
+    until: float
+    board: int
+    values: int
+    key: str
+
+
+class FreshProcesses:
+    """Runs the steps of one program, each in a process of its own that begins with the program as it is now.
+
+    Args:
+        note: takes why that is impossible, once; the steps are then left to the caller.
+    """
+
+    def __init__(self, program: Program, compilation: Compilation, note: Callable[[str], None]) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None
+        self._folder, self._program, self._note = tempfile.TemporaryDirectory(ignore_cleanup_errors=True), program, note
+        try:
+            save(program, compilation, self.folder)
+        except (Unwritable, NotRecordable, OSError) as error:
+            self._give_up(str(error))
+
+    @property
+    def folder(self) -> Path:
+        """Where the program is saved."""
+        assert self._folder is not None
+        return Path(self._folder.name)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _give_up(self, reason: str) -> None:
+        self.__exit__()
+        self._note(HERE.format(reason=reason))
+
+    def outcome(
+        self, step: Callable[[], Any], limit_s: float, left_s: float, board: Board, wait: Callable[[], None]
+    ) -> Outcome | None:
+        """What became of a step; None of one that is not of the program, or if no process can have the program.
+
+        Args:
+            limit_s: what the step may take, its process started.
+            left_s: what is left for it, the start of its process included.
+        """
+        until = time.monotonic() + left_s if left_s <= limit_s else 0.0
+        known = self._folder is not None
+        request = requested(step, self._program, min(limit_s, left_s), until, board) if known else None
+        if request is None:
+            return None
+        (self.folder / REQUEST).write_bytes(msgspec.msgpack.encode(request))
+
+        def start(reader: int, writer: int, output: int) -> int:
+            command = [sys.executable, "-c", START.format(path=sys.path, module=__name__)]
+            process = subprocess.Popen(
+                [*command, str(self.folder), str(writer), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(writer, request.board, request.values),
+                start_new_session=True,
+            )
+            process.returncode = 0  # nobody but `outcome_of` waits for it
+            return process.pid
+
+        outcome = outcome_of(start, timeout_s=request.timeout_s + (0.0 if until else START_S), wait=wait)
+        if outcome.raised is not None and outcome.raised.type == f"{__name__}.{NotSaved.__qualname__}":
+            self._give_up(outcome.raised.message)
+            return None
+        return msgspec.structs.replace(outcome, seconds=min(outcome.seconds, request.timeout_s))
+
+
+def requested(
+    step: Callable[[], Any], program: Program, timeout_s: float, until: float, board: Board
+) -> StepRequest | None:
+    """A step as data: a function of a module that is given the program, and plain values; None for another one."""
+    if not isinstance(step, partial) or "<" in step.func.__qualname__:
+        return None
+    arguments = dict(inspect.signature(step.func).bind(*step.args, **step.keywords).arguments)
+    if program.file is None or not any(value is program for value in arguments.values()):
+        return None
+    given = {type(v).__name__: n for n, v in arguments.items() if isinstance(v, Program | Compilation)}
+    compilation: dict[str, Any] = {}
+    if Compilation.__name__ in given:
+        made = arguments[given[Compilation.__name__]]
+        compilation = {name: getattr(made, name) for name in PLAIN}
+        settings = {name: value for name, value in made.inductor_settings.items() if is_json(value)}
+        compilation |= {"folder": str(made.folder), "inductor_settings": settings}
+    return StepRequest(
+        module=step.func.__module__,
+        name=step.func.__qualname__,
+        arguments={name: value for name, value in arguments.items() if name not in given.values()},
+        given=given,
+        compilation=compilation,
+        timeout_s=timeout_s,
+        until=until,
+        board=board.descriptor,
+        values=program.file.descriptor,
+        key=program.file.key,
+    )
+
+
+class _ProgramRecorder(CodeRecorder):
+    """Records backends that AOTAutograd wraps by what they were given, too."""
+
+    def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
+        arguments = aot_arguments(value)
+        if arguments is None:
+            return super().describe(value, entry, path)
+        return self._encoder.call(RebuildCall(aot_autograd(), (), arguments), entry, path)
+
+
+def save(program: Program, compilation: Compilation, folder: Path) -> None:
+    """Write the program, and what torch was told, into a folder.
+
+    Raises:
+        Unwritable, NotRecordable: something of it cannot be saved; the message says what.
+        OSError: as the operating system gives it.
+    """
+    changed = changed_settings()
+    state, lost = torch_state(changed.dynamo)
+    if lost or changed.unsaved:
+        raise Unwritable("; ".join([*lost, *changed.unsaved]))
+    backend = compilation.backend
+    roots = {
+        "fn": program.fn,
+        "calls": [(tuple(args), dict(kwargs)) for args, kwargs in program.calls],
+        "between": program.between,
+        "backend": (registered(backend) or backend) if isinstance(backend, str) else backend,
+        "inductor_settings": dict(compilation.inductor_settings),
+        "hooks": {name: hook.live for name, hook in changed.hooks.items()},
+    }
+    try:
+        with quiet():
+            encoder = Encoder(_ProgramRecorder)
+            encoded = {name: encoder.encode(value, name) for name, value in roots.items()}
+            modules = encoder.program.complete()
+            captured = capture(encoder.tensors)
+    except RecursionError as error:
+        raise Unwritable("its values are nested too deeply") from error
+    if encoder.placeholders:
+        raise Unwritable("; ".join("{path}: {reason}".format(**entry) for entry in encoder.placeholders[:3]))
+    if captured.opaque:
+        raise Unwritable("; ".join(captured.opaque[:3]))
+    saved = SavedProgram(
+        modules=msgspec.to_builtins(modules),
+        objects=encoder.objects,
+        tensors=captured.doc,
+        settings=state,
+        roots=encoded,
+        plain={"grad": program.grad, "seed": program.seed, "effects": program.effects},
+        config={"inductor": changed.inductor, "functorch": changed.functorch},
+        generators=Generators.now(),
+    )
+    files = {path: text.encode("utf-8", "backslashreplace") for path, text in encoder.program.texts().items()}
+    files |= {VALUES: safetensors_bytes(captured.tensors, {}), RECORD: msgspec.json.encode(saved)}
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+class _InPlace(Rebuilder):
+    """Makes functions and modules that name the program's own files, and lines in them."""
+
+    def source(self, module: str) -> tuple[ast.Module, CodeType, str]:
+        if module not in self.sources:
+            text = (self.folder / self.modules[module]["source"]).read_text("utf-8")
+            file = self.modules[module]["file"] or module
+            self.sources[module] = ast.parse(text), compile(text, file, "exec", dont_inherit=True), file
+        return self.sources[module]
+
+    def install(self) -> None:
+        super().install()
+        for name, module in self.modules.items():
+            if name in self.live and module["file"]:
+                self.live[name].__file__ = module["file"]
+
+
+def _made(request: StepRequest, folder: Path, stack: contextlib.ExitStack) -> Callable[[], Any]:
+    """The step, with its program made anew; what torch was told is so as long as `stack` is open."""
+    saved = msgspec.json.decode((folder / RECORD).read_bytes(), type=SavedProgram)
+    flat = read_tensors(folder, saved.tensors)
+    captured = CapturedValues(saved.tensors, flat)
+    maker = _InPlace({"modules": saved.modules, "objects": saved.objects}, captured.restore(), folder)
+    stack.enter_context(configured(saved.settings, None))
+    maker.install()
+    roots = {name: maker.value(value) for name, value in saved.roots.items()}
+    for package in PACKAGES:
+        hooks = {k.partition(".")[2]: hook for k, hook in roots["hooks"].items() if k.startswith(f"{package}.")}
+        if changes := saved.config.get(package, {}) | hooks:
+            stack.enter_context(require(f"torch._{package}", "config", purpose="settings of a program").patch(changes))
+    set_state(flat, saved.tensors)
+    values = ValueFile(descriptor=request.values, key=request.key)
+    program = Program(roots["fn"], roots["calls"], roots["between"], file=values, **saved.plain)
+    given = dict(request.compilation)
+    settings = roots["inductor_settings"] | given.pop("inductor_settings", {})
+    function: Any = importlib.import_module(request.module)
+    for part in request.name.split("."):
+        function = getattr(function, part)
+    kinds = get_type_hints(function)
+    arguments = {name: msgspec.convert(value, kinds[name]) for name, value in request.arguments.items()}
+    arguments[request.given[Program.__name__]] = program
+    if given:
+        given["folder"] = Path(given["folder"])
+        made = Compilation(roots["backend"], inductor_settings=settings, **given)
+        arguments[request.given[Compilation.__name__]] = made
+    saved.generators.put_in_place()
+    return partial(function, **arguments)
+
+
+def main() -> NoReturn:
+    """Run the step that lies in the folder of the first argument; the answer goes to the descriptor of the second."""
+    folder, writer = Path(sys.argv[1]), int(sys.argv[2])
+    end_with_parent(int(sys.argv[3]))
+    request = msgspec.msgpack.decode((folder / REQUEST).read_bytes(), type=StepRequest)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(told_on(Board(request.board)))
+        try:
+            step = _made(request, folder, stack)
+        except Exception as error:
+            step = partial(_refuse, f"{type(error).__name__}: {error}")
+        left_s = request.until - time.monotonic() if request.until else request.timeout_s
+        answer(step, writer, max(0.0, min(left_s, request.timeout_s)), origin_of_stack)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise NotSaved(reason)

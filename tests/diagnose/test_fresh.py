@@ -1,0 +1,224 @@
+"""Steps in fresh processes, where a fork is impossible: the same outcomes and verdicts as with a fork."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import graphprobe
+from graphprobe.diagnose import steps
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.program_text.fresh import FreshProcesses, requested
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine.isolate import Board, Outcome, isolated
+from graphprobe.engine.value_file import LARGE, ValueFile
+from graphprobe.errors import SettingError
+from graphprobe.findings import Diagnosis
+from graphprobe.internals import after_fork
+
+X = torch.linspace(-1, 1, 64).reshape(8, 8)
+LOCK = threading.Lock()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.calls = [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[0] += 1
+        return torch.relu(self.linear(x)).sum(-1)
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ x) + 1
+
+
+def drawing(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(8, 8)
+
+
+def locked(x: torch.Tensor) -> torch.Tensor:
+    with LOCK:
+        return x + 1
+
+
+def right(gm: Any, inputs: Any) -> Any:
+    return gm
+
+
+def wrong(gm: Any, inputs: Any) -> Any:
+    return lambda *args: tuple(value + 1 for value in gm(*args))
+
+
+def crashing(gm: Any, inputs: Any) -> Any:
+    return lambda *args: ctypes.string_at(0)
+
+
+def hanging(gm: Any, inputs: Any) -> Any:
+    def run(*args: Any) -> Any:
+        while True:
+            pass
+
+    return run
+
+
+def losing(gm: Any, inputs: Any) -> Any:
+    """As a kernel does that ends the device: every later call of it in the process would raise, too."""
+
+    def run(*args: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    return run
+
+
+@pytest.fixture
+def no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(after_fork.ISOLATION, "process")
+
+
+def of(fn: Any, backend: Any = right, *, grad: bool | None = None) -> tuple[Program, Compilation]:
+    return Program(fn, [((X,), {})], None, grad, file=ValueFile()), Compilation(backend, None, Path("unused"))
+
+
+def outcome(step: partial[Any], program: Program, compilation: Compilation, limit_s: float = 300.0) -> Outcome:
+    notes: list[str] = []
+    processes = FreshProcesses(program, compilation, notes.append)
+    with processes:
+        found = processes.outcome(step, limit_s, float("inf"), Board(), lambda: None)
+    assert found is not None and not notes, notes
+    return found
+
+
+def test_a_step_gives_what_it_gives_in_a_fork() -> None:
+    torch.manual_seed(3)
+    program, compilation = of(Net(), grad=True)
+    step = partial(steps.eager, program, unlike=False)
+    forked, fresh = isolated(step), outcome(step, program, compilation)
+    assert fresh.raised is None and forked.raised is None, fresh
+    assert msgspec.convert(fresh.value, steps.EagerReport) == msgspec.convert(forked.value, steps.EagerReport)
+    assert program.fn.calls == [0]
+
+
+def test_random_numbers_are_drawn_from_where_the_program_stands() -> None:
+    torch.manual_seed(5)
+    program, compilation = of(drawing)
+    step = partial(steps.eager, program)
+    forked, fresh = isolated(step).value, outcome(step, program, compilation).value
+    assert fresh == forked and fresh["draws"]
+
+
+def test_large_values_come_through_the_file_that_both_have() -> None:
+    program, compilation = of(function)
+    big = torch.ones(LARGE, 1)
+    program = Program(function, [((big.reshape(256, -1)[:, :256],), {})], file=program.file)
+    assert program.file is not None
+    assert outcome(partial(steps.eager, program), program, compilation).raised is None
+    assert program.file.size > big.nbytes
+
+
+def test_a_crash_and_a_hang_are_told_and_end_nothing_here() -> None:
+    program, compilation = of(function, crashing)
+    crash = outcome(partial(steps.plain, program, compilation), program, compilation)
+    assert crash.signal == "SIGSEGV" and not crash.timed_out
+    program, compilation = of(function, hanging)
+    hang = outcome(partial(steps.plain, program, compilation), program, compilation, limit_s=3)
+    assert hang.timed_out and ", in run" in hang.stack and "test_fresh.py" in hang.stack
+    assert "within 3 s" in hang.end
+
+
+def told(diagnosis: Diagnosis) -> tuple[Any, ...]:
+    findings = [(f.kind, f.stage, f.op, f.source) for f in diagnosis.findings]
+    return diagnosis.verdict, [(r.name, r.state) for r in diagnosis.rungs], findings
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("backend", "verdict", "kind"), [
+    (right, "healthy", None),
+    (wrong, "fault", "wrong_value"),
+    (crashing, "fault", "segfault"),
+    (hanging, "fault", "hang"),
+    (losing, "fault", "crash_runtime"),
+])  # fmt: skip
+def test_the_verdict_is_the_same(
+    backend: Any, verdict: str, kind: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def diagnosed(isolation: str) -> Diagnosis:
+        monkeypatch.setenv(after_fork.ISOLATION, isolation)
+        return graphprobe.diagnose(function, X, backend=backend, step_limit_s=10, out=tmp_path / isolation)
+
+    forked, fresh = diagnosed("fork"), diagnosed("process")
+    assert fresh.verdict == verdict, fresh.notes
+    assert [f.kind for f in fresh.findings] == ([kind] if kind else [])
+    assert told(fresh)[:2] == told(forked)[:2]
+
+
+def swapped(graph: torch.fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.relu.default:
+            node.target = torch.ops.aten.neg.default
+
+
+@pytest.mark.heavy
+def test_a_wrong_pass_is_named_with_its_line(no_fork: None, tmp_path: Path) -> None:
+    with torch._inductor.config.patch(post_grad_custom_pre_pass=swapped):
+        found = graphprobe.diagnose(function, X, out=tmp_path / "proofs")
+    assert found.verdict == "fault", found.notes
+    (finding,) = found.findings
+    assert (finding.stage, finding.proof) == ("post_grad", "piece")
+    line = function.__code__.co_firstlineno + 1
+    assert finding.source is not None and finding.source.endswith(f"test_fresh.py:{line}")
+
+
+def test_a_program_that_cannot_be_saved_is_said_and_left_to_the_caller() -> None:
+    notes: list[str] = []
+    program, compilation = of(locked)
+    processes = FreshProcesses(program, compilation, notes.append)
+    step = partial(steps.eager, program)
+    assert processes.outcome(step, 60, float("inf"), Board(), lambda: None) is None
+    (note,) = notes
+    assert "LOCK" in note and "the steps ran in this process" in note
+
+
+@pytest.mark.parametrize("other", ["lambda", "another program"])
+def test_only_steps_of_the_program_are_asked_for(other: str) -> None:
+    program, _ = of(function)
+    step: Callable[[], Any] = partial(steps.eager, program)
+    assert requested(step, program, 1, 0, Board()) is not None
+    step = (lambda: steps.eager(program)) if other == "lambda" else partial(steps.eager, of(function)[0])
+    assert requested(step, program, 1, 0, Board()) is None
+
+
+def test_a_value_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(after_fork.ISOLATION, "thread")
+    with pytest.raises(SettingError, match="GRAPHPROBE_ISOLATION is 'thread'; it takes 'fork' or 'process'") as caught:
+        graphprobe.diagnose(function, X, out=tmp_path / "proofs")
+    assert "where that is possible" in caught.value.hint
+
+
+def test_what_a_device_tells_late_is_the_exception_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    program = Program(lambda x: x + 1, [((X,), {})], effects=False)
+    assert [record.raised for record in program.run(lambda fn: fn)] == [None]
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    (record,) = program.run(lambda fn: fn)
+    assert record.raised is not None and "device-side assert" in record.raised.message
+
+
+@pytest.mark.cuda
+@pytest.mark.heavy
+def test_on_a_gpu_a_crash_is_a_finding(tmp_path: Path) -> None:
+    found = graphprobe.diagnose(function, X.cuda(), backend=crashing, out=tmp_path / "proofs")
+    assert (found.verdict, [f.kind for f in found.findings]) == ("fault", ["segfault"])
