@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from graphprobe.shown import Shown
+from graphprobe.shown import ShowsItself
 
 T = TypeVar("T")
 
@@ -238,7 +238,7 @@ class NamedStep(str):
         return made
 
 
-class Diagnosis(Shown, msgspec.Struct, kw_only=True):
+class Diagnosis(ShowsItself, msgspec.Struct, kw_only=True):
     """The answer.
 
     Attributes:

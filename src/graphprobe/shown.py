@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Shown:
+class ShowsItself:
     """Mixin of a result. The faces are in a room behind that of the results, and the package hands them over."""
 
     __slots__ = ()

@@ -34,7 +34,7 @@ from graphprobe.compare.result import (
 from graphprobe.compare.result_file import Spool
 from graphprobe.compare.workers import TOGETHER, blocks, judged
 from graphprobe.errors import NotComparableError
-from graphprobe.shown import Shown
+from graphprobe.shown import ShowsItself
 from graphprobe.store.calls import Call, CallDump
 
 GRAPH_FORMAT = "graphprobe-graph"
@@ -60,7 +60,7 @@ STATISTICS_ONLY = "compared by statistics only: a fault that doesn't change min,
 SYSTEMATIC = "no element is beyond its noise; their statistics are: the error is the same for many elements"
 
 
-class Comparison(Shown):
+class Comparison(ShowsItself):
     """A finished comparison: `summary`, and `rows()` read from a temporary file that goes with `close()`."""
 
     def __init__(self, summary: Summary, spool: Spool, decisions: dict[int, Decision]) -> None:

@@ -23,7 +23,7 @@ from graphprobe.records import (
     NodeSource,
     NodeTarget,
 )
-from graphprobe.shown import Shown
+from graphprobe.shown import ShowsItself
 from graphprobe.store import layout
 from graphprobe.store.files import digest_from_bytes, read_file
 from graphprobe.store.layout import addresses_from_events, bare_address, find_address
@@ -132,7 +132,7 @@ class GraphRecords(msgspec.Struct):
     nodes: list[NodeLine] = []
 
 
-class Run(Shown):
+class Run(ShowsItself):
     """One run as it stood when it was opened. `problems` says in words what could not be read."""
 
     def __init__(self, tool_dir: Path) -> None:
