@@ -33,9 +33,10 @@ def test_it_says_the_verdict_and_what_it_wrote(tmp_path: Path) -> None:
     out = tmp_path / "fault.html"
     result = invoke(fault(tmp_path), "-o", out, "--source-root", tmp_path)
     assert result.exit_code == 0, result.output
-    first, second = result.output.splitlines()
-    assert first == "FAULT: Compiled, relu gives wrong numbers."
-    assert second.startswith(f"Wrote {out} (")
+    wrote, verdict, follow = result.output.splitlines()
+    assert wrote.startswith(f"Wrote {out} (")
+    assert verdict == "FAULT: Compiled, relu gives wrong numbers."
+    assert follow == f"  next: python -m webbrowser {out}"
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [path.name for path in tmp_path.glob(".*")] == []
 
