@@ -63,7 +63,7 @@ READING = {
 RUNNING = {
     "run": ["run program.py", "run --dump stats program.py", "run --dump stats --dump-to eager plain.py"],
     "profile": ["profile program.py"],
-    "diagnose": ["diagnose --backend eager program.py:make", "diagnose plain.py"],
+    "diagnose": ["diagnose --backend eager program.py:make"],
     "explain": ["explain program.py", "explain program.py:make"],
     "recompiles": ["recompiles program.py"],
     "reduce": ["reduce --after dynamo program.py"],

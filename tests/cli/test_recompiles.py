@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ def test_a_script(run_warm: Callable[..., Any], tmp_path: Path) -> None:
 
 def test_a_silent_script(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     done = run_warm("-m", "graphprobe", "recompiles", "-c", SILENT, cwd=tmp_path)
-    assert (done.code, done.out) == (0, "no recompilations\n"), done.err
+    story, _, follow = done.out.partition("  next: graphprobe profile -c ")
+    assert (done.code, story) == (0, "no recompilations\n\nSTEADY: nothing was compiled again\n"), done.err
+    typed = subprocess.run(["bash", "-c", f"printf %s {follow}"], capture_output=True, text=True)
+    assert typed.stdout == SILENT and "\n" not in follow[:-1]
     assert not list(tmp_path.iterdir())
 
 

@@ -436,8 +436,17 @@ Words = Sequence[str]
 
 
 def command_line(words: Words) -> str:
-    """A command as it can be typed."""
-    return shlex.join(words) if words[:1] != ["graphprobe"] else f"{_own_name()} {shlex.join(words[1:])}"
+    """A command as it can be typed, on one line."""
+    own = words[:1] == ["graphprobe"]
+    return " ".join([*([_own_name()] if own else []), *map(_quoted, words[1:] if own else words)])
+
+
+def _quoted(word: str) -> str:
+    if "\n" not in word:
+        return shlex.quote(word)
+    for part, escaped in (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n")):
+        word = word.replace(part, escaped)
+    return f"$'{word}'"
 
 
 def _own_name() -> str:
@@ -471,9 +480,10 @@ def print_closing(
     console.print(Text(_line(verdict), style))
     shown = [*[fact for fact in facts if fact[1]][: LINES - 2], ("next", command_line(follow))]
     width = max((len(label) for label, _ in shown), default=0) + 2
-    for label, text in shown:
+    for label, fact in shown:
         head = f"  {label + ':':<{width}}"
-        for line in [_line(text)] if label in WHOLE else wrapped(_line(text), console.width - len(head)):
+        text = fact if label == "next" else _line(fact)  # spaces count in the program of a -c
+        for line in [text] if label in WHOLE else wrapped(text, console.width - len(head)):
             console.print(Text.assemble((head, "dim"), line), soft_wrap=True)
             head = " " * len(head)
 
