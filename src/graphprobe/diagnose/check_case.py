@@ -175,7 +175,7 @@ def allowed(reference: Reference) -> list[list[torch.Tensor]]:
 def _allowed(spot: Spot, value: torch.Tensor) -> torch.Tensor:
     facts = dtype_of(value)
     eager = array_from(value)
-    if not (spot.reference.rounds or spot.reference.draws):
+    if spot.reference.exact:
         small = (np.abs(eager) < facts.smallest_normal) & (eager != 0)
         return torch.full_like(value, facts.smallest_normal if small.any() else 0.0, dtype=torch.float64)
     wide = spot.array(spot.reference.wide)

@@ -313,7 +313,7 @@ class Prover:
         window: bytes | None = None,
     ) -> None:
         """Write the dossier and note in the finding how its repro does in a process of its own."""
-        limits = allowed(result.reference) if result.reference.has_limits else []
+        limits = allowed(result.reference) if result.reference.wide is not None or result.reference.exact else []
         case = replace(case, kind=made.kind, allowed=limits)
         folder = free_folder(self.compilation.folder, made)
         made.dossier, made.proof = str(folder), "piece"

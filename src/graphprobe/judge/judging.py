@@ -110,9 +110,9 @@ class Reference:
         self.moved = self.moved or self.roundoff
 
     @property
-    def has_limits(self) -> bool:
-        """Whether it is known how far values may be off."""
-        return self.wide is not None or not self.rounds
+    def exact(self) -> bool:
+        """Whether floating-point numbers may not differ at all."""
+        return not (self.rounds or self.draws)
 
     def complete(self) -> None:
         """Make the further runs, once."""
@@ -308,7 +308,7 @@ class Spot:
         """How far legitimate runs scatter, by element, in the units of the value; without float64 runs by their own."""
         value = self.of(self.reference.eager[0])
         found: Array = np.zeros(value.shape)
-        if not self.reference.rounds:
+        if self.reference.exact:
             return found
         if wide is not None:
             u = max(dtype_of(value).unit_roundoff, self.reference.moved)
@@ -387,7 +387,7 @@ def _worst(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> Worst:
         return worst_exact(spot.label, e, m)
     reference = spot.reference
     wide = _float64(spot, e)
-    known = reference.rounds and (wide is not None or bool(spot.arrays(reference.rounded)))
+    known = not reference.exact and (wide is not None or bool(spot.arrays(reference.rounded)))
     return worst_number(spot.label, e, m, wide, spot.sigma(wide) if known else None)
 
 
@@ -455,7 +455,7 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifferenc
 def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
     """Floating-point and complex numbers: in units of the noise of each element."""
     reference, facts = spot.reference, dtype_of(e)
-    if not (reference.rounds or reference.draws):
+    if reference.exact:
         return _judge_unrounded(spot, e, m)
     values, wide = spot.arrays(reference.eager), _float64(spot, e)
     runs = spot.arrays(reference.perturbed if wide is not None else [])
@@ -488,14 +488,12 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
 
 def _judge_unrounded(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
     """Numbers that no operator of the program rounds: each has to be there as it is."""
-    answer = judge_unrounded(RunValues(array_from(m), dtype_of(m)), array_from(e))
+    got, wide = RunValues(array_from(m), dtype_of(m)), spot.array(spot.reference.wide)
+    answer = judge_unrounded(got, array_from(e))
     if answer.answer == "ok":
         return None
-    wide = spot.array(spot.reference.wide)
-    if wide is not None and wide.shape == e.shape:
-        again = judge_unrounded(RunValues(array_from(m), dtype_of(m)), wide)
-        if again.answer == "ok":
-            return ValueDifference("better", "in float64 it is as compiled")
+    if wide is not None and wide.shape == tuple(m.shape) and judge_unrounded(got, wide).answer == "ok":
+        return ValueDifference("unsure", f"in float64 it is as compiled, {UNEXPLAINED}; {answer.reason}")
     if spot.unsteady():
         return ValueDifference("unsure", f"{UNSTEADY}; {answer.reason}")
     return ValueDifference("certain", f"{answer.reason}; no operator of this program rounds")

@@ -259,7 +259,7 @@ class _Script:
     def _bounds(self) -> list[float]:
         """How far each value that is looked at may be off; empty where that was not measured: torch's own then."""
         reference = self.reference if self.form != "drawn" else reference_of(self._drawn())
-        if not reference.has_limits:
+        if reference.wide is None and not reference.exact:
             return []
         return [_bound(reference, *where) for where in self.seen]
 
