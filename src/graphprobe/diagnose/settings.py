@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from graphprobe.diagnose.dossier.environment import environment
 from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_hook, shown_name
 from graphprobe.diagnose.program_text.plain_values import Unwritable
+from graphprobe.internals.compiler_settings import changed_values
 from graphprobe.internals.dynamo.torch_backends import registered
 from graphprobe.internals.names import require
 from graphprobe.settings.limits import STEP_LIMIT_S
@@ -127,20 +127,10 @@ def changed_settings() -> Changed:
     """What the program has changed in torch's compiler settings."""
     found = Changed()
     for package in PACKAGES:
-        config = require(f"torch._{package}", "config", purpose="reading settings")
-        entries = getattr(config, "_config", {})
-        for name, entry in entries.items():
-            if name in OURS or "cache" in name:
-                continue
-            try:
-                with warnings.catch_warnings(action="ignore"):  # some are deprecated, and say so when read
-                    value = getattr(config, name)
-                # A setting that was changed and changed back does not count as untouched.
-                untouched = hasattr(config, "_is_default") and config._is_default(name)
-                default = untouched or bool(value == entry.default)
-            except Exception:  # an alias to another module's setting
-                continue
-            if not default and not (name.startswith("_") and _plain(value)):
+        require(f"torch._{package}", "config", purpose="reading settings")
+        for name, value in changed_values(f"torch._{package}.config"):
+            ours = name in OURS or "cache" in name
+            if not ours and not (name.startswith("_") and _plain(value)):
                 found.add(package, name, value)
     return found
 

@@ -1,15 +1,19 @@
-"""The settings of torch's compilers by name, each value as text; nothing is set, copied or imported by reading them."""
+"""The settings of torch's compilers by name: those with another value than their default, or all of them as text."""
 
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 
 
 def compiler_settings(*, changed_only: bool = False) -> dict[str, str]:
-    """The settings in force in this thread; those of a module that is not loaded are left out.
+    """The settings in force in this thread, each value as text. Nothing is set, copied or imported by reading them.
+
+    Those of a module that is not loaded are left out.
 
     Args:
         changed_only: leave out those that have their default.
@@ -29,6 +33,22 @@ def compiler_settings(*, changed_only: bool = False) -> dict[str, str]:
             except Exception:
                 continue
     return found
+
+
+def changed_values(address: str) -> Iterator[tuple[str, Any]]:
+    """Name and value of each setting of a module that has another value than its default; none if it is not loaded."""
+    module: Any = sys.modules.get(address)
+    for name, entry in dict(getattr(module, "_config", {})).items():
+        try:
+            with warnings.catch_warnings(action="ignore"):  # some are deprecated, and say so when read
+                value = getattr(module, name)
+            # A setting that was changed and changed back does not count as untouched.
+            untouched = hasattr(module, "_is_default") and module._is_default(name)
+            default = untouched or bool(value == entry.default)
+        except Exception:  # an alias to another module's setting
+            continue
+        if not default:
+            yield name, value
 
 
 def _text(value: Any) -> str:

@@ -13,13 +13,13 @@ import inspect
 import re
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
 from graphprobe.internals.bus import Patch, Subscription
+from graphprobe.internals.compiler_settings import changed_values
 from graphprobe.internals.unseen import unseen
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
@@ -194,21 +194,7 @@ def _user_stack(error: BaseException) -> list[tuple[str, int, str, str]]:
 
 
 def _changed_settings() -> dict[str, Any]:
-    config: Any = sys.modules.get("torch._dynamo.config")
-    found: dict[str, Any] = {}
-    for name, entry in dict(getattr(config, "_config", {})).items():
-        if OURS.match(name):
-            continue
-        try:
-            with warnings.catch_warnings(action="ignore"):  # some are deprecated, and say so when read
-                value = getattr(config, name)
-            # A setting that was changed and changed back does not count as untouched.
-            untouched = hasattr(config, "_is_default") and config._is_default(name)
-            if not (untouched or bool(value == entry.default)):
-                found[name] = value
-        except Exception:  # an alias to another module's setting
-            continue
-    return found
+    return {name: value for name, value in changed_values("torch._dynamo.config") if not OURS.match(name)}
 
 
 def _dynamic(code: CodeType, locals: Mapping[str, Any], closure: Any) -> tuple[list[tuple[Any, list[int]]], list[str]]:
