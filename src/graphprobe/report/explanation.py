@@ -74,7 +74,7 @@ def print_end(
     own = [row for row in report.breaks if row.inside is None] or report.breaks
     facts = [("first", f"{own[0].kind} at {_near(own[0].where, near)}")] if own else []
     facts += [("error", _near(row.error, near)) for row in report.died]
-    facts += [("instead", row.remedy) for row in own[:1]]
+    facts += [("instead", row.remedy.partition("; or ")[0]) for row in own[:1]]  # the rest is in the list
     counts = f"{counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
     if report.died:
         counts += f", {counted(len(report.died), 'compile error')}"

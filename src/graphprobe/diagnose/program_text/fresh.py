@@ -59,7 +59,7 @@ HERE = (
 START = "import sys; sys.path[:] = {path!r}; from {module} import main; main()"
 
 
-class NotSaved(GraphprobeError):
+class NotSaved(Exception):
     """Why a fresh process cannot have the program."""
 
 
