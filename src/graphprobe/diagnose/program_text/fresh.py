@@ -31,7 +31,6 @@ from graphprobe.engine.isolate import Board, Outcome, answer, end_with_parent, o
 from graphprobe.engine.replay import set_state
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture, safetensors_bytes
-from graphprobe.errors import GraphprobeError
 from graphprobe.internals.dynamo.torch_backends import aot_arguments, aot_autograd, registered
 from graphprobe.internals.names import require
 from graphprobe.internals.quiet import quiet
