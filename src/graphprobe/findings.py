@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, Literal, TypeVar
 
@@ -136,6 +137,22 @@ def _number(value: bool | int | float | str, digits: int) -> str:
     return {"nan": "NaN", "inf": "infinity", "-inf": "-infinity", "-0": "0"}.get(text, text)
 
 
+class ProofRun(msgspec.Struct, kw_only=True, frozen=True):
+    """What the proof of a finding shows under one python.
+
+    Attributes:
+        python: path of the interpreter.
+        torch: version of its torch.
+        state: `wrong`: the fault is there; `right`: it is gone; `unsure`: the proof could not tell.
+        reason: why it could not tell, the last line that it printed; empty otherwise.
+    """
+
+    python: str
+    torch: str
+    state: Literal["right", "wrong", "unsure"]
+    reason: str = ""
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """One fault.
 
@@ -160,6 +177,7 @@ class Finding(msgspec.Struct, kw_only=True):
         reason: one or two sentences, with figures.
         worst: the worst element of what the user can observe; None where no values were compared: dtypes, shapes,
             strides, crashes.
+        proof_runs: what the proof shows under this python and under those that were asked for; empty if none was.
     """
 
     kind: Kind
@@ -180,6 +198,7 @@ class Finding(msgspec.Struct, kw_only=True):
     proof: Literal["piece", "program"] | None = None
     reason: str = ""
     worst: Worst | None = None
+    proof_runs: list[ProofRun] = []
 
 
 class Latent(msgspec.Struct, kw_only=True, frozen=True):
@@ -330,6 +349,12 @@ def read_document(document: Any, kind: type[T]) -> T:
         msgspec.ValidationError: a field is missing or is of another type; the message says which.
     """
     return msgspec.convert(document, kind, strict=False)  # "inf" is a number then
+
+
+def finding_json(finding: Finding) -> bytes:
+    """A finding as the dossier keeps it."""
+    plain = Diagnosis(verdict="fault", findings=[finding]).to_json()["findings"][0]
+    return (json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _finite(value: Any) -> Any:

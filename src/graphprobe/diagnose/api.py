@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from graphprobe.diagnose.dossier.proof_run import OtherPython, compare_pythons, other_pythons
 from graphprobe.diagnose.ladder import Ladder, Limits
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation, changed_settings
@@ -46,6 +47,7 @@ def diagnose(
     timeout_s: float | None = None,
     deep: bool = False,
     out: str | Path | None = None,
+    pythons: Sequence[str | Path] = (),
     on_step: Callable[[NamedStep], None] | None = None,
     **kwargs: Any,
 ) -> Diagnosis:
@@ -57,23 +59,20 @@ def diagnose(
     is in use a fork is impossible: then each step runs in a fresh process, from what was saved of the program.
 
     Args:
-        fn: function or module. Of a compiled one its backend, dynamic, mode, options and fullgraph are taken, as far as
-            they are not given here.
+        fn: function or module; of a compiled one, what `torch.compile` was given counts where nothing is given here.
         args, kwargs: of the one call to make.
-        backend: as `torch.compile` takes it; "inductor" where nobody says. Inductor's stages are looked into one by
-            one, another backend as a whole.
+        backend: as `torch.compile` takes it; by default "inductor", whose stages are looked into one by one.
         dynamic, mode, options, fullgraph: as `torch.compile` takes them.
-        grad: "auto": forward, and backward where any input or parameter requires a gradient. True: the same. False:
-            everything under `no_grad`.
+        grad: "auto" or True: forward, and backward where anything requires a gradient. False: all under `no_grad`.
         calls: `[(args, kwargs), …]` for a sequence of calls of one compiled function. `args` and `kwargs` are then left
             out, or are the first call's.
         between: called as `between(fn, i)` before call i, i ≥ 1.
         budget_s: seconds after which it ends, whatever runs then; the same call in a later process goes on from there.
-        step_limit_s: a compilation that takes longer, with its runs, is taken for one that never ends; by default 600.
-            Its old name, `timeout_s`, goes in 0.4.
+        step_limit_s: 600 by default; a compilation that takes longer, with its runs, is endless. Old name: `timeout_s`.
         first: stop at the first rung that is wrong, and at the first fault on it.
         deep: look into a program that is right, too; what disagrees inside is told as `latent`.
         out: folder for the dossiers; by default a new one under `graphprobe-diagnosis`.
+        pythons: other interpreters, or folders of their environments, under which each proof runs, too (`proof_runs`).
         on_step: called with the name of each step when it begins, "uncompiled", "plain", "float64", then the rungs,
             and each second while it runs. The name is a `str` with `seconds` and `doing`, what it does right now.
 
@@ -81,14 +80,22 @@ def diagnose(
         the Diagnosis.
 
     Raises:
-        UsageError: an argument is not of the kind named above.
+        UsageError: an argument is not of the kind named above, or one of `pythons` has no torch.
     """
     step_limit_s = step_limit_s if timeout_s is None else _by_its_old_name(timeout_s)
     found = _checked_limits({"budget_s": budget_s, "step_limit_s": step_limit_s, "first": first})
     asked, limits = CompileOverrides(backend, dynamic, mode, options, fullgraph), _limits_of(found, deep)
+    others = _checked_pythons(pythons)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
     with shown_in_notebook(on_step) as shown:
-        return climbed(program, with_limits(compilation, found), limits, on_step=shown, default=out is None)
+        made = climbed(program, with_limits(compilation, found), limits, on_step=shown, default=out is None)
+        return compare_pythons(made, others, limits.budget)
+
+
+def _checked_pythons(pythons: object) -> list[OtherPython]:
+    if not isinstance(pythons, (list, tuple)) or not all(isinstance(path, (str, Path)) for path in pythons):
+        raise UsageError(f"diagnose(pythons={pythons!r:.80}): it takes a list of paths")
+    return other_pythons(pythons, called="diagnose(pythons=['{}'])")
 
 
 def _by_its_old_name(timeout_s: float) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from graphprobe.diagnose.dossier.proof_run import OtherPython, compare_pythons
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, NamedStep
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, flattened, mapped
@@ -41,6 +42,7 @@ class ScriptOptions:
         budget: of time, for all diagnoses together.
         step_limit_s: for one compilation with its runs; None: as `diagnose` has it.
         first: end at the first fault.
+        pythons: interpreters under which each proof is run, too.
         out: folder that gets one folder for each diagnosis.
         deep: look into functions that are right, too.
     """
@@ -53,6 +55,7 @@ class ScriptOptions:
     deep: bool = False
     step_limit_s: float | None = None
     first: bool = False
+    pythons: tuple[OtherPython, ...] = ()
 
     def overrides(self) -> dict[str, Any]:
         """The arguments of `torch.compile` that are replaced."""
@@ -79,7 +82,8 @@ class ScriptOptions:
         step_limit = {} if self.step_limit_s is None else {"step_limit_s": self.step_limit_s}
         compilation = with_limits(compilation, {"first": self.first, **step_limit})
         limits = Limits(self.budget, self.deep, self.first)
-        return climbed(program, compilation, limits, on_step=on_step, default=out is None, part=part)
+        made = climbed(program, compilation, limits, on_step=on_step, default=out is None, part=part)
+        return compare_pythons(made, self.pythons, self.budget)
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from graphprobe.diagnose.dossier.report import report_text, title_of
 from graphprobe.diagnose.dossier.short import Short, control_of
 from graphprobe.diagnose.dossier.short_check import MOST_LINES
 from graphprobe.diagnose.dossier.short_program import ShortProgram, short_program
-from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, TEST, Shown, finding_json, first_shown, run_repro
+from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, TEST, Shown, first_shown, run_repro
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.diagnose.prove import REPRO_FAILS, free_folder
 from graphprobe.diagnose.settings import Compilation, changed_settings, versions
 from graphprobe.errors import GraphprobeError
-from graphprobe.findings import Finding, told_more
+from graphprobe.findings import Finding, finding_json, told_more
 
 log = logging.getLogger(__name__)
 

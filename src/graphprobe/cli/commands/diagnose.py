@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option, options_from, take
 from graphprobe.cli.output import JSON_HELP, JSON_METAVAR, STDOUT, JsonTo, new_file, new_folder, write_json
@@ -17,6 +19,7 @@ from graphprobe.cli.target import (
     call_from_file,
     callable_of,
     check_backend,
+    is_run,
     program_of,
     program_options,
     words_of,
@@ -25,10 +28,12 @@ from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, U
 from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
 from graphprobe.settings.limits import LIMITS, NoTimeLeft, TimeBudget, limits_from
+from graphprobe.store.diagnosis_file import dossiers_in, proof_of, read_diagnosed
 from graphprobe.store.files import read_file
 from graphprobe.store.layout import STEPS_HEAD, STEPS_NAME
 
 if TYPE_CHECKING:
+    from graphprobe.diagnose.dossier.proof_run import OtherPython
     from graphprobe.diagnose.script import ScriptOptions
     from graphprobe.findings import Diagnosis
     from graphprobe.probe.script import ScriptTarget
@@ -48,7 +53,12 @@ class _Told:
     diagnoses: list[Diagnosis]
 
 
-@click.command(cls=TargetCommand, reads=lambda word: callable_of(word) is not None)
+def _is_proof(word: str) -> bool:
+    """Whether it is a dossier, or a folder of dossiers, and no program."""
+    return is_run(word) and bool(dossiers_in(Path(word)))
+
+
+@click.command(cls=TargetCommand, reads=lambda word: callable_of(word) is not None or _is_proof(word))
 @click.option("--json", "json_path", metavar=JSON_METAVAR, help=JSON_HELP)
 @click.option(
     "-o", "--out", "out_dir", metavar="DIR", help="Folder for the proofs. Default: a new one in graphprobe-diagnosis."
@@ -60,6 +70,7 @@ class _Told:
 @click.option("--grad/--no-grad", default=None, help="Check the backward too. Default: if gradients are required.")
 @options_from(LIMITS)
 @click.option("--deep", is_flag=True, help="Look inside functions that are right, too, and list what disagrees there.")
+@click.option("--python", "pythons", metavar="PATH", multiple=True, help="Run the proofs under this python, too.")
 @only_function_option
 @program_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
@@ -73,6 +84,7 @@ def command(
     dynamic: bool | None,
     grad: bool | None,
     deep: bool,
+    pythons: tuple[str, ...],
     only_function: tuple[str, ...],
     module: str | None,
     code: str | None,
@@ -85,30 +97,34 @@ def command(
     when it is called. Or TARGET is FILE.py:CALLABLE, a function without arguments that returns (fn, args) or
     (fn, args, kwargs). Then fn is diagnosed. Options stand before a script.
 
+    With --python, each proof also runs under another python, with its torch: "wrong with 2.13, right with 2.15".
+    TARGET may then be a folder with proofs, and nothing is diagnosed again.
+
     \b
     Examples:
       graphprobe diagnose train.py --epochs 1
       graphprobe diagnose --json result.json model.py:make
+      graphprobe diagnose graphprobe-diagnosis --python other/bin/python
 
-    Exit codes: 0 healthy, 1 a fault was found, 2 wrong usage or nothing
-    was compiled, 125 undecided.
+    Exit codes: 0 healthy, 1 a fault was found, 2 wrong usage or nothing was compiled, 125 undecided.
     """
     named = module is not None or code is not None
     if not named and not (words and words[0]):
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
+    if not named and _is_proof(words[0]):
+        _refuse_beside_proofs(ctx, words)
+        ctx.exit(_proofs(words[0], pythons, JsonTo(json_path)))
     found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name])
     budget = TimeBudget(found.pop("budget_s", None))
-    to_file = json_path is not None and json_path != STDOUT
-    result = JsonTo(json_path, _result_file(_of_rank(json_path)) if json_path and to_file else None)
+    result = _json_to(json_path)
     out = None if out_dir is None else _folder(_of_rank(out_dir))
     if backend is not None:
         check_backend(backend)
     from graphprobe.diagnose.script import ScriptOptions
 
-    options = ScriptOptions(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
-    name = None if named else callable_of(words[0])
-    if name is not None and len(words) > 1:
-        raise UsageError(f"{words[0]} takes no arguments, and got {' '.join(words[1:])!r}")
+    with_grad: Any = "auto" if grad is None else grad
+    options = ScriptOptions(backend, dynamic, with_grad, budget, out, deep, pythons=_others(pythons), **found)
+    name = None if named else _callable_of(words)
     base = Path.cwd()  # a script may go elsewhere
     with filtered(only_function) as only:
         if name is None:
@@ -119,6 +135,69 @@ def command(
     if not result.printed:
         _end(told, words_of(module, code, words), base, left_out=ended != told.code)
     ctx.exit(ended)
+
+
+def _json_to(path: str | None) -> JsonTo:
+    to_file = path is not None and path != STDOUT
+    return JsonTo(path, _result_file(_of_rank(path)) if path and to_file else None)
+
+
+def _others(named: tuple[str, ...]) -> tuple[OtherPython, ...]:
+    from graphprobe.diagnose.dossier.proof_run import other_pythons
+
+    return tuple(other_pythons(named, called="--python {}"))
+
+
+def _callable_of(words: tuple[str, ...]) -> str | None:
+    name = callable_of(words[0])
+    if name is not None and len(words) > 1:
+        raise UsageError(f"{words[0]} takes no arguments, and got {' '.join(words[1:])!r}")
+    return name
+
+
+def _refuse_beside_proofs(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Of the options, only --python and --json go with proofs that are there already."""
+    named = [
+        p for p in ctx.command.params if p.name and ctx.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
+    ]
+    wrong = [p.opts[0] for p in named if p.name not in ("words", "pythons", "json_path")] + list(words[1:])
+    if wrong:
+        hint = "a proof has its own settings; only --python and --json go with it"
+        raise UsageError(f"{words[0]} holds proofs, and got {wrong[0]} too", hint=hint)
+
+
+def _proofs(target: str, named: tuple[str, ...], result: JsonTo) -> int:
+    """Run the proofs in a folder under this python and others, and print what each shows; the exit code."""
+    from graphprobe.diagnose.dossier.proof_run import run_proof, this_python
+    from graphprobe.findings import Diagnosis
+    from graphprobe.report.diagnosis import versions_in_words
+    from graphprobe.report.terminal import print_closing
+
+    read = read_diagnosed(Path(target))
+    findings = [finding for diagnosis in read.diagnoses for finding in diagnosis.findings]
+    proofs = [(folder, f) for f in findings if (folder := proof_of(f, read.path)) and (folder / "repro.py").is_file()]
+    if not proofs:
+        raise UsageError(
+            f"{target} holds no repro.py", hint="name the folder of a proof that graphprobe diagnose wrote"
+        )
+    pythons = [this_python(), *_others(named)]
+    states: list[str] = []
+    for folder, finding in proofs:
+        echo(f"graphprobe: running {folder / 'repro.py'} …", err=True)
+        run_proof(folder, finding, pythons)
+        states += [run.state for run in finding.proof_runs]
+        echo(f"{folder}: {versions_in_words(finding.proof_runs)}", err=result.printed)
+    code = EXIT_UNDECIDED if "unsure" in states else EXIT_OK
+    code = EXIT_FOUND if "wrong" in states else code
+    diagnosis = Diagnosis(verdict=_WORDS[code], findings=[finding for _, finding in proofs])
+    if not result.replaces_text(diagnosis.to_json):
+        counts = ", ".join(
+            f"{states.count(state)} {state}" for state in ("wrong", "right", "unsure") if state in states
+        )
+        head = f"{diagnosis.verdict.upper()}: {target}: {counts}"
+        follow = ["graphprobe", "issue", str(proofs[0][0])]
+        print_closing(head, [("proof", f"python {shlex.quote(str(proofs[0][0] / 'repro.py'))}")], follow=follow)
+    return code
 
 
 _SPELLED = {row.name: row.spelled.partition("/")[0] for row in LIMITS}
@@ -197,7 +276,12 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
     return _Told(code, f"{target}: {', '.join(counts)}", _WORDS[code], diagnoses)
 
 
-_WORDS = {EXIT_OK: "healthy", EXIT_FOUND: "fault", EXIT_USAGE: "undecided", EXIT_UNDECIDED: "undecided"}
+_WORDS: dict[int, Literal["healthy", "fault", "undecided"]] = {
+    EXIT_OK: "healthy",
+    EXIT_FOUND: "fault",
+    EXIT_USAGE: "undecided",
+    EXIT_UNDECIDED: "undecided",
+}
 
 
 def _end(told: _Told, target: list[str], base: Path, *, left_out: bool) -> None:

@@ -10,7 +10,7 @@ import re
 import tokenize
 from collections.abc import Mapping, Sequence
 
-from graphprobe.findings import Finding, Kind, Rung, expected_in_words, place_in_words, size_in_words
+from graphprobe.findings import Finding, Kind, ProofRun, Rung, expected_in_words, place_in_words, size_in_words
 from graphprobe.report.diagnosis import CRASHES, SENTENCES, as_sentence, details, reason_of
 
 TITLES = {
@@ -64,6 +64,7 @@ BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 """Rows of the table, each with more of the compiler than the one before."""
 
 RUNG_BACKENDS = {"dynamo": "eager", "aot": "aot_eager", "passes": "aot_eager_decomp_partition"}
+BACKENDS_HEAD, VERSIONS_HEAD = "| backend | result |", "| torch | result of the script |"
 STATES = {"right": "right", "wrong": "**wrong**", "unsure": "not sure", "not_run": "not run"}
 
 CODES = "exits 1 while the fault is there, 0 when it is gone, and 125 when it cannot tell"
@@ -158,11 +159,22 @@ def report_text(
 
 def with_backends(report: str, backends: Mapping[str, str]) -> str:
     """The report with a table of what each backend gives, before what is folded; as it is where it has one."""
-    table = _backends(backends)
-    if not backends or "| backend | result |" in report:
+    if not backends or BACKENDS_HEAD in report:
         return report
-    head, folded, tail = report.partition("\n\n<details>")
-    return f"{head}\n\n{table}{folded}{tail}"
+    return with_table(report, BACKENDS_HEAD, _backends(backends))
+
+
+def with_table(report: str, first: str, table: str) -> str:
+    """The report with a table before what is folded, in the place of the table that begins with the line `first`."""
+    blocks = [block for block in report.split("\n\n") if not block.startswith(f"{first}\n")]
+    at = next((i for i, block in enumerate(blocks) if block.startswith(("<details>", "### Error logs"))), len(blocks))
+    return "\n\n".join([*blocks[:at], table, *blocks[at:]])
+
+
+def versions_table(runs: Sequence[ProofRun]) -> str:
+    """What the proof shows with each version of torch."""
+    rows = [f"| {run.torch} | {STATES[run.state]}{_cell(f': {run.reason}' if run.reason else '')} |" for run in runs]
+    return scrubbed("\n".join([VERSIONS_HEAD, "|---|---|", *rows]))
 
 
 def versions_text(versions: Mapping[str, str]) -> str:
@@ -215,7 +227,7 @@ def _code(code: str | None) -> str:
 def _backends(backends: Mapping[str, str]) -> str:
     names = [*(name for name in BACKENDS if name in backends), *(name for name in backends if name not in BACKENDS)]
     rows = [f"| `{name}` | {STATES.get(backends[name], backends[name])} |" for name in names]
-    return "\n".join(["| backend | result |", "|---|---|", *rows])
+    return "\n".join([BACKENDS_HEAD, "|---|---|", *rows])
 
 
 def _facts(finding: Finding) -> str:

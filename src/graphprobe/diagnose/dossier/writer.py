@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import logging
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,21 +16,18 @@ from torch import fx
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.plain_inputs import FILE
+from graphprobe.diagnose.dossier.proof_run import run_script
 from graphprobe.diagnose.dossier.report import CODES, backends_of, report_text, title_of, with_backends
 from graphprobe.diagnose.dossier.repro import repro_source
 from graphprobe.diagnose.dossier.short import Short
-from graphprobe.diagnose.dossier.watch import end_with_parent
 from graphprobe.engine.values import one_file_bytes, tensor_file, to_bytes
 from graphprobe.errors import EXIT_UNDECIDED, UsageError
-from graphprobe.findings import Diagnosis, Finding, Rung, Stage
+from graphprobe.findings import Finding, Rung, Stage, finding_json
 from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_text import graph_text
 from graphprobe.store.files import replace_file, write_new_file
 
 log = logging.getLogger(__name__)
-
-OUTPUT = 20_000
-"""Characters of a script's output that are kept, the last ones."""
 
 EXACT = "exact"
 """Folder of the long form of a repro and its data, beside the short one."""
@@ -196,12 +188,6 @@ def complete_dossier(finding: Finding, rungs: Sequence[Rung], backend: str) -> N
         replace_file(report, text.encode())
 
 
-def finding_json(finding: Finding) -> bytes:
-    """A finding as the dossier keeps it."""
-    plain = Diagnosis(verdict="fault", findings=[finding]).to_json()["findings"][0]
-    return (json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
 def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}-{next(_counter)}")
@@ -235,8 +221,8 @@ def first_shown(candidates: Iterable[Short], stage: Stage = "unknown", *, timeou
                 (Path(folder) / name).write_text(text, "utf-8")
             if short.tensors:
                 (Path(folder) / FILE).write_bytes(tensor_file(short.tensors))
-            control = pool.submit(_run, [str(Path(folder) / "control.py")], timeout_s, stage)
-            code, output = _run([str(Path(folder) / "repro.py")], timeout_s, stage)
+            control = pool.submit(run_script, [str(Path(folder) / "control.py")], timeout_s, stage)
+            code, output = run_script([str(Path(folder) / "repro.py")], timeout_s, stage)
             right, said = control.result()
         lines = short.text.count("\n")
         log.info(
@@ -255,36 +241,4 @@ def run_repro(folder: Path, stage: Stage = "unknown", *, timeout_s: float = 300.
     repro = Path(folder).resolve() / "repro.py"
     if not repro.is_file():
         return EXIT_UNDECIDED
-    return _run([str(repro), "--timeout", str(timeout_s)], timeout_s + GRACE_S, stage)[0]
-
-
-def _run(arguments: Sequence[str], timeout_s: float, stage: Stage) -> tuple[int, str]:
-    """Exit code and output of a script, run alone.
-
-    torch's caches of graphs are left alone; a fault of the stage `runtime` may come out of them, so that it gets empty
-    ones of its own.
-    """
-    env = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as elsewhere:
-        if stage == "runtime":
-            env |= dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "1")
-            env["TORCHINDUCTOR_CACHE_DIR"] = str(Path(elsewhere) / "cache")
-        process = subprocess.Popen(
-            [sys.executable, "-I", *arguments],
-            cwd=elsewhere,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        )
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            return EXIT_UNDECIDED, f"it did not end within {timeout_s:g} s"
-        finally:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    code = process.returncode
-    return (code if code >= 0 else EXIT_UNDECIDED), output.decode("utf-8", "replace")[-OUTPUT:]
+    return run_script([str(repro), "--timeout", str(timeout_s)], timeout_s + GRACE_S, stage)[0]
