@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analysis.test_timing import compiled, profile_of
+from conftest import ROOT
 from foreign_dumps import example
 from graphprobe.analysis.timing_records import write_profile
 from graphprobe.report.html.make import page_of
@@ -19,11 +21,9 @@ from graphprobe.report.html.sections_diagnosis import report_from as diagnosis_f
 from graphprobe.report.html.sections_run import report_from as run_from
 from graphprobe.store.foreign.msprobe_write import write_msprobe
 from report.browser import Opened, OpenReport, axe_faults
+from report.looks import LOOKS, PICTURES, REPORTS
 from report.made import page, report_cases
 from report.samples import MadeRun, fault
-
-PAPER = 700
-"""Pixels across a page between its margins."""
 
 MISPLACED = """(scrolls) => {
     const held = (one) => {
@@ -95,17 +95,37 @@ def printed(opened: Opened) -> None:
     opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("kind", ["fault", "comparison", "run", "dump", "profile"])
-def test_on_a_screen_nothing_overlaps(kind: str, width: int, tmp_path: Path, open_report: OpenReport) -> None:
-    opened = open_report(page(tmp_path / f"{kind}.html", report_of(kind, tmp_path)), width=width)
+@pytest.mark.parametrize("look", ["desktop", "dark", "phone"])
+@pytest.mark.parametrize("kind", REPORTS)
+def test_on_a_screen_nothing_overlaps_and_all_can_be_used(
+    kind: str, look: str, tmp_path: Path, open_report: OpenReport
+) -> None:
+    seen = LOOKS[look]
+    file = page(tmp_path / f"{kind}.html", report_of(kind, tmp_path))
+    opened = open_report(file, dark=seen.dark, width=seen.width, height=seen.height)
     opened.page.wait_for_function("[...document.querySelectorAll('.view')].every(view => view.dataset.done)")
     assert opened.page.evaluate(MISPLACED, True) == []
+    assert axe_faults(opened.page) == []
 
 
-@pytest.mark.parametrize("kind", ["fault", "comparison", "run", "dump", "profile"])
+def test_of_each_kind_and_look_there_is_a_picture() -> None:
+    """`python scripts/report_pictures.py` draws them."""
+    page = (ROOT / "docs" / "report.md").read_text("utf-8")
+    names = {f"{kind}_{look}.png" for kind in REPORTS for look in LOOKS}
+    assert {path.name for path in PICTURES.iterdir()} == names
+    assert set(re.findall(r"\(pictures/reports/([\w.]+)\)", page)) == names
+    for name in names:
+        head = (PICTURES / name).read_bytes()[:24]
+        look = LOOKS[name.removesuffix(".png").partition("_")[2]]
+        assert head[:8] == b"\x89PNG\r\n\x1a\n"
+        assert struct.unpack(">II", head[16:]) == (look.width, look.height)
+
+
+@pytest.mark.parametrize("kind", REPORTS)
 def test_on_paper_all_is_there_and_nothing_overlaps(kind: str, tmp_path: Path, open_report: OpenReport) -> None:
-    opened = open_report(page(tmp_path / f"{kind}.html", report_of(kind, tmp_path)), width=PAPER, dark=True)
+    opened = open_report(
+        page(tmp_path / f"{kind}.html", report_of(kind, tmp_path)), width=LOOKS["print"].width, dark=True
+    )
     view = opened.page
     printed(opened)
     assert view.evaluate(MISPLACED) == []
@@ -119,7 +139,7 @@ def test_on_paper_all_is_there_and_nothing_overlaps(kind: str, tmp_path: Path, o
 
 
 def test_what_overlaps_or_is_too_wide_is_seen(tmp_path: Path, open_report: OpenReport) -> None:
-    opened = open_report(page(tmp_path / "run.html", report_of("run", tmp_path)), width=PAPER)
+    opened = open_report(page(tmp_path / "run.html", report_of("run", tmp_path)), width=LOOKS["print"].width)
     printed(opened)
     opened.page.evaluate("document.querySelector('#passes').style.cssText = 'height: 10px; overflow: visible'")
     assert any("overlaps" in told for told in opened.page.evaluate(MISPLACED))
