@@ -156,10 +156,16 @@ def test_the_command_runs_the_proofs_of_a_folder(tmp_path: Path, run_python: Cal
     assert done.out.splitlines() == [
         f"moved: wrong with torch {torch.__version__}, right with torch 2.90.0",
         "FAULT: moved: 1 wrong, 1 right",
-        "  proof: python moved/repro.py",
+        "  proof: moved",
         "  next:  graphprobe issue moved",
     ]
     (tmp_path / "moved" / "repro.py").write_text("pass\n")
+    assert ran("moved").out.splitlines() == [
+        f"moved: right with torch {torch.__version__}",
+        "HEALTHY: moved: 1 right",
+        "  proof: moved",
+        "  next:  python moved/repro.py",
+    ]
     done = ran("--json", "-", ".")
     assert done.code == 0, done.err
     diagnosis = read_document(json.loads(done.out), Diagnosis)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,7 +195,9 @@ def _proofs(target: str, named: tuple[str, ...], result: JsonTo) -> int:
         )
         head = f"{diagnosis.verdict.upper()}: {target}: {counts}"
         follow = ["graphprobe", "issue", str(proofs[0][0])]
-        print_closing(head, [("proof", f"python {shlex.quote(str(proofs[0][0] / 'repro.py'))}")], follow=follow)
+        if code != EXIT_FOUND:
+            follow = ["python", str(proofs[0][0] / "repro.py")]
+        print_closing(head, [("proof", str(proofs[0][0]))], follow=follow)
     return code
 
 
