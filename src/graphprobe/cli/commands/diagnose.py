@@ -194,10 +194,9 @@ def _proofs(target: str, named: tuple[str, ...], result: JsonTo) -> int:
             f"{states.count(state)} {state}" for state in ("wrong", "right", "unsure") if state in states
         )
         head = f"{diagnosis.verdict.upper()}: {target}: {counts}"
-        follow = ["graphprobe", "issue", str(proofs[0][0])]
-        if code != EXIT_FOUND:
-            follow = ["python", str(proofs[0][0] / "repro.py")]
-        print_closing(head, [("proof", str(proofs[0][0]))], follow=follow)
+        first = str(proofs[0][0])
+        follow = ["graphprobe", "issue", first] if code == EXIT_FOUND else ["python", f"{first}/repro.py"]
+        print_closing(head, [("proof", first)], follow=follow)
     return code
 
 
