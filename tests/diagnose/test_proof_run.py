@@ -64,8 +64,8 @@ def test_wrong_right_and_neither(tmp_path: Path) -> None:
         ("2.92.0", "unsure", "it fails uncompiled, too: a b"),
     ]
     assert versions_in_words(finding.proof_runs).endswith(
-        ", right with torch 2.90.0, not known with torch 2.91.0 (a b), "
-        "not known with torch 2.92.0 (it fails uncompiled, too: a b)"
+        ", right with torch 2.90.0, not sure with torch 2.91.0 (a b), "
+        "not sure with torch 2.92.0 (it fails uncompiled, too: a b)"
     )
     kept = read_document(json.loads((tmp_path / "proof" / "finding.json").read_bytes()), Finding)
     assert kept.proof_runs == finding.proof_runs

@@ -139,7 +139,7 @@ def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str 
 
 def versions_in_words(runs: Sequence[ProofRun]) -> str:
     """With which versions of torch the proof shows the fault: `wrong with torch 2.13.0, right with torch 2.15.0`."""
-    words = {"wrong": "wrong", "right": "right", "unsure": "not known"}
+    words = {"wrong": "wrong", "right": "right", "unsure": "not sure"}
     return ", ".join(
         f"{words[run.state]} with torch {run.torch}{f' ({_one_line(run.reason)})' if run.reason else ''}"
         for run in runs
