@@ -160,7 +160,7 @@ def test_the_page_prints_what_it_shows(run_warm: Python, run_python: Python, tmp
 
 def test_the_page_names_every_option() -> None:
     named = set(re.findall(r"`(--graphprobe[a-z-]*)", PAGE))
-    assert named == {"--graphprobe", "--graphprobe-out", "--graphprobe-budget"}
+    assert named == {"--graphprobe", "--graphprobe-out", "--graphprobe-budget", "--graphprobe-exact"}
     source = (ROOT / "src/graphprobe_pytest/__init__.py").read_text(encoding="utf-8")
     assert set(re.findall(r'"(--graphprobe[a-z-]*)"', source)) == named
     arguments = inspect.signature(graphprobe.assert_compiles_like_eager).parameters.values()
@@ -192,6 +192,36 @@ def test_it():
     assert told(done)["test_it"].startswith("FAULT net (test_net.py:6): Compiled, torch.relu gives wrong numbers")
     assert "E           operation: torch.relu, node relu" in done.out
     assert "assertion.py" not in done.out, "the traceback ends in the test"
+
+
+EXACT = """
+import torch
+import graphprobe
+
+
+def net(x):
+    return torch.relu(x) * 2
+
+
+def off(gm, inputs):
+    return lambda *args: [torch.nextafter(value, value + 1) for value in gm.forward(*args)]
+
+
+def test_bits():
+    graphprobe.assert_compiles_like_eager(net, torch.ones(3), backend=off)
+
+
+def test_equal():
+    graphprobe.assert_compiles_like_eager(net, torch.ones(3), backend="eager")
+"""
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_exact_is_for_every_assertion_of_the_session(exact: bool, run_warm: Python, tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, run_warm, EXACT, "-n", "0", *(["--graphprobe-exact"] if exact else []))
+    assert done.code == (1 if exact else 0), done.out
+    assert ("gives other last bits" in done.out) == exact
+    assert ("1 failed, 1 passed" if exact else "2 passed") in done.out
 
 
 def test_off_it_imports_neither_torch_nor_graphprobe(run_python: Python, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ Kind = Literal[
     "hang",
     "side_effect",
     "unsupported",
+    "not_bitwise",
 ]
 
 
@@ -225,6 +227,40 @@ class LargestZ(msgspec.Struct):
     z: float = 0.0
 
 
+class BitDifference(msgspec.Struct, kw_only=True, frozen=True):
+    """How one observable of a program that is right differs from the uncompiled one's.
+
+    Attributes:
+        observable: `outputs[0]`, `gradients[1]`, `inputs[0]`, which is an input after the call.
+        call: number of the call.
+        elements: share of the elements that differ, above 0, at most 1. −0 equals 0, and any NaN any other.
+        max_ulp: the largest difference in units in the last place of the value's dtype; of whole numbers in ones.
+        max_abs: the largest difference.
+        worst: the element that has it; None of a value that is no tensor.
+        repeats: whether the uncompiled program gives the same bits each time it runs. False: nothing can be said.
+    """
+
+    observable: str
+    call: int
+    elements: float
+    max_ulp: float
+    max_abs: float
+    worst: Worst | None = None
+    repeats: bool = True
+
+
+def bits_in_words(differences: Sequence[BitDifference]) -> str:
+    """By how much the first one differs, and how many more do, as a sentence."""
+    first, more = differences[0], len(differences) - 1
+    label = first.worst.label if first.worst is not None else first.observable
+    units = "unit" if first.max_ulp == 1 else "units"
+    amount = f", by up to {_number(first.max_ulp, 3)} {units} in the last place" if first.max_ulp else ""
+    size = f" ({_number(first.max_abs, 2)})" if first.max_abs else ""
+    others = f" So do {more} more observables." if more > 1 else " So does one more observable." if more else ""
+    share = "All" if first.elements == 1.0 else f"{_number(100 * first.elements, 2)}%"
+    return f"{share} of the elements of {label} differ{amount}{size}.{others}"
+
+
 class Rung(msgspec.Struct, kw_only=True):
     """One way of running the program, held against the uncompiled one.
 
@@ -270,6 +306,7 @@ class Diagnosis(ShowsItself, msgspec.Struct, kw_only=True):
         findings: the faults, the earliest stage first.
         ruled_out: what was checked and is right, one sentence each.
         latent: what disagrees inside and shows in nothing that the user can observe; it decides nothing.
+        differences: of a program that is right: the observables that are not what they are uncompiled to the last bit.
         largest_z: the largest local error seen.
         notes: what could not be checked and why; of an undecided verdict the reason stands first.
         raises: the exception in which the program ends, uncompiled and compiled; empty where it returns.
@@ -284,6 +321,7 @@ class Diagnosis(ShowsItself, msgspec.Struct, kw_only=True):
     findings: list[Finding] = []
     ruled_out: list[str] = []
     latent: list[Latent] = []
+    differences: list[BitDifference] = []
     largest_z: LargestZ = msgspec.field(default_factory=LargestZ)
     notes: list[str] = []
     raises: str = ""

@@ -6,6 +6,7 @@ collect where `TORCH_COMPILE_DEBUG` is set.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,16 +37,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="begin no further step of the diagnosis of one function after this",
     )
+    group.addoption(
+        "--graphprobe-exact",
+        action="store_true",
+        help="every bit counts: assert_compiles_like_eager and diagnoses take what rounding explains for a fault, too",
+    )
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Stand in for `torch.compile` before a conftest.py can import torch and compile something."""
     if getattr(early_config.known_args_namespace, "graphprobe", False):
-        _watch(early_config, early_config.known_args_namespace.graphprobe_budget)
+        _watch(early_config, early_config.known_args_namespace)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With `--graphprobe`, watch the session."""
+    """With `--graphprobe`, watch the session; with `--graphprobe-exact`, tell the assertion."""
+    if config.getoption("graphprobe_exact"):
+        from graphprobe.testing.assertion import EXACT
+
+        token = EXACT.set(True)
+        config.add_cleanup(lambda: EXACT.reset(token))
     if not config.getoption("graphprobe"):
         return
     budget_s = config.getoption("graphprobe_budget")
@@ -56,14 +67,14 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--graphprobe-out {out}: it is no folder")
     from graphprobe.testing.failing import FailingTests
 
-    config.pluginmanager.register(FailingTests(config, _watch(config, budget_s), out), "graphprobe-failing-tests")
+    config.pluginmanager.register(FailingTests(config, _watch(config, config.option), out), "graphprobe-failing-tests")
 
 
-def _watch(config: pytest.Config, budget_s: float | None) -> CompileWatch:
+def _watch(config: pytest.Config, options: argparse.Namespace) -> CompileWatch:
     found = config.stash.get(_WATCH, None)
     if found is None:
         from graphprobe.testing.failing import CompileWatch
 
-        found = config.stash[_WATCH] = CompileWatch(budget_s)
+        found = config.stash[_WATCH] = CompileWatch(options.graphprobe_budget, exact=options.graphprobe_exact)
         found.install()
     return found

@@ -387,7 +387,7 @@ def test_the_kernels_are_looked_into_as_far_as_there_is_memory(
     monkeypatch.setattr(ladder.steps, "kernels", lambda *args, expose, **kwargs: asked.append(expose))
     made = Ladder(Program(program, [((X,), {})]), Compilation("inductor", None, tmp_path), ladder.Limits())
     made.room.sizes = Sizes(state=GIB, run=GIB, ops=2 * GIB)
-    step = made._fitting("kernels", made._looking("kernels"))
+    step = made._fitting("kernels", made.looking("kernels"))
     if step is not None:
         step()
     assert asked == ([] if shown is None else [shown])

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def climb(_: Any) -> Diagnosis:
+    def climb(*_: Any) -> Diagnosis:
         raise AssertionError("nothing may run")
 
     monkeypatch.setattr(api.Ladder, "climb", climb)
@@ -116,7 +116,7 @@ def prepared(*args: Any, **kwargs: Any) -> Any:
     """The program and compilation that `diagnose` would look into."""
     found: list[Any] = []
 
-    def climb(ladder: api.Ladder, explain: Any) -> Diagnosis:
+    def climb(ladder: api.Ladder, *_: Any) -> Diagnosis:
         found.append((ladder.program, ladder.compilation))
         return Diagnosis(verdict="healthy")
 

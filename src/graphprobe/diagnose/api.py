@@ -17,6 +17,7 @@ import torch
 from graphprobe.diagnose.dossier.proof_run import OtherPython, compare_pythons, other_pythons
 from graphprobe.diagnose.ladder import Ladder, Limits
 from graphprobe.diagnose.program import Program, tensors_of
+from graphprobe.diagnose.searches.exactness import look_at_bits
 from graphprobe.diagnose.settings import Compilation, changed_settings
 from graphprobe.diagnose.unexplained import findings_for
 from graphprobe.engine.finished import PARENT, FinishedSteps, Identity, begun_in, identity_of, is_unfinished
@@ -44,6 +45,7 @@ def diagnose(
     budget_s: float | None = None,
     step_limit_s: float | None = None,
     first: bool | None = None,
+    exact: bool | None = None,
     timeout_s: float | None = None,
     deep: bool = False,
     out: str | Path | None = None,
@@ -61,15 +63,14 @@ def diagnose(
     Args:
         fn: function or module; of a compiled one, what `torch.compile` was given counts where nothing is given here.
         args, kwargs: of the one call to make.
-        backend: as `torch.compile` takes it; by default "inductor", whose stages are looked into one by one.
-        dynamic, mode, options, fullgraph: as `torch.compile` takes them.
+        backend, dynamic, mode, options, fullgraph: as `torch.compile` takes them; "inductor" is looked into by stages.
         grad: "auto" or True: forward, and backward where anything requires a gradient. False: all under `no_grad`.
-        calls: `[(args, kwargs), …]` for a sequence of calls of one compiled function. `args` and `kwargs` are then left
-            out, or are the first call's.
+        calls: `[(args, kwargs), …]`: several calls of one compiled function, in the place of `args` and `kwargs`.
         between: called as `between(fn, i)` before call i, i ≥ 1.
         budget_s: seconds after which it ends, whatever runs then; the same call in a later process goes on from there.
         step_limit_s: 600 by default; a compilation that takes longer, with its runs, is endless. Old name: `timeout_s`.
         first: stop at the first rung that is wrong, and at the first fault on it.
+        exact: make a fault (`not_bitwise`) of results that are right and differ in their last bits.
         deep: look into a program that is right, too; what disagrees inside is told as `latent`.
         out: folder for the dossiers; by default a new one under `graphprobe-diagnosis`.
         pythons: other interpreters, or folders of their environments, under which each proof runs, too (`proof_runs`).
@@ -83,7 +84,7 @@ def diagnose(
         UsageError: an argument is not of the kind named above, or one of `pythons` has no torch.
     """
     step_limit_s = step_limit_s if timeout_s is None else _by_its_old_name(timeout_s)
-    found = _checked_limits({"budget_s": budget_s, "step_limit_s": step_limit_s, "first": first})
+    found = _checked_limits(budget_s=budget_s, step_limit_s=step_limit_s, first=first, exact=exact)
     asked, limits = CompileOverrides(backend, dynamic, mode, options, fullgraph), _limits_of(found, deep)
     others = _checked_pythons(pythons)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
@@ -105,10 +106,12 @@ def _by_its_old_name(timeout_s: float) -> float:
 
 
 def _limits_of(found: Mapping[str, Any], deep: bool) -> Limits:
-    return Limits(TimeBudget(found.get("budget_s")), deep, found.get("first", False))
+    return Limits(
+        TimeBudget(found.get("budget_s")), deep, first=found.get("first", False), exact=found.get("exact", False)
+    )
 
 
-def _checked_limits(given: Mapping[str, object]) -> dict[str, Any]:
+def _checked_limits(**given: object) -> dict[str, Any]:
     return limits_from(given, os.environ, called=lambda name: f"diagnose({name}=…)")
 
 
@@ -143,7 +146,7 @@ def climbed(
         if known is not None:
             return known
         with kept.as_begun():
-            result = Ladder(program, compilation, limits, on_step, kept).climb(findings_for)
+            result = Ladder(program, compilation, limits, on_step, kept).climb(findings_for, look_at_bits)
         if not result.unfinished:
             kept.done(result if part else None)
         return result
@@ -165,6 +168,7 @@ def identity_of_program(program: Program, compilation: Compilation, limits: Limi
         "grad": program.grad,
         "between": program.between is not None,
         "deep": limits.deep,
+        "exact": limits.exact,
         "rank": environment.rank(),
     }
     values = [part for t in [*tensors_of(list(program.calls)), *program.state()] for part in plain_parts(t)]

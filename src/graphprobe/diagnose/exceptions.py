@@ -12,7 +12,9 @@ from torch.fx import Node
 
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import is_view
-from graphprobe.findings import Stage
+from graphprobe.errors import Raised
+from graphprobe.findings import Finding, Stage
+from graphprobe.judge.refusals import user_line
 
 
 class Origin(msgspec.Struct):
@@ -199,3 +201,17 @@ def _origin_node(value: Any, written: str) -> Node | None:
     if isinstance(found, Node):
         return found
     return origins[0] if origins else None
+
+
+def unsupported(told: str, raised: Raised, origin: Origin | None) -> Finding:
+    """A refusal of torch's as a finding; `told`: in torch's words, with the remedy."""
+    place = origin or Origin("unknown")
+    return Finding(
+        kind="unsupported",
+        stage="unknown",
+        op=place.op,
+        node=place.node,
+        source=place.source or user_line(raised),
+        module=place.module,
+        reason=told,
+    )

@@ -15,7 +15,7 @@ from graphprobe.diagnose.local import Expectation, LocalError, Suspect, comparab
 from graphprobe.diagnose.passes import different
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
-from graphprobe.engine.naming import op_of, source_of
+from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import same_bits
@@ -73,6 +73,7 @@ class KernelReport:
 
     suspects: list[Suspect] = field(default_factory=list)
     wider: list[Latent] = field(default_factory=list)  # more precise than the op by itself
+    rounded: list[Latent] = field(default_factory=list)  # right, and not bit for bit as the op by itself
     checked: int = 0
     largest: tuple[str | None, float] = (None, 0.0)
     whole: LocalError = field(default_factory=lambda: LocalError("ok"))
@@ -107,7 +108,9 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
         if error.answer == "ok" and error.z > report.largest[1]:
             report.largest = (f"{compiled.direction}:{name}", error.z)
         if error.answer == "better":
-            report.wider.append(_told(compiled, node, error))
+            report.wider.append(error.latent(node, "codegen", compiled.direction))
+        if error.other_bits:
+            report.rounded.append(error.latent(node, "codegen", compiled.direction, "not_bitwise"))
         if error.answer == "worse":
             suspect = Suspect(
                 error.kind,
@@ -125,18 +128,6 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
     if report.whole.answer == "worse" and not report.suspects:
         report.suspects += _wrong_outputs(compiled, call, run)
     return report
-
-
-def _told(compiled: CompiledGraph, node: Node, error: LocalError) -> Latent:
-    return Latent(
-        kind=error.kind,
-        stage="codegen",
-        direction="backward" if compiled.direction == "backward" else "forward",
-        op=op_of(node),
-        node=node.name,
-        source=source_of(node),
-        reason=error.reason,
-    )
 
 
 def _wrong_outputs(compiled: CompiledGraph, call: int, run: GraphRun) -> list[Suspect]:

@@ -17,7 +17,7 @@ import torch
 
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier.writer import complete_dossier
-from graphprobe.diagnose.exceptions import Origin, origin_of_stack
+from graphprobe.diagnose.exceptions import Origin, origin_of_stack, unsupported
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.program_text.fresh import FreshProcesses
 from graphprobe.diagnose.references import T, measure
@@ -34,14 +34,11 @@ from graphprobe.internals import after_fork, caches
 from graphprobe.internals.operators import collectives
 from graphprobe.judge.judging import Difference, Judged, Reference, identical, judged, roundoff_of, worst_of
 from graphprobe.judge.observation import Observation, ObservationRecord, read
-from graphprobe.judge.refusals import refusal_of, user_line
+from graphprobe.judge.refusals import refusal_of
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
 from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
 
 log = logging.getLogger(__name__)
-
-ROUNDING = "emulate_precision_casts"
-"""Inductor's switch that makes kernels round narrow values where the uncompiled program does."""
 
 HANG_FACTOR, HANG_LEAST_S = 10.0, 60.0
 """Once something has not ended: what takes so many times what took longest of what ended, and so long, does not end."""
@@ -67,11 +64,13 @@ class Limits:
         budget: what is left of the time for all steps.
         deep: look into a program that is right, too.
         first: stop at the first rung that is wrong, and at the first fault on it.
+        exact: a difference that rounding explains is a fault, too.
     """
 
     budget: TimeBudget = field(default_factory=lambda: TimeBudget(None))
     deep: bool = False
     first: bool = False
+    exact: bool = False
 
 
 class Ladder:
@@ -83,6 +82,7 @@ class Ladder:
         better: where the uncompiled program is the one that is further off, by the rung's name.
         reports: of the rungs that were run.
         origins: where rungs stood that did not end in time.
+        alike: rungs that are, to the last bit, as uncompiled.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class Ladder:
         self.better: dict[RungName, list[Difference]] = {}
         self.reports: dict[RungName, RungReport] = {}
         self.origins: dict[RungName, Origin] = {}
+        self.alike: set[str] = set()
         self.top: RungName = "plain" if compilation.is_inductor else "kernels"
         self.reference: Reference | None = None
         self.suspected: list[Latent] = []  # by searches other than the rungs'
@@ -113,12 +114,17 @@ class Ladder:
         self._measured = self._noise_unknown = False  # unknown: for want of time or memory
         self._late = ""  # what the budget has ended first, in words
 
-    def climb(self, explain: Callable[[Ladder, RungName, Sequence[Difference]], list[Finding]]) -> Diagnosis:
+    def climb(
+        self,
+        explain: Callable[[Ladder, RungName, Sequence[Difference]], list[Finding]],
+        look_at_bits: Callable[[Ladder], None],
+    ) -> Diagnosis:
         """Run the program as its user does, look into it where that differs, and say what was found.
 
         `explain` names what is to blame for a failure that no check of a rung has explained: one finding at least.
+        `look_at_bits` is called once a program has been found right.
         """
-        self._explain = explain
+        self._explain, self._look_at_bits = explain, look_at_bits
         ranks, forks = collectives.ranks(), after_fork.can_fork()
         if ranks > 1 and not forks:
             self.result.notes.append(notes.NO_FORK.format(ranks=ranks))
@@ -142,6 +148,8 @@ class Ladder:
                 if self.failing.get(self.top) and self._drop_cut_off():
                     self._rung(self.top, plain)
             self._settle()
+            if self.result.verdict == "healthy" and self.top not in self.alike:
+                self._look_at_bits(self)
             rungs: Sequence[RungName] = RUNGS if self.compilation.is_inductor else ("dynamo", "kernels")
             self.result.rungs = [*map(self._shown, rungs)]
             for finding in self.result.findings:
@@ -293,6 +301,7 @@ class Ladder:
         what, text = "whether it differs", notes.UNSEEN
         try:
             if self._judge(partial(identical, self.reference, calls), bool):
+                self.alike.add(rung)
                 return []
             what, text = "whether rounding explains what differs", notes.UNJUDGED
             self._measure_noise(self.reference)
@@ -314,6 +323,11 @@ class Ladder:
         if better is not None:
             better += found.better
         return notes.unsure_of_numbers(found.differences) if self._noise_unknown else found.differences
+
+    def seen_by(self, look: Callable[[Reference, list[Observation]], T], kind: type[T], report: RungReport) -> T | None:
+        """What `look` sees in a rung's calls, in a process of its own; `kind`: of what it gives."""
+        assert self.reference is not None
+        return self._judge(partial(look, self.reference, self._read(report.calls)), kind)
 
     def _judge(self, step: Callable[[], Any], kind: type[T]) -> T | None:
         """Judge in a child process, which can be ended, and whose memory goes with it; None if it did not end well."""
@@ -337,7 +351,7 @@ class Ladder:
         log.info("rung %s: %.1f s, grown by %s", name, outcome.seconds, told(outcome.grown))
         if outcome.died and name == "kernels" and self.compilation.is_inductor:
             # Showing every value is a compilation of its own: is it that one which dies?
-            again = self.step(self._looking("kernels", expose=False))
+            again = self.step(self.looking("kernels", expose=False))
             if not again.died:
                 self.result.notes.append("the kernels died when compiled to show their values, and not otherwise")
             outcome = again
@@ -376,7 +390,7 @@ class Ladder:
         if self.room.fits(name, less):
             return step
         fits = name == "kernels" and self.room.fits("kernels as they are", "it was left out")
-        return self._looking("kernels", expose=False) if fits else None
+        return self.looking("kernels", expose=False) if fits else None
 
     # -- where -------------------------------------------------------------------------------------------------------
 
@@ -385,7 +399,7 @@ class Ladder:
         late: list[RungName] = ["dynamo", "aot", "passes", "kernels"] if self.compilation.is_inductor else ["dynamo"]
         try:
             while late and not (self.limits.first and self._lower_is_wrong()):
-                self._rung(late[0], self._looking(late[0]))
+                self._rung(late[0], self.looking(late[0]))
                 late.pop(0)
         except NoTimeLeft as spent:
             self.late(f"what is wrong on the rungs {', '.join(late)}", spent)
@@ -393,7 +407,7 @@ class Ladder:
     def _lower_is_wrong(self) -> bool:
         return any(state == "wrong" for name, state in self.states().items() if name != self.top)
 
-    def _looking(self, name: RungName, *, expose: bool = True) -> Callable[[], RungReport]:
+    def looking(self, name: RungName, *, expose: bool = True) -> Callable[[], RungReport]:
         """The step that looks into a rung."""
         more = {"expose": expose, "only_alone": bool(self.result.findings)} if name == "kernels" else {}
         return partial(getattr(steps, name), self.program, self.compilation, **more)
@@ -465,14 +479,14 @@ class Ladder:
             finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
         with self.in_time("whether the program fails by itself"):
             if not any(f.proof for f in self.result.findings):
-                self._by_program(prove_by_program, next((d.where for d in certain), ""))
+                self.by_program(prove_by_program, next((d.where for d in certain), ""))
             elif has_long_repro(self.result.findings[0]):
-                self._by_program(shorten_by_program, next((d.where for d in certain), ""))
+                self.by_program(shorten_by_program, next((d.where for d in certain), ""))
             if not any(f.proof for f in self.result.findings):
                 self._repeat()
         self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
 
-    def _by_program(self, prove: Callable[..., Finding], where: str) -> None:
+    def by_program(self, prove: Callable[..., Finding], where: str) -> None:
         """The first finding with the program as its proof, in a child process, which can be ended."""
         self.on_step("proof")
         finding = self.result.findings[0]
@@ -540,17 +554,7 @@ class Ladder:
         refusals = [told for r in raised if (told := refusal_of(r)) is not None]
         if len(refusals) < len(certain):  # it is wrong in another way, too
             return None
-        told = refusals[0]
-        origin = report.origin
-        return Finding(
-            kind="unsupported",
-            stage="unknown",
-            op=origin.op if origin is not None else None,
-            node=origin.node if origin is not None else None,
-            source=(origin.source if origin is not None else None) or user_line(raised[0]),
-            module=origin.module if origin is not None else None,
-            reason=told,
-        )
+        return unsupported(refusals[0], raised[0], report.origin)
 
     def _is_excess(self, user: State) -> bool:
         """Whether all that differs is gone once kernels round narrow values as eager does."""
@@ -559,7 +563,7 @@ class Ladder:
         if not narrow or not differs or "crash" in self._kinds():
             return False
         self.on_step("rounded")
-        rounding = self.compilation.with_setting(ROUNDING, True)
+        rounding = self.compilation.with_setting(notes.ROUNDING, True)
         outcome = self.step(partial(steps.plain, self.program, rounding))
         if outcome.died or outcome.raised is not None:
             return False
@@ -573,17 +577,11 @@ class Ladder:
         """Which op keeps a narrow value wider, where, and what makes it round."""
         report = self.reports.get("kernels")
         with self.in_time("which op keeps a narrow value wider"):
-            if report is None and (looked := self.step(self._looking("kernels")).value) is not None:
+            if report is None and (looked := self.step(self.looking("kernels")).value) is not None:
                 report = msgspec.convert(looked, RungReport)
         places = [*report.wider, *report.suspected] if report is not None else []
         shown = [*self.failing.get(self.top, ()), *self.better.get(self.top, ())]
-        first = next((p for p in places if p.op), None)
-        where = f" ({first.op} at {first.source or first.node})" if first is not None else ""
-        what = f"{shown[0].where}: {shown[0].text}" if shown else ""
-        return (
-            f"a kernel keeps a narrow value wider than the uncompiled program{where}, as torch means it to: {what}. "
-            f"With torch._inductor.config.{ROUNDING} = True it rounds, and the two agree."
-        )
+        return notes.keeps_wider(next((p for p in places if p.op), None), shown[0] if shown else None)
 
     def _shown(self, name: RungName) -> Rung:
         found = self.failing.get(name)

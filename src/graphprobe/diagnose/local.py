@@ -18,7 +18,7 @@ from graphprobe.engine.interpret import copied, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.reference import BALANCED, array_from, dtype_of, is_noisy, leaves, references, terms_of
 from graphprobe.engine.values import same_bits
-from graphprobe.findings import Kind, Stage
+from graphprobe.findings import Kind, Latent, Stage
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.noise import Noise
@@ -102,6 +102,23 @@ class LocalError(msgspec.Struct, frozen=True):
     z: float = 0.0
     excess: float = 0.0
     reason: str = ""
+
+    @property
+    def other_bits(self) -> bool:
+        """Whether the result is right, and not to the last bit as the op gives it by itself."""
+        return self.answer in ("ok", "better") and self != OK
+
+    def latent(self, node: Node, stage: Stage, direction: str, kind: Kind | None = None) -> Latent:
+        """It as something that shows in nothing that the user can observe; `kind`: another than its own."""
+        return Latent(
+            kind=kind or self.kind,
+            stage=stage,
+            direction="backward" if direction == "backward" else "forward",
+            op=op_of(node),
+            node=node.name,
+            source=source_of(node),
+            reason=self.reason,
+        )
 
 
 OK = LocalError("ok")

@@ -11,7 +11,9 @@ import torch
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole_proof import NUMBERS
 from graphprobe.errors import Raised
+from graphprobe.findings import BitDifference, Latent
 from graphprobe.judge.judging import Difference, Reference
+from graphprobe.judge.stage_table import GRAPHS, Graphs
 
 LEFT_OUT = "With the pass left out, the graphs compute what they should."
 
@@ -53,6 +55,9 @@ UNWATCHED = "not every pass was looked into: this torch lacks {names}"
 GOES_ON = "the same command goes on from there"
 """Behind what the budget has ended, where that is so."""
 
+ROUNDING = "emulate_precision_casts"
+"""Inductor's switch that makes kernels round narrow values where the uncompiled program does."""
+
 UNSEEN = "it was not held against the uncompiled program"
 UNJUDGED = "it differs, and it is not known whether rounding explains that"
 """Of what is no difference where float64 cannot tell, or where no time, or no memory, was left to look."""
@@ -85,3 +90,42 @@ def in_one_thread(reference: Reference) -> bool:
     """Whether loops on a CPU were run, and no second thread could have a part in one."""
     values = (v for call in reference.eager[0] for v in chain(call.outputs, call.inputs))
     return torch.get_num_threads() == 1 and any(isinstance(v, torch.Tensor) and v.device.type == "cpu" for v in values)
+
+
+def keeps_wider(place: Latent | None, difference: Difference | None) -> str:
+    """Of a program that differs only because a kernel keeps a narrow value wider; `place`: where that is, if known."""
+    where = f" ({place.op} at {place.source or place.node})" if place is not None else ""
+    what = f"{difference.where}: {difference.text}" if difference is not None else ""
+    return (
+        f"a kernel keeps a narrow value wider than the uncompiled program{where}, as torch means it to: {what}. "
+        f"With torch._inductor.config.{ROUNDING} = True it rounds, and the two agree."
+    )
+
+
+def no_bits_to_hold_it_to(found: Sequence[BitDifference]) -> str:
+    """Of `exact`, where the uncompiled program does not repeat its own bits."""
+    names = ", ".join(dict.fromkeys(d.observable for d in found))
+    return f"the uncompiled program gives other bits each time in {names}, so that there are none to hold it to"
+
+
+GRAPHS_IN_WORDS: dict[Graphs, str] = {
+    "dynamo": "Dynamo's graphs",
+    "aot": "AOTAutograd's graphs",
+    "decomposition": "the decomposed graphs",
+    "partition": "the parts of the joint graph",
+    "pre_grad": "the graphs after the pre-grad passes",
+    "joint": "the graphs after the joint passes",
+    "post_grad": "the graphs after the post-grad passes",
+}
+
+
+def where_bits_begin(point: Graphs | None, op: str | None) -> str:
+    """From where on the bits differ; `point`: the first whose graphs, run op by op, give others; None: the kernels."""
+    if point == GRAPHS[0]:
+        return f"They differ from {GRAPHS_IN_WORDS[point]} on."
+    if point is not None:
+        first = f"; {op} is the first operation whose decomposition rounds otherwise" if op is not None else ""
+        earlier = GRAPHS_IN_WORDS[GRAPHS[GRAPHS.index(point) - 1]]
+        return f"They differ from {GRAPHS_IN_WORDS[point]} on, and {earlier} still give the same bits{first}."
+    first = f"; {op} is the first operation in them that rounds otherwise" if op is not None else ""
+    return f"All graphs, run op by op, give the same bits; the kernels do not{first}."

@@ -45,6 +45,7 @@ class RungReport(msgspec.Struct):
         findings: proven faults.
         suspected: what no piece of the program confirmed.
         wider: values inside that are more precise than the ops by themselves make them.
+        rounded: values inside that are right, and not to the last bit what the ops by themselves make of their inputs.
         right: what was checked and is right.
         largest: local error within the noise.
         checked: values judged.
@@ -61,6 +62,7 @@ class RungReport(msgspec.Struct):
     findings: list[Finding] = []
     suspected: list[Latent] = []
     wider: list[Latent] = []
+    rounded: list[Latent] = []
     right: list[str] = []
     largest: LargestZ = msgspec.field(default_factory=LargestZ)
     checked: int = 0

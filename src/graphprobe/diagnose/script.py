@@ -42,6 +42,7 @@ class ScriptOptions:
         budget: of time, for all diagnoses together.
         step_limit_s: for one compilation with its runs; None: as `diagnose` has it.
         first: end at the first fault.
+        exact: a difference in the last bits is a fault, too.
         pythons: interpreters under which each proof is run, too.
         out: folder that gets one folder for each diagnosis.
         deep: look into functions that are right, too.
@@ -55,6 +56,7 @@ class ScriptOptions:
     deep: bool = False
     step_limit_s: float | None = None
     first: bool = False
+    exact: bool = False
     pythons: tuple[OtherPython, ...] = ()
 
     def overrides(self) -> dict[str, Any]:
@@ -81,7 +83,7 @@ class ScriptOptions:
         program, compilation = prepared(fn, (), {}, asked, grad=grad, calls=calls, out=out)
         step_limit = {} if self.step_limit_s is None else {"step_limit_s": self.step_limit_s}
         compilation = with_limits(compilation, {"first": self.first, **step_limit})
-        limits = Limits(self.budget, self.deep, self.first)
+        limits = Limits(self.budget, self.deep, self.first, self.exact)
         made = climbed(program, compilation, limits, on_step=on_step, default=out is None, part=part)
         return compare_pythons(made, self.pythons, self.budget)
 
@@ -302,6 +304,7 @@ class _Watcher:
 
         options = self.options
         asked = [options.backend, options.dynamic, options.grad, options.deep, options.step_limit_s, options.first]
+        asked.append(options.exact)
         module = getattr(sys.modules["__main__"], "__file__", None) if self._program.kind == "module" else None
         script_text = digest_of_file(module or self._program.target)
         facts = {"script": [self._program.target, script_text], "arguments": self._program.arguments, "options": asked}

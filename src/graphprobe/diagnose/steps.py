@@ -128,9 +128,10 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
     with compilation.configured():
         for graph in watch.graphs:
             for inputs in graph.inputs:
-                found, checked, largest = check_decompositions(graph, inputs, strides=strides)
+                found, checked, largest, rounded = check_decompositions(graph, inputs, strides=strides)
                 suspects += found
                 report.checked += checked
+                report.rounded += rounded
                 _larger(report, *largest)
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         _prove(suspects, report, prover)
@@ -249,6 +250,7 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
                 _larger(report, *result.largest)
                 suspects += result.suspects
                 report.wider += result.wider
+                report.rounded += result.rounded
                 if result.whole.answer == "worse":
                     wrong.append((compiled, call))
             if len(suspects) == before and report.checked > checked:

@@ -57,7 +57,8 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
                 shutil.rmtree(folder / EXACT)
         folder.mkdir(parents=True, exist_ok=True)
         return _proven(folder, finding, shown)
-    for tolerance in (None, FINE) if finding.kind in NUMBERS else (None,):
+    tolerances = (0.0,) if finding.kind == "not_bitwise" else (None, FINE) if finding.kind in NUMBERS else (None,)
+    for tolerance in tolerances:
         try:
             folder.mkdir(parents=True)
             problems = _write(folder, program, compilation, finding, tolerance)
@@ -164,6 +165,8 @@ def _short(program: Program, compilation: Compilation, finding: Finding, where: 
 
 def _bound(finding: Finding) -> float | None:
     """A bound between the error that was seen and what rounding explains there; None where neither is known."""
+    if finding.kind == "not_bitwise":
+        return 0.0
     worst = finding.worst
     if worst is None or worst.legitimate is None or not math.isfinite(worst.off):
         return None

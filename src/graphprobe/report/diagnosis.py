@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from graphprobe.findings import Diagnosis, Finding, ProofRun, expected_in_words, in_words
+from graphprobe.findings import Diagnosis, Finding, ProofRun, bits_in_words, expected_in_words, in_words
 from graphprobe.report.document import (
     Bullets,
     Card,
@@ -52,6 +52,7 @@ KINDS = {
     "hang": "does not come to an end",
     "side_effect": "loses or changes a side effect",
     "unsupported": "is not compiled by torch, which says so",
+    "not_bitwise": "gives other last bits, no further off than rounding explains",
 }
 
 PLACES = 8
@@ -92,7 +93,8 @@ def told(finding: Finding, place: Callable[[str], SourcePlace], folder: str | No
         place: of a `file:line` of the program, the form in which the face shows it.
         folder: the dossier, as it is to be named; None where there is none, or it is not at hand.
     """
-    where = f"It goes wrong in {STAGES.get(finding.stage, finding.stage)}."
+    verb = "begins to differ" if finding.kind == "not_bitwise" else "goes wrong"
+    where = f"It {verb} in {STAGES.get(finding.stage, finding.stage)}."
     if finding.stage == "unknown":
         where = "Which stage of the compiler is to blame could not be told."
     texts: list[Content] = [text for text in (values_in_words(finding), where) if text]
@@ -164,6 +166,8 @@ def beside(diagnosis: Diagnosis) -> list[Content]:
         ]
         more = len(diagnosis.latent) - LATENT
         blocks.append(Bullets([*shown, *([f"and {more} more, in the JSON"] if more > 0 else [])], title))
+    if diagnosis.differences and diagnosis.verdict == "healthy":
+        blocks.append(Note(f"Right, but not to the last bit. {bits_in_words(diagnosis.differences)}"))
     if diagnosis.ruled_out:
         blocks.append(Bullets(diagnosis.ruled_out, "What was checked and is right", "good"))
     if diagnosis.largest_z.node is not None:
@@ -288,6 +292,8 @@ def meaning_of(diagnosis: Diagnosis) -> str:
     """What the verdict says, in words."""
     if diagnosis.verdict != "fault":
         return VERDICTS[diagnosis.verdict][2]
+    if all(finding.kind == "not_bitwise" for finding in diagnosis.findings):
+        return "the results match within rounding, and not to the last bit"
     count = len(diagnosis.findings)
     return ("one fault appears" if count == 1 else f"{count} faults appear") + " only when it is compiled"
 
@@ -326,7 +332,7 @@ def print_end(
         if is_proven(first):
             dossier = _near(str(first.dossier), base)
             facts.append(("proof", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}"))
-            follow = ["graphprobe", "reduce", dossier]
+            follow = ["graphprobe", "reduce" if first.kind != "not_bitwise" else "diagnose", dossier]
     elif verdict == "undecided":
         facts.append(("why", next((note for d in diagnoses for note in d.notes), "")[:WIDTH]))
     print_closing(f"{word}: {name}", facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)

@@ -29,6 +29,10 @@ LIMITS: tuple[Option, ...] = (
         former="--timeout"
     ),
     Option("first", "flag", False, "GRAPHPROBE_FIRST", "--first", "stop at the first fault"),
+    Option(
+        "exact", "flag", False, "GRAPHPROBE_EXACT", "--exact",
+        "make a fault of results that are right and differ in their last bits"
+    ),
 )  # fmt: skip
 
 

@@ -15,6 +15,10 @@ NEW_FOLDER: ContextVar[Callable[[], Path] | None] = ContextVar("graphprobe_new_f
 """What names the folder of the next dossiers where `out` does not: `pytest --graphprobe` has one folder a test."""
 
 
+EXACT: ContextVar[bool] = ContextVar("graphprobe_exact", default=False)
+"""Whether every bit counts where `exact` does not say so: `pytest --graphprobe-exact`."""
+
+
 class CompiledDiffers(AssertionError):
     """The compiled program differs from the uncompiled one, or that could not be told.
 
@@ -36,6 +40,7 @@ def assert_compiles_like_eager(
     dynamic: bool | None = None,
     grad: bool | Literal["auto"] = "auto",
     budget_s: float | None = None,
+    exact: bool = False,
     out: str | Path | None = None,
     **kwargs: Any,
 ) -> None:
@@ -52,6 +57,7 @@ def assert_compiles_like_eager(
         backend, dynamic: as `torch.compile` takes them.
         grad: "auto": forward, and backward where any input or parameter requires a gradient. False: under `no_grad`.
         budget_s: end after so many seconds, with what is known then.
+        exact: every bit counts; `pytest --graphprobe-exact` sets it for all tests.
         out: a folder that is new or empty, for the dossiers; by default a new one under `graphprobe-diagnosis`, or
             with `pytest --graphprobe` that of the test.
 
@@ -68,8 +74,9 @@ def assert_compiles_like_eager(
     new_folder = NEW_FOLDER.get()
     named = out is None and new_folder is not None
     out = new_folder() if out is None and new_folder is not None else out
+    exact = exact or EXACT.get()
     diagnosis = diagnose(
-        fn, calls=[(args, kwargs)], backend=backend, dynamic=dynamic, grad=grad, budget_s=budget_s, out=out
+        fn, calls=[(args, kwargs)], backend=backend, dynamic=dynamic, grad=grad, budget_s=budget_s, exact=exact, out=out
     )
     if named and out is not None:
         with contextlib.suppress(OSError):

@@ -40,9 +40,10 @@ class CompileWatch:
     A call of a compiled function only sets `called`, until `diagnosing`.
     """
 
-    def __init__(self, budget_s: float | None) -> None:
+    def __init__(self, budget_s: float | None, *, exact: bool = False) -> None:
+        """`exact`: results that are right and differ in their last bits are a fault."""
         self.called = False
-        self._budget_s = budget_s
+        self._budget_s, self._exact = budget_s, exact
         self._pid = os.getpid()
         self._calls: CompileCalls | None = None
         self._before: Callable[[Compiled, tuple[Any, ...], dict[str, Any]], None] | None = None
@@ -74,7 +75,7 @@ class CompileWatch:
         from graphprobe.diagnose.script import ScriptOptions, watcher_of
         from graphprobe.settings.limits import TimeBudget
 
-        watcher = watcher_of(ScriptOptions(budget=TimeBudget(self._budget_s), out=folder))
+        watcher = watcher_of(ScriptOptions(budget=TimeBudget(self._budget_s), out=folder, exact=self._exact))
         self._before = watcher.before
         try:
             yield watcher.diagnoses

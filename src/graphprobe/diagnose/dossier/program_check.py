@@ -41,7 +41,7 @@ class Check:
     seed: int | None = None
     watched: Sequence[str] = ()  # which of the globals are compared
     modules: Sequence[str] = ("__main__",)  # the program's; nothing of other modules is looked into
-    tolerance: float | None = None  # None: the root of the dtype's epsilon
+    tolerance: float | None = None  # None: the root of the dtype's epsilon; 0: every bit counts
     hang: bool = False  # whether not ending is the fault
 
     def run(self, function: Callable[..., Any]) -> list[dict[str, Any]]:
@@ -221,7 +221,7 @@ def differences(want: Mapping[str, Any], have: Mapping[str, Any], tolerance: flo
         if not exact:
             finite = x[x.isfinite()].abs()
             size = x.abs() + (finite.square().mean().sqrt() if finite.numel() else 0.0)
-            allowed = (tolerance or torch.finfo(left.dtype).eps ** 0.5) * size
+            allowed = (torch.finfo(left.dtype).eps ** 0.5 if tolerance is None else tolerance) * size
             wrong = (wrong & ~((x - y).abs() <= allowed)) & ~(x.isnan() & y.isnan())
         if wrong.any():
             i = int(wrong.to(torch.uint8).argmax())

@@ -14,14 +14,16 @@ from graphprobe.diagnose.rungs import StageGraph
 from graphprobe.engine.interpret import copied, flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import op_of
+from graphprobe.findings import Latent
 from graphprobe.internals.aot.backends import inductor_decompositions
 from graphprobe.judge.judging import strides as strides_of
 
 
 def check_decompositions(
     graph: StageGraph, inputs: Sequence[Any], *, strides: bool = False
-) -> tuple[list[Suspect], int, tuple[str | None, float]]:
-    """Suspects, how many ops were checked, and the largest local error within the noise with its node.
+) -> tuple[list[Suspect], int, tuple[str | None, float], list[Latent]]:
+    """Suspects, how many ops were checked, the largest local error within the noise with its node, and where the
+    decomposition is right, and not to the last bit as the op.
 
     With `strides` a result that is laid out otherwise than the op's makes a suspect as well: most programs do not mind.
     """
@@ -30,6 +32,7 @@ def check_decompositions(
     measured: dict[str, LocalError] = {}
     checked = 0
     largest: tuple[str | None, float] = (None, 0.0)
+    rounded: list[Latent] = []
     numbers = {node: number for number, node in enumerate(graph.graph.graph.nodes, 1)}
 
     def watch(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -52,6 +55,8 @@ def check_decompositions(
         if strides and error_of.answer in ("ok", "better", "unsure"):
             error_of = _layout(node.target, args, kwargs, got) or error_of
         measured[node.name] = error_of
+        if error_of.other_bits:
+            rounded.append(error_of.latent(node, "decomposition", graph.direction, "not_bitwise"))
         if error_of.answer == "worse":
             found.append((node, error_of))
         elif error_of.answer == "ok" and error_of.z > largest[1]:
@@ -70,7 +75,7 @@ def check_decompositions(
         for node, error in found
         if error.kind != "extra_exception" or failed is not node
     ]
-    return suspects, checked, largest
+    return suspects, checked, largest, rounded
 
 
 def _layout(target: Any, args: Any, kwargs: Any, got: Any) -> LocalError | None:

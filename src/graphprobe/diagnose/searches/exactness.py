@@ -1,0 +1,101 @@
+"""A program that is right and differs in its last bits: in what, and with `exact` from which stage and operation on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from graphprobe.diagnose import notes, steps
+from graphprobe.diagnose.ladder import Ladder
+from graphprobe.diagnose.rungs import RungReport
+from graphprobe.diagnose.whole_proof import prove_by_program
+from graphprobe.findings import BitDifference, Finding, bits_in_words
+from graphprobe.judge.bits import bit_differences
+from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, stage_of
+from graphprobe.judge.verdict import RungName
+
+SWITCHES: tuple[tuple[str, Any], ...] = ((notes.ROUNDING, True), ("cpp.simdlen", 1), ("cpp.threads", 1))
+"""Settings of Inductor's with which kernels round narrow values as eager does, are scalar code, or have one thread."""
+
+
+def look_at_bits(ladder: Ladder) -> None:
+    """Say which observables differ in their last bits; with `exact` these are a fault, located and proven."""
+    report = ladder.reports.get(ladder.top)
+    if report is None or ladder.result.raises:
+        return
+    ladder.on_step("bits")
+    found: list[BitDifference] = []
+    with ladder.in_time("which bits differ"):
+        found = _bits(ladder, report)
+    ladder.result.differences = found
+    if not ladder.limits.exact or not found:
+        return
+    steady = [d for d in found if d.repeats]
+    if not steady:
+        ladder.result.verdict = "undecided"
+        ladder.result.notes.insert(0, notes.no_bits_to_hold_it_to(found))
+        return
+    ladder.result.verdict = "fault"
+    ladder.result.findings = [Finding(kind="not_bitwise", stage="unknown", reason=bits_in_words(steady))]
+    with ladder.in_time("where the bits begin to differ"):
+        ladder.result.findings = [_located(ladder, steady)]
+    with ladder.in_time("whether the program differs by itself"):
+        ladder.by_program(prove_by_program, where=steady[0].observable)
+
+
+def _bits(ladder: Ladder, report: RungReport) -> list[BitDifference]:
+    return ladder.seen_by(bit_differences, list[BitDifference], report) or []
+
+
+def _located(ladder: Ladder, differences: Sequence[BitDifference]) -> Finding:
+    """The fault with the first stage whose output differs and, of decompositions and kernels, the first operation."""
+    point, all_run = _first_point(ladder)
+    inductor = ladder.compilation.is_inductor
+    stage, _ = stage_of(Evidence("not_bitwise", point, graphs_run=all_run, inductor=inductor))
+    known: dict[str, Any] = {}
+    rung: RungName | None = "aot" if point == "decomposition" else "kernels" if point is None else None
+    if rung is not None and inductor:
+        ladder.on_step(rung)
+        outcome = ladder.step(ladder.looking(rung))
+        if outcome.value is not None:
+            rounded = msgspec.convert(outcome.value, RungReport).rounded
+            ops = list(dict.fromkeys(one.op for one in rounded if one.op))
+            if rounded:
+                first = rounded[0]
+                known = {name: getattr(first, name) for name in ("direction", "op", "node", "source")}
+                known["also"] = [op for op in ops if op != first.op]
+    texts = [bits_in_words(differences), notes.where_bits_begin(point, known.get("op"))]
+    texts += _switched(ladder) if point is None and inductor else []
+    return Finding(
+        kind="not_bitwise",
+        stage=stage,
+        reason=" ".join(texts),
+        worst=differences[0].worst,
+        **known,
+    )
+
+
+def _first_point(ladder: Ladder) -> tuple[Graphs | None, bool]:
+    """The first point of the pipeline whose graphs, run op by op, give other bits; whether all before it were run."""
+    all_run = True
+    for point in GRAPHS if ladder.compilation.is_inductor else GRAPHS[:1]:
+        ladder.on_step(point)
+        outcome = ladder.step(partial(steps.upto, ladder.program, ladder.compilation, point))
+        if outcome.value is None:
+            all_run = False
+        elif _bits(ladder, msgspec.convert(outcome.value, RungReport)):
+            return point, all_run
+    return None, all_run
+
+
+def _switched(ladder: Ladder) -> list[str]:
+    """The first setting of `SWITCHES` with which the bits are the uncompiled program's, as a sentence."""
+    for name, value in SWITCHES:
+        ladder.on_step(name)
+        outcome = ladder.step(partial(steps.plain, ladder.program, ladder.compilation.with_setting(name, value)))
+        if outcome.value is not None and not _bits(ladder, msgspec.convert(outcome.value, RungReport)):
+            return [f"With torch._inductor.config.{name} = {value} the bits are the same."]
+    return []

@@ -1,0 +1,144 @@
+"""Programs that are right and not to the last bit: told where healthy, a fault with `exact`, and silent where equal."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphprobe
+from graphprobe.cli.main import main
+from graphprobe.testing.assertion import CompiledDiffers
+
+X = torch.linspace(-2, 2, 24).reshape(4, 6)
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * 3).sum(1)
+
+
+def one_ulp_off(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    """A backend whose results are right, and one unit in the last place too large."""
+
+    def run(*args: Any) -> Any:
+        return [torch.nextafter(value, torch.full_like(value, torch.inf)) for value in gm.forward(*args)]
+
+    return run
+
+
+def test_without_exact_it_is_healthy_and_says_by_how_much_it_differs(tmp_path: Path) -> None:
+    found = graphprobe.diagnose(program, X, backend=one_ulp_off, out=tmp_path / "out")
+    assert found.verdict == "healthy" and found.findings == []
+    (one,) = found.differences
+    assert (one.observable, one.elements, one.max_ulp, one.repeats) == ("outputs[0]", 1.0, 1.0, True)
+    assert "Right, but not to the last bit. All of the elements of output 0 differ" in str(found)
+    assert found.to_json()["differences"][0]["worst"]["of"] == 4
+
+
+def test_with_exact_it_is_a_fault_with_a_proof(tmp_path: Path) -> None:
+    found = graphprobe.diagnose(program, X, backend=one_ulp_off, exact=True, out=tmp_path / "out")
+    assert found.verdict == "fault" and found.exit_code == 1
+    (finding,) = found.findings
+    assert (finding.kind, finding.stage, finding.proof) == ("not_bitwise", "codegen", "program"), finding.reason
+    assert "All of the elements of output 0 differ, by up to 1 unit in the last place" in finding.reason
+    repro = Path(finding.dossier or "") / "repro.py"
+    alone = subprocess.run([sys.executable, str(repro)], capture_output=True, text=True, check=False)
+    assert alone.returncode == 1, alone.stderr
+    mended = repro.with_name("mended.py")
+    mended.write_text(repro.read_text("utf-8").replace("torch.full_like(value, torch.inf)", "value"), "utf-8")
+    right = subprocess.run([sys.executable, str(mended)], capture_output=True, text=True, check=False)
+    assert right.returncode == 0, right.stderr + right.stdout
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_equal_bits_are_healthy_and_nothing_is_said(exact: bool, tmp_path: Path) -> None:
+    found = graphprobe.diagnose(program, X, backend="aot_eager", exact=exact, out=tmp_path / "out")
+    assert found.verdict == "healthy" and found.differences == [] and "last bit" not in str(found)
+
+
+def test_what_does_not_repeat_itself_cannot_be_held_to_its_bits(tmp_path: Path) -> None:
+    """A number that is another each time, and far below what rounding explains."""
+    counter = itertools.count()
+    seen = tmp_path / "seen"
+
+    def unsteady(x: torch.Tensor) -> torch.Tensor:
+        with seen.open("a") as file:  # a child of its own each time
+            file.write(f"{next(counter)}\n")
+        runs = len(seen.read_text().splitlines())
+        return (x.sin() * 3).sum(1) * (1 + runs * 2.0**-22)
+
+    found = graphprobe.diagnose(unsteady, X, backend="eager", exact=True, out=tmp_path / "out")
+    assert found.verdict != "fault" and found.findings == []
+
+
+def test_the_assertion_takes_it(tmp_path: Path) -> None:
+    graphprobe.assert_compiles_like_eager(program, X, backend=one_ulp_off, out=tmp_path / "a")
+    with pytest.raises(CompiledDiffers, match="gives other last bits") as caught:
+        graphprobe.assert_compiles_like_eager(program, X, backend=one_ulp_off, exact=True, out=tmp_path / "b")
+    assert caught.value.diagnosis.findings[0].kind == "not_bitwise"
+
+
+@pytest.mark.parametrize("value", ["2", "yes please"])
+def test_the_environment_is_checked(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHPROBE_EXACT", value)
+    with pytest.raises(graphprobe.SettingError, match="GRAPHPROBE_EXACT"):
+        graphprobe.diagnose(program, X, backend="eager")
+
+
+INDUCTOR = """
+import torch
+
+
+def decomposed():
+    torch.manual_seed(0)
+    return (lambda x: torch.nn.functional.gelu(x) * 2), (torch.randn(64, 64),)
+
+
+def vectorised():
+    torch.manual_seed(0)
+    return (lambda x: torch.exp(x).sum(-1) * 2), (torch.randn(32, 4096),)
+
+
+def narrow():
+    torch.manual_seed(0)
+    return (lambda x: (x * 1.1 + x * 0.7) * x), (torch.randn(32, 4096, dtype=torch.bfloat16),)
+
+
+def equal():
+    return (lambda x: x * 2 + 1), (torch.arange(32.0),)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "stage", "ops", "told"),
+    [
+        ("decomposed", "decomposition", ("aten.gelu.default",), "the first operation whose decomposition rounds"),
+        ("vectorised", "codegen", ("aten.exp.default", "aten.sum.dim_IntList"), "cpp.simdlen = 1 the bits are the"),
+        ("narrow", "codegen", ("aten.add.Tensor", "aten.mul.Tensor"), "emulate_precision_casts = True the bits are"),
+        ("equal", "", (), ""),
+    ],
+)
+def test_inductor(
+    name: str, stage: str, ops: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(INDUCTOR)
+    command = ["diagnose", "--exact", "--json", "found.json", f"program.py:{name}"]
+    assert main(command) == (1 if stage else 0)
+    found = json.loads(Path("found.json").read_text())
+    if not stage:
+        assert found["verdict"] == "healthy" and found["differences"] == []
+        return
+    (finding,) = found["findings"]
+    assert (finding["kind"], finding["stage"], finding["proof"]) == ("not_bitwise", stage, "program")
+    assert finding["op"] in ops and told in finding["reason"], finding["reason"]
+    alone = subprocess.run([sys.executable, f"{finding['dossier']}/repro.py"], capture_output=True, check=False)
+    assert alone.returncode == 1

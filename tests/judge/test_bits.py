@@ -1,0 +1,109 @@
+"""Which observables differ in their last bits, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from graphprobe.diagnose.program import Program
+from graphprobe.errors import raised_from
+from graphprobe.findings import BitDifference, bits_in_words
+from graphprobe.judge.bits import bit_differences
+from graphprobe.judge.judging import Reference
+from graphprobe.judge.observation import Observation, read
+
+
+def observed(fn: Callable[..., Any], *args: Any, grad: bool | None = None) -> list[Observation]:
+    copies = [
+        value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+        for value in args
+    ]
+    return [read(record) for record in Program(fn, [(copies, {})], grad=grad, effects=False).run(lambda f: f)]
+
+
+def found(right: Callable[..., Any], other: Callable[..., Any], *args: Any, grad: bool | None = None) -> Any:
+    return bit_differences(Reference([observed(right, *args, grad=grad)]), observed(other, *args, grad=grad))
+
+
+def up(x: torch.Tensor) -> torch.Tensor:
+    return torch.nextafter(x, torch.full_like(x, torch.inf))
+
+
+X = torch.tensor([1.0, 1.5, -3.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ulp"), [(torch.float64, 2.0**-52), (torch.float32, 2.0**-23), (torch.bfloat16, 2.0**-7)]
+)
+def test_it_counts_elements_and_units_in_the_last_place(dtype: torch.dtype, ulp: float) -> None:
+    x = X.to(dtype)
+
+    def third_moved(v: torch.Tensor) -> torch.Tensor:
+        moved = v.clone()
+        moved[1] = up(up(v))[1]
+        return moved
+
+    (one,) = found(torch.clone, third_moved, x)
+    assert (one.observable, one.call, one.elements, one.max_ulp) == ("outputs[0]", 0, 0.25, 2.0)
+    assert one.max_abs == 2 * ulp and one.repeats
+    assert one.worst is not None and (one.worst.index, one.worst.expected, one.worst.wrong) == ((1,), 1.5, 1)
+    assert found(torch.clone, torch.clone, x) == []
+
+
+def test_of_complex_numbers_and_whole_ones() -> None:
+    z = torch.complex(X, X)
+    (one,) = found(torch.clone, lambda v: torch.complex(up(v.real), v.imag), z)
+    assert one.elements == 0.5 and one.max_ulp >= 1, "of eight parts four differ"
+    (two,) = found(torch.clone, lambda v: v + torch.tensor([0, 3]), torch.tensor([1, 2]))
+    assert (two.elements, two.max_ulp, two.max_abs) == (0.5, 3.0, 3.0)
+    (three,) = found(lambda v: v.sum().item(), lambda v: up(v.sum()).item(), X)
+    assert three.elements == 1.0 and three.max_abs > 0 and three.worst is not None
+
+
+def test_the_sign_of_zero_and_the_kind_of_nan_do_not_count() -> None:
+    x = torch.tensor([0.0, torch.nan, 1.0])
+    assert found(torch.clone, lambda v: torch.where(v == 0, -0.0, -v.neg()), x) == []
+
+
+def test_gradients_and_changed_inputs_are_observables() -> None:
+    x = X.clone().requires_grad_()
+    both = found(lambda v: v * 3, lambda v: v * 3 + (v - v.detach()) * 1e-6, x, grad=True)
+    assert [one.observable for one in both] == ["gradients[0]"]
+
+    def writes(by: float) -> Callable[[torch.Tensor], None]:
+        return lambda v: v.add_(by) and None
+
+    assert [one.observable for one in found(lambda v: v.mul_(2).sum(), lambda v: up(v.mul_(2)).sum(), X)] == [
+        "outputs[0]"
+    ]
+    changed = found(lambda v: v.mul_(2).sum() * 0, lambda v: v.copy_(up(v * 2)).sum() * 0, X)
+    assert [one.observable for one in changed] == ["inputs[0]"]
+
+
+def test_what_is_uncompiled_no_two_times_the_same_does_not_repeat() -> None:
+    runs: list[Sequence[Observation]] = [observed(lambda v, k=k: v + k, X) for k in (0.0, 1.0)]
+    reference = Reference([list(run) for run in runs])
+    (one,) = bit_differences(reference, observed(lambda v: v + 2, X))
+    assert not one.repeats
+
+
+def test_calls_that_raise_have_no_bits() -> None:
+    reference = Reference([observed(torch.clone, X)])
+    raised = Observation(raised_from(ValueError("no")))
+    assert bit_differences(reference, [raised]) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (0, "25% of the elements of outputs[0] differ, by up to 1 unit in the last place (1.2e-07)."),
+        (1, "25% of the elements of outputs[0] differ, by up to 1 unit in the last place (1.2e-07). So does one more"),
+        (2, "25% of the elements of outputs[0] differ, by up to 1 unit in the last place (1.2e-07). So do 2 more"),
+    ],
+)
+def test_in_words(more: int, text: str) -> None:
+    one = BitDifference(observable="outputs[0]", call=0, elements=0.25, max_ulp=1.0, max_abs=2.0**-23)
+    assert bits_in_words([one] * (1 + more)).startswith(text)
