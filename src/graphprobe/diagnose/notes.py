@@ -108,6 +108,9 @@ def no_bits_to_hold_it_to(found: Sequence[BitDifference]) -> str:
     return f"the uncompiled program gives other bits each time in {names}, so that there are none to hold it to"
 
 
+BITS_UNSEEN = "it is right within rounding, and could not be compared bit for bit"
+"""Of `exact`, where there was no time or memory to look, or the uncompiled program was not at hand."""
+
 GRAPHS_IN_WORDS: dict[Graphs, str] = {
     "dynamo": "Dynamo's graphs",
     "aot": "AOTAutograd's graphs",
@@ -119,13 +122,23 @@ GRAPHS_IN_WORDS: dict[Graphs, str] = {
 }
 
 
-def where_bits_begin(point: Graphs | None, op: str | None) -> str:
-    """From where on the bits differ; `point`: the first whose graphs, run op by op, give others; None: the kernels."""
-    if point == GRAPHS[0]:
-        return f"They differ from {GRAPHS_IN_WORDS[point]} on."
-    if point is not None:
-        first = f"; {op} is the first operation whose decomposition rounds otherwise" if op is not None else ""
-        earlier = GRAPHS_IN_WORDS[GRAPHS[GRAPHS.index(point) - 1]]
-        return f"They differ from {GRAPHS_IN_WORDS[point]} on, and {earlier} still give the same bits{first}."
-    first = f"; {op} is the first operation in them that rounds otherwise" if op is not None else ""
-    return f"All graphs, run op by op, give the same bits; the kernels do not{first}."
+def where_bits_begin(point: Graphs | None, op: str | None, *, all_run: bool, inductor: bool) -> str:
+    """From where on the bits differ.
+
+    Args:
+        point: the first whose graphs, run op by op, give other bits; None: the kernels.
+        op: the first operation there that rounds otherwise, if it is known.
+        all_run: the graphs of each point before it could be run.
+        inductor: the backend is Inductor, whose points are known.
+    """
+    if not all_run:
+        return "Where that begins is not known: not all graphs could be run op by op."
+    if not inductor and point is None:
+        return f"{GRAPHS_IN_WORDS['dynamo']}, run as they are, give the same bits; the backend does not."
+    if point is None:
+        first = f"; {op} is the first operation in them that rounds otherwise" if op is not None else ""
+        return f"All graphs, run op by op, give the same bits; the kernels do not{first}."
+    first = f"; {op} is the first operation whose decomposition rounds otherwise" if op is not None else ""
+    number = GRAPHS.index(point)
+    earlier = f", and {GRAPHS_IN_WORDS[GRAPHS[number - 1]]} still give the same bits" if number else ""
+    return f"They differ from {GRAPHS_IN_WORDS[point]} on{earlier}{first}."

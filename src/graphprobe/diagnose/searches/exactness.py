@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -13,12 +14,13 @@ from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole_proof import prove_by_program
 from graphprobe.findings import BitDifference, Finding, bits_in_words
+from graphprobe.internals.names import require
 from graphprobe.judge.bits import bit_differences
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, stage_of
 from graphprobe.judge.verdict import RungName
 
-SWITCHES: tuple[tuple[str, Any], ...] = ((notes.ROUNDING, True), ("cpp.simdlen", 1), ("cpp.threads", 1))
-"""Settings of Inductor's with which kernels round narrow values as eager does, are scalar code, or have one thread."""
+SWITCHES: tuple[tuple[str, Any], ...] = ((notes.ROUNDING, True), ("cpp.enable_floating_point_contract_flag", "off"))
+"""Settings of Inductor's with which kernels round narrow values, and products before they are added, as eager does."""
 
 
 def look_at_bits(ladder: Ladder) -> None:
@@ -27,11 +29,15 @@ def look_at_bits(ladder: Ladder) -> None:
     if report is None or ladder.result.raises:
         return
     ladder.on_step("bits")
-    found: list[BitDifference] = []
+    found: list[BitDifference] | None = None
     with ladder.in_time("which bits differ"):
         found = _bits(ladder, report)
-    ladder.result.differences = found
-    if not ladder.limits.exact or not found:
+    ladder.result.differences = found or []
+    if not ladder.limits.exact or found == []:
+        return
+    if found is None:
+        ladder.result.verdict = "undecided"
+        ladder.result.notes.insert(0, notes.BITS_UNSEEN)
         return
     steady = [d for d in found if d.repeats]
     if not steady:
@@ -46,8 +52,9 @@ def look_at_bits(ladder: Ladder) -> None:
         ladder.by_program(prove_by_program, where=steady[0].observable)
 
 
-def _bits(ladder: Ladder, report: RungReport) -> list[BitDifference]:
-    return ladder.seen_by(bit_differences, list[BitDifference], report) or []
+def _bits(ladder: Ladder, report: RungReport) -> list[BitDifference] | None:
+    """What differs in the last bits of a rung's calls; None where nobody could look."""
+    return ladder.seen_by(bit_differences, list[BitDifference], report)
 
 
 def _located(ladder: Ladder, differences: Sequence[BitDifference]) -> Finding:
@@ -67,15 +74,10 @@ def _located(ladder: Ladder, differences: Sequence[BitDifference]) -> Finding:
                 first = rounded[0]
                 known = {name: getattr(first, name) for name in ("direction", "op", "node", "source")}
                 known["also"] = [op for op in ops if op != first.op]
-    texts = [bits_in_words(differences), notes.where_bits_begin(point, known.get("op"))]
+    where = notes.where_bits_begin(point, known.get("op"), all_run=all_run, inductor=inductor)
+    texts = [bits_in_words(differences), where]
     texts += _switched(ladder) if point is None and inductor else []
-    return Finding(
-        kind="not_bitwise",
-        stage=stage,
-        reason=" ".join(texts),
-        worst=differences[0].worst,
-        **known,
-    )
+    return Finding(kind="not_bitwise", stage=stage, reason=" ".join(texts), worst=differences[0].worst, **known)
 
 
 def _first_point(ladder: Ladder) -> tuple[Graphs | None, bool]:
@@ -84,18 +86,21 @@ def _first_point(ladder: Ladder) -> tuple[Graphs | None, bool]:
     for point in GRAPHS if ladder.compilation.is_inductor else GRAPHS[:1]:
         ladder.on_step(point)
         outcome = ladder.step(partial(steps.upto, ladder.program, ladder.compilation, point))
-        if outcome.value is None:
-            all_run = False
-        elif _bits(ladder, msgspec.convert(outcome.value, RungReport)):
+        found = _bits(ladder, msgspec.convert(outcome.value, RungReport)) if outcome.value is not None else None
+        if found:
             return point, all_run
+        all_run = all_run and found is not None
     return None, all_run
 
 
 def _switched(ladder: Ladder) -> list[str]:
     """The first setting of `SWITCHES` with which the bits are the uncompiled program's, as a sentence."""
-    for name, value in SWITCHES:
+    with ladder.compilation.configured():
+        config = require("torch._inductor", "config", purpose="Inductor's settings")
+        switches = [(name, value) for name, value in SWITCHES if attrgetter(name)(config) != value]
+    for name, value in switches:
         ladder.on_step(name)
         outcome = ladder.step(partial(steps.plain, ladder.program, ladder.compilation.with_setting(name, value)))
-        if outcome.value is not None and not _bits(ladder, msgspec.convert(outcome.value, RungReport)):
-            return [f"With torch._inductor.config.{name} = {value} the bits are the same."]
+        if outcome.value is not None and _bits(ladder, msgspec.convert(outcome.value, RungReport)) == []:
+            return [f"With torch._inductor.config.{name} = {value!r} the bits are the same."]
     return []
