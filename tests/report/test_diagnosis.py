@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graphprobe.findings import Diagnosis, Finding, Kind, LargestZ, Stage, Worst, in_words, read_document
+from graphprobe.findings import BitDifference, Diagnosis, Finding, Kind, LargestZ, Stage, Worst, in_words, read_document
 from graphprobe.report.diagnosis import (
     CRASHES,
     KINDS,
@@ -40,6 +40,27 @@ def words(text: str) -> str:
 
 def finding(**fields: Any) -> Finding:
     return Finding(**{"kind": "wrong_value", "stage": "codegen", **fields})
+
+
+OFF = BitDifference(observable="outputs[0]", call=0, elements=0.5, max_ulp=3.0, max_abs=1.2e-7, worst=WORST)
+
+
+def test_a_program_that_is_right_and_not_to_the_last_bit() -> None:
+    text = words(told(Diagnosis(verdict="healthy", differences=[OFF, OFF])))
+    said = "Right, but not to the last bit. 50% of the elements of output 0 differ, by up to 3 units in the last place"
+    assert f"{said} (1.2e-07). So does one more observable." in text
+    assert "last bit" not in told(Diagnosis(verdict="healthy"))
+
+
+def test_a_difference_in_the_last_bits_is_no_wrong_number() -> None:
+    off = finding(kind="not_bitwise", stage="decomposition", op="aten.gelu.default", reason="50% differ.", worst=WORST)
+    text = words(told(Diagnosis(verdict="fault", findings=[off], differences=[OFF])))
+    assert "the results match within rounding, and not to the last bit" in text
+    assert "Compiled, gelu gives other last bits, no further off than rounding explains." in text
+    assert "It begins to differ in decomposing" in text and "goes wrong" not in text
+    assert "appears only when it is compiled" not in text and "Right, but" not in text
+    both = words(told(Diagnosis(verdict="fault", findings=[off, finding()])))
+    assert "2 faults appear only when it is compiled" in both
 
 
 def test_healthy() -> None:
@@ -154,7 +175,7 @@ def test_every_kind_and_stage_has_words(known: dict[str, str]) -> None:
     assert set(names) == set(known)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NUMERIC])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (*NUMERIC, "not_bitwise")])
 def test_what_is_no_number_has_no_size(kind: Any) -> None:
     made = finding(kind=kind, local_z=float("inf"), accumulated_z=float("inf"), reason="C++ compile error")
     text = told(Diagnosis(verdict="fault", findings=[made]))

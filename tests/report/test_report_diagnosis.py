@@ -222,6 +222,14 @@ def test_ladder(right: str, wrong: str, stages: list[str], expected: str) -> Non
     assert " ".join(word.replace(" ", "-") for _, _, word, _ in states(diagnosis)) == expected
 
 
+def test_no_rung_is_wrong_for_its_last_bits() -> None:
+    off = Finding(kind="not_bitwise", stage="decomposition")
+    shown = Diagnosis(verdict="fault", findings=[off], rungs=[Rung(name="plain", state="right")])
+    assert [tone for _, tone, _, _ in states(shown)] == ["good"]
+    off.kind = "wrong_value"
+    assert "bad" in [tone for _, tone, _, _ in states(shown)]
+
+
 def test_a_rung_that_could_not_be_judged_says_how_it_differs() -> None:
     ladder = [Rung(name="dynamo", state="right"), Rung(name="kernels", state="unsure", difference="off by 3e-4")]
     told = states(Diagnosis(verdict="undecided", rungs=ladder))

@@ -166,8 +166,6 @@ def beside(diagnosis: Diagnosis) -> list[Content]:
         ]
         more = len(diagnosis.latent) - LATENT
         blocks.append(Bullets([*shown, *([f"and {more} more, in the JSON"] if more > 0 else [])], title))
-    if diagnosis.differences and diagnosis.verdict == "healthy":
-        blocks.append(Note(f"Right, but not to the last bit. {bits_in_words(diagnosis.differences)}"))
     if diagnosis.ruled_out:
         blocks.append(Bullets(diagnosis.ruled_out, "What was checked and is right", "good"))
     if diagnosis.largest_z.node is not None:
@@ -177,6 +175,12 @@ def beside(diagnosis: Diagnosis) -> list[Content]:
     if diagnosis.notes:
         blocks.append(Bullets(diagnosis.notes, "What could not be checked, and other notes", "warn"))
     return blocks
+
+
+def last_bits(diagnosis: Diagnosis) -> list[Content]:
+    """How a program that is right differs in its last bits; empty where it does not."""
+    differs = diagnosis.differences and diagnosis.verdict == "healthy"
+    return [Note(f"Right, but not to the last bit. {bits_in_words(diagnosis.differences)}")] if differs else []
 
 
 def sentence(finding: Finding) -> str:
@@ -282,7 +286,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, name: str, base: Path | None = None
     for number, finding in enumerate(diagnosis.findings, 1):
         folder = _near(finding.dossier, base) if finding.dossier is not None else None
         paper.show(Card(f"{number}. {sentence(finding)}", told(finding, lambda at: _place(at, base), folder)))
-    rest = beside(diagnosis)
+    rest = [*last_bits(diagnosis), *beside(diagnosis)]
     if rest:
         paper.gap()
         paper.show(rest)
@@ -292,7 +296,7 @@ def meaning_of(diagnosis: Diagnosis) -> str:
     """What the verdict says, in words."""
     if diagnosis.verdict != "fault":
         return VERDICTS[diagnosis.verdict][2]
-    if all(finding.kind == "not_bitwise" for finding in diagnosis.findings):
+    if diagnosis.findings and all(finding.kind == "not_bitwise" for finding in diagnosis.findings):
         return "the results match within rounding, and not to the last bit"
     count = len(diagnosis.findings)
     return ("one fault appears" if count == 1 else f"{count} faults appear") + " only when it is compiled"

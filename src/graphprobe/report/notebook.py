@@ -109,7 +109,7 @@ def _of_diagnosis(result: Diagnosis) -> DocumentVerdict:
         for number, one in enumerate(result.findings[:CARDS], 1)
     ]
     sentence = f"{_name(result)}: {diagnosis.meaning_of(result)} ({result.seconds:.0f} s)."
-    rest = diagnosis.beside(result)
+    rest = [*diagnosis.last_bits(result), *diagnosis.beside(result)]
     more: list[Content] = [Folded("what was checked, and notes", rest)] if rest else []
     if result.verdict == "undecided":
         more = rest

@@ -194,7 +194,8 @@ def _what(finding: Finding) -> str:
     text = f"With `torch.compile`, {subject} {kind}{', in the backward' if backward else ''}."
     if finding.stage != "unknown":
         by = f", by the pass `{finding.pass_}`" if finding.pass_ else ""
-        text += f" It goes wrong in {STAGES[finding.stage]}{by}."
+        verb = "begins to differ" if finding.kind == "not_bitwise" else "goes wrong"
+        text += f" It {verb} in {STAGES[finding.stage]}{by}."
     if finding.flaky_rate < 1:
         text += f" It is flaky: it failed in {finding.flaky_rate:.0%} of the repeats."
     return text

@@ -182,7 +182,8 @@ def complete_dossier(finding: Finding, rungs: Sequence[Rung], backend: str) -> N
         temporary.replace(path)
     report = Path(finding.dossier) / "REPORT.md" if finding.dossier is not None else None
     if report is not None and report.exists() and rungs:
-        text = with_backends(report.read_text("utf-8"), backends_of(rungs, backend=backend))
+        exact = finding.kind == "not_bitwise"  # all rungs are right then
+        text = with_backends(report.read_text("utf-8"), {} if exact else backends_of(rungs, backend=backend))
         if finding.proof is None:
             text = text.replace(CODES, f"shows no fault if it is run alone. {NOT_ALONE}")
         replace_file(report, text.encode())

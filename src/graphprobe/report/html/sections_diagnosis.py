@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from graphprobe.findings import Diagnosis, Finding, FunctionDiagnosis
+from graphprobe.findings import Diagnosis, Finding, FunctionDiagnosis, bits_in_words
 from graphprobe.report.diagnosis import STAGES, VERDICTS, beside, foremost, sentence, told
 from graphprobe.report.document import (
     Badge,
@@ -176,7 +176,7 @@ def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:
         if state != "not_run":
             measured["kernels"] = (state, why)
     accused: dict[str, list[str]] = {}
-    for finding in diagnosis.findings:
+    for finding in (one for one in diagnosis.findings if one.kind != "not_bitwise"):
         accused.setdefault(RUNG_OF_STAGE.get(finding.stage, "kernels"), []).append(finding.stage)
     found: list[tuple[str, Tone, str, str]] = []
     broken = False
@@ -319,6 +319,7 @@ def _measured(shown: list[FunctionDiagnosis]) -> list[tuple[str, Content]]:
     if largest.node:
         error = f"{largest.z:.3g} times what rounding explains, at "
         rows.append(("largest error", (error, Code(largest.node), "; a fault is far above 4")))
+    rows += [("last bits", bits_in_words(d.differences)) for d in shown[:1] if d.differences]
     graphs = counted(sum(d.compiles for d in shown), "graph")
     rows.append(("looked at", f"{graphs} compiled to kernels, in {sum(d.seconds for d in shown):.0f} s"))
     return rows
