@@ -109,6 +109,7 @@ def compare(
     scheduler: str = "",
     steps: Iterable[int] | None = None,
     ranks: Iterable[int] | None = None,
+    exact: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Compare two dumps of one program, and name the first call that goes wrong by itself.
@@ -124,10 +125,11 @@ def compare(
         jobs: threads that judge values; None: one a processor.
         scheduler: address of a Dask scheduler on whose workers to judge; they must see both dumps under the same paths.
         steps, ranks: numbers of those to compare; None: all.
+        exact: take other last bits for a difference, too, and name the first call that gives them.
         on_progress: called now and then with what is being judged, in words.
 
     Returns:
-        the Comparison, whose rows are in a temporary file until it is closed; it is a context manager.
+        the Comparison, a context manager: its rows are in a temporary file until it is closed.
 
     Raises:
         RunNotFoundError: there is no dump.
@@ -140,22 +142,22 @@ def compare(
         raise UsageError(f"compare(scheduler={scheduler!r}): it takes the address of a Dask scheduler as text")
     chosen_steps, chosen_ranks = _numbers("steps", steps), _numbers("ranks", ranks)
     mine, theirs = _opened("candidate", candidate), _opened("reference", reference)
-    from graphprobe.compare.options import Options, default_jobs, has_values
+    from graphprobe.compare.options import Options, has_values
     from graphprobe.compare.run import compare_dumps
 
-    values = has_values(mine) and has_values(theirs)
-    replayer = None
-    if replay and values and not scheduler:
+    replayer, replay = None, replay and has_values(mine) and has_values(theirs)
+    if replay and not scheduler:
         from graphprobe.diagnose.call_replay import TorchReplayer
 
         replayer = TorchReplayer()
     options = Options(
         replayer=replayer,
-        jobs=default_jobs(values=values) if jobs is None else jobs,
+        jobs=jobs,
         scheduler=scheduler,
-        remote_replayer="graphprobe.diagnose.call_replay:TorchReplayer" if replay and values and scheduler else "",
+        remote_replayer="graphprobe.diagnose.call_replay:TorchReplayer" if replay and scheduler else "",
         steps=chosen_steps,
         ranks=chosen_ranks,
+        exact=exact,
         on_progress=on_progress,
     )
     return compare_dumps(mine, theirs, options)

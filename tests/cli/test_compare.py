@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 
 import graphprobe
+from cli.test_reading import record
 from conftest import Finished
 from graphprobe.cli.main import main
 
@@ -151,3 +152,33 @@ def test_neither_the_help_nor_a_comparison_without_replay_imports_torch(dumps: d
         done = run_python("-c", COMMAND, *args)
         loaded = done.err.rpartition("LOADED ")[2].split()
         assert "click" in loaded and not {"torch", "dask", "fsspec"} & set(loaded), args
+
+
+def test_exact_names_the_first_call_that_gives_other_bits(dumps: dict[str, str], tmp_path: Path) -> None:
+    assert run("compare", "--exact", dumps["again"], dumps["good"]).exit_code == 0
+    other = Path(dumped(tmp_path / "other", data="stats"))
+    file = next(other.rglob("calls.jsonl"))
+    lines = file.read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if '"nn.functional.gelu.0.forward"' in line)
+    call = json.loads(lines[at])
+    (slot,) = [one for one in call["slots"] if one["role"] == "output"]
+    digest = slot["stats"]["digest"]
+    lines[at] = lines[at].replace(digest, digest[:-1] + ("0" if digest[-1] != "0" else "1"))
+    file.write_text("".join(lines))
+    assert run("compare", str(other), dumps["stats"]).exit_code == 0
+    found = run("compare", "--exact", str(other), dumps["stats"])
+    assert found.exit_code == 1, found.output
+    assert "gives other last bits, no further off than noise" in found.output
+    assert "First divergence: nn.functional.gelu.0.forward" in found.output
+
+
+def test_a_run_or_a_folder_of_runs_with_one_dump_is_a_dump(dumps: dict[str, str], tmp_path: Path) -> None:
+    one = record(tmp_path / "runs").run_dir
+    dumped(one / "api_dump")
+    for named in (one, one / "graphprobe", tmp_path / "runs"):
+        assert run("compare", str(named), dumps["good"], "--no-replay").exit_code == 0, named
+    dumped(record(tmp_path / "runs").run_dir / "api_dump")
+    assert run("compare", str(one), dumps["good"], "--no-replay").exit_code == 0
+    several = run("compare", str(tmp_path / "runs"), dumps["good"])
+    assert several.exit_code == 2
+    assert "holds 2 dumps: " in several.output and "graphprobe merge" in several.output

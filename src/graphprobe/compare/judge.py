@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from graphprobe.compare.bitwise import DIGESTS
 from graphprobe.compare.measures import (
     EQUAL,
     Measures,
@@ -241,7 +242,7 @@ class Judge:
                 reduction = self._reductions[dtypes] = self._reduction(dtypes)
             found = measure_statistics(mine.stats, theirs.stats, known, dtypes, reduction=reduction)
             if not found.unequal and _digests_differ(mine, theirs, dtypes):
-                found = msgspec.structs.replace(found, unequal=1, reason="statistics agree, and the digests do not")
+                found = msgspec.structs.replace(found, unequal=1, reason=DIGESTS)
             return msgspec.structs.replace(found, reason=found.reason or trouble) if trouble else found
         return Measures(basis="none", reason=trouble or mine.missing or theirs.missing or "no values, no statistics")
 

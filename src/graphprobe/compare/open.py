@@ -100,6 +100,9 @@ EXPECTED = (
 )
 """What can be opened, for messages."""
 
+MOST_NAMED = 4
+"""Dumps that a message names."""
+
 MERGED = "graphprobe-ranks.json"
 """Name of the index that `graphprobe merge` writes."""
 
@@ -110,9 +113,10 @@ def open_dump(path: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] 
     """Open a dump of any known format, and read its calls and their values as a stream.
 
     Args:
-        path: a folder that `graphprobe run --dump` or `graphprobe.dump` wrote; one of compiled graphs, in TorchAir's
-            layout, or anything in it, down to the file of one op; an index of `graphprobe merge`; a folder or dump.json
-            of msprobe; the .pkl text of ptdbg. An fsspec URL (`s3://…`) is copied to a temporary folder first.
+        path: a folder that `graphprobe run --dump` or `graphprobe.dump` wrote; a run, or a folder of runs, with one
+            dump in it; one of compiled graphs, in TorchAir's layout, or anything in it, down to the file of one op; an
+            index of `graphprobe merge`; a folder or dump.json of msprobe; the .pkl text of ptdbg. An fsspec URL
+            (`s3://…`) is copied to a temporary folder first.
         data_dir: of a ptdbg dump, the folder of its values; found beside the text if None.
 
     Returns:
@@ -154,7 +158,30 @@ def _opened(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:
         return _open_file(texts[0], data_dir)
     if _reader("graphprobe.store.graph_calls", "is_graph_dump")(place):
         return _made("graphprobe.store.graph_calls", "open_graph_dump", place)
+    found = dumps_of_runs(place)
+    if len(found) == 1:
+        return open_dump(found[0])
+    if found:
+        names = ", ".join(map(str, found[:MOST_NAMED])) + (", …" if len(found) > MOST_NAMED else "")
+        raise UsageError(
+            f"{place} holds {len(found)} dumps: {names}", hint="name one; those of several ranks: graphprobe merge"
+        )
     raise UsageError(f"{place} is no dump that can be read", hint=f"expected {EXPECTED}")
+
+
+def dumps_of_runs(place: Path) -> list[Path]:
+    """The dumps that lie in a run, or in the runs right under a folder, the oldest run first."""
+    run = _reader("graphprobe.store.reader", "Run")
+    try:
+        runs = run.find_all(place) or [run.open(place)]
+    except GraphprobeError:
+        return []
+    api, graph = (
+        _reader("graphprobe.store.api_reader", "is_api_dump"),
+        _reader("graphprobe.store.graph_calls", "is_graph_dump"),
+    )
+    folders = [folder for one in runs for folder in sorted(one.run_dir.iterdir()) if folder.is_dir()]
+    return [folder for folder in folders if api(folder) or graph(folder)]
 
 
 def _open_file(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:

@@ -26,6 +26,7 @@ class Options:
         scheduler: address of a Dask scheduler whose workers judge; they must see both dumps under the same paths.
         remote_replayer: with a scheduler, the class its workers replay with, `module:class`; empty: none.
         steps, ranks: only these; None for all.
+        exact: a difference that is noise is a difference, too.
         on_progress: called now and then with what is being judged, in words.
     """
 
@@ -35,6 +36,7 @@ class Options:
     remote_replayer: str = ""
     steps: frozenset[int] | None = None
     ranks: frozenset[int] | None = None
+    exact: bool = False
     on_progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:

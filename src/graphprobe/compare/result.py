@@ -36,6 +36,7 @@ FindingKind = Literal[
     "unrecorded_origin",
     "unpaired",
     "growth",
+    "not_bitwise",
 ]
 UNDECIDED_KINDS: frozenset[str] = frozenset({"unrecorded_origin", "unpaired", "growth"})
 """Kinds of findings that accuse nobody: they name what the dumps cannot decide."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from graphprobe.compare.align import align
+from graphprobe.compare.bitwise import hold_to_bits
 from graphprobe.compare.carried import Carried, unit_of
 from graphprobe.compare.judge import Judge, Task, name_of, split_between
 from graphprobe.compare.locate import Located, locate
@@ -108,6 +109,8 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
         other.close()
         if found is again:
             found.summary.notes = [SYSTEMATIC, *(n for n in found.summary.notes if n != STATISTICS_ONLY)]
+    if chosen.exact and found.summary.outcome == "same":
+        hold_to_bits(found.summary, found.rows())
     found.summary.seconds = time.monotonic() - started
     return found
 

@@ -63,6 +63,7 @@ KINDS = {
     "unpaired": "gives something that the other side does not give, and that nothing recorded uses",
     "growth": "gives a result that is too far off to be noise, though no call is to blame",
     "unrecorded_origin": "gets another input, and no record tells from where",
+    "not_bitwise": "gives other last bits, no further off than noise",
 }
 
 WORSE = {

@@ -42,6 +42,7 @@ FAIL_ON = ("difference", "candidate_worse", "undecided", "nothing")
 @click.option("-o", "--out", metavar="DIR", help="Write comparison.json, rows.jsonl, comparison.csv and report.html.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("--no-replay", is_flag=True, help="Do not run operations again in float64.")
+@click.option("--exact", is_flag=True, help="Take other last bits for a difference, too, and name the first call.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Threads that judge values.  [default: one a processor]")
 @click.option("--scheduler", metavar="ADDRESS", default="", help="Judge on the workers of this Dask scheduler.")
 @click.option("--ranks", metavar="LIST", help="Only these ranks, such as 0,3-5.")
@@ -63,6 +64,7 @@ def command(
     reference: str,
     stack: bool,
     no_replay: bool,
+    exact: bool,
     jobs: int | None,
     scheduler: str,
     ranks: str | None,
@@ -106,6 +108,7 @@ def command(
             scheduler=scheduler,
             steps=wanted_steps,
             ranks=wanted_ranks,
+            exact=exact,
             on_progress=progress.tell,
         )
     with compared as comparison:
