@@ -140,7 +140,7 @@ def compare(
     _check_number("compare", "threads", jobs=jobs)
     if not isinstance(scheduler, str):
         raise UsageError(f"compare(scheduler={scheduler!r}): it takes the address of a Dask scheduler as text")
-    chosen_steps, chosen_ranks = _numbers("steps", steps), _numbers("ranks", ranks)
+    wanted = {"steps": _numbers("steps", steps), "ranks": _numbers("ranks", ranks)}
     mine, theirs = _opened("candidate", candidate), _opened("reference", reference)
     from graphprobe.compare.options import Options, has_values
     from graphprobe.compare.run import compare_dumps
@@ -155,10 +155,9 @@ def compare(
         jobs=jobs,
         scheduler=scheduler,
         remote_replayer="graphprobe.diagnose.call_replay:TorchReplayer" if replay and scheduler else "",
-        steps=chosen_steps,
-        ranks=chosen_ranks,
         exact=exact,
         on_progress=on_progress,
+        **wanted,
     )
     return compare_dumps(mine, theirs, options)
 
