@@ -24,6 +24,7 @@ STEPS = {
     "passes": "looking into the passes",
     "kernels": "looking into the generated code",
     "plain": "running it compiled, not looked into",
+    "bits": "comparing it bit for bit",
     "culprit": "looking for the operation",
     "proof": "making the program its own proof",
     "rounded": "running it with narrow values rounded as uncompiled",

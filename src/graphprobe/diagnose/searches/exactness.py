@@ -18,6 +18,7 @@ from graphprobe.internals.names import require
 from graphprobe.judge.bits import bit_differences
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, stage_of
 from graphprobe.judge.verdict import RungName
+from graphprobe.settings.limits import NoTimeLeft
 
 SWITCHES: tuple[tuple[str, Any], ...] = ((notes.ROUNDING, True), ("cpp.enable_floating_point_contract_flag", "off"))
 """Settings of Inductor's with which kernels round narrow values, and products before they are added, as eager does."""
@@ -28,10 +29,14 @@ def look_at_bits(ladder: Ladder) -> None:
     report = ladder.reports.get(ladder.top)
     if report is None or ladder.result.raises:
         return
-    ladder.on_step("bits")
+    if ladder.limits.exact:
+        ladder.on_step("bits")
     found: list[BitDifference] | None = None
-    with ladder.in_time("which bits differ"):
+    try:
         found = _bits(ladder, report)
+    except NoTimeLeft as spent:
+        if ladder.limits.exact:  # else nobody has asked
+            ladder.late("which bits differ", spent)
     ladder.result.differences = found or []
     if not ladder.limits.exact or found == []:
         return
@@ -84,7 +89,7 @@ def _first_point(ladder: Ladder) -> tuple[Graphs | None, bool]:
     """The first point of the pipeline whose graphs, run op by op, give other bits; whether all before it were run."""
     all_run = True
     for point in GRAPHS if ladder.compilation.is_inductor else GRAPHS[:1]:
-        ladder.on_step(point)
+        ladder.on_step("bits")
         outcome = ladder.step(partial(steps.upto, ladder.program, ladder.compilation, point))
         found = _bits(ladder, msgspec.convert(outcome.value, RungReport)) if outcome.value is not None else None
         if found:
@@ -99,7 +104,7 @@ def _switched(ladder: Ladder) -> list[str]:
         config = require("torch._inductor", "config", purpose="Inductor's settings")
         switches = [(name, value) for name, value in SWITCHES if attrgetter(name)(config) != value]
     for name, value in switches:
-        ladder.on_step(name)
+        ladder.on_step("bits")
         outcome = ladder.step(partial(steps.plain, ladder.program, ladder.compilation.with_setting(name, value)))
         if outcome.value is not None and _bits(ladder, msgspec.convert(outcome.value, RungReport)) == []:
             return [f"With torch._inductor.config.{name} = {value!r} the bits are the same."]
