@@ -106,7 +106,9 @@ def test_healthy_callable(diagnose: Python, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.out.startswith("HEALTHY: targets.py:small:")
     document = json.loads((tmp_path / "small.json").read_text())
-    fields = "verdict seconds graphs compiles findings ruled_out latent largest_z notes raises rungs unfinished"
+    fields = (
+        "verdict seconds graphs compiles findings ruled_out latent differences largest_z notes raises rungs unfinished"
+    )
     assert list(document) == fields.split()
     assert msgspec.convert(document, Diagnosis).verdict == "healthy"
     states = [(rung["name"], rung["state"]) for rung in document["rungs"]]

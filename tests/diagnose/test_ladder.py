@@ -85,7 +85,7 @@ def suspect_in(graph: Any, inputs: Any, stage: Any, direction: str, pass_: str |
 
 
 def in_decompositions(graph: Any, inputs: Any, **_: Any) -> Any:
-    return [suspect_in(graph.graph, inputs, "decomposition", graph.direction)], 1, (None, 0.0)
+    return [suspect_in(graph.graph, inputs, "decomposition", graph.direction)], 1, (None, 0.0), []
 
 
 def in_passes(log: Any, inputs: Any, direction: str) -> Step:
