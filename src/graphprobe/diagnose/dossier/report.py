@@ -37,7 +37,7 @@ WRONG = {
     "hang": "does not end",
     "side_effect": "loses or changes a side effect",
     "unsupported": "is refused by torch.compile",
-    "not_bitwise": "gives other last bits than uncompiled; rounding explains how far they are apart",
+    "not_bitwise": "gives other last bits than uncompiled, no further off than rounding explains",
 }
 EXPECTED: dict[Kind, tuple[str, str]] = {
     "crash_compile": ("it compiles", "the compiler fails, see the error log"),
