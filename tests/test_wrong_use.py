@@ -187,7 +187,7 @@ USES: dict[str, list[str]] = {
     # dumps
     "compare dump": ["missing argument 'REFERENCE'", "see graphprobe compare --help"],
     "compare dump nowhere": ["there is no dump nowhere"],
-    "compare dump run": ["run is no dump that can be read"],
+    "compare dump empty": ["empty is no dump that can be read"],
     "compare dump dump --steps 5-2": ["--steps 5-2", "ends before it begins", "2-5"],
     "compare dump dump --ranks first": ["--ranks first", "no number and no range"],
     "compare dump dump --stack": ["--stack", "has no effect", "--csv FILE"],
