@@ -73,9 +73,6 @@ def test_gradients_and_changed_inputs_are_observables() -> None:
     both = found(lambda v: v * 3, lambda v: v * 3 + (v - v.detach()) * 1e-6, x, grad=True)
     assert [one.observable for one in both] == ["gradients[0]"]
 
-    def writes(by: float) -> Callable[[torch.Tensor], None]:
-        return lambda v: v.add_(by) and None
-
     assert [one.observable for one in found(lambda v: v.mul_(2).sum(), lambda v: up(v.mul_(2)).sum(), X)] == [
         "outputs[0]"
     ]

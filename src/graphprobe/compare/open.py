@@ -176,10 +176,8 @@ def dumps_of_runs(place: Path) -> list[Path]:
         runs = run.find_all(place) or [run.open(place)]
     except GraphprobeError:
         return []
-    api, graph = (
-        _reader("graphprobe.store.api_reader", "is_api_dump"),
-        _reader("graphprobe.store.graph_calls", "is_graph_dump"),
-    )
+    api = _reader("graphprobe.store.api_reader", "is_api_dump")
+    graph = _reader("graphprobe.store.graph_calls", "is_graph_dump")
     folders = [folder for one in runs for folder in sorted(one.run_dir.iterdir()) if folder.is_dir()]
     return [folder for folder in folders if api(folder) or graph(folder)]
 

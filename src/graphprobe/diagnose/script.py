@@ -304,7 +304,7 @@ class _Watcher:
 
         options = self.options
         asked = [options.backend, options.dynamic, options.grad, options.deep, options.step_limit_s, options.first]
-        asked.append(options.exact)
+        asked += [options.exact]
         module = getattr(sys.modules["__main__"], "__file__", None) if self._program.kind == "module" else None
         script_text = digest_of_file(module or self._program.target)
         facts = {"script": [self._program.target, script_text], "arguments": self._program.arguments, "options": asked}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -14,7 +13,6 @@ from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole_proof import prove_by_program
 from graphprobe.findings import BitDifference, Finding, bits_in_words
-from graphprobe.internals.names import require
 from graphprobe.judge.bits import bit_differences
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, stage_of
 from graphprobe.judge.verdict import RungName
@@ -100,10 +98,7 @@ def _first_point(ladder: Ladder) -> tuple[Graphs | None, bool]:
 
 def _switched(ladder: Ladder) -> list[str]:
     """The first setting of `SWITCHES` with which the bits are the uncompiled program's, as a sentence."""
-    with ladder.compilation.configured():
-        config = require("torch._inductor", "config", purpose="Inductor's settings")
-        switches = [(name, value) for name, value in SWITCHES if attrgetter(name)(config) != value]
-    for name, value in switches:
+    for name, value in SWITCHES:
         ladder.on_step("bits")
         outcome = ladder.step(partial(steps.plain, ladder.program, ladder.compilation.with_setting(name, value)))
         if outcome.value is not None and _bits(ladder, msgspec.convert(outcome.value, RungReport)) == []:
