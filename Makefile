@@ -43,14 +43,14 @@ demo: $(STAMP) ## find a fault planted in the compiler, then collect what a smal
 
 test: check ## checks, then every test that needs neither a GPU nor much time
 	@bash scripts/setup_browser.sh
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not heavy and not cuda"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not heavy and not cuda"
 
 test-fast: $(STAMP) ## the tests of the rooms that need no torch, and no checks
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not heavy and not cuda" --without-torch $(FAST)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not heavy and not cuda" --without-torch $(FAST)
 
 test-all: check msprobe ## the heavy tests too, and random examples; those that need a GPU skip where there is none
 	@bash scripts/setup_browser.sh
-	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=random
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --hypothesis-profile=random
 
 test-matrix: $(STAMP) ## check each torch from 2.11 to 2.15, VERSIONS="2.11 2.15" some; MATRIX=--help lists options
 	$(BIN)/python scripts/matrix.py $(VERSIONS) $(MATRIX)

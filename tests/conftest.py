@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.abc
+import importlib.metadata
 import importlib.util
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,9 +86,39 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name in CHANGES_WHAT_IS_COLLECTED or name.startswith("GRAPHPROBE_"):
             del os.environ[name]
+    if not (config.getoption("--without-torch") or hasattr(config, "workerinput") or ALL_USABLE in os.environ):
+        os.environ |= _usable_instructions(config.cache)
     # A shell that runs the tests in the background has SIGINT ignored, and so would every process started from here.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+ALL_USABLE = "TORCHINDUCTOR_VEC_ISA_OK"
+TRY_INSTRUCTIONS = """
+from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+from graphprobe.internals.after_fork import instructions_known
+valid_vec_isa_list()
+print(" ".join(instructions_known()))
+"""
+
+
+def _usable_instructions(cache: pytest.Cache | None) -> dict[str, str]:
+    """What spares each process of the tests torch's test programs for vector instructions: 2 seconds, or 15 with an
+    empty cache. They are run once here, and again where torch, the compiler or the processor is another.
+    """
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    if compiler is None or not Path("/proc/cpuinfo").exists():
+        return {}
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    flags = next((line for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines() if "flags" in line), "")
+    here = [importlib.metadata.version("torch"), version, flags]
+    known = cache.get("graphprobe/instructions", None) if cache else None
+    if known is None or known["of"] != here:
+        done = _runner(sys.executable)("-c", TRY_INSTRUCTIONS)
+        known = {"of": here, "usable": done.code == 0 and done.out.split() == [ALL_USABLE]}
+        if cache:
+            cache.set("graphprobe/instructions", known)
+    return {ALL_USABLE: "1"} if known["usable"] else {}
 
 
 @pytest.fixture(scope="session")
@@ -155,8 +188,35 @@ def reset_torch() -> Iterator[None]:
         torch.compiler.reset()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `cuda` where there is no device; torch is imported only if such a test was collected."""
+@pytest.fixture(autouse=True, scope="module")
+def keep_what_stays() -> Iterator[None]:
+    """What a file of tests has imported is looked through by no collection of garbage in the files after it."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """As `keep_what_stays`, of what was imported for the tests to be found."""
+    gc.collect()
+    gc.freeze()
+
+
+LONGEST = (
+    *(f"diagnose/test_{name}.py" for name in ("tracker", "planted", "healthy", "injected", "controls", "applications")),
+    *(f"diagnose/test_{name}.py" for name in ("own_backend", "limits", "fresh", "exactness", "short", "dossier")),
+    *("test_docs.py", "cli/test_diagnose.py", "fuzz/test_readers.py", "cli/test_reduce.py", "diagnose/test_ladder.py"),
+)
+"""Files of tests that take minutes. They begin, so that no process ends with one while the others have nothing left."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first, where several processes share them. Tests marked `cuda` are skipped where there is no
+    device; torch is imported only if such a test was collected.
+    """
+    if hasattr(config, "workerinput"):
+        place = {ROOT / "tests" / file: i for i, file in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
     cuda_items = [item for item in items if item.get_closest_marker("cuda")]
     if not cuda_items:
         return

@@ -14,6 +14,8 @@ import cases
 import pytest
 import score
 
+from warm.pool import Warm
+
 QUICK = {
     "codegen_sin",
     "masked_attention",
@@ -34,9 +36,9 @@ def listed(folder: str) -> list[Any]:
     return [pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 
-def fault_is_found(name: str, record_property: Record) -> None:
+def fault_is_found(name: str, warm: Warm, record_property: Record) -> None:
     """Every point of `score.judge` but those of `MISSED`."""
-    row = score.run(name, timeout_s=800)
+    row = score.run(name, timeout_s=800, python=warm.executable)
     record_property("row", json.dumps(row))
     points = row["score"]
     assert "error" not in points, points["error"]
@@ -48,9 +50,9 @@ def fault_is_found(name: str, record_property: Record) -> None:
     assert longest is None or (points["lines"] or longest + 1) <= longest, row
 
 
-def control_is_silent(name: str, record_property: Record) -> None:
+def control_is_silent(name: str, warm: Warm, record_property: Record) -> None:
     """Nothing is accused."""
-    row = score.run(name, timeout_s=800)
+    row = score.run(name, timeout_s=800, python=warm.executable)
     record_property("row", json.dumps(row))
     assert "error" not in row["score"], row["score"]
     assert row["score"]["silent"] and row["score"]["healthy"], row["diagnosis"]

@@ -28,10 +28,10 @@ FOLDERS = cases.FOLDERS
 
 def located(name: str) -> Path:
     """The file of a case, whichever folder it is in."""
-    found = [cases.path(folder, name) for folder in FOLDERS if name in cases.names(folder)]
-    if not found:
+    found = next((cases.path(folder, name) for folder in FOLDERS if name in cases.names(folder)), None)
+    if found is None:
         raise SystemExit(f"there is no case {name!r} in {', '.join(FOLDERS)}")
-    return Path(found[0])
+    return Path(found)
 
 
 def child(name: str, out: str) -> None:
@@ -85,13 +85,13 @@ def stem(op: str | None) -> str:
     return name if name.startswith("torch.") else ".".join(name.split(".")[:2])
 
 
-def run(name: str, timeout_s: float) -> dict[str, Any]:
-    """One case in a process of its own."""
+def run(name: str, timeout_s: float, python: str = sys.executable) -> dict[str, Any]:
+    """One case in a process of its own, which `python` starts."""
     started = time.monotonic()
     expected = cases.load(located(name)).EXPECT
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "diagnosis.json"
-        command = [sys.executable, __file__, "--child", name, str(out)]
+        command = [python, __file__, "--child", name, str(out)]
         try:
             # A test of torchrun in this process leaves one thread to all that come after it.
             env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -33,11 +33,11 @@ def chosen() -> list[Any]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("family", "precision", "mode"), chosen())
-def test_healthy(family: str, precision: str, mode: str, run_python: Callable[..., Finished], tmp_path: Path) -> None:
+def test_healthy(family: str, precision: str, mode: str, run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     made_by = f"{PROGRAMS / 'programs.py'}:{family}_{precision}_{mode}"
     target = [str(PROGRAMS / "train.py"), family, precision] if mode == "script" else [made_by]
     result = tmp_path / "result.json"
-    done = run_python(
+    done = run_warm(
         *("-m", "graphprobe", "diagnose", "--json", str(result), "--out", str(tmp_path / "proofs"), *target),
         cwd=tmp_path,
         timeout_s=1700,

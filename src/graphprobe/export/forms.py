@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from graphprobe.compare.open import open_dump
+from graphprobe.compare.open import dumps_of_runs, open_dump
 from graphprobe.compare.result import CallResult
 from graphprobe.compare.result_file import check_schema, read_rows
 from graphprobe.errors import SchemaError, UsageError
@@ -119,16 +119,11 @@ def _cannot(path: str, kind: Kind, form: str) -> UsageError:
     words = [KINDS[one] for one in FORMS[form].kinds]
     possible = " or ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])
     forms = ", ".join(forms_of(kind)) or "no form; graphprobe report makes a page of it"
+    dumps = [dump for dump in (dumps_of_runs(Path(path)) if kind == "run" else []) if is_api_dump(dump)]
     return UsageError(
         f"{path} is {KINDS[kind]}; {form} is made from {possible}",
-        hint=f"{KINDS[kind]} can be exported to {forms}{_dump_in(path) if kind == 'run' else ''}",
+        hint=f"{KINDS[kind]} can be exported to {forms}{f'; a dump of calls lies in {dumps[0]}' if dumps else ''}",
     )
-
-
-def _dump_in(run: str) -> str:
-    """Where in a run folder `graphprobe run --dump` has left its dump, as the end of a hint."""
-    dumps = [folder for folder in sorted(Run.open(run).run_dir.iterdir()) if folder.is_dir() and is_api_dump(folder)]
-    return f"; a dump of calls lies in {dumps[0]}" if dumps else ""
 
 
 def _check_new(out: Path, folder: bool, force: bool) -> None:

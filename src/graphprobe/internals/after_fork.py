@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import os
+import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,9 @@ from graphprobe.internals.operators import collectives
 ISOLATION = "GRAPHPROBE_ISOLATION"
 """The environment variable that says what kind of child process runs a step: `fork` where that is possible, the
 default, or always a fresh `process`."""
+
+INSTRUCTIONS_OK = "TORCHINDUCTOR_VEC_ISA_OK"
+"""torch's environment variable: the C++ compiler can be used with each of the processor's instruction sets."""
 
 
 def can_fork() -> bool:
@@ -69,6 +74,7 @@ def prepare() -> None:
         if clear is not None:
             clear()
     collectives.answer_here()
+    gc.freeze()  # after what looks through all objects; no collection copies the memory of the parent any more
 
 
 LATE = (
@@ -109,3 +115,20 @@ def preload(check: Callable[[], None] = lambda: None) -> None:
     check()
     with contextlib.suppress(Exception):  # no compiler, or a torch that asks otherwise: children see for themselves
         require("torch._inductor.cpu_vec_isa", "valid_vec_isa_list", purpose="generating C++")()
+
+
+def instructions_known() -> dict[str, str]:
+    """Environment of another process of this python: what spares it the test programs that `preload` has run here.
+
+    Empty where `preload` has run none, where the user has set what they are to say, and where the compiler cannot be
+    used with one of the processor's instruction sets. With it, the process generates the code that it would without.
+    """
+    tried, inductor = sys.modules.get("torch._inductor.cpu_vec_isa"), sys.modules.get("torch._inductor.config")
+    if tried is None or inductor is None or platform.machine() != "x86_64":
+        return {}
+    with contextlib.suppress(AttributeError):
+        if inductor.cpp.vec_isa_ok is None and tried.valid_vec_isa_list.cache_info().currsize:
+            here = set(tried.x86_isa_checker())
+            expected = [one for one in map(str, tried.supported_vec_isa_list) if here.issuperset(one.split())]
+            return {INSTRUCTIONS_OK: "1"} if expected == [*map(str, tried.valid_vec_isa_list())] else {}
+    return {}

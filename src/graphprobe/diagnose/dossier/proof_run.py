@@ -42,6 +42,10 @@ def run_script(
     env = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     if not compiled:
         env["TORCH_COMPILE_DISABLE"] = "1"
+    if python == sys.executable and "torch" in sys.modules:
+        from graphprobe.internals.after_fork import instructions_known
+
+        env |= instructions_known()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as elsewhere:
         if stage == "runtime":
             env |= dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "1")
