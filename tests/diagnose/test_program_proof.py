@@ -368,6 +368,27 @@ def between(fn, i):
         assert run_repro(out) == faulty
 
 
+def test_an_object_of_several_calls_is_one_object(tmp_path: Path) -> None:
+    source = f"""
+class Counter:
+    def __init__(self):
+        self.value = 0
+
+def program(x, counter):
+    counter.value += 1
+    return x * (counter.value if {UNCOMPILED} else min(counter.value, 2))
+
+call = ((torch.ones(3), Counter()), {{}})
+
+def make():
+    return program, [call] * 3
+"""
+    fn, calls = load(tmp_path, source).make()
+    out = write(tmp_path, fn, calls)
+    assert (out / "repro.py").read_text().count("instance(Counter") == 1
+    assert lines(out) == ["result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 2.0"]
+
+
 def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     module = load(tmp_path, "def program(*args, **kwargs):\n    return 0\n")
     memory = torch.arange(6, dtype=torch.float64)

@@ -68,3 +68,12 @@ def test_numbers_of_different_ops_are_not_exchanged() -> None:
 def test_a_number_that_an_op_does_not_take_is_passed_over() -> None:
     graphs = [graph_of(lambda x: x.reshape(5, 1)), graph_of(lambda x: x.reshape(2, 2), torch.ones(4))]
     assert stale_number(graphs, [[torch.ones(5, 1)]]) is None
+
+
+def test_a_returned_number_of_the_same_graphs_earlier_call_is_accused() -> None:
+    traced = symbolic_trace(lambda x, n: (x * n, torch.scalar_tensor(n + 1)))
+    graph = DynamoGraph(traced, [capture([X, 3.0]), capture([X, 4.0])])
+    found = stale_number([graph], [[X * 3.0, 4.0], [X * 4.0, 4.0]])
+    assert found is not None and found.op == "operator.add"
+    assert found.reason == "it was given 3, the number of an earlier call, in place of 4"
+    assert stale_number([graph], [[X * 3.0, 4.0], [X * 4.0, 5.0]]) is None

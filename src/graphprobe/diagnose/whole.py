@@ -49,10 +49,14 @@ def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]
     Returns:
         the op with the two numbers; None where no single number of one op explains anything.
     """
-    runs = [_Run(graph) for graph in graphs if graph.calls]
+    runs = [_Run(graph.graph, inputs) for graph in graphs for inputs in graph.calls]
     found = list(_explanations(runs, observed))
     # Arithmetic on the number itself explains as much as the op of tensors that the result is for.
-    of_tensors = [one for run, node, one in found if isinstance(run.results[node.name], torch.Tensor)]
+    of_tensors = [
+        one
+        for run, node, one in found
+        if isinstance(run.results[node.name], torch.Tensor) and node.target is not torch.scalar_tensor
+    ]
     return next(iter([*of_tensors, *(one for _, _, one in found)]), None)
 
 
@@ -70,10 +74,10 @@ def _explanations(runs: Sequence[_Run], observed: Sequence[Sequence[Any]]) -> It
 
 
 class _Run:
-    """A graph run on its first call; `given` has the arguments that each call got, `results` what it returned."""
+    """A graph run on one call of it; `given` has the arguments that each op got, `results` what it returned."""
 
-    def __init__(self, graph: DynamoGraph) -> None:
-        self.graph, self.inputs = graph.graph, graph.calls[0]
+    def __init__(self, graph: GraphModule, inputs: CapturedValues) -> None:
+        self.graph, self.inputs = graph, inputs
         self.given: dict[str, list[Any]] = {}
         self.results: dict[str, Any] = {}
         interpreter = _Watched(self.graph, self.given, self.results)
@@ -147,10 +151,17 @@ def _is_number(value: Any) -> bool:
 
 
 def _explains(given: Sequence[Any], leaves: Sequence[Any]) -> bool:
-    """Whether each tensor of a graph's outputs is among those that the program returned."""
-    wanted = [v for v in given if isinstance(v, torch.Tensor)]
-    found = [v for v in leaves if isinstance(v, torch.Tensor)]
-    return bool(wanted) and all(any(not different(w, f) for f in found) for w in wanted)
+    """Whether each tensor and number of a graph's outputs is among those that the program returned."""
+    wanted = [v for v in given if isinstance(v, torch.Tensor) or _is_number(v)]
+    return bool(wanted) and all(any(_same(w, leaf) for leaf in leaves) for w in wanted)
+
+
+def _same(wanted: Any, leaf: Any) -> bool:
+    """Whether a graph's output is what the program returned: a number, too, that left the graph as a tensor."""
+    if isinstance(wanted, torch.Tensor) and isinstance(leaf, torch.Tensor):
+        return not different(wanted, leaf)
+    number = wanted.item() if isinstance(wanted, torch.Tensor) and not wanted.dim() else wanted
+    return _is_number(number) and _is_number(leaf) and bool(number == leaf)
 
 
 BEFORE_ATEN = ("dynamo", "pre_grad")

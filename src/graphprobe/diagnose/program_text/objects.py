@@ -42,6 +42,7 @@ INSTANCE_TEXT = f'''def {INSTANCE}(kind, **attributes):
 LONG = 12
 """Lines of an expression beyond which it gets a name."""
 MUTABLE = frozenset({"list", "set", "dict", "tensor", "array", "instance", "call"})
+WRITTEN_OUT = frozenset({"tuple", "frozenset"})
 NAMED = frozenset({"function", "class", "stated", "module", "import"})
 PLAIN = ("tuple", "str", "bytes", "int", "float", "frozenset")
 PLACES = ("torch", "torch.nn", "torch.nn.functional", "torch.optim")
@@ -67,6 +68,15 @@ class ObjectTexts:
         owners = [r["tensor"] for r in encoder.objects if r.get("kind") == "tensor" and id(r) not in views]
         self._sharing = collections.Counter(self._record(i).get("storage") for i in owners)
         self._memory: dict[str, str] = {}
+
+    def count_in_shared(self) -> None:
+        """Count what lies in a tuple as often as the tuple: it is written out wherever it is used."""
+        shared = [n for n, count in self.count.items() if count > 1 and self.objects[n].get("kind") in WRITTEN_OUT]
+        while shared:
+            for inner in _references(self.objects[shared.pop()]):
+                self.count[inner] += 1
+                if self.count[inner] == 2 and self.objects[inner].get("kind") in WRITTEN_OUT:
+                    shared.append(inner)
 
     # -- what a writer of files adds ----------------------------------------------------------------------------------
 

@@ -225,6 +225,7 @@ class _Writer(ObjectTexts):
         super().__init__(encoder, program)
         self.own, self.roots, self.reserved = program.modules, roots, reserved
         self.count += references([[module.values for module in self.own], dict(roots)])
+        self.count_in_shared()
         self.taken = {*reserved, *keyword.kwlist, *BUILTINS, "torch"}
         self.alias: dict[str, str] = {}
         """What modules are called here that lie in files of their own."""
