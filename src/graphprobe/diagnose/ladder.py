@@ -140,7 +140,7 @@ class Ladder:
         return self.result
 
     def _climb(self) -> None:
-        self.reference = self._uncompiled()
+        self.reference = self.uncompiled()
         if self.reference is not None:
             with self.in_time("whether the compiled program is right"):
                 plain = partial(steps.plain, self.program, self.compilation)
@@ -242,7 +242,7 @@ class Ladder:
         self._late = self._late or note
         self.result.notes.append(note)
 
-    def _uncompiled(self) -> Reference | None:
+    def uncompiled(self) -> Reference | None:
         self.on_step("uncompiled")
         reports: list[steps.EagerReport] = []
         runs: list[list[Observation]] = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,20 +15,28 @@ from weakref import WeakKeyDictionary
 
 from graphprobe.diagnose.dossier.proof_run import OtherPython, compare_pythons
 from graphprobe.errors import UsageError
-from graphprobe.findings import Diagnosis, NamedStep
+from graphprobe.findings import Diagnosis, Finding, NamedStep
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, flattened, mapped
 from graphprobe.probe import environment, script
-from graphprobe.settings.limits import Alarm, TimeBudget
+from graphprobe.settings.limits import STEP_LIMIT_S, Alarm, TimeBudget
 
 if TYPE_CHECKING:
     import torch
 
     from graphprobe.diagnose.api import CompileOverrides
+    from graphprobe.diagnose.ladder import Limits
+    from graphprobe.diagnose.program import Program
     from graphprobe.diagnose.searches.equal_graphs import EqualGraphs
+    from graphprobe.diagnose.searches.in_place import CallsSoFar
+    from graphprobe.diagnose.settings import Compilation
     from graphprobe.engine.finished import FinishedSteps
+    from graphprobe.judge.judging import Difference
 
 MOST = 3
 """Sequences of calls that are diagnosed for one function."""
+
+MOST_LOOKS = 40
+"""Calls of a script that are looked at as the script makes them."""
 
 CRASHES = ("segfault", "hang", "crash_compile", "crash_runtime")
 """Kinds of faults after which the script goes on with the uncompiled function."""
@@ -74,18 +84,35 @@ class ScriptOptions:
         on_step: Callable[[NamedStep], None] | None = None,
     ) -> Diagnosis:
         """The diagnosis of calls of one function, as far as these options let it go."""
+        from graphprobe.diagnose.api import climbed
+
+        program, compilation, limits = self._prepared(fn, asked, calls, out)
+        made = climbed(program, compilation, limits, on_step=on_step, default=out is None, part=part)
+        return compare_pythons(made, self.pythons, self.budget)
+
+    def _prepared(
+        self, fn: Any, asked: CompileOverrides, calls: list[tuple[Any, Mapping[str, Any]]], out: Path | None
+    ) -> tuple[Program, Compilation, Limits]:
         import torch
 
-        from graphprobe.diagnose.api import climbed, prepared, with_limits
+        from graphprobe.diagnose.api import prepared, with_limits
         from graphprobe.diagnose.ladder import Limits
 
         grad = self.grad if torch.is_grad_enabled() else False
         program, compilation = prepared(fn, (), {}, asked, grad=grad, calls=calls, out=out)
         step_limit = {} if self.step_limit_s is None else {"step_limit_s": self.step_limit_s}
         compilation = with_limits(compilation, {"first": self.first, **step_limit})
-        limits = Limits(self.budget, self.deep, self.first, self.exact)
-        made = climbed(program, compilation, limits, on_step=on_step, default=out is None, part=part)
-        return compare_pythons(made, self.pythons, self.budget)
+        return program, compilation, Limits(self.budget, self.deep, self.first, self.exact)
+
+    def wrong_in_place(
+        self, compiled: Compiled, call: tuple[Any, Mapping[str, Any]], out: Path | None
+    ) -> list[Difference]:
+        """What is certainly wrong with a call of what the script has compiled, as it stands."""
+        from graphprobe.diagnose.ladder import Ladder
+        from graphprobe.diagnose.searches.in_place import judged_in_place
+
+        program, compilation, limits = self._prepared(compiled.fn, _overrides(compiled), [call], out)
+        return judged_in_place(Ladder(program, compilation, limits), compiled.called or compiled.fn)
 
 
 @dataclass(frozen=True)
@@ -163,14 +190,23 @@ def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
 class _Past:
     """One function's calls that were diagnosed: mode and signature of each, and copies of the arguments.
 
-    `uncompiled`: it crashed, and goes on uncompiled.
+    `uncompiled`: it crashed, and goes on uncompiled. `wrong`: a fault is known. `so_far`: see `CallsSoFar`.
     """
 
     name: str
     calls: int = 0
     uncompiled: bool = False
     seen: dict[Any, None] = field(default_factory=dict)
+    wrong: bool = False
+    so_far: CallsSoFar | None = None
     kept: list[tuple[Any, tuple[Any, Mapping[str, Any]]]] = field(default_factory=list)
+
+
+OTHER_CALL = (
+    "Compiled afresh, the function is right. In the script this call runs code that was compiled for another call, or "
+    "for another function with the same text: no guard has kept it from that."
+)
+UNPROVEN = "The script, run again, does not show it."
 
 
 class ScriptStopped(SystemExit):
@@ -198,23 +234,24 @@ class _Watcher:
         self.stopped: str | None = None
         self._known: EqualGraphs | None = None
         self._pasts = WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], _Past]]]()
-        self._program, self._diagnosing = program, False
+        self._program, self._diagnosing, self._calls, self._looks = program, False, 0, 0
         self._whole: FinishedSteps | None = None
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Diagnose a call with a new signature; after a crash the script gets the function uncompiled."""
         past = self._past_of(compiled)
         past.calls += 1
+        self._calls += 1
         compiled.uncompiled = compiled.uncompiled or past.uncompiled
         mode = mode_of(compiled.fn, args)
         signature = (mode, signature_of(args, kwargs))
         if self.stopped is None and len(past.seen) < MOST and signature not in past.seen:
             past.seen[signature] = None
-            self._diagnosing = True
-            try:
+            with self._busy():
                 self._look_at(compiled, past, mode, args, kwargs)
-            finally:
-                self._diagnosing = False
+        if self.stopped is None and not past.wrong:
+            with self._busy():
+                self._look_in_place(compiled, past, args, kwargs)
         if self.stopped is not None:
             raise ScriptStopped(0)
 
@@ -232,6 +269,14 @@ class _Watcher:
             compiled.kept["past"] = past
         found: _Past = compiled.kept["past"]
         return found
+
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._diagnosing = True
+        try:
+            yield
+        finally:
+            self._diagnosing = False
 
     def ring(self) -> None:
         """No time is left: the script ends here, unless a function is just being diagnosed, which ends by itself."""
@@ -268,27 +313,78 @@ class _Watcher:
         compiled.uncompiled = past.uncompiled = any(finding.kind in CRASHES for finding in diagnosis.findings)
         if compiled.uncompiled:
             diagnosis.notes.append("the script went on with the uncompiled function")
+        self._told(name, past, diagnosis)
+
+    def _told(self, name: str, past: _Past, diagnosis: Diagnosis) -> None:
+        """Tell a diagnosis, and end the script where no more is wanted."""
+        past.wrong = past.wrong or diagnosis.verdict == "fault"
         self.tell(name, diagnosis)
         if self._program is not None and not self.options.budget.left_s:
             self.stopped = self.options.budget.told
         elif self._program is not None and self.options.first and diagnosis.verdict == "fault":
             self.stopped = "there is a first fault"
 
+    def _look_in_place(self, compiled: Compiled, past: _Past, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Diagnose a call that goes wrong as the script makes it, though the function is right compiled afresh."""
+        from graphprobe.diagnose.searches import in_place
+
+        number, call = past.calls, (args, kwargs)
+        if number == 1:
+            past.so_far = in_place.CallsSoFar()
+        try:
+            if past.so_far is not None:
+                past.so_far.add(call, copied_call(compiled.fn, args, kwargs))
+            wanted = in_place.is_looked_at(number) and (number > 1 or in_place.is_compiled(compiled.fn))
+            if compiled.called is None or not wanted or self._looks >= MOST_LOOKS or environment.world_size() > 1:
+                return
+            self._looks += 1
+            left_s = min(STEP_LIMIT_S, self.options.budget.left_s)
+            wrong = in_place.differences_in_place(compiled.fn, compiled.called, call, left_s)
+            if not wrong:
+                return
+            name = f"{past.name}, call {number}"
+            self.on_start(name)
+            calls = past.so_far.calls if past.so_far is not None else None
+            diagnosis = self._diagnose(compiled, name, calls) if calls and number > 1 else None
+            if diagnosis is None or diagnosis.verdict != "fault":
+                diagnosis = self._in_the_script(compiled, call, name)
+            if diagnosis is None:
+                return
+        except Exception as error:  # the program must go on as it would without being watched
+            why = f"the diagnosis itself failed: {type(error).__name__}: {error}"
+            diagnosis, name = Diagnosis(verdict="undecided", notes=[why]), past.name
+        self._told(name, past, diagnosis)
+
+    def _in_the_script(self, compiled: Compiled, call: tuple[Any, Mapping[str, Any]], name: str) -> Diagnosis | None:
+        """The diagnosis of a call that goes wrong only with what the script compiled before; None if rounding may."""
+        from graphprobe.diagnose.dossier.script_proof import prove_by_script
+
+        began, folder = time.monotonic(), self._folder()
+        place = None if folder is None else folder / f"{len(self.diagnoses)}-in-the-script"
+        wrong = self.options.wrong_in_place(compiled, call, place)
+        if not wrong:
+            return None
+        line = name.partition("(")[2].partition(")")[0]
+        first = wrong[0]
+        finding = Finding(kind=first.kind, stage="dynamo", source=line or None, worst=first.worst, reason=OTHER_CALL)
+        limit_s, asked = min(STEP_LIMIT_S, self.options.budget.left_s), self.options.overrides()
+        program = self._program
+        shown = program and place and prove_by_script(place, finding, program, self._calls, asked, limit_s)
+        made = Diagnosis(verdict="fault", findings=[finding]) if shown else Diagnosis(verdict="undecided")
+        made.notes += [] if shown else [f"{first.text}. {OTHER_CALL} {UNPROVEN}"]
+        made.seconds = round(time.monotonic() - began, 2)
+        return made
+
     def equal(self) -> list[tuple[str, str]]:
         """Names of functions of which several had equal graphs, and the note on these."""
         return self._known.told(self.diagnoses) if self._known is not None else []
 
     def _diagnose(self, compiled: Compiled, name: str, calls: list[tuple[Any, Mapping[str, Any]]]) -> Diagnosis:
-        from graphprobe.diagnose.api import CompileOverrides
-
         short = "".join(c if c.isalnum() else "-" for c in name.partition(" ")[0]).strip("-")
         folder = self._folder()
-        asked = CompileOverrides(
-            compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph
-        )
         return self.options.diagnosis(
             compiled.fn,
-            asked,
+            _overrides(compiled),
             calls,
             out=None if folder is None else folder / f"{len(self.diagnoses)}-{short}",
             part=self._whole is not None,
@@ -320,6 +416,12 @@ class _Watcher:
             self._whole.leave()
         elif self._whole is not None:
             self._whole.done()
+
+
+def _overrides(compiled: Compiled) -> CompileOverrides:
+    from graphprobe.diagnose.api import CompileOverrides
+
+    return CompileOverrides(compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph)
 
 
 def watcher_of(options: ScriptOptions) -> _Watcher:

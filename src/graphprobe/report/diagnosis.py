@@ -336,7 +336,8 @@ def print_end(
         if is_proven(first):
             dossier = _near(str(first.dossier), base)
             facts.append(("proof", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}"))
-            follow = ["graphprobe", "reduce" if first.kind != "not_bitwise" else "diagnose", dossier]
+            command = "reduce" if first.proof == "piece" else "issue"
+            follow = ["graphprobe", command if first.kind != "not_bitwise" else "diagnose", dossier]
     elif verdict == "undecided":
         facts.append(("why", next((note for d in diagnoses for note in d.notes), "")[:WIDTH]))
     print_closing(f"{word}: {name}", facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)

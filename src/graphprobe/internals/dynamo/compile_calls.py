@@ -25,6 +25,7 @@ class Compiled:
     Attributes:
         fn: uncompiled; for `nn.Module.compile` the module's bound method.
         backend, dynamic, mode, options, fullgraph: as `torch.compile` got them; the backend is never None.
+        called: what the program calls: what was compiled, without the watch.
         uncompiled: from now on the program gets `fn` itself instead of what was compiled.
         kept: for the observer's own notes on this function.
     """
@@ -35,6 +36,7 @@ class Compiled:
     mode: str | None = None
     options: Mapping[str, Any] | None = None
     fullgraph: bool = False
+    called: Callable[..., Any] | None = None
     uncompiled: bool = False
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -121,7 +123,7 @@ class CompileCalls(Subscription):
         return self._wrapper(record, result)
 
     def _wrapper(self, record: Compiled, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        fn = record.fn
+        fn, record.called = record.fn, compiled
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,134 @@
+"""A call of a script as the script makes it: with all that was compiled before, and with its objects as they are now.
+
+Each function is diagnosed compiled afresh. What was compiled for another call, or for another function with the same
+code, may still be taken where it does not fit; that shows here alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+
+from graphprobe.diagnose.ladder import Ladder
+from graphprobe.diagnose.program import Call, Program
+from graphprobe.diagnose.rungs import RungReport
+from graphprobe.engine.isolate import isolated
+from graphprobe.internals import after_fork
+from graphprobe.internals.dynamo.dynamo_taps import compiled_before
+from graphprobe.internals.tensors.trees import tree_leaves
+from graphprobe.judge.judging import Difference, Reference, compare, roundoff_of
+from graphprobe.judge.observation import Observation, ObservationRecord, read
+
+GROSS = 0.01
+"""Relative rms error from which on the values of a call are looked into: rounding has been judged before."""
+
+FIRST = 4
+"""Each of so many calls is looked at, and then those whose number is a power of two."""
+
+
+def is_looked_at(number: int) -> bool:
+    """Whether the call of this number, from 1, is one of those that are looked at."""
+    return number <= FIRST or number & (number - 1) == 0
+
+
+def is_compiled(fn: Any) -> bool:
+    """Whether Dynamo has compiled code for a function's own code object."""
+    code = getattr(fn, "__code__", None)
+    return code is not None and f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})" in compiled_before()
+
+
+def differences_in_place(
+    fn: Callable[..., Any], compiled: Callable[..., Any], call: Call, left_s: float
+) -> list[Difference]:
+    """What a call gives otherwise where the compiled function is called as it is, and not where it is compiled afresh.
+
+    Empty where that cannot be told: the program draws random numbers, differs from itself, or cannot be forked. Numbers
+    are compared roughly, see `judged_in_place`.
+
+    Args:
+        fn: uncompiled.
+        compiled: what the script calls.
+        left_s: for each of at most four runs.
+    """
+    if not after_fork.can_fork():
+        return []
+    program = Program(fn, [call])
+
+    def run(function: Callable[..., Any], *, afresh: bool = False) -> list[Observation] | None:
+        outcome = isolated(partial(_run, program, function, afresh), timeout_s=left_s)
+        return None if outcome.value is None else [read(record) for record in msgspec.convert(outcome.value, _RECORDS)]
+
+    expected, got = run(fn), run(compiled)
+    found = _gross(expected, got)
+    if not found or _gross(expected, run(fn)):
+        return []
+    afresh = run(compiled, afresh=True)
+    return [] if afresh is None or _gross(expected, afresh) else found
+
+
+_RECORDS = list[ObservationRecord]
+
+
+def _run(program: Program, function: Callable[..., Any], afresh: bool) -> list[ObservationRecord] | None:
+    if afresh:
+        torch.compiler.reset()
+    state = torch.get_rng_state()
+    records = program.run(lambda fn: function)
+    return records if torch.equal(state, torch.get_rng_state()) else None
+
+
+def _gross(expected: list[Observation] | None, got: list[Observation] | None) -> list[Difference]:
+    if expected is None or got is None:
+        return []
+    values = [v for call in expected for v in (*call.outputs, *call.inputs) if isinstance(v, torch.Tensor)]
+    roundoff = roundoff_of(values)
+    found = compare(Reference([expected], roundoff=roundoff), got)
+    return [d for d in found if d.certain or d.z * roundoff >= GROSS]
+
+
+def judged_in_place(ladder: Ladder, compiled: Callable[..., Any]) -> list[Difference]:
+    """What is certainly wrong with the call of a ladder's program, made as the script makes it."""
+    ladder.reference = ladder.uncompiled()
+    if ladder.reference is None:
+        return []
+    ladder.on_step("as the script calls it")
+    outcome = ladder.step(partial(_report, ladder.program, compiled))
+    if outcome.value is None:
+        return []
+    return [d for d in ladder.compared(msgspec.convert(outcome.value, RungReport)) if d.certain]
+
+
+def _report(program: Program, compiled: Callable[..., Any]) -> RungReport:
+    return RungReport(calls=program.run(lambda fn: compiled))
+
+
+class CallsSoFar:
+    """The calls of one function from the first, to be made again: tensors as they were at each, other objects once.
+
+    Attributes:
+        calls: None where something cannot be copied, or there were too many.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call] | None = []
+        self._memo: dict[int, Any] = {}
+
+    def add(self, call: Call, copied: Call) -> None:
+        """One more call, before it is made; `copied` has copies of its tensors, in the same places."""
+        if self.calls is None or len(self.calls) >= FIRST:
+            self.calls = None
+            return
+        pairs = zip(tree_leaves(call), tree_leaves(copied), strict=True)
+        given = {id(v): own for v, own in pairs if isinstance(v, (torch.Tensor, torch.nn.Module))}
+        self._memo |= given
+        try:
+            self.calls.append(copy.deepcopy((tuple(call[0]), dict(call[1])), self._memo))
+        except Exception:  # whatever an object raises where it is copied
+            self.calls = None
+        for number in given:  # of an object that may be gone at the next call
+            del self._memo[number]
