@@ -159,6 +159,15 @@ def test_a_signal_ends_the_child_alone(name: str, step: Callable[[], Any]) -> No
     assert outcome.value is None and outcome.raised is None
 
 
+def test_the_words_of_an_exception_in_cpp_are_told() -> None:
+    def step() -> None:
+        os.write(2, b"terminate called after throwing an instance of 'E'\n  what():  TypeError: unhashable\n\nAt:\n")
+        quietly(os.abort)
+
+    assert isolated(step).end == "the process was ended by SIGABRT: TypeError: unhashable"
+    assert isolated(lambda: quietly(os.abort)).end == "the process was ended by SIGABRT"
+
+
 def test_the_time_limit(tmp_path: Path) -> None:
     note = tmp_path / "pid"
 

@@ -134,10 +134,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> str:
-        """How a process that died ended, and where it stood if that is known."""
+        """How a process that died ended, the exception in C++ that ended it, and where it stood if that is known."""
         if self.signal is not None:
             short = ", as the system does where memory is short" if self.short_of_memory else ""
-            return f"the process was ended by {self.signal}{short}"
+            said = re.findall(r"^ *what\(\): *(.+)$", self.output, re.MULTILINE)
+            return f"the process was ended by {self.signal}{short}{f': {said[-1]:.200}' if said else ''}"
         places = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', self.stack, re.MULTILINE)
         where = " It stood in {2} ({0}:{1}).".format(*places[-1]) if places else ""
         return f"it did not end within {self.seconds:.0f} s{'.' if where else ''}{where}"
