@@ -44,7 +44,7 @@ def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]
 
     Args:
         graphs: Dynamo's, in the order in which they were made, with their calls.
-        observed: leaves of what the compiled program returned, for each call of it.
+        observed: leaves of what the compiled program returned and left in its arguments, for each call of it.
 
     Returns:
         the op with the two numbers; None where no single number of one op explains anything.
@@ -151,7 +151,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _explains(given: Sequence[Any], leaves: Sequence[Any]) -> bool:
-    """Whether each tensor and number of a graph's outputs is among those that the program returned."""
+    """Whether each tensor and number of a graph's outputs is among what was observed."""
     wanted = [v for v in given if isinstance(v, torch.Tensor) or _is_number(v)]
     return bool(wanted) and all(any(_same(w, leaf) for leaf in leaves) for w in wanted)
 
@@ -192,7 +192,7 @@ def find_whole(
     suspect = _accused(program, compilation, known, where)
     run_program(program, compilation, dynamo_rung(watch), RungReport())
     if observed is not None:
-        suspect = stale_number(watch.dynamo, [read(call).outputs for call in observed])
+        suspect = stale_number(watch.dynamo, [[*call.outputs, *call.inputs] for call in map(read, observed)])
     if suspect is not None:
         reason = f"{known['reason']}; {suspect.op}: {suspect.reason}"
         known = known | {k: v for k, v in msgspec.structs.asdict(suspect).items() if v} | {"reason": reason}
