@@ -359,7 +359,7 @@ def test_what_runs_agree_on_is_kept_once(tmp_path: Path) -> None:
     """Two uncompiled runs, each with parameters before and after, and gradients: in the file they lie once."""
     model, x = torch.nn.Linear(512, 512), torch.ones(1, 512)
     ladder = Ladder(Program(model, [((x,), {})], grad=True), Compilation("inductor", None, tmp_path), Limits())
-    reference = ladder._uncompiled()
+    reference = ladder.uncompiled()
     assert reference is not None and len(reference.eager) == 2 and reference.eager[0][0].raised is None
     weight = model.weight.nbytes
     assert 2 * weight <= os.fstat(ladder.file._file.fileno()).st_size < 2 * weight + LARGE
