@@ -16,7 +16,8 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.dynamo import dynamo_check
-from graphprobe.diagnose.dynamo.dynamo_check import Accused, Uncompiled, accused, named_side_effect, uncompiled_calls
+from graphprobe.diagnose.dynamo.accusation import Accused, named_side_effect
+from graphprobe.diagnose.dynamo.dynamo_check import Uncompiled, accused, uncompiled_calls
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.isolate import isolated

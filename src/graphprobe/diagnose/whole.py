@@ -17,7 +17,8 @@ from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult
 from graphprobe.diagnose.culprit import LARGEST, named
-from graphprobe.diagnose.dynamo.dynamo_check import Accused, accuse, accused, named_side_effect
+from graphprobe.diagnose.dynamo.accusation import Accused, accuse, named_side_effect
+from graphprobe.diagnose.dynamo.dynamo_check import accused
 from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program

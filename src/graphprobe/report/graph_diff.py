@@ -101,11 +101,6 @@ def side_of_text(text: str, name: str) -> DiffSide:
     return DiffSide(name, text, parsed.graphs, parsed.other)
 
 
-def diff_texts(before: str, after: str, *, before_name: str = "before", after_name: str = "after") -> GraphDiff:
-    """Compare two texts, by node where both hold graphs, else by line."""
-    return diff_sides(side_of_text(before, before_name), side_of_text(after, after_name))
-
-
 def diff_sides(before: DiffSide, after: DiffSide) -> GraphDiff:
     """Compare by node where both have graphs, else by line."""
     if not all(any(graph.nodes for graph in side.graphs) for side in (before, after)):

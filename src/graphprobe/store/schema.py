@@ -35,17 +35,12 @@ def encode_event(event: Event) -> bytes:
     return json_from_value(event) + b"\n"
 
 
-def decode_manifest(data: bytes, *, path: str) -> Manifest:
-    """The manifest in `data`, brought to the schema of today; `path` is for the message.
+def read_manifest(data: bytes, *, path: str) -> tuple[dict[str, Any], int]:
+    """The manifest in `data`, brought to the schema of today, and the schema it was written with.
 
     Raises:
-        SchemaError: it is no manifest, or one of a newer or an unknown schema.
+        SchemaError: it is no manifest, or one of a newer or an unknown schema; the message has `path`.
     """
-    return msgspec.convert(read_manifest(data, path=path)[0], Manifest)
-
-
-def read_manifest(data: bytes, *, path: str) -> tuple[dict[str, Any], int]:
-    """The upgraded, checked document in `data` and the schema it was written with. Raises as `decode_manifest`."""
     try:
         document = msgspec.json.decode(data)
         version = document.get("schema", 1) if isinstance(document, dict) else None

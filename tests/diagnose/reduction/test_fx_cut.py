@@ -8,8 +8,8 @@ from reduction.reduction_cases import calls_of, captured, mlp
 from torch.fx import Graph, GraphModule, symbolic_trace
 
 from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.reduction.edits import Recipe
 from graphprobe.diagnose.reduction.problem import Problem
-from graphprobe.diagnose.reduction.recipe import Recipe, to_json
 from graphprobe.engine.values import capture
 
 
@@ -168,7 +168,7 @@ def test_units_know_their_modules_and_groups_stand_together():
 
 def test_a_recipe_is_the_same_after_json():
     recipe = Recipe(("a", "b"), calls=(1,), base=Recipe(("c",)))
-    assert msgspec.json.decode(to_json(recipe), type=Recipe) == recipe
+    assert msgspec.json.decode(msgspec.json.encode(recipe), type=Recipe) == recipe
 
 
 def test_the_whole_is_the_case():

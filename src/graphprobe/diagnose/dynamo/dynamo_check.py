@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import random
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
 from graphprobe.diagnose.aten_names import aten_namesakes
+from graphprobe.diagnose.dynamo.accusation import Accused, accuse, node_places, of_operator, of_python, users_source
 from graphprobe.diagnose.dynamo.numpy_nodes import aten_of, computed_by_numpy, numpy_name
 from graphprobe.diagnose.dynamo.python_culprit import (
     TorchCall,
@@ -32,21 +32,19 @@ from graphprobe.diagnose.dynamo.python_culprit import (
     places_read,
     read_names,
     returned_names,
-    statement_of,
 )
-from graphprobe.diagnose.dynamo.python_source import CALL, READ, FramePlace, Named, is_users, places_of
+from graphprobe.diagnose.dynamo.python_source import READ, FramePlace, places_of
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copy_tensor
 from graphprobe.engine.isolate import isolated
-from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.naming import op_of
 from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import capture, from_bytes, to_bytes
 from graphprobe.internals.aot.backends import is_higher_order
 from graphprobe.internals.tensors.plain_tensors import physical, without_transforms
-from graphprobe.internals.tensors.trees import tree_leaves
 
 Plain = tuple[str, str]
 """A number, text or truth value among arguments or results: the path to it, and its value as text."""
@@ -75,22 +73,6 @@ class Uncompiled(msgspec.Struct):
 
     made: list[Made] = []
     returned: list[Plain] = []
-
-
-class Accused(msgspec.Struct):
-    """What Dynamo got wrong, where it comes from, and what is wrong.
-
-    Attributes:
-        op: the op, or what the Python code calls.
-        also: what it may be, too, the likeliest first.
-    """
-
-    op: str
-    node: str | None
-    source: str | None
-    module: str | None
-    reason: str
-    also: list[str] = []
 
 
 HIDDEN = ("__get__", "__set__", "requires_grad_", "grad")
@@ -248,6 +230,7 @@ def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accuse
         lambda: (a.other_value() for a in aligned),
         lambda: (a.other_call() for a in aligned),
         lambda: (_other_return(program, e, c) for e, c in calls),
+        lambda: (a.inlined_function() for a in aligned),
         lambda: (of_operator(n) for _, c in calls for r in c.ran if is_higher_order((n := r.within or r.node).target)),
     ]
     return next((one for way in ways for one in way() if one is not None), None)
@@ -368,7 +351,9 @@ class _Aligned:
                 continue
             i, j = self._other_zero(i) or (i, j)
             made, run = self.wanted[i], self.got[j]
-            return self._argument(made, run) or self._fed(i, j) or accuse(run.node, UNLIKE, within=run.within)
+            transformed = any(op_of(source).startswith(INNER) for source in _sources(run.node))
+            own = self.inlined_function() if transformed else None
+            return self._argument(made, run) or self._fed(i, j) or own or accuse(run.node, UNLIKE, within=run.within)
         return None
 
     def _other_zero(self, i: int) -> tuple[int, int] | None:
@@ -417,9 +402,16 @@ class _Aligned:
         reason = "what it gives uncompiled is no result in Dynamo's graph"
         for made in (m for m in wanted if m.name == OWN_FUNCTION and m.frames):
             if wrong or not _all_in(_restored(made), [t for run in got for t in _results(run.value)]):
-                called, ops = applied_in(made.frames[0]), dict.fromkeys(op_of(r.node) for r in got)
-                also = [*filter(None, [called]), *ops]
-                return Accused("autograd_function_apply", None, made.frames[0].source, None, reason, also)
+                return _own_function(made, got, reason)
+        return None
+
+    def inlined_function(self) -> Accused | None:
+        """The first `Function` under a transform of `torch.func` whose forward alone is in Dynamo's graph."""
+        for gap in self.gaps:
+            got = self.got[gap.j : gap.j2]
+            if not any(is_higher_order(run.node.target) for run in got):
+                for made in (m for m in self.wanted[gap.i : gap.i2] if m.name == OWN_FUNCTION and m.frames):
+                    return _own_function(made, got, "Dynamo's graph has its forward, and not the derivative it defines")
         return None
 
     def _of(self, gap: _Gap) -> Accused | None:
@@ -442,6 +434,12 @@ class _Aligned:
         if got:
             return accuse(got[0].node, reason)
         return _not_called(wanted[0])
+
+
+def _own_function(made: Made, got: list[_Ran], reason: str) -> Accused:
+    """A `Function` of the program's, called under a transform of `torch.func`; `got`: the nodes in its place."""
+    also = [*filter(None, [applied_in(made.frames[0])]), *dict.fromkeys(op_of(run.node) for run in got)]
+    return Accused("autograd_function_apply", None, made.frames[0].source, None, reason, also)
 
 
 UNLIKE = "its result in Dynamo's graph is not that of the same call uncompiled"
@@ -524,75 +522,3 @@ def _other_return(program: Program, expected: Uncompiled, found: _Compiled) -> A
     names = [n for n in returned_names(getattr(fn, "__func__", fn), path.partition(".")[2]) if n.weight <= READ]
     value = dict(expected.returned)[path]
     return of_python(names, [], f"uncompiled it gives {value}, and something else compiled", None)
-
-
-def of_python(names: Sequence[Named], ops: Sequence[str], reason: str, node: Node | None) -> Accused | None:
-    """The first of the names as what is to blame, the others after it, and then the ops; None without names."""
-    if not names:
-        return None
-    first, *rest = names
-    telling = [n.name for n in rest if n.weight == CALL]
-    others = [n.name for n in rest if n.weight == max(READ, first.weight)]
-    also = [*telling, *ops, *others] if first.weight == CALL else [*ops, *telling, *others]
-    module = module_of(node) if node is not None else None
-    also = [name for name in dict.fromkeys(also) if name != first.name]
-    return Accused(first.name, node.name if node is not None else None, first.source, module, reason, also)
-
-
-def of_operator(node: Node, reason: str = "a higher-order operator; no other call is wrong") -> Accused:
-    """A higher-order operator as the one that is to blame: `autograd_function_apply`."""
-    return accuse(node, reason, within=node)
-
-
-def _operator_names(node: Node, op: str | None) -> list[str]:
-    """What the user's line of a higher-order operator calls, and the ops of its body."""
-    places = node_places(node)
-    called = applied_in(places[0]) if places else None
-    graphs = [a for a in tree_leaves([node.args, node.kwargs]) if isinstance(a, Node) and a.op == "get_attr"]
-    owner = node.graph.owning_module
-    modules = [getattr(owner, str(g.target), None) for g in graphs]
-    ops = [op_of(n) for m in modules if isinstance(m, GraphModule) for n in m.graph.nodes if n.op in CALLS]
-    inner = [name for name in ops if "set_grad_enabled" not in name]
-    return list(dict.fromkeys(name for name in (called, op, *inner) if name))
-
-
-FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
-
-
-def node_places(node: Node) -> list[FramePlace]:
-    """The user's frames that a node comes from, the innermost first."""
-    found = FRAME.findall(node.stack_trace or "")
-    return [FramePlace(f, int(line), function=name) for f, line, name in reversed(found) if is_users(f)]
-
-
-def users_source(node: Node) -> str | None:
-    """`file:line` of the user's innermost line that made a node."""
-    places = node_places(node)
-    return places[0].source if places else source_of(node)
-
-
-def accuse(
-    node: Node, reason: str, *, op: str | None = None, also: Sequence[str] = (), within: Node | None = None
-) -> Accused:
-    """A node as the one that is to blame; in the body of a higher-order operator, this."""
-    if within is not None:
-        inner = None if node is within else op_of(node)
-        name = str(within.target).rpartition(".")[2]
-        source = users_source(node) or users_source(within)
-        also = _operator_names(within, inner)
-        return Accused(name, within.name, source, module_of(within), reason, list(also))
-    name = op or numpy_name(node) or op_of(node)
-    return Accused(name, node.name, users_source(node), module_of(node), reason, list(also))
-
-
-def named_side_effect(where: str, fn: Any) -> Accused:
-    """The statement of the user's that makes a side effect, as the one that Dynamo lost or made otherwise.
-
-    Args:
-        where: the label of what is changed, as in `graphprobe.judge.effects.snapshot`: `closure hits[0]`.
-        fn: the program, uncompiled.
-    """
-    made = statement_of(where, fn)
-    if made is None:
-        return Accused("side_effect", None, None, None, f"{where} is not what it is uncompiled", ["side_effect"])
-    return Accused(made.name, None, made.source, None, f"it changes {where}", ["side_effect"])

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.writer import Shown, write_dossier
-from graphprobe.diagnose.reduction.recipe import Recipe
+from graphprobe.diagnose.reduction.edits import Recipe
 from graphprobe.diagnose.settings import versions
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, is_item

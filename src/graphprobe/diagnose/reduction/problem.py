@@ -13,8 +13,7 @@ from torch.fx import GraphModule, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.reduction import digest
 from graphprobe.diagnose.reduction.cut import CannotCut, Piece, cut, inputs_of, is_opaque, record_of
-from graphprobe.diagnose.reduction.edits import Edit, NotApplicable, size_of
-from graphprobe.diagnose.reduction.recipe import Recipe
+from graphprobe.diagnose.reduction.edits import Edit, NotApplicable, Recipe, size_of
 from graphprobe.diagnose.reduction.recording import Recording, record
 from graphprobe.diagnose.reduction.transforms import with_plain_floats, without_transforms
 from graphprobe.engine.naming import module_of

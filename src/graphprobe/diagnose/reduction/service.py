@@ -21,10 +21,9 @@ from torch.fx import symbolic_trace
 from graphprobe.diagnose.check_case import allowed, reference_of
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.cut import CannotCut
-from graphprobe.diagnose.reduction.edits import NotApplicable
+from graphprobe.diagnose.reduction.edits import NotApplicable, Recipe
 from graphprobe.diagnose.reduction.judge import UNCOMPILED, Question, judge, unresolved
 from graphprobe.diagnose.reduction.problem import Problem
-from graphprobe.diagnose.reduction.recipe import Recipe
 from graphprobe.engine.isolate import Outcome, isolated
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
 from graphprobe.errors import UsageError

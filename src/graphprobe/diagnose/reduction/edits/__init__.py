@@ -6,6 +6,8 @@ follows from the edit and the graph alone, apart from `Resize`, which tries what
 
 from __future__ import annotations
 
+import msgspec
+
 from graphprobe.diagnose.reduction.edits import constants, dims, dtypes, inline_hop, inputs, outputs, values
 from graphprobe.diagnose.reduction.edits.base import EditBase, EditPass, NotApplicable
 from graphprobe.diagnose.reduction.edits.constants import FoldNumber, InlineNumber, SetScalar
@@ -23,6 +25,7 @@ __all__ = [
     "EditBase",
     "EditPass",
     "NotApplicable",
+    "Recipe",
     "Size",
     "size_of",
 ]
@@ -62,3 +65,19 @@ PASSES: tuple[EditPass, ...] = (
     constants.SCALARS,
 )
 """In the order in which they should be asked: what removes most first."""
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """A piece of a case: what a worker needs to cut it out again; `msgspec.json` writes and reads it.
+
+    Attributes:
+        keep: names of the nodes that are kept, in the order of the graph.
+        edits: what is done to the piece, in this order.
+        calls: numbers of the calls that are made; None: all.
+        base: a piece that was made a case of its own, of which this is a piece; None: of the original case.
+    """
+
+    keep: tuple[str, ...]
+    edits: tuple[Edit, ...] = ()
+    calls: tuple[int, ...] | None = None
+    base: Recipe | None = None

@@ -1,0 +1,105 @@
+"""Names what Dynamo got wrong: a node of its graph, a higher-order operator, or what the Python code calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from torch.fx import GraphModule, Node
+
+from graphprobe.diagnose.dynamo.numpy_nodes import numpy_name
+from graphprobe.diagnose.dynamo.python_culprit import applied_in, statement_of
+from graphprobe.diagnose.dynamo.python_source import CALL, READ, FramePlace, Named, is_users
+from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.subgraph import CALLS
+from graphprobe.internals.tensors.trees import tree_leaves
+
+
+class Accused(msgspec.Struct):
+    """What Dynamo got wrong, where it comes from, and what is wrong.
+
+    Attributes:
+        op: the op, or what the Python code calls.
+        also: what it may be, too, the likeliest first.
+    """
+
+    op: str
+    node: str | None
+    source: str | None
+    module: str | None
+    reason: str
+    also: list[str] = []
+
+
+def of_python(names: Sequence[Named], ops: Sequence[str], reason: str, node: Node | None) -> Accused | None:
+    """The first of the names as what is to blame, the others after it, and then the ops; None without names."""
+    if not names:
+        return None
+    first, *rest = names
+    telling = [n.name for n in rest if n.weight == CALL]
+    others = [n.name for n in rest if n.weight == max(READ, first.weight)]
+    also = [*telling, *ops, *others] if first.weight == CALL else [*ops, *telling, *others]
+    module = module_of(node) if node is not None else None
+    also = [name for name in dict.fromkeys(also) if name != first.name]
+    return Accused(first.name, node.name if node is not None else None, first.source, module, reason, also)
+
+
+def of_operator(node: Node, reason: str = "a higher-order operator; no other call is wrong") -> Accused:
+    """A higher-order operator as the one that is to blame: `autograd_function_apply`."""
+    return accuse(node, reason, within=node)
+
+
+def _operator_names(node: Node, op: str | None) -> list[str]:
+    """What the user's line of a higher-order operator calls, and the ops of its body."""
+    places = node_places(node)
+    called = applied_in(places[0]) if places else None
+    graphs = [a for a in tree_leaves([node.args, node.kwargs]) if isinstance(a, Node) and a.op == "get_attr"]
+    owner = node.graph.owning_module
+    modules = [getattr(owner, str(g.target), None) for g in graphs]
+    ops = [op_of(n) for m in modules if isinstance(m, GraphModule) for n in m.graph.nodes if n.op in CALLS]
+    inner = [name for name in ops if "set_grad_enabled" not in name]
+    return list(dict.fromkeys(name for name in (called, op, *inner) if name))
+
+
+FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
+
+
+def node_places(node: Node) -> list[FramePlace]:
+    """The user's frames that a node comes from, the innermost first."""
+    found = FRAME.findall(node.stack_trace or "")
+    return [FramePlace(f, int(line), function=name) for f, line, name in reversed(found) if is_users(f)]
+
+
+def users_source(node: Node) -> str | None:
+    """`file:line` of the user's innermost line that made a node."""
+    places = node_places(node)
+    return places[0].source if places else source_of(node)
+
+
+def accuse(
+    node: Node, reason: str, *, op: str | None = None, also: Sequence[str] = (), within: Node | None = None
+) -> Accused:
+    """A node as the one that is to blame; in the body of a higher-order operator, this."""
+    if within is not None:
+        inner = None if node is within else op_of(node)
+        name = str(within.target).rpartition(".")[2]
+        source = users_source(node) or users_source(within)
+        also = _operator_names(within, inner)
+        return Accused(name, within.name, source, module_of(within), reason, list(also))
+    name = op or numpy_name(node) or op_of(node)
+    return Accused(name, node.name, users_source(node), module_of(node), reason, list(also))
+
+
+def named_side_effect(where: str, fn: Any) -> Accused:
+    """The statement of the user's that makes a side effect, as the one that Dynamo lost or made otherwise.
+
+    Args:
+        where: the label of what is changed, as in `graphprobe.judge.effects.snapshot`: `closure hits[0]`.
+        fn: the program, uncompiled.
+    """
+    made = statement_of(where, fn)
+    if made is None:
+        return Accused("side_effect", None, None, None, f"{where} is not what it is uncompiled", ["side_effect"])
+    return Accused(made.name, None, made.source, None, f"it changes {where}", ["side_effect"])
