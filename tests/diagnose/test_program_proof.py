@@ -389,6 +389,26 @@ def make():
     assert lines(out) == ["result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 2.0"]
 
 
+def test_an_object_that_two_closures_share_is_one_object(tmp_path: Path) -> None:
+    source = f"""
+def make():
+    held = []
+
+    @torch.compiler.disable
+    def note():
+        held.append(1)
+
+    def program(x):
+        note()
+        return x * (len(held) if {UNCOMPILED} else min(len(held), 1))
+
+    return program, [((torch.ones(3),), {{}})] * 2
+"""
+    fn, calls = load(tmp_path, source).make()
+    out = write(tmp_path, fn, calls)
+    assert lines(out) == ["result: 3 of 3 values differ, the first: uncompiled 2.0, compiled 1.0"]
+
+
 def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     module = load(tmp_path, "def program(*args, **kwargs):\n    return 0\n")
     memory = torch.arange(6, dtype=torch.float64)

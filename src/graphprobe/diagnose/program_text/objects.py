@@ -42,7 +42,7 @@ INSTANCE_TEXT = f'''def {INSTANCE}(kind, **attributes):
 LONG = 12
 """Lines of an expression beyond which it gets a name."""
 MUTABLE = frozenset({"list", "set", "dict", "tensor", "array", "instance", "call"})
-WRITTEN_OUT = frozenset({"tuple", "frozenset"})
+WRITTEN_OUT = frozenset({"tuple", "frozenset", "cell"})
 NAMED = frozenset({"function", "class", "stated", "module", "import"})
 PLAIN = ("tuple", "str", "bytes", "int", "float", "frozenset")
 PLACES = ("torch", "torch.nn", "torch.nn.functional", "torch.optim")
@@ -70,7 +70,7 @@ class ObjectTexts:
         self._memory: dict[str, str] = {}
 
     def count_in_shared(self) -> None:
-        """Count what lies in a tuple as often as the tuple: it is written out wherever it is used."""
+        """Count what a tuple or a cell holds as often as that: it is written out wherever it is used."""
         shared = [n for n, count in self.count.items() if count > 1 and self.objects[n].get("kind") in WRITTEN_OUT]
         while shared:
             for inner in _references(self.objects[shared.pop()]):
