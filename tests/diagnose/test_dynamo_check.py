@@ -241,6 +241,30 @@ def test_a_call_that_the_graph_does_not_make_goes_by_its_own_name() -> None:
     assert (found.op, found.also) == ("contiguous", ["aten.contiguous.default"])
 
 
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+STEPS = {False: doubled, True: halved}
+
+
+def stepped(x: torch.Tensor) -> torch.Tensor:
+    step = STEPS[torch.compiler.is_compiling()]
+    return step(x).sin()  # here
+
+
+def test_a_call_that_leads_to_another_function() -> None:
+    found = accused_of(stepped, X)
+    assert found is not None and found.source is not None
+    assert (found.op, found.also) == ("step", ["operator.truediv"])
+    file, _, line = found.source.rpartition(":")
+    assert Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1].endswith("# here")
+
+
 COUNT = 0
 TABLE: dict[str, int] = {"calls": 0}
 

@@ -409,6 +409,33 @@ def make():
     assert lines(out) == ["result: 3 of 3 values differ, the first: uncompiled 2.0, compiled 1.0"]
 
 
+def test_a_class_beside_the_function_that_uses_an_object_of_it(tmp_path: Path) -> None:
+    source = f"""
+def make():
+    class Gate:
+        open = True
+
+        def __bool__(self):
+            return self.open
+
+    gate = Gate()
+
+    @torch.compiler.disable
+    def shut():
+        Gate.open = False
+
+    def program(x):
+        y = x * 2 if gate or not ({UNCOMPILED}) else x * 3
+        shut()
+        return y
+
+    return program, [((torch.ones(3),), {{}})] * 2
+"""
+    fn, calls = load(tmp_path, source).make()
+    out = write(tmp_path, fn, calls)
+    assert lines(out) == ["result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 2.0"]
+
+
 def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     module = load(tmp_path, "def program(*args, **kwargs):\n    return 0\n")
     memory = torch.arange(6, dtype=torch.float64)

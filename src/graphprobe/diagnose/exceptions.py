@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from torch.fx import Node
 
+from graphprobe.diagnose.dynamo.numpy_nodes import numpy_name
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import is_view
 from graphprobe.errors import Raised
@@ -99,7 +100,7 @@ def _origin(links: list[list[FrameType]]) -> Origin:
     if node is None:
         return Origin(stage, named, pattern=pattern)
     also = [op for op in dict.fromkeys(map(op_of, reversed(matched))) if op != op_of(node)]
-    place = (node.name, op_of(node), source_of(node), module_of(node))
+    place = (node.name, numpy_name(node) or op_of(node), source_of(node), module_of(node))
     return Origin(stage, named, *place, pattern=pattern, also=also)
 
 

@@ -29,6 +29,7 @@ from graphprobe.diagnose.dynamo.python_culprit import (
     argument_names,
     branch_names,
     function_class,
+    other_function,
     places_read,
     read_names,
     returned_names,
@@ -428,7 +429,9 @@ class _Aligned:
         one = TorchCall(wanted[0].frames, wanted[0].name) if wanted else None
         other = TorchCall(node_places(got[0].node), op_of(got[0].node).rpartition(".")[2]) if got else None
         names = branch_names(one, other, [self.wanted[i].frames for i, _ in self.pairs]) if self.got else []
-        chosen = of_python(names, first, f"another branch is taken: {reason}", got[0].node if got else None)
+        taken = "another branch is taken" if names else "another function is called"
+        node = got[0].node if got else None
+        chosen = of_python(names or other_function(one, other), first, f"{taken}: {reason}", node)
         if chosen is not None:
             return chosen
         if got:

@@ -9,6 +9,7 @@ import ast
 import builtins
 import functools
 import inspect
+import itertools
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -432,6 +433,26 @@ def branch_names(one: TorchCall | None, other: TorchCall | None, shared: Sequenc
         if found:
             return ranked(found)
     return []
+
+
+def other_function(one: TorchCall | None, other: TorchCall | None) -> list[Named]:
+    """The call, in code that both run, that leads each of two torch calls into another function."""
+    if one is None or other is None:
+        return []
+    pairs = [*zip(reversed(one.frames), reversed(other.frames), strict=False)]
+    for (place, there), (inner, other_inner) in itertools.pairwise(pairs):
+        if place.source != there.source:
+            return []
+        if _function_at(inner) is not _function_at(other_inner):
+            name = applied_in(place)
+            return [Named(name, place.source, CALL)] if name else []
+    return []
+
+
+def _function_at(place: FramePlace) -> ast.AST | None:
+    source = source_at(place.file)
+    node = source.at(place) if source is not None else None
+    return source.function_of(node) if source is not None and node is not None else None
 
 
 def _nodes(source: ParsedFile, frames: Iterable[FramePlace]) -> Iterator[ast.AST]:

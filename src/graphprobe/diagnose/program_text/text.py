@@ -116,12 +116,31 @@ def closure_groups(
         found[number] = group
         for cell in record["closure"] if record["kind"] == "function" else ():
             users.setdefault(cell["ref"], set()).add(number)
+    for group in groups:  # those that are split off come last
+        first = _made_before(objects, group)
+        if 0 < len(first) < len(group.members):
+            groups.append(FunctionGroup(group.module, group.maker, first))
+            group.members = [member for member in group.members if member not in first]
+            found |= {member.number: groups[-1] for member in first}
     for cell, numbers in users.items():
         if len({id(found[n]) for n in numbers}) > 1 and any(_sets(live(n), live(cell)) for n in numbers):
             raise Unwritable("a function sets a variable that others made elsewhere share")
     for group in groups:
         group.close()
     return found
+
+
+def _made_before(objects: Sequence[Mapping[str, Any]], group: FunctionGroup) -> list[Member]:
+    """The members that a value needs which the group takes: the class of an object that a function beside it uses."""
+    numbers = {member.number for member in group.members}
+    left = [n for member in group.members for n in references(list(member.takes.values())) if n not in numbers]
+    reached: set[int] = set()
+    while left:
+        number = left.pop()
+        if number not in reached:
+            reached.add(number)
+            left += references(objects[number])
+    return [member for member in group.members if member.number in reached]
 
 
 def _takes(objects: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> dict[str, Encoded]:
