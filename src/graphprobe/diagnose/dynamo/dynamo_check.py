@@ -34,7 +34,7 @@ from graphprobe.diagnose.dynamo.python_culprit import (
     read_names,
     returned_names,
 )
-from graphprobe.diagnose.dynamo.python_source import READ, FramePlace, places_of
+from graphprobe.diagnose.dynamo.python_source import CALL, READ, FramePlace, places_of
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation
@@ -373,6 +373,8 @@ class _Aligned:
         """The Python code that computed an argument, if that is not the same."""
         path = _other_path(made.plain, run.plain)
         names = argument_names(made.frames, made.name, path) if path is not None else []
+        if len(made.plain) != len(run.plain):  # a number that the graph is given as a tensor
+            names = [named for named in names if named.weight == CALL]
         op = op_of(run.node)
         other = dict(run.plain).get(path or "")
         reason = f"what it gives to {op} is {dict(made.plain).get(path or '')} uncompiled" + (
@@ -484,13 +486,15 @@ def _other_zeros(made: Made, value: Any) -> bool:
 
 
 def _other_path(mine: list[Plain], other: list[Plain]) -> str | None:
-    """The path of the first plain argument that is another one; None where there are not as many, or all are the same.
+    """The path of the first plain argument that is another one, or that the other side alone lacks; else None.
 
     Names of arguments that one side gives and the other does not are no difference.
     """
-    if len(mine) != len(other) or sorted(v for _, v in mine) == sorted(v for _, v in other):
-        return None
-    return _first_other(mine, other)
+    values = [value for _, value in other]
+    if len(mine) > len(other):
+        return next((path for path, value in mine if value not in values), None)
+    same = len(mine) < len(other) or sorted(value for _, value in mine) == sorted(values)
+    return None if same else _first_other(mine, other)
 
 
 def _first_other(mine: list[Plain], other: list[Plain]) -> str | None:
