@@ -322,6 +322,15 @@ def told(fn: Any, kind: Kind, where: str, *calls: tuple[tuple[Any, ...], dict[st
     return list(short_program(program, "", "instance("))
 
 
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_gradient_that_does_not_come(brief: bool) -> None:
+    text = short_check.check_text("wrong_gradient", "[torch.ones(2)]", "[None]", brief=brief)
+    with pytest.raises(SystemExit, match=r"value 0: expected tensor\(\[1\., 1\.\]\), actual None"):
+        exec(f"import sys, torch\n{text}", {})
+    text = short_check.check_text("wrong_gradient", "[torch.ones(2)]", "[torch.ones(2)]", brief=brief)
+    exec(f"import sys, torch\n{text}", {})
+
+
 def test_a_program_that_loses_a_side_effect() -> None:
     found = told(program_of([]), "side_effect", "program.log", ((torch.ones(3),), {"scale": 3.0}))
     assert [one.text.count("\n") <= MOST_LINES for one in found] == [True]

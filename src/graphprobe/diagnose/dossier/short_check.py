@@ -29,7 +29,7 @@ RAMP = "sum((t * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).sum() for t 
 
 _VALUES = """\
 expected, actual = {eager}, {compiled}
-for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):
+for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):{missing}
     try:
         torch.testing.assert_close(have, want{bound}, equal_nan=True)
     except AssertionError as error:
@@ -40,10 +40,15 @@ print("compiled and uncompiled agree")"""
 
 _BRIEF = """\
 expected, actual = {eager}, {compiled}
-for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):
+for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):{missing}
     bad = ~torch.isclose(have, want{bound}, equal_nan=True)
     if bad.any():
         sys.exit(f"value {{i}} at {{bad.nonzero()[0].tolist()}}: expected {{want[bad][0]}}, actual {{have[bad][0]}}")"""
+
+_MISSING = """
+    if (want is None) != (have is None):
+        sys.exit(f"value {i}: expected {want}, actual {have}")"""
+"""Of gradients."""
 
 _ONCE = """\
         faulthandler.dump_traceback_later({limit}, exit=True)  # seconds, after which it tells where it hangs
@@ -128,7 +133,7 @@ def check_text(
         return _RAISED.format(unexpected="", wrong="", **names)
     if kind in FACTS or text:
         return _EQUAL.format(**names)
-    values = _BRIEF if brief else _VALUES
+    values, names["missing"] = _BRIEF if brief else _VALUES, _MISSING if kind == "wrong_gradient" else ""
     if not bounds:
         return values.format(more="", bounds="", bound="", **names)
     if len(set(bounds)) == 1:
