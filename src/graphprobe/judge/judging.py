@@ -362,7 +362,7 @@ def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
         if (e is not None or m is not None) and not equal_bits(e, m) and not spot.unsteady():
             kind: Kind = "wrong_gradient" if spot.part == "gradients" else "wrong_value"
             worst = worst_scalar(spot.label, e, m)
-            yield Difference(kind, call, where, f"{_brief(m)}, uncompiled {_brief(e)}", worst=worst)
+            yield Difference(kind, call, where, f"{spot.label} is {_brief(m)}, uncompiled {_brief(e)}", worst=worst)
         return
     if e.dtype == torch.float64 and e.dim() == 0 and spot.unsteady():
         return
