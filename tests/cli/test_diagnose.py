@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from conftest import ROOT, Finished, module_at
-from graphprobe.findings import Diagnosis, ScriptDocument
+from graphprobe.findings import Diagnosis, ScriptDocument, read_document
 
 Python = Callable[..., Finished]
 
@@ -131,7 +131,7 @@ def test_fault_in_a_script(diagnose: Python, tmp_path: Path) -> None:
     assert done.code == 1, done.out + done.err
     assert "arguments ['train.py', '--epochs', '1'] __main__" in done.out
     document = json.loads((tmp_path / "result.json").read_text())
-    assert msgspec.convert(document, ScriptDocument).schema == 1
+    assert read_document(document, ScriptDocument).schema == 1
     assert (document["target"], document["ended"]) == ("train.py", None)
     names = [d["function"] for d in document["diagnoses"]]
     # Calls with the same shapes are not diagnosed again, and no function more than three times.

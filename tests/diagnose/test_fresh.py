@@ -142,6 +142,7 @@ def told(diagnosis: Diagnosis) -> tuple[Any, ...]:
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("backend", "verdict", "kind"), [
     (right, "healthy", None),
     (wrong, "fault", "wrong_value"),
