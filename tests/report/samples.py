@@ -11,6 +11,7 @@ from typing import Any
 
 from graphprobe.findings import Diagnosis, Finding, LargestZ, Rung, Worst
 from graphprobe.records import Manifest, Where
+from graphprobe.report.graph_diff import GraphDiff, diff_sides, side_of_text
 from graphprobe.store import layout
 from graphprobe.store.step_file import StepLine, encode_step
 from graphprobe.store.writer import RunWriter, WrittenFile
@@ -272,3 +273,8 @@ class MadeRun:
         """The folder of the run, which is over."""
         self.writer.close("failed" if exception else "finished", exception)
         return self.writer.run_dir
+
+
+def diff_texts(before: str, after: str, before_name: str = "before", after_name: str = "after") -> GraphDiff:
+    """The difference of two texts."""
+    return diff_sides(side_of_text(before, before_name), side_of_text(after, after_name))

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphprobe.records import NodeSource
-from graphprobe.report.graph_diff import GraphDiff, NodeDiff, diff_sides, side_of_text
+from graphprobe.report.graph_diff import GraphDiff, NodeDiff
 from graphprobe.report.graph_nodes import lines_of, parse_graphs, shown_source
+from report.samples import diff_texts
 
 HEAD = 'class GraphModule(torch.nn.Module):\n    def forward(self, a: "f32[2, 3][3, 1]cpu", b: "f32[3, 4][4, 1]cpu"):\n'
 MM = '        mm: "f32[2, 4][4, 1]cpu" = torch.ops.aten.mm.default(a, b);  a = b = None\n'
@@ -24,10 +25,6 @@ BASE = (
     + MUL
     + "        return (mul,)\n"
 )
-
-
-def diff_texts(before: str, after: str, before_name: str = "before", after_name: str = "after") -> GraphDiff:
-    return diff_sides(side_of_text(before, before_name), side_of_text(after, after_name))
 
 
 def one(diff: GraphDiff) -> NodeDiff:

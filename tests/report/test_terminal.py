@@ -9,16 +9,11 @@ from pathlib import Path
 import pytest
 
 from graphprobe.records import Manifest, Where
-from graphprobe.report.graph_diff import GraphDiff, diff_sides, side_of_text
 from graphprobe.report.terminal import json_from_run, print_diff, print_lines, print_run
 from graphprobe.store import layout
 from graphprobe.store.reader import Run
 from graphprobe.store.writer import RunWriter
-
-
-def diff_texts(before: str, after: str) -> GraphDiff:
-    return diff_sides(side_of_text(before, "before"), side_of_text(after, "after"))
-
+from report.samples import diff_texts
 
 FORWARD = Where(model=0, compile_id="0/1", direction="forward")
 

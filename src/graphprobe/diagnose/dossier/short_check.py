@@ -48,7 +48,7 @@ for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):{missing}
 _MISSING = """
     if (want is None) != (have is None):
         sys.exit(f"value {i}: expected {want}, actual {have}")"""
-"""Of gradients."""
+"""Between two gradients, where the program gives one and not the other."""
 
 _ONCE = """\
         faulthandler.dump_traceback_later({limit}, exit=True)  # seconds, after which it tells where it hangs
