@@ -72,6 +72,27 @@ def test_deep_looks_into_it_all_the_same(tmp_path: Path, told: list[str]) -> Non
     assert found.ruled_out and found.compiles >= 1
 
 
+def adam(weights: list[torch.Tensor], means: list[torch.Tensor], squares: list[torch.Tensor]) -> None:
+    """A step of Adam, written as `torch.optim` does for a list of parameters."""
+    gradients = [w.sin() for w in weights]
+    torch._foreach_mul_(means, 0.9)
+    torch._foreach_add_(means, gradients, alpha=0.1)
+    torch._foreach_mul_(squares, 0.99)
+    torch._foreach_addcmul_(squares, gradients, gradients, 0.01)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_add_(roots, 1e-8)
+    torch._foreach_addcdiv_(weights, means, roots, -1e-3)
+
+
+def test_lists_that_are_written_to_are_right_on_each_rung(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    lists = [[torch.rand(3, 4), torch.rand(5)] for _ in range(3)]
+    found = graphprobe.diagnose(adam, *lists, out=tmp_path / "out", deep=True, grad=False)
+    assert (found.verdict, found.findings, found.latent) == ("healthy", [], [])
+    assert states(found) == dict.fromkeys(RUNGS, "right")
+    assert not [note for note in found.notes if "could not be shown" in note]
+
+
 # -- suspects that are planted into the checks of a program that is right --------------------------------------------
 
 PLANTED = LocalError("worse", "wrong_value", 9e9, 9e9, "planted")

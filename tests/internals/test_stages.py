@@ -13,6 +13,7 @@ import torch._inductor.config
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from graphprobe.engine.interpret import Recorder
+from graphprobe.engine.subgraph import is_item, producer
 from graphprobe.internals.inductor.stages import STAGES, copy_graph, inductor_config, stop_after
 
 
@@ -69,6 +70,26 @@ def test_without_gradients(stage: str) -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled_upto(stage, model, seen)(x), model(x))
     assert [backward for _, backward in seen] == [False]
+
+
+def halved(values: list[torch.Tensor]) -> torch.Tensor:
+    torch._foreach_div_(values, 2.0)
+    return values[0] * values[1]
+
+
+def test_items_of_an_operation_that_returns_nothing_run_op_by_op() -> None:
+    """Inductor writes `_foreach_div_` where `_foreach_div` was, and leaves the items of its result as they were."""
+    seen: list[tuple[GraphModule, bool]] = []
+    given, own = (
+        [torch.tensor([1.0, 3.0]), torch.tensor([2.0, 8.0])],
+        [torch.tensor([1.0, 3.0]), torch.tensor([2.0, 8.0])],
+    )
+    with torch.no_grad():
+        got = compiled_upto("post_grad", halved, seen)(given)
+    assert "aten._foreach_div_.Scalar" in targets(seen[0][0])
+    torch.testing.assert_close(got, halved(own))
+    torch.testing.assert_close(given, own)
+    assert {producer(n).name for n in seen[0][0].graph.nodes if is_item(n)} == {"_foreach_div"}
 
 
 def counting(x: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from graphprobe.diagnose.passes import different
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import op_of
-from graphprobe.engine.subgraph import is_item, is_view, output_node, showable
+from graphprobe.engine.subgraph import is_item, is_view, output_node, producer, showable
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Latent
@@ -117,7 +117,7 @@ def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
                 "codegen",
                 compiled.direction,
                 compiled.final,
-                node.args[0] if is_item(node) and isinstance(node.args[0], Node) else node,
+                producer(node),
                 run.values,
                 error,
                 list(inputs),
@@ -158,7 +158,7 @@ def _wrong_outputs(compiled: CompiledGraph, call: int, run: GraphRun) -> list[Su
 
 def _worth_checking(node: Node) -> bool:
     """Not what draws numbers, and not what only looks at memory in another way."""
-    made_by = node.args[0] if is_item(node) and isinstance(node.args[0], Node) else node
+    made_by = producer(node)
     return comparable(op_of(made_by)) and not (made_by is not node and is_view(made_by))
 
 
@@ -184,9 +184,8 @@ def check_node(gm: GraphModule, node: Node, got: Any, shown: Mapping[str, Any], 
         unknown.append(n.name)
         return run.values.get(n.name)
 
-    made_by, index = node, None
-    if is_item(node) and isinstance(node.args[0], Node):
-        made_by, index = node.args[0], node.args[1]
+    made_by = producer(node)
+    index: Any = None if made_by is node else node.args[1]
     try:
         args, kwargs = map_arg(made_by.args, value), map_arg(made_by.kwargs, value)
     except Exception as error:  # a view of a value laid out in another way
@@ -196,7 +195,8 @@ def check_node(gm: GraphModule, node: Node, got: Any, shown: Mapping[str, Any], 
     target: Any = made_by.target if made_by.op == "call_function" else getattr(interpreter, made_by.op)
 
     def one_of(*given: Any, **named: Any) -> Any:
-        return target(*given, **named)[index]
+        result = target(*given, **named)
+        return (given[0] if result is None else result)[index]
 
     call = target if index is None else one_of
     return local_error(op_of(made_by), call, list(args), dict(kwargs), got, rounded=rounded)

@@ -16,7 +16,7 @@ from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import name_of, op_of
 from graphprobe.engine.reference import is_noisy
-from graphprobe.engine.subgraph import CALLS, is_item, is_view, output_node
+from graphprobe.engine.subgraph import CALLS, is_view, output_node, producer
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind, Stage
 from graphprobe.internals.inductor.executable_snapshots import PassLog
@@ -202,8 +202,8 @@ def _blame(
     kind: Kind = error.kind
 
     def suspect(node: Node, also: list[str], others: list[Node]) -> Suspect:
-        if is_item(node) and isinstance(node.args[0], Node):
-            others, node = [node, *others], node.args[0]
+        if (made_by := producer(node)) is not node:
+            others, node = [node, *others], made_by
         if is_view(node) and not writes_to(node) and (computing := _removed_before(node, after)):
             also, others, node = [op_of(n) for n in (*computing[1:], node)] + also, [node, *others], computing[0]
         if op_of(node).startswith("higher_order.") and node.args and not isinstance(node.args[0], Node):

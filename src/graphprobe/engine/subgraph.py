@@ -27,16 +27,29 @@ def ancestors(nodes: Collection[Node], depth: int) -> set[Node]:
 
 
 def is_item(node: Node) -> bool:
-    """Whether the node picks one of the results of another call."""
-    return node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[0], Node)
+    """Whether the node picks one of the results of another call, or one of a list of values."""
+    picks = node.op == "call_function" and node.target is operator.getitem
+    return picks and isinstance(node.args[0], (Node, list, tuple))
+
+
+def producer(node: Node) -> Node:
+    """The call that made what an item picks: one of its results, or of the list that it wrote to; else the node."""
+    if not is_item(node):
+        return node
+    if isinstance(node.args[0], Node):
+        return node.args[0]
+    before = node.prev
+    while before.op != "root" and not (before.args[:1] == node.args[:1] and writes_to(before)):
+        before = before.prev
+    return node if before.op == "root" else before
 
 
 def with_producers(keep: Collection[Node]) -> set[Node]:
     """`keep`, and the calls whose results its items are picked from."""
     found = set(keep)
     for node in keep:
-        while is_item(node) and isinstance(node.args[0], Node) and node.args[0].op in CALLS:
-            node = node.args[0]
+        while (made_by := producer(node)) is not node and made_by.op in CALLS:
+            node = made_by
             found.add(node)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -101,16 +102,30 @@ def post_grad_graph(gm: GraphModule, example_inputs: Sequence[Any], is_inference
     except Exception as error:
         wrapped = require("torch._inductor.exc", "InductorError", purpose="post-grad passes")
         raise wrapped(error, None).with_traceback(error.__traceback__) from error
+    _without_items_of_nothing(graph)
     graph.graph.lint()
     graph.recompile()
     return graph
+
+
+def _without_items_of_nothing(gm: GraphModule) -> None:
+    """Take the items of an in-place operation that returns nothing from the list of tensors that it writes to.
+
+    Inductor puts `_foreach_add_(tensors, 1)` in the place of `_foreach_add`, and leaves `getitem(…, 0)` as it was: its
+    lowering gives the tensors back. Run op by op, the operation returns None.
+    """
+    for node in gm.graph.nodes:
+        source: Any = node.args[0] if node.target is operator.getitem else None
+        schema = getattr(getattr(source, "target", None), "_schema", None)
+        if schema is not None and not schema.returns:
+            node.args = (source.args[0], node.args[1])
 
 
 def copy_graph(gm: GraphModule) -> GraphModule:
     """A copy whose graph, and those of the graphs inside it, can be edited; parameters and constants are shared.
 
     The nodes may be in any order that a pass has left them in: the copy is sorted so that values come before their
-    uses, and nodes keep their names. Raises ValueError when a node depends on itself.
+    uses, and nodes keep their names. It can be run op by op. Raises ValueError when a node depends on itself.
     """
     graph = torch.fx.Graph()
     made: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -136,6 +151,7 @@ def copy_graph(gm: GraphModule) -> GraphModule:
     for node in gm.graph.nodes:
         place(node)
     result = GraphModule(gm, graph)
+    _without_items_of_nothing(result)
     for name, child in gm.named_children():
         if isinstance(child, GraphModule) and name in dict(result.named_children()):
             setattr(result, name, copy_graph(child))
