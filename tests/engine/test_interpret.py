@@ -137,6 +137,18 @@ def test_the_node_that_raises_is_recorded() -> None:
     assert run_graph(gm, [torch.ones(2, 3), torch.ones(3, 2)]).failed is None
 
 
+@pytest.mark.parametrize("op", ["_unsafe_index", "index"])
+def test_only_an_index_that_is_checked_raises(op: str) -> None:
+    """`_unsafe_index` promises no check; where it has one, the kernels still need none."""
+    traced = make_fx(lambda x, i: getattr(torch.ops.aten, op)(x, [i]) + 1, tracing_mode="fake")
+    graph = traced(torch.zeros(5, 2), torch.tensor([0, 4]))
+    run = run_graph(graph, [torch.zeros(5, 2), torch.tensor([0, 7])])
+    if op == "index":
+        assert run.failed is not None and isinstance(run.failed[1], IndexError)
+    else:
+        assert run.failed is None and torch.equal(run.outputs, torch.ones(2, 2))
+
+
 def test_interrupts_are_not_recorded() -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,17 +12,32 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
 from graphprobe.engine.isolate import isolated
-from graphprobe.engine.naming import op_of
+from graphprobe.engine.naming import name_of, op_of
 from graphprobe.engine.subgraph import isolated_calls
+from graphprobe.internals.operators.operators import OpMode, Overload
 
 
 def aten_ops(graph: GraphModule, node: Node, values: Mapping[str, Any]) -> list[str]:
-    """The aten ops that one of Dynamo's nodes stands for, the one of the most telling name first; views come last."""
+    """The aten ops that one of Dynamo's nodes stands for, the one of the most telling name first; views come last.
+
+    Of a node that raises, those that it calls until then, the last one first.
+    """
     made, inputs, _ = isolated_calls(graph, [node], values)
 
     def traced() -> list[str]:
+        called: list[str] = []
+
+        def around(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            called.insert(0, name_of(op))
+            return op(*args, **kwargs)
+
         with torch.no_grad():
-            return [op_of(n) for n in make_fx(made)(*inputs).graph.nodes if n.op == "call_function"]
+            try:
+                return [op_of(n) for n in make_fx(made)(*inputs).graph.nodes if n.op == "call_function"]
+            except Exception:
+                with OpMode(around), contextlib.suppress(Exception):
+                    made(*inputs)
+                return called
 
     names: list[str] = isolated(traced).value or []  # none of an op that tracing has no rule for, or that ends it
     stem = op_of(node).rpartition(".")[2].strip("_").split("_")[0]

@@ -279,7 +279,8 @@ def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any
         known = known | dict(zip(("op", "node", "source", "module", "also"), place, strict=True))
     made = Finding(**{"flaky_rate": result.rate, **known, "worst": worst_of(result.differences)})
     kind = shown_by(result, made.kind)
-    stage, _ = stage_of(evidence_of(case, kind, result.reference, prover.compilation, op=made.op))
+    op = next((name for name in (made.op or "", *made.also) if name.startswith("aten.")), made.op)
+    stage, _ = stage_of(evidence_of(case, kind, result.reference, prover.compilation, op=op))
     if stage not in STAGES or STAGES.index(stage) >= STAGES.index(earliest):
         made.stage = stage  # what the rungs of the program have cleared cannot be to blame
     prover.write(made, case, result)

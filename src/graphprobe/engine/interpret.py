@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.engine.memory import size_of
 from graphprobe.engine.value_file import LARGE, ValueFile
-from graphprobe.internals.operators.operators import writes_nothing
+from graphprobe.internals.operators.operators import value_of, writes_nothing
 from graphprobe.internals.quiet import hint
 from graphprobe.internals.tensors.plain_tensors import physical, without_transforms
 
@@ -58,11 +58,27 @@ class Recorder(Interpreter):
         self.current = n
         if self.watch is not None and n.op in ("call_function", "call_method"):
             self.watch(n, *self.fetch_args_kwargs_from_env(n))
-        result = super().run_node(n)
+        try:
+            result = super().run_node(n)
+        except (IndexError, RuntimeError):
+            if (result := _unchecked(n)) is None:
+                raise
         if self.keep and n.op != "output":
             kept = (as_copied if self.functional else copied)(result)
             self.values[n.name] = kept if self.file is None else _moved(kept, self.file)
         return result
+
+
+UNCHECKED = ("aten._unsafe_index.", "aten._unsafe_masked_index.")
+"""Operators that may read outside of a tensor: what they raise op by op, no kernel has to check."""
+
+
+def _unchecked(node: Node) -> torch.Tensor | None:
+    """What compiled code may give where such an operator raises: zeros, of the shape that is known of its result."""
+    value = value_of(node) if str(node.target).startswith(UNCHECKED) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    return torch.zeros([int(hint(size) or 0) for size in value.shape], dtype=value.dtype, device=value.device)
 
 
 def _moved(value: Any, file: ValueFile) -> Any:
