@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from warm.client import counts
 from warm.pool import Warm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -186,6 +188,19 @@ def reset_torch() -> Iterator[None]:
     torch = sys.modules.get("torch")
     if torch is not None and "torch._dynamo" in sys.modules:
         torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def keep_environment(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What torch or Python read while they are loaded is for each test what it was: warm processes compare it."""
+    before = {name: value for name, value in os.environ.items() if counts(name)}
+    yield
+    after = {name: value for name, value in os.environ.items() if counts(name)}
+    if changed := {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}:
+        warnings.warn(f"{request.node.nodeid} has left {sorted(changed)} changed; put back", stacklevel=1)
+        for name in changed:
+            os.environ.pop(name, None)
+        os.environ |= before
 
 
 @pytest.fixture(autouse=True, scope="module")
