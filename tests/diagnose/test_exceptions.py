@@ -206,3 +206,10 @@ def test_an_exception_while_a_pattern_is_replaced_names_what_it_matched() -> Non
     assert (found.stage, found.pattern) == ("post_grad", "sine_of_product")
     assert (found.op, found.also) == ("aten.sin.default", ["aten.mul.Tensor"])
     assert found.source == f"{__file__}:{program.__code__.co_firstlineno + 1}"
+
+
+def test_an_index_of_a_tensor_is_named_and_not_what_made_the_tensor() -> None:
+    graph = torch.fx.symbolic_trace(lambda x, i: torch.relu(x)[i])
+    with pytest.raises(IndexError) as caught:
+        torch.fx.Interpreter(graph).run(torch.ones(2), torch.tensor([7]))
+    assert origin_of(caught.value).op == "operator.getitem"

@@ -15,6 +15,7 @@ from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import is_view, producer
 from graphprobe.errors import Raised
 from graphprobe.findings import Finding, Stage
+from graphprobe.internals.operators.operators import Overload
 from graphprobe.judge.refusals import user_line
 
 
@@ -99,7 +100,8 @@ def _origin(links: list[list[FrameType]]) -> Origin:
     node = matched[-1] if matched else _node(passed, _inside(links, stage), stage)
     if node is None:
         return Origin(stage, named, pattern=pattern)
-    node = producer(node)
+    if isinstance((made_by := producer(node)).target, Overload):  # of a tensor in Dynamo's graph, indexing computes
+        node = made_by
     also = [op for op in dict.fromkeys(map(op_of, reversed(matched))) if op != op_of(node)]
     place = (node.name, numpy_name(node) or op_of(node), source_of(node), module_of(node))
     return Origin(stage, named, *place, pattern=pattern, also=also)
