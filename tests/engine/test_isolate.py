@@ -509,4 +509,9 @@ def test_with_threads_of_autograd_there_is_no_fork() -> None:
     assert not after_fork.can_fork()
     end.set()
     thread.join()
+    task = Path("/proc/self/task", str(thread.native_id))
+    for _ in range(2000):  # `join` returns before the kernel's thread has ended
+        if not task.exists():
+            break
+        time.sleep(0.01)
     assert after_fork.can_fork()
