@@ -215,7 +215,10 @@ class _Late(BaseException):
 
 
 def _here(step: Callable[[], Any], timeout_s: float) -> Outcome:
+    stood: list[str] = []
+
     def end() -> None:
+        stood.append(_stack_text(sys._getframe(2)))  # below this function and the alarm
         raise _Late
 
     def watched() -> Any:
@@ -226,7 +229,7 @@ def _here(step: Callable[[], Any], timeout_s: float) -> Outcome:
     value, raised = _attempt(watched)
     seconds = time.monotonic() - started
     if raised is not None and raised.type.endswith(f".{_Late.__name__}"):
-        return Outcome(timed_out=True, stack=raised.trace, seconds=seconds)
+        return Outcome(timed_out=True, stack=stood[0], seconds=seconds)
     return Outcome(msgspec.msgpack.decode(msgspec.msgpack.encode(value)), raised, seconds=seconds)
 
 
@@ -286,32 +289,49 @@ def _close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def answer(step: Callable[[], Any], writer: int, timeout_s: float, look: Callable[[FrameType], Any]) -> NoReturn:
-    """Run the step of this child process, tell its parent what became of it, and end."""
-    try:
-        before = peak()
-        result: list[bytes] = []
+def answer(
+    step: Callable[[], Any], writer: int, timeout_s: float, look: Callable[[FrameType], Any], *, fresh: bool = False
+) -> NoReturn:
+    """Run the step of this child process, tell its parent what became of it, and end.
 
-        def work() -> None:
+    The step of a `fresh` process runs in its main thread, where an `Alarm` can end what it runs with `isolated`.
+    """
+    before, ended = peak(), threading.Event()
+    result: list[bytes] = []
+
+    def work() -> None:
+        try:
             after_fork.prepare()
             value, raised = _attempt(step)
             try:
                 result.append(msgspec.msgpack.encode((value, raised, "", peak() - before)))
             except Exception as error:
                 result.append(msgspec.msgpack.encode((None, raised_from(error), "", 0)))
+        finally:
+            ended.set()
 
-        thread = in_fresh_thread(work)
-        thread.join(timeout_s)
-        frame = sys._current_frames().get(thread.ident or 0) if thread.is_alive() else None
-        if frame is not None:
-            seen, _ = _attempt(lambda: look(frame))
-            result.append(msgspec.msgpack.encode((seen, None, _stack_text(frame), peak() - before)))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        view = memoryview(result[0] if result else b"")
-        while view:
-            view = view[os.write(writer, view) :]
-        os.close(writer)
+    def tell(worker: int) -> NoReturn:
+        try:
+            late = not ended.wait(timeout_s)
+            frame = sys._current_frames().get(worker) if late else None
+            if frame is not None:
+                seen, _ = _attempt(lambda: look(frame))
+                result.append(msgspec.msgpack.encode((seen, None, _stack_text(frame), peak() - before)))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            view = memoryview(result[0] if result else b"")
+            while view:
+                view = view[os.write(writer, view) :]
+            os.close(writer)
+        finally:
+            os._exit(0)
+
+    try:
+        if not fresh:
+            tell(in_fresh_thread(work).ident or 0)
+        threading.Thread(target=tell, args=(threading.get_ident(),)).start()
+        work()
+        threading.Event().wait()  # what is told ends the process
     finally:
         os._exit(0)
 

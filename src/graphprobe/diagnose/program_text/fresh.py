@@ -329,7 +329,7 @@ def main() -> NoReturn:
         except Exception as error:
             step = partial(_refuse, f"{type(error).__name__}: {error}")
         left_s = request.until - time.monotonic() if request.until else request.timeout_s
-        answer(step, writer, max(0.0, min(left_s, request.timeout_s)), origin_of_stack)
+        answer(step, writer, max(0.0, min(left_s, request.timeout_s)), origin_of_stack, fresh=True)
 
 
 def _refuse(reason: str) -> NoReturn:
