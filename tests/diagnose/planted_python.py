@@ -166,6 +166,31 @@ def returned(x: torch.Tensor, n: float) -> Any:
     return x + 1, round(n)  # here
 
 
+def same_calls(x: torch.Tensor, n: float) -> torch.Tensor:
+    if isinstance(n, float):  # here
+        y = torch.relu(x + 1)
+    else:
+        y = torch.relu(x + 2)
+    return y * 2
+
+
+def ends_early(x: torch.Tensor, n: float) -> torch.Tensor:
+    y = torch.sin(x)
+    if isinstance(n, float):  # here
+        return y * 3
+    return y * 3 + 1
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    count = len("ab")  # here
+    return x[list(range(count))]
+
+
+def refused(x: torch.Tensor) -> torch.Tensor:
+    number = int("none")  # here
+    return x + number
+
+
 def summed(x: Any) -> Any:
     y = x + 1
     return np.cumsum(y)  # here
@@ -197,5 +222,9 @@ CASES: list[Case] = [
     (in_a_helper, WITH, fails(round), "round", []),
     (one_of_two, WITH, fails(isinstance), "isinstance", []),
     (inside_a_call, WITH, fails(float), "float", ["round"]),
+    (same_calls, WITH, answers(isinstance, False), "isinstance", ["operator.add"]),
+    (ends_early, WITH, answers(isinstance, False), "isinstance", ["operator.add"]),
+    (rows, X, answers(len, 3), "len", ["range", "list", "operator.getitem"]),
+    (refused, X, answers(int, 1), "int", []),
     (summed, (SMALL,), contextlib.nullcontext, "numpy.cumsum", ["aten.cumsum.default"]),
 ]

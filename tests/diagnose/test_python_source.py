@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from graphprobe.diagnose.dynamo.frame_places import FramePlace, is_users, places_of, places_raised
 from graphprobe.diagnose.dynamo.python_culprit import (
     TorchCall,
     applied_in,
     argument_names,
     branch_names,
+    read_names,
     returned_names,
 )
-from graphprobe.diagnose.dynamo.python_source import FramePlace, is_users, places_of, source_at
+from graphprobe.diagnose.dynamo.python_source import source_at
 
 
 def written(text: str, name: str) -> str:
@@ -48,6 +50,8 @@ VALUES = {
     "a loop": ("for k in range(n): pass", ["range"]),
     "a block": ("with opened(n) as k: pass", ["opened"]),
     "an attribute": ("k = box.size", ["box.size"]),
+    "an attribute that a call may have changed": ("fill(box); k = box.size", ["box.size", "fill"]),
+    "an attribute before that": ("k = box.size; fill(box)", ["box.size"]),
     "an entry": ("k = box['size']", ["box['size']"]),
     "a call of them": ("k = abs(box.size)", ["abs", "box.size"]),
     "an object made here": ("rng = random.Random(0); k = rng.random()", ["random.Random.random", "random.Random"]),
@@ -123,6 +127,27 @@ def test_a_branch_that_one_side_takes() -> None:
     assert names == [["callable"], ["len", "bool"], ["len"]]
     assert branch_names(last, last, []) == []
     assert branch_names(sin, None, [sin.frames]) == []  # both sides went there
+
+
+def test_a_call_comes_with_what_is_wrapped_around_its_function() -> None:
+    text = (
+        "import torch\n\nregion = torch.compiler.nested_compile_region\n\n@region\ndef dot(x):\n    return x.sum()\n\n"
+        "@kept(3)\ndef twice(x):\n    return x * 2\n\ndef program(x):\n    return dot(x) + twice(x)\n"
+    )
+    file = written(text, "wrapped")
+    names = [[named.name for named in read_names([place(file, call)])] for call in ("dot(x)", "twice(x)")]
+    assert names == [["dot", "torch.compiler.nested_compile_region", "x.sum"], ["twice", "kept", "operator.mul"]]
+
+
+def test_where_an_exception_came_from() -> None:
+    def inner() -> None:
+        int("none")
+
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        inner()
+    first, second = places_raised(caught.value)
+    assert first.function.endswith("inner") and first.line == inner.__code__.co_firstlineno + 1
+    assert second.function == "test_where_an_exception_came_from"
 
 
 def test_frames_are_those_of_the_user() -> None:

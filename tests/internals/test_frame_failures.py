@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo import convert_frame
 
-from graphprobe.internals.dynamo.frame_failures import FailedFrame, FrameFailures, disabled_function, uncompiled
+from graphprobe.internals.dynamo.frame_failures import FailedFrame, FrameFailures, marked_function, uncompiled
 
 
 def branch(x: torch.Tensor, k: int = 1) -> torch.Tensor:
@@ -104,6 +104,17 @@ def test_wrapped_functions_and_modules_are_opened() -> None:
     assert uncompiled(torch.compile(module, backend="eager")) is module
     for recursive in (True, False):
         off: Any = torch.compiler.disable(branch, recursive=recursive, reason="slow")
-        inner, settings = disabled_function(off) or (None, {})
-        assert inner is branch and settings["recursive"] is recursive and uncompiled(off) is off
-    assert disabled_function(branch) is None and uncompiled(3) == 3
+        marks, inner, settings = marked_function(off) or (None, None, {})
+        assert (marks, inner) == (torch.compiler.disable, branch) and uncompiled(off) is off
+        assert settings == {"recursive": recursive, "reason": "slow"}
+    assert marked_function(branch) is None and uncompiled(3) == 3
+
+
+@pytest.mark.parametrize("given", [{}, {"max_reuse_entries": 3}])
+def test_a_region_is_made_anew_by_what_marks_it(given: dict[str, int]) -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    region: Any = torch.compiler.nested_compile_region(doubled, **given)  # type: ignore[no-untyped-call]
+    assert marked_function(region) == (torch.compiler.nested_compile_region, doubled, given)
+    assert marked_function(doubled) is None

@@ -52,6 +52,11 @@ class Compilation:
         return self.backend == "inductor"
 
     @property
+    def is_aot_eager(self) -> bool:
+        """Whether the backend runs AOTAutograd's graphs as they are, so that these are what it can get wrong."""
+        return self.maker is None and self.backend in ("aot_eager", "aot_eager_default_partitioner")
+
+    @property
     def backend_name(self) -> str:
         """A name that stock torch knows; `eager` stands in for functions, see `Case.own_backend`."""
         return self.backend if isinstance(self.backend, str) and self.maker is None else STAND_IN

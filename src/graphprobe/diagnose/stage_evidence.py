@@ -59,8 +59,9 @@ def evidence_of(
         alone: it is wrong when compiled by itself.
     """
     if not compilation.is_inductor:
-        wrong: Graphs | None = "dynamo" if _fails(case, "dynamo", kind, reference, compilation) else None
-        return Evidence(kind, wrong, inductor=False)
+        wrong: Graphs | None = "aot" if compilation.is_aot_eager else None
+        wrong = "dynamo" if _fails(case, "dynamo", kind, reference, compilation) else wrong
+        return Evidence(kind, wrong, inductor=False, traced_away=bool(op) and decomposed_while_traced(str(op)))
     if case.caches:
         return Evidence(kind, cached=True)
     wrong = _first_wrong(case, kind, reference, compilation)

@@ -139,6 +139,8 @@ def _graphs_wrong(ladder: Ladder, rung: RungName) -> Graphs | None:
     """The first point of the pipeline whose graphs fail, as far as the rungs tell; of the passes each is tried."""
     if rung in ("dynamo", "aot"):
         return "dynamo" if rung == "dynamo" else "aot"
+    if ladder.compilation.is_aot_eager:
+        return "aot"
     return _narrowed(ladder) if rung == "passes" else None
 
 

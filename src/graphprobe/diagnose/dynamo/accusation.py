@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from torch.fx import GraphModule, Node
 
+from graphprobe.diagnose.dynamo.frame_places import node_places, users_source
 from graphprobe.diagnose.dynamo.numpy_nodes import numpy_name
 from graphprobe.diagnose.dynamo.python_culprit import applied_in, statement_of
-from graphprobe.diagnose.dynamo.python_source import CALL, READ, FramePlace, Named, is_users
-from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.diagnose.dynamo.python_source import CALL, READ, Named
+from graphprobe.engine.naming import module_of, op_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.internals.tensors.trees import tree_leaves
 
@@ -61,21 +61,6 @@ def _operator_names(node: Node, op: str | None) -> list[str]:
     ops = [op_of(n) for m in modules if isinstance(m, GraphModule) for n in m.graph.nodes if n.op in CALLS]
     inner = [name for name in ops if "set_grad_enabled" not in name]
     return list(dict.fromkeys(name for name in (called, op, *inner) if name))
-
-
-FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
-
-
-def node_places(node: Node) -> list[FramePlace]:
-    """The user's frames that a node comes from, the innermost first."""
-    found = FRAME.findall(node.stack_trace or "")
-    return [FramePlace(f, int(line), function=name) for f, line, name in reversed(found) if is_users(f)]
-
-
-def users_source(node: Node) -> str | None:
-    """`file:line` of the user's innermost line that made a node."""
-    places = node_places(node)
-    return places[0].source if places else source_of(node)
 
 
 def accuse(

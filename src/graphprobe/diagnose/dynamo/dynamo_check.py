@@ -21,7 +21,15 @@ from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
 from graphprobe.diagnose.aten_names import aten_namesakes
-from graphprobe.diagnose.dynamo.accusation import Accused, accuse, node_places, of_operator, of_python, users_source
+from graphprobe.diagnose.dynamo.accusation import Accused, accuse, of_operator, of_python
+from graphprobe.diagnose.dynamo.frame_places import (
+    FramePlace,
+    node_places,
+    places_of,
+    places_raised,
+    places_read,
+    users_source,
+)
 from graphprobe.diagnose.dynamo.numpy_nodes import aten_of, computed_by_numpy, numpy_name
 from graphprobe.diagnose.dynamo.python_culprit import (
     TorchCall,
@@ -30,11 +38,10 @@ from graphprobe.diagnose.dynamo.python_culprit import (
     branch_names,
     function_class,
     other_function,
-    places_read,
     read_names,
     returned_names,
 )
-from graphprobe.diagnose.dynamo.python_source import CALL, READ, FramePlace, places_of
+from graphprobe.diagnose.dynamo.python_source import CALL, READ
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation
@@ -70,10 +77,14 @@ class Made(msgspec.Struct):
 
 
 class Uncompiled(msgspec.Struct):
-    """One call of the program, uncompiled: its calls of torch, and what it returned that is no tensor."""
+    """One call of the program, uncompiled: its calls of torch, and what it returned that is no tensor.
+
+    `raised`: the user's frames that an exception has ended, the innermost first; empty where none did.
+    """
 
     made: list[Made] = []
     returned: list[Plain] = []
+    raised: list[FramePlace] = []
 
 
 HIDDEN = ("__get__", "__set__", "requires_grad_", "grad")
@@ -157,7 +168,11 @@ def uncompiled_calls(program: Program) -> list[Uncompiled]:
         def call(*args: Any, **kwargs: Any) -> Any:
             with _Calls(call.__code__) as mode:
                 found.append(Uncompiled(mode.made))
-                result = fn(*args, **kwargs)
+                try:
+                    result = fn(*args, **kwargs)
+                except Exception as error:
+                    found[-1].raised = places_raised(error)
+                    raise
             found[-1].returned = plain_leaves([result])
             return result
 
@@ -228,6 +243,7 @@ def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accuse
     ways: list[Callable[[], Iterator[Accused | None]]] = [
         lambda: (of_python(read_names(c.stopped), [], "Dynamo fails where it reads this", None) for _, c in calls),
         lambda: (_numpy(c.ran) for _, c in calls),
+        lambda: (_not_raised(e, c) for e, c in calls),
         lambda: (a.other_value() for a in aligned),
         lambda: (a.other_call() for a in aligned),
         lambda: (_other_return(program, e, c) for e, c in calls),
@@ -306,7 +322,8 @@ def _body(node: Node, args: Sequence[Any], within: Node) -> list[_Ran]:
     name = str(node.target)
     if not graphs or name.startswith("flex_attention"):
         return []
-    graph, inputs = graphs[0], [copied(a) for a in args if not isinstance(a, GraphModule)]
+    graph = graphs[0]
+    inputs = [copied(a) for a in args if not isinstance(a, (GraphModule, str))]  # a text is the name of a region
     if name == "cond":
         graph, inputs = graphs[0 if bool(args[0]) else 1], copied(list(args[3]))
     devices = sorted({t.get_device() for t in tensors_of(inputs) if t.is_cuda})
@@ -330,6 +347,7 @@ class _Aligned:
     def __init__(self, wanted: list[Made], got: list[_Ran]) -> None:
         self.wanted, self.got = wanted, got
         self.pairs: list[tuple[int, int]] = []
+        self.elsewhere: list[tuple[int, int]] = []  # those of the pairs that are not on the same line
         self.gaps: list[_Gap] = []
         left = [(_plain(m.name), m.frames[0].source if m.frames else None) for m in wanted]
         right = [(_plain(op_of(r.node)), users_source(r.node)) for r in got]
@@ -339,7 +357,9 @@ class _Aligned:
         """By name and line; what is left of that, by name."""
         for tag, i, i2, j, j2 in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
             if tag == "equal":
-                self.pairs += [(i0 + a, j0 + b) for a, b in zip(range(i, i2), range(j, j2), strict=True)]
+                pairs = [(i0 + a, j0 + b) for a, b in zip(range(i, i2), range(j, j2), strict=True)]
+                self.pairs += pairs
+                self.elsewhere += pairs if names is None else []
             elif names is not None and i < i2 and j < j2:
                 self._align(names[i:i2], others[j:j2], i0 + i, j0 + j, None, None)
             else:
@@ -352,6 +372,8 @@ class _Aligned:
                 continue
             i, j = self._other_zero(i) or (i, j)
             made, run = self.wanted[i], self.got[j]
+            if (i, j) in self.elsewhere and (branch := self._branch(made, run)) is not None:
+                return branch
             transformed = any(op_of(source).startswith(INNER) for source in _sources(run.node))
             own = self.inlined_function() if transformed else None
             return self._argument(made, run) or self._fed(i, j) or own or accuse(run.node, UNLIKE, within=run.within)
@@ -377,12 +399,13 @@ class _Aligned:
             names = [named for named in names if named.weight == CALL]
         op = op_of(run.node)
         other = dict(run.plain).get(path or "")
-        reason = f"what it gives to {op} is {dict(made.plain).get(path or '')} uncompiled" + (
-            f", and {other} in Dynamo's graph" if other is not None else ", and something else in Dynamo's graph"
-        )
+        mine = dict(made.plain).get(path or "")
+        known = f"is {mine} uncompiled, and {other or 'something else'}" if mine is not None else "is something else"
+        reason = f"what it gives to {op} {known} in Dynamo's graph"
         if any(named.name.startswith("numpy.random.") for named in names):
             reason += "; torch._dynamo.config.use_numpy_random_stream = True lets it draw from NumPy's generator"
-        return of_python(names, [op], reason, run.node)
+        operator = [str(run.within.target).rpartition(".")[2]] if run.within is not None else []
+        return of_python(names, [op, *operator], reason, run.node)
 
     def _fed(self, i: int, j: int) -> Accused | None:
         """The gap that the arguments of two calls come from, if they do."""
@@ -424,21 +447,28 @@ class _Aligned:
         if found is not None or operators:
             return found
         calls = ", ".join(_plain(m.name) for m in wanted) or "nothing"
-        reason = f"uncompiled the program calls {calls} here"
-        first = [op_of(got[0].node)] if got else [wanted[0].name]
         if got and got[0].within is not None:
-            return accuse(got[0].node, reason, within=got[0].within)
-        one = TorchCall(wanted[0].frames, wanted[0].name) if wanted else None
-        other = TorchCall(node_places(got[0].node), op_of(got[0].node).rpartition(".")[2]) if got else None
-        names = branch_names(one, other, [self.wanted[i].frames for i, _ in self.pairs]) if self.got else []
-        taken = "another branch is taken" if names else "another function is called"
-        node = got[0].node if got else None
-        chosen = of_python(names or other_function(one, other), first, f"{taken}: {reason}", node)
+            return accuse(got[0].node, f"uncompiled the program calls {calls} here", within=got[0].within)
+        chosen = self._branch(wanted[0] if wanted else None, got[0] if got else None, calls)
         if chosen is not None:
             return chosen
         if got:
-            return accuse(got[0].node, reason)
+            also = [named.name for named in read_names(node_places(got[0].node))]
+            return accuse(got[0].node, f"uncompiled the program calls {calls} here", also=also)
         return _not_called(wanted[0])
+
+    def _branch(self, made: Made | None, run: _Ran | None, calls: str = "") -> Accused | None:
+        """What chose between a call that only the uncompiled program makes and a node that only the graph has."""
+        one = TorchCall(made.frames, made.name) if made is not None else None
+        node = run.node if run is not None else None
+        other = TorchCall(node_places(node), op_of(node).rpartition(".")[2]) if node is not None else None
+        same = [self.wanted[i].frames for i, j in self.pairs if (i, j) not in self.elsewhere]
+        names = branch_names(one, other, same) if self.got else []
+        taken = "another branch is taken" if names else "another function is called"
+        first = [op_of(node)] if node is not None else [made.name] if made is not None else []
+        calls = calls or (_plain(made.name) if made is not None else "nothing")
+        reason = f"{taken}: uncompiled the program calls {calls} here"
+        return of_python(names or other_function(one, other), first, reason, node)
 
 
 def _own_function(made: Made, got: list[_Ran], reason: str) -> Accused:
@@ -491,10 +521,22 @@ def _other_path(mine: list[Plain], other: list[Plain]) -> str | None:
     Names of arguments that one side gives and the other does not are no difference.
     """
     values = [value for _, value in other]
+    if (longer := _longer(mine, other)) is not None:
+        return longer
     if len(mine) > len(other):
         return next((path for path, value in mine if value not in values), None)
     same = len(mine) < len(other) or sorted(value for _, value in mine) == sorted(values)
     return None if same else _first_other(mine, other)
+
+
+def _longer(mine: list[Plain], other: list[Plain]) -> str | None:
+    """The path of a list or dict that has more plain values on the other side."""
+    for path, _ in mine:
+        within = path.rpartition(".")[0]
+        count, theirs = (sum(p.startswith(f"{within}.") for p, _ in side) for side in (mine, other))
+        if within and theirs > count:
+            return within
+    return None
 
 
 def _first_other(mine: list[Plain], other: list[Plain]) -> str | None:
@@ -507,6 +549,14 @@ def _sources(node: Node) -> Iterator[Node]:
         yield given
         if op_of(given).endswith("operator.getitem"):
             yield from _sources(given)
+
+
+def _not_raised(expected: Uncompiled, found: _Compiled) -> Accused | None:
+    """What raises uncompiled, and not compiled, where no node of the graph stands for it."""
+    lines = {users_source(run.node) for run in found.ran}
+    if not expected.raised or found.returned is None or expected.raised[0].source in lines:
+        return None
+    return of_python(read_names(expected.raised), [], "uncompiled it raises here, and compiled it does not", None)
 
 
 def _numpy(ran: list[_Ran]) -> Accused | None:

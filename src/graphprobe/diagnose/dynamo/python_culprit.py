@@ -18,18 +18,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphprobe.diagnose.dynamo.frame_places import FramePlace, is_users
 from graphprobe.diagnose.dynamo.python_source import (
     CALL,
     COMPREHENSIONS,
-    FRAMES,
     SCOPES,
-    FramePlace,
     Named,
     Names,
     ParsedFile,
     arms_of,
     function_node,
-    is_users,
     last_of,
     own_nodes,
     ranked,
@@ -512,17 +510,6 @@ def _ends_before(
             yield statement, statement.body[0]
 
 
-def places_read(error: BaseException) -> list[FramePlace]:
-    """The user's frames that Dynamo was reading when it raised, the innermost first; empty where it tells none."""
-    places = []
-    for entry in reversed(getattr(error, "real_stack", None) or ()):
-        if is_users(entry.filename) and entry.lineno is not None:
-            start, end = (getattr(entry, name, None) or 0 for name in ("colno", "end_colno"))
-            line, start, end = (entry.lineno, start, end) if end else (-1, -1, -1)
-            places.append(FramePlace(entry.filename, entry.lineno, line, start, end, entry.name))
-    return places[:FRAMES]
-
-
 def read_names(frames: Sequence[FramePlace]) -> list[Named]:
     """What the innermost of the user's frames calls, reads or does: the whole expression first, then its parts."""
     source = source_at(frames[0].file) if frames else None
@@ -532,7 +519,8 @@ def read_names(frames: Sequence[FramePlace]) -> list[Named]:
     names = Names(source, frames)
     names.visit(node)
     if isinstance(node, ast.Call) and (whole := source.dotted(node.func)):
-        return [Named(whole, frames[0].source, CALL), *(n for n in ranked(names.found) if n.name != whole)]
+        around = [Named(name, frames[0].source, CALL) for name in names.decorators(node.func)]
+        return [Named(whole, frames[0].source, CALL), *around, *(n for n in ranked(names.found) if n.name != whole)]
     return ranked(names.found)
 
 

@@ -5,43 +5,17 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-import os
-import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, NamedTuple
 
-import msgspec
-import numpy as np
-import torch
-
-_OTHERS = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, np.__file__))
-_OWN = str(Path(__file__).parents[2]) + os.sep
-_PYTHON = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
-_PACKAGES = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-packages"))
+from graphprobe.diagnose.dynamo.frame_places import FramePlace
 
 CALL, READ, OPERATOR = range(3)
 """How much a name tells: a call, a conversion or an exception; an attribute or an entry; an operator."""
 
-FRAMES, DEPTH = 8, 6
-"""Callers that are kept of a call; names that are followed, one out of the other."""
-
-
-class FramePlace(msgspec.Struct, frozen=True):
-    """Where a frame is: its function, and the expression in it that runs; columns are -1 where they are unknown."""
-
-    file: str
-    line: int
-    end_line: int = -1
-    column: int = -1
-    end_column: int = -1
-    function: str = ""
-
-    @property
-    def source(self) -> str:
-        """`file:line`."""
-        return f"{self.file}:{self.line}"
+DEPTH = 6
+"""Names that are followed, one out of the other."""
 
 
 class Named(NamedTuple):
@@ -50,36 +24,6 @@ class Named(NamedTuple):
     name: str
     source: str
     weight: int
-
-
-@functools.lru_cache(maxsize=4096)
-def is_users(file: str) -> bool:
-    """Whether a file is the user's, or of a package other than torch, numpy and this one."""
-    if file.startswith((*_OTHERS, _OWN)) or (file.startswith("<") and not linecache.getlines(file)):
-        return False
-    real = os.path.realpath(file)
-    return not real.startswith(_PYTHON) or any(part in real for part in _PACKAGES)
-
-
-def places_of(frame: FrameType | None, until: CodeType) -> list[FramePlace]:
-    """The user's frames from `frame` outwards to the one that runs `until`, the innermost first."""
-    found: list[FramePlace] = []
-    while frame is not None and frame.f_code is not until and len(found) < FRAMES:
-        code = frame.f_code
-        if is_users(code.co_filename):
-            start, end, column, end_column = _position(code, frame.f_lasti)
-            place = FramePlace(code.co_filename, start or frame.f_lineno, end, column, end_column, code.co_qualname)
-            found.append(place)
-        frame = frame.f_back
-    return found
-
-
-def _position(code: CodeType, at: int) -> tuple[int, int, int, int]:
-    for number, position in enumerate(code.co_positions()):
-        if number == at // 2:
-            line, *rest = position
-            return (line or 0, *(-1 if value is None else value for value in rest))  # type: ignore[return-value]
-    return 0, -1, -1, -1
 
 
 class ParsedFile:
@@ -92,6 +36,7 @@ class ParsedFile:
             child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)
         }
         self.imports: dict[str, str] = {}
+        self.aliases: dict[str, str] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -100,6 +45,15 @@ class ParsedFile:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 for alias in node.names:
                     self.imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        self.aliases = dict(self._aliases())
+
+    def _aliases(self) -> Iterator[tuple[str, str]]:
+        """Other names that the file gives to what it has imported: `cond = torch.cond`."""
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+                head = self.dotted(node.value).partition(".")[0]
+                for target in node.targets if head in self.imports.values() else ():
+                    yield last_of(target), self.dotted(node.value)
 
     def outwards(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Each node around this one, the nearest first, with the part of it that this one is in."""
@@ -136,7 +90,7 @@ class ParsedFile:
     def dotted(self, node: ast.AST) -> str:
         """What an expression that is called is named: `numpy.round` for `np.round`."""
         if isinstance(node, ast.Name):
-            return self.imports.get(node.id, node.id)
+            return self.imports.get(node.id) or self.aliases.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
             head = self.dotted(node.value)
             return f"{head}.{node.attr}" if head else node.attr
@@ -314,6 +268,15 @@ class Names(ast.NodeVisitor):
                 if isinstance(func, ast.Attribute) and func.attr in IN_PLACE and ast.unparse(func.value) == tensor.id:
                     self.add(f"Tensor.{func.attr}", node)
 
+    def _given_away(self, use: ast.Attribute) -> None:
+        """Functions that were given an object before an attribute of it is read: they may have changed it."""
+        owner = ast.unparse(use.value)
+        for node in own_nodes(self.source.function_of(use)):
+            if isinstance(node, ast.Call) and starts(node) < starts(use) and not self._is_module(use.value):
+                given = [*node.args, *(keyword.value for keyword in node.keywords)]
+                if any(ast.unparse(argument) == owner for argument in given):
+                    self.add(self.source.dotted(node.func), node, READ)
+
     def visit_Name(self, node: ast.Name) -> None:
         """A name is what it was last given."""
         if isinstance(node.ctx, ast.Load):
@@ -325,6 +288,7 @@ class Names(ast.NodeVisitor):
             if not self._is_module(node.value):
                 self.visit(node.value)
             self.add(self.source.dotted(node), node, READ)
+            self._given_away(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         """An entry, as an attribute."""
@@ -365,6 +329,11 @@ class Names(ast.NodeVisitor):
         kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type] if node.type else []
         for kind in kinds:
             self.add(self.source.dotted(kind), node)
+
+    def visit_Match(self, node: ast.Match) -> None:
+        """What is matched, and that it is."""
+        self.visit(node.subject)
+        self.add("match", node)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         """What it computes."""
@@ -484,6 +453,12 @@ class Names(ast.NodeVisitor):
                 inner.visit(node.value)
         self.found += inner.found
         self._seen.discard((defined, "return"))
+
+    def decorators(self, func: ast.AST) -> list[str]:
+        """What is wrapped around a function of the same file."""
+        defined = self._definition(func)
+        nodes = defined.decorator_list if defined is not None else []
+        return [self.source.dotted(n.func if isinstance(n, ast.Call) else n) for n in nodes]
 
     def _definition(self, func: ast.AST) -> ast.FunctionDef | None:
         name = last_of(func)

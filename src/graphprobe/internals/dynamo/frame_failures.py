@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
+
 from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.compiler_settings import changed_values
 from graphprobe.internals.unseen import unseen
@@ -271,12 +273,21 @@ def _is_compiled_module(value: Any) -> bool:
     return inspect.isclass(kind) and type(value) is kind
 
 
-def disabled_function(function: FunctionType) -> tuple[Any, dict[str, Any]] | None:
-    """The function inside of `torch.compiler.disable`, and the arguments of that; None for another function."""
+REGION = "__marked_compile_region_"
+
+
+def marked_function(function: FunctionType) -> tuple[Callable[..., Any], Any, dict[str, Any]] | None:
+    """`torch.compiler.disable` or `nested_compile_region`, the function inside, and what else it was given; None of
+    another function."""
     attributes = vars(function)
+    inner = attributes.get(f"{REGION}fn__")
+    if inner is not None:
+        names = {"options": "config__", "max_reuse_entries": "max_reuse_entries__", "reuse_hash_fn": "reuse_hash_fn__"}
+        given = {name: getattr(inner, REGION + end, None) for name, end in names.items()}
+        return torch.compiler.nested_compile_region, inner, {k: v for k, v in given.items() if v not in (None, 8)}
     if not attributes.get(DISABLED) or ORIGINAL not in attributes:
         return None
     settings: dict[str, Any] = {"recursive": bool(attributes.get("_torchdynamo_disable_recursive", True))}
     if attributes.get("_torchdynamo_disable_msg") is not None:
         settings["reason"] = attributes["_torchdynamo_disable_msg"]
-    return attributes[ORIGINAL], settings
+    return torch.compiler.disable, attributes[ORIGINAL], settings

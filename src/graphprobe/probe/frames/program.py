@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.internals.dynamo.frame_failures import disabled_function
+from graphprobe.internals.dynamo.frame_failures import REGION, marked_function
 from graphprobe.probe.frames.encoding import Encoded, Encoder
 from graphprobe.probe.frames.libraries import RebuildCall, import_of, made_class, named_tuple
 from graphprobe.probe.frames.sources import (
@@ -102,17 +102,17 @@ class CodeRecorder:
     # -- functions ----------------------------------------------------------------------------------------------------
 
     def _function_value(self, function: FunctionType, entry: dict[str, Any], path: str) -> dict[str, Any]:
-        disabled = disabled_function(function)
-        if disabled is not None:
-            inner, settings = disabled
-            return self._encoder.call(RebuildCall(torch.compiler.disable, (inner,), settings), entry, path)
+        marked = marked_function(function)
+        if marked is not None:
+            marks, inner, settings = marked
+            return self._encoder.call(RebuildCall(marks, (inner,), settings), entry, path)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         self._function(function.__code__, function.__globals__, cells, entry, path)
         entry["name"], entry["reported_module"] = function.__name__, function.__module__
         entry["defaults"] = self._encoder.encode_all(function.__defaults__ or (), f"{path}.defaults")
         entry["kwdefaults"] = self._encoder.encode_names(function.__kwdefaults__ or {}, f"{path}.defaults")
-        if function.__dict__:
-            entry["state"] = self._encoder.encode_names(dict(function.__dict__), path)
+        if state := {name: value for name, value in vars(function).items() if not name.startswith(REGION)}:
+            entry["state"] = self._encoder.encode_names(state, path)
         return entry
 
     def _function(

@@ -1,0 +1,112 @@
+"""The user's frames, files and lines: of code that runs, of an exception, and of a node of a graph."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import re
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+
+import msgspec
+import numpy as np
+import torch
+from torch.fx import Node
+
+from graphprobe.engine.naming import source_of
+
+_OTHERS = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, np.__file__))
+_OWN = str(Path(__file__).parents[2]) + os.sep
+_PYTHON = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
+_PACKAGES = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-packages"))
+
+FRAMES = 8
+"""Callers that are kept of a call."""
+
+
+class FramePlace(msgspec.Struct, frozen=True):
+    """Where a frame is: its function, and the expression in it that runs; columns are -1 where they are unknown."""
+
+    file: str
+    line: int
+    end_line: int = -1
+    column: int = -1
+    end_column: int = -1
+    function: str = ""
+
+    @property
+    def source(self) -> str:
+        """`file:line`."""
+        return f"{self.file}:{self.line}"
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(file: str) -> bool:
+    """Whether a file is the user's, or of a package other than torch, numpy and this one."""
+    if file.startswith((*_OTHERS, _OWN)) or (file.startswith("<") and not linecache.getlines(file)):
+        return False
+    real = os.path.realpath(file)
+    return not real.startswith(_PYTHON) or any(part in real for part in _PACKAGES)
+
+
+def places_of(frame: FrameType | None, until: CodeType) -> list[FramePlace]:
+    """The user's frames from `frame` outwards to the one that runs `until`, the innermost first."""
+    found: list[FramePlace] = []
+    while frame is not None and frame.f_code is not until and len(found) < FRAMES:
+        if is_users(frame.f_code.co_filename):
+            found.append(_place_in(frame.f_code, frame.f_lasti, frame.f_lineno))
+        frame = frame.f_back
+    return found
+
+
+def places_raised(error: BaseException) -> list[FramePlace]:
+    """The user's frames that an exception has ended, the innermost first."""
+    found: list[FramePlace] = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_users(code.co_filename):
+            found.insert(0, _place_in(code, trace.tb_lasti, trace.tb_lineno))
+        trace = trace.tb_next
+    return found[:FRAMES]
+
+
+def _place_in(code: CodeType, at: int, line: int) -> FramePlace:
+    start, end, column, end_column = _position(code, at)
+    return FramePlace(code.co_filename, start or line, end, column, end_column, code.co_qualname)
+
+
+def _position(code: CodeType, at: int) -> tuple[int, int, int, int]:
+    for number, position in enumerate(code.co_positions()):
+        if number == at // 2:
+            line, *rest = position
+            return (line or 0, *(-1 if value is None else value for value in rest))  # type: ignore[return-value]
+    return 0, -1, -1, -1
+
+
+def places_read(error: BaseException) -> list[FramePlace]:
+    """The user's frames that Dynamo was reading when it raised, the innermost first; empty where it tells none."""
+    places = []
+    for entry in reversed(getattr(error, "real_stack", None) or ()):
+        if is_users(entry.filename) and entry.lineno is not None:
+            start, end = (getattr(entry, name, None) or 0 for name in ("colno", "end_colno"))
+            line, start, end = (entry.lineno, start, end) if end else (-1, -1, -1)
+            places.append(FramePlace(entry.filename, entry.lineno, line, start, end, entry.name))
+    return places[:FRAMES]
+
+
+FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
+
+
+def node_places(node: Node) -> list[FramePlace]:
+    """The user's frames that a node comes from, the innermost first."""
+    found = FRAME.findall(node.stack_trace or "")
+    return [FramePlace(f, int(line), function=name) for f, line, name in reversed(found) if is_users(f)]
+
+
+def users_source(node: Node) -> str | None:
+    """`file:line` of the user's innermost line that made a node."""
+    places = node_places(node)
+    return places[0].source if places else source_of(node)
