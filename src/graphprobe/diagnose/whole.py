@@ -33,6 +33,7 @@ from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues
 from graphprobe.findings import STAGES, Finding, Stage
+from graphprobe.internals.aot.backends import is_higher_order
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.tensors.trees import tree_map
 from graphprobe.judge.judging import worst_of
@@ -288,8 +289,14 @@ def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any
 
 
 def _few_ops(graphs: Sequence[DynamoGraph]) -> dict[str, Any]:
-    """The fields that name an op, where Dynamo's graphs have few that compute anything: the first of them."""
+    """The fields that name an op, where Dynamo's graphs have few that compute anything: the first of them.
+
+    Of many it is the higher-order operator, whose body alone was not tried by itself, if there is one kind of these.
+    """
     calls = [n for graph in graphs for n in graph.graph.graph.nodes if n.op in CALLS and op_of(n) not in VIEWS_AND_SUCH]
+    operators = [n for n in calls if is_higher_order(n.target)]
+    if len(calls) > SMALL and len({n.target for n in operators}) == 1:
+        calls = operators[:1]
     owner = next((graph for graph in graphs if calls and calls[0].graph is graph.graph.graph), None)
     if len(calls) > SMALL or owner is None or not owner.calls:
         return {}

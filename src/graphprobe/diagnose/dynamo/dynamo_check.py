@@ -556,7 +556,7 @@ def _not_raised(expected: Uncompiled, found: _Compiled) -> Accused | None:
     lines = {users_source(run.node) for run in found.ran}
     if not expected.raised or found.returned is None or expected.raised[0].source in lines:
         return None
-    return of_python(read_names(expected.raised), [], "uncompiled it raises here, and compiled it does not", None)
+    return of_python(read_names(expected.raised), [], "this is what raises uncompiled", None)
 
 
 def _numpy(ran: list[_Ran]) -> Accused | None:
