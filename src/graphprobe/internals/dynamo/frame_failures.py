@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
-import torch
-
 from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.compiler_settings import changed_values
 from graphprobe.internals.unseen import unseen
@@ -279,6 +277,8 @@ REGION = "__marked_compile_region_"
 def marked_function(function: FunctionType) -> tuple[Callable[..., Any], Any, dict[str, Any]] | None:
     """`torch.compiler.disable` or `nested_compile_region`, the function inside, and what else it was given; None of
     another function."""
+    import torch  # this module is imported before it
+
     attributes = vars(function)
     inner = attributes.get(f"{REGION}fn__")
     if inner is not None:
