@@ -50,8 +50,6 @@ VALUES = {
     "a loop": ("for k in range(n): pass", ["range"]),
     "a block": ("with opened(n) as k: pass", ["opened"]),
     "an attribute": ("k = box.size", ["box.size"]),
-    "an attribute that a call may have changed": ("fill(box); k = box.size", ["box.size", "fill"]),
-    "an attribute before that": ("k = box.size; fill(box)", ["box.size"]),
     "an entry": ("k = box['size']", ["box['size']"]),
     "a call of them": ("k = abs(box.size)", ["abs", "box.size"]),
     "an object made here": ("rng = random.Random(0); k = rng.random()", ["random.Random.random", "random.Random"]),
@@ -131,12 +129,31 @@ def test_a_branch_that_one_side_takes() -> None:
 
 def test_a_call_comes_with_what_is_wrapped_around_its_function() -> None:
     text = (
-        "import torch\n\nregion = torch.compiler.nested_compile_region\n\n@region\ndef dot(x):\n    return x.sum()\n\n"
+        "import torch.compiler as tc\n\nregion = tc.nested_compile_region\n\n"
+        "@region\ndef dot(x):\n    return x.sum()\n\n"
         "@kept(3)\ndef twice(x):\n    return x * 2\n\ndef program(x):\n    return dot(x) + twice(x)\n"
     )
     file = written(text, "wrapped")
     names = [[named.name for named in read_names([place(file, call)])] for call in ("dot(x)", "twice(x)")]
     assert names == [["dot", "torch.compiler.nested_compile_region", "x.sum"], ["twice", "kept", "operator.mul"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ("fill(box); k = box.size", ["box.size", "fill"]),
+        ("k = box.size; fill(box)", ["box.size"]),
+        ("fill(x); k = box.size", ["box.size"]),
+    ],
+)
+def test_a_call_that_may_have_changed_an_attribute(body: str, wanted: list[str]) -> None:
+    file = written(f"def program(x, box):\n    {body}\n    return x * k\n", "given_away")
+    assert [named.name for named in argument_names([place(file, "x * k")], "mul", "1")] == wanted
+
+
+def test_a_statement_that_matches() -> None:
+    text = "def program(x, box):\n    match kind(box):\n        case Box(k):\n            return x * k\n"
+    assert [named.name for named in read_names([FramePlace(written(text, "match"), 2)])] == ["kind", "match"]
 
 
 def test_where_an_exception_came_from() -> None:

@@ -198,6 +198,14 @@ def test_a_late_step_says_where_it_stood() -> None:
     assert re.fullmatch(rf"it did not end within \d+ s\. It stood in never_ending \({__file__}:\d+\)\.", outcome.end)
 
 
+@pytest.mark.timeout(60, method="thread")  # the signal of the other method is the one that ends the step
+def test_a_late_step_that_runs_in_this_process_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(after_fork.ISOLATION, "process")
+    outcome = isolated(never_ending, timeout_s=0.5)
+    assert outcome.timed_out and outcome.value is None and outcome.raised is None
+    assert re.fullmatch(rf"it did not end within \d+ s\. It stood in never_ending \({__file__}:\d+\)\.", outcome.end)
+
+
 def test_a_look_that_fails_leaves_the_stack() -> None:
     outcome = isolated(never_ending, timeout_s=0.5, look=lambda frame: 1 / 0)
     assert outcome.timed_out and outcome.value is None and "never_ending" in outcome.stack

@@ -86,6 +86,7 @@ def test_an_exception_or_a_death_at_run_time_is_no_layout(kind: Kind) -> None:
     assert stage_of(Evidence(kind))[0] == "runtime"
     assert stage_of(Evidence(kind, loops="right"))[0] == "codegen", "the code of right loops kills the process"
     assert stage_of(Evidence(kind, "dynamo", inductor=False))[0] == "dynamo", "its graphs die without the backend"
+    assert stage_of(Evidence(kind, "aot", inductor=False))[0] == "aot", "the backend runs AOTAutograd's graphs"
 
 
 def test_where_a_check_is_lost_its_stage_is_the_one_that_lost_it() -> None:

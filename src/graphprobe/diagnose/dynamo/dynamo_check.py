@@ -347,7 +347,7 @@ class _Aligned:
     def __init__(self, wanted: list[Made], got: list[_Ran]) -> None:
         self.wanted, self.got = wanted, got
         self.pairs: list[tuple[int, int]] = []
-        self.elsewhere: list[tuple[int, int]] = []  # those of the pairs that are not on the same line
+        self.elsewhere: set[tuple[int, int]] = set()  # those of the pairs that are not on the same line
         self.gaps: list[_Gap] = []
         left = [(_plain(m.name), m.frames[0].source if m.frames else None) for m in wanted]
         right = [(_plain(op_of(r.node)), users_source(r.node)) for r in got]
@@ -359,7 +359,7 @@ class _Aligned:
             if tag == "equal":
                 pairs = [(i0 + a, j0 + b) for a, b in zip(range(i, i2), range(j, j2), strict=True)]
                 self.pairs += pairs
-                self.elsewhere += pairs if names is None else []
+                self.elsewhere.update(pairs if names is None else ())
             elif names is not None and i < i2 and j < j2:
                 self._align(names[i:i2], others[j:j2], i0 + i, j0 + j, None, None)
             else:

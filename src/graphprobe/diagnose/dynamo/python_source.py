@@ -50,10 +50,15 @@ class ParsedFile:
     def _aliases(self) -> Iterator[tuple[str, str]]:
         """Other names that the file gives to what it has imported: `cond = torch.cond`."""
         for node in self.tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
-                head = self.dotted(node.value).partition(".")[0]
-                for target in node.targets if head in self.imports.values() else ():
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and self.is_imported(node.value):
+                for target in node.targets:
                     yield last_of(target), self.dotted(node.value)
+
+    def is_imported(self, node: ast.AST) -> bool:
+        """Whether an expression is something that the file imports, or an attribute of that."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id in self.imports
 
     def outwards(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Each node around this one, the nearest first, with the part of it that this one is in."""
@@ -240,13 +245,13 @@ class Names(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         """The function is named after what its arguments are made of; what tells of a tensor's form, before these."""
         func = node.func
-        if isinstance(func, ast.Attribute) and func.attr in FORM and not self._is_module(func.value):
+        if isinstance(func, ast.Attribute) and func.attr in FORM and not self.source.is_imported(func.value):
             self.add(f"Tensor.{func.attr}", node)
             self._reshaped(func.value, node)
             self.visit(func.value)
             return
         made_by = self._maker(func.value) if isinstance(func, ast.Attribute) else None
-        if isinstance(func, ast.Attribute) and made_by is None and not self._is_module(func.value):
+        if isinstance(func, ast.Attribute) and made_by is None and not self.source.is_imported(func.value):
             self.visit(func.value)
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             self.visit(argument)
@@ -272,7 +277,7 @@ class Names(ast.NodeVisitor):
         """Functions that were given an object before an attribute of it is read: they may have changed it."""
         owner = ast.unparse(use.value)
         for node in own_nodes(self.source.function_of(use)):
-            if isinstance(node, ast.Call) and starts(node) < starts(use) and not self._is_module(use.value):
+            if isinstance(node, ast.Call) and starts(node) < starts(use) and not self.source.is_imported(use.value):
                 given = [*node.args, *(keyword.value for keyword in node.keywords)]
                 if any(ast.unparse(argument) == owner for argument in given):
                     self.add(self.source.dotted(node.func), node, READ)
@@ -285,7 +290,7 @@ class Names(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """An attribute is what it was given in this function, or what is read from the object."""
         if not self._variable(ast.unparse(node), node):
-            if not self._is_module(node.value):
+            if not self.source.is_imported(node.value):
                 self.visit(node.value)
             self.add(self.source.dotted(node), node, READ)
             self._given_away(node)
@@ -368,11 +373,6 @@ class Names(ast.NodeVisitor):
             for kind in node.args:
                 self.add(self.source.dotted(kind), kind)
         self.visit(node)
-
-    def _is_module(self, node: ast.AST) -> bool:
-        while isinstance(node, ast.Attribute):
-            node = node.value
-        return isinstance(node, ast.Name) and node.id in self.source.imports
 
     def _maker(self, node: ast.AST) -> str | None:
         """The class whose object a variable of this function is, if it was made there: `random.Random`."""

@@ -282,9 +282,11 @@ def marked_function(function: FunctionType) -> tuple[Callable[..., Any], Any, di
     attributes = vars(function)
     inner = attributes.get(f"{REGION}fn__")
     if inner is not None:
-        names = {"options": "config__", "max_reuse_entries": "max_reuse_entries__", "reuse_hash_fn": "reuse_hash_fn__"}
-        given = {name: getattr(inner, REGION + end, None) for name, end in names.items()}
-        return torch.compiler.nested_compile_region, inner, {k: v for k, v in given.items() if v not in (None, 8)}
+        marks: Any = torch.compiler.nested_compile_region
+        defaults = {name: parameter.default for name, parameter in inspect.signature(marks).parameters.items()}
+        kept = {name: f"{REGION}{'config' if name == 'options' else name}__" for name in defaults}
+        given = {name: getattr(inner, attribute, defaults[name]) for name, attribute in kept.items() if name != "fn"}
+        return marks, inner, {name: value for name, value in given.items() if value is not defaults[name]}
     if not attributes.get(DISABLED) or ORIGINAL not in attributes:
         return None
     settings: dict[str, Any] = {"recursive": bool(attributes.get("_torchdynamo_disable_recursive", True))}
