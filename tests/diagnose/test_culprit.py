@@ -33,9 +33,9 @@ def broken(target: Any, wrong: Callable[..., Any], *, together_with: Any = None)
     return lambda: backend
 
 
-def first(fn: Callable[..., Any], backend: Callable[[], Any]) -> str:
-    """The op that is blamed for what `backend` makes of `fn(X)`."""
-    case = Case(symbolic_trace(fn), [capture([X.clone()])], "wrong_value")
+def first(fn: Callable[..., Any], backend: Callable[[], Any], x: torch.Tensor = X) -> str:
+    """The op that is blamed for what `backend` makes of `fn(x)`."""
+    case = Case(symbolic_trace(fn), [capture([x.clone()])], "wrong_value")
     result: CaseResult = check(case, backend=backend, repeats=1)
     assert result.fails
     return op_of(ranked(case, result, "wrong_value", timeout_s=60, backend=backend)[0])
@@ -54,6 +54,13 @@ def test_a_call_whose_error_only_another_one_shows() -> None:
 def test_calls_that_are_wrong_only_together() -> None:
     both = broken(torch.tanh, lambda x: torch.tanh(x) * 2, together_with=torch.sin)
     assert first(lambda x: torch.tanh(torch.sin(x)) + 1, both) == "torch.tanh"
+
+
+def test_a_call_whose_integers_are_not_wrapped_before_another_one_gets_them() -> None:
+    lost = broken(torch.abs, lambda x: torch.abs(x.to(torch.int64)), together_with=torch.gt)
+    assert (
+        first(lambda x: torch.gt(torch.abs(x + 1), 0), lost, torch.tensor([126, 127, 5]).to(torch.int8)) == "torch.abs"
+    )
 
 
 def test_runs_that_what_watches_them_has_changed() -> None:

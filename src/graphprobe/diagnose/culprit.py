@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.check_case import CaseResult, check
+from graphprobe.diagnose.check_case import CaseResult, check, reference_of
 from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
 from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable
@@ -24,13 +25,14 @@ from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
 from graphprobe.diagnose.reduction.service import Service
 from graphprobe.diagnose.reduction.shrinks import shrinks_for
 from graphprobe.diagnose.stage_evidence import alike
+from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.memory import free_memory
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS, is_item
 from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Kind
 from graphprobe.internals.dynamo.torch_backends import lookup
-from graphprobe.internals.inductor.stages import broken_after
+from graphprobe.internals.inductor.stages import broken_after, copy_graph
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.reducer import Reduction, Repeats, reduce
 from graphprobe.reduce.space import Space
@@ -93,14 +95,18 @@ log = logging.getLogger(__name__)
 LARGEST = 12
 """Calls of a piece that is searched for its culprit."""
 
+SMALL_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
+"""What C++ computes in a larger type."""
+
 
 def ranked(case: Case, result: CaseResult, kind: Kind, *, timeout_s: float, backend: Any = None) -> list[Node]:
     """The calls of a failing piece, the likeliest culprit first.
 
     The piece is compiled up to a call, and what comes after it is run uncompiled: the first call up to which it has to
     be compiled is the one whose result is wrong, whatever shows it. Behind it comes the last call from which on it has
-    to be compiled: where the two differ, the fault is in how they are compiled together. Calls that only look at memory
-    in another way are blamed after those that compute.
+    to be compiled: where the two differ, the fault is in how they are compiled together. Before both comes a call in
+    between whose small integers are handed on without being wrapped. Calls that only look at memory in another way are
+    blamed after those that compute.
 
     Args:
         kind: how the piece fails.
@@ -115,10 +121,11 @@ def ranked(case: Case, result: CaseResult, kind: Kind, *, timeout_s: float, back
     try:
         last = bisect_left(calls[:-1], True, key=asked.fails_until)
         first = bisect_left(calls[1:], True, key=lambda call: not asked.fails_from(call))
+        unwrapped = asked.unwrapped(calls[first:last])
     except Exception as error:  # a graph that Dynamo does not trace again in parts
         log.info("the culprit of %s: %s", [op_of(n) for n in calls], error)
         return likeliest
-    order = [calls[last], calls[first], *reversed(calls[first:last]), *reversed(calls)]
+    order = [*unwrapped, calls[last], calls[first], *reversed(calls[first:last]), *reversed(calls)]
     found = [n for n in dict.fromkeys(order) if n in likeliest]
     return sorted(found, key=lambda n: op_of(n) in VIEWS_AND_SUCH)
 
@@ -140,6 +147,28 @@ class _Asked:
         """Whether it fails compiled from this call on."""
         before = node.prev
         return self._fails(before, lambda number: number > 0)
+
+    def unwrapped(self, calls: Sequence[Node]) -> list[Node]:
+        """The last of the calls whose integers the compiled piece uses as they are before they are wrapped.
+
+        128 for the `abs` of -128 in int8: the compiled piece is right about the same piece with this call in int64.
+        """
+        values = run_graph(self.case.graph, [plain_value(v) for v in self.case.calls[-1].restore()]).values
+        for call in reversed(calls):
+            if getattr(values.get(call.name), "dtype", None) not in SMALL_INTEGERS:
+                continue
+            graph = copy_graph(self.case.graph)
+            wide = next(n for n in graph.graph.nodes if n.name == call.name)
+            for given in wide.all_input_nodes:
+                if isinstance(values.get(given.name), torch.Tensor):
+                    with graph.graph.inserting_before(wide):
+                        wide.replace_input_with(given, graph.graph.call_method("to", (given, torch.int64)))
+            graph.recompile()
+            expected = reference_of(replace(self.case, graph=graph))
+            made = check(self.case, timeout_s=self.timeout_s, reference=expected, backend=self.backend, repeats=1)
+            if made.died is None and not made.differences:
+                return [call]
+        return []
 
     def _fails(self, last: Node, chosen: Callable[[int], bool]) -> bool:
         graph = broken_after(self.case.graph, last)

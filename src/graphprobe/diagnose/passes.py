@@ -204,10 +204,13 @@ def _blame(
     def suspect(node: Node, also: list[str], others: list[Node]) -> Suspect:
         if (made_by := producer(node)) is not node:
             others, node = [node, *others], made_by
-        if is_view(node) and not writes_to(node) and (computing := _removed_before(node, after)):
+        if is_view(node) and not writes_to(node) and (computing := _removed_behind(node, after)):
             also, others, node = [op_of(n) for n in (*computing[1:], node)] + also, [node, *others], computing[0]
         if op_of(node).startswith("higher_order.") and node.args and not isinstance(node.args[0], Node):
             also = [name_of(node.args[0]), *also]
+        if node.name not in {n.name for n in after.graph.nodes}:
+            also = [*also, *_added(before, after), *map(op_of, _removed_behind(node, after, SPREAD))]
+        also = list(dict.fromkeys(also))
         return Suspect(kind, stage, direction, before, node, right.values, error, list(inputs), name, also, others)
 
     for node in after.graph.nodes:
@@ -234,16 +237,24 @@ def _blame(
     return suspect(_fallback(before, after), [], [])
 
 
-REACH = 3
-"""How many steps back from a view, what a pass has removed is taken to be what it looks at."""
+REACH, SPREAD = 3, 30
+"""How many steps back from a view, what a pass has removed is taken to be what it looks at; and how many steps what a
+pass has put one call in the place of is followed."""
 
 
-def _removed_before(node: Node, after: GraphModule) -> list[Node]:
-    """The calls behind a view that compute something and that the pass has removed, the nearest first."""
+def _added(before: GraphModule, after: GraphModule) -> list[str]:
+    """The ops that compute what a pass has put into a graph, the last first."""
+    old = {n.name for n in before.graph.nodes}
+    added = [n for n in after.graph.nodes if n.op in CALLS and n.name not in old and not is_view(producer(n))]
+    return [op_of(producer(n)) for n in reversed(added)]
+
+
+def _removed_behind(node: Node, after: GraphModule, steps: int = REACH) -> list[Node]:
+    """The calls behind another one that compute something and that the pass has removed, the nearest first."""
     left = {n.name for n in after.graph.nodes}
     found: list[Node] = []
     edge = [node]
-    for _ in range(REACH):
+    for _ in range(steps):
         edge = list(dict.fromkeys(n for one in edge for n in one.all_input_nodes if n.op in CALLS))
         found += [n for n in edge if not is_view(n) and n.name not in left]
     return found

@@ -201,8 +201,8 @@ class Prover:
             log.info("%s is not what fails in the whole graph: %s is", suspect.op, op_of(left[0]))
             return None
         place: Place = (suspect.op, suspect.node.name, suspect.source, suspect.module, suspect.also)
-        many = len(left)
-        if "op" not in suspect.known and suspect.pass_ is None and (short if suspect.whole else 1 < many <= LARGEST):
+        several = 1 < len(left) <= LARGEST or (suspect.whole and short)
+        if "op" not in suspect.known and suspect.pass_ is None and several:
             place = self.place_in(case, result, kind)
         made = Finding(
             kind=kind,

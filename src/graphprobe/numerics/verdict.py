@@ -189,7 +189,9 @@ def _answer(
 ) -> tuple[Answer, str]:
     excess, statistic = excess_of(mine, held)
     if statistic == "class":
-        text = f"{mine.wrong_nan} NaN, {mine.wrong_inf} Inf and {mine.wrong_finite} finite where the reference has not"
+        counts = {"NaN": mine.wrong_nan, "infinite": mine.wrong_inf, "finite": mine.wrong_finite}
+        which = [f"{n} {'element is' if n == 1 else 'elements are'} {what}" for what, n in counts.items() if n]
+        text = f"{' and '.join(which)} where the reference is something else"
         return "candidate_worse", text + (f", {mine.shared} of them as eager" if mine.shared else "")
     blind = bool(blank.compared) and excess_of(blank, limits(blank, others, thresholds))[0] <= 1
     if excess > 1 and mine.beyond_rounding and not (blind and _alike(held, thresholds)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -157,7 +158,11 @@ class Snapshots:
 
 
 def _pattern_name(entry: Any) -> str:
-    """The function that replaces, or checks, a match."""
+    """The function that replaces a match, is searched for, or checks a match."""
+    check = getattr(entry, "extra_check", None)
+    searched = inspect.getclosurevars(check).nonlocals.get("search_fn") if inspect.isfunction(check) else None
+    if searched is not None and hasattr(searched, "__name__"):
+        return str(searched.__name__)
     for name in ("handler", "extra_check"):
         found = getattr(getattr(entry, name, None), "__name__", None)
         if found and "lambda" not in found and found != "_return_true":
