@@ -16,6 +16,7 @@ from torch.fx.passes import graph_transform_observer
 
 from conftest import Finished
 from graphprobe.engine.interpret import Recorder, run_graph
+from graphprobe.internals.inductor import executable_snapshots
 from graphprobe.internals.inductor.executable_snapshots import PATTERN_ENTRIES, PHASES, PassLog, Snapshots
 from graphprobe.internals.inductor.stages import stop_after
 
@@ -215,3 +216,16 @@ def test_it_works_before_anything_was_compiled(run_warm: Callable[..., Finished]
     done = run_warm("-c", code)
     assert done.code == 0, done.err
     assert "Snapshots" in done.out
+
+
+def test_a_replaced_pattern_has_the_name_of_the_function_that_is_searched_for() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.add.Tensor(x, x)
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.mul.Tensor(x, 2)
+
+    passes = pattern_matcher.PatternMatcherPass()
+    pattern_matcher.register_replacement(twice, doubled, [torch.ones(3)], pattern_matcher.fwd_only, passes)
+    [[entry]] = passes.patterns.values()
+    assert executable_snapshots._pattern_name(entry) == "twice"

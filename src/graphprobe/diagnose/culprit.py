@@ -33,6 +33,7 @@ from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Kind
 from graphprobe.internals.dynamo.torch_backends import lookup
 from graphprobe.internals.inductor.stages import broken_after, copy_graph
+from graphprobe.judge.judging import Reference, compare
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.reducer import Reduction, Repeats, reduce
 from graphprobe.reduce.space import Space
@@ -121,7 +122,7 @@ def ranked(case: Case, result: CaseResult, kind: Kind, *, timeout_s: float, back
     try:
         last = bisect_left(calls[:-1], True, key=asked.fails_until)
         first = bisect_left(calls[1:], True, key=lambda call: not asked.fails_from(call))
-        unwrapped = asked.unwrapped(calls[first:last])
+        unwrapped = asked.unwrapped(calls[first:last], result.reference)
     except Exception as error:  # a graph that Dynamo does not trace again in parts
         log.info("the culprit of %s: %s", [op_of(n) for n in calls], error)
         return likeliest
@@ -148,23 +149,29 @@ class _Asked:
         before = node.prev
         return self._fails(before, lambda number: number > 0)
 
-    def unwrapped(self, calls: Sequence[Node]) -> list[Node]:
+    def unwrapped(self, calls: Sequence[Node], reference: Reference) -> list[Node]:
         """The last of the calls whose integers the compiled piece uses as they are before they are wrapped.
 
         128 for the `abs` of -128 in int8: the compiled piece is right about the same piece with this call in int64.
         """
         values = run_graph(self.case.graph, [plain_value(v) for v in self.case.calls[-1].restore()]).values
+        small = {name for name, value in values.items() if getattr(value, "dtype", None) in SMALL_INTEGERS}
         for call in reversed(calls):
-            if getattr(values.get(call.name), "dtype", None) not in SMALL_INTEGERS:
+            if call.name not in small:
                 continue
             graph = copy_graph(self.case.graph)
             wide = next(n for n in graph.graph.nodes if n.name == call.name)
             for given in wide.all_input_nodes:
-                if isinstance(values.get(given.name), torch.Tensor):
+                if given.name in small:
                     with graph.graph.inserting_before(wide):
                         wide.replace_input_with(given, graph.graph.call_method("to", (given, torch.int64)))
             graph.recompile()
-            expected = reference_of(replace(self.case, graph=graph))
+            try:
+                expected = reference_of(replace(self.case, graph=graph))
+            except Exception:  # a call that takes no int64
+                continue
+            if not compare(reference, expected.eager[0]):
+                continue  # nothing had to be wrapped
             made = check(self.case, timeout_s=self.timeout_s, reference=expected, backend=self.backend, repeats=1)
             if made.died is None and not made.differences:
                 return [call]

@@ -160,11 +160,10 @@ class Snapshots:
 def _pattern_name(entry: Any) -> str:
     """The function that replaces a match, is searched for, or checks a match."""
     check = getattr(entry, "extra_check", None)
-    searched = inspect.getclosurevars(check).nonlocals.get("search_fn") if inspect.isfunction(check) else None
-    if searched is not None and hasattr(searched, "__name__"):
-        return str(searched.__name__)
-    for name in ("handler", "extra_check"):
-        found = getattr(getattr(entry, name, None), "__name__", None)
+    names = check.__code__.co_freevars if inspect.isfunction(check) else ()
+    searched = check.__closure__[names.index("search_fn")].cell_contents if check and "search_fn" in names else None
+    for function in (searched, getattr(entry, "handler", None), check):
+        found = getattr(function, "__name__", None)
         if found and "lambda" not in found and found != "_return_true":
             return str(found)
     return type(entry).__name__
