@@ -30,7 +30,7 @@ from graphprobe.engine.memory import told as told_size
 from graphprobe.errors import SettingError
 from graphprobe.findings import Diagnosis, Finding, Rung, Worst, read_document
 from graphprobe.judge import judging
-from graphprobe.judge.judging import Reference
+from graphprobe.judge.uncompiled import Reference
 from graphprobe.settings.limits import Alarm, TimeBudget
 
 X = torch.linspace(-2, 2, 24).reshape(4, 6)

@@ -9,8 +9,8 @@ import torch
 
 import graphprobe
 from graphprobe.diagnose.notes import ONE_THREAD, in_one_thread
-from graphprobe.judge.judging import Reference
 from graphprobe.judge.observation import Observation
+from graphprobe.judge.uncompiled import Reference
 
 
 @pytest.fixture

@@ -60,13 +60,28 @@ def counts(x: torch.Tensor) -> torch.Tensor:
     return (x * 100).long()
 
 
+def out_of_range(x: torch.Tensor) -> torch.Tensor:
+    return (x * 100).to(torch.int8)
+
+
 def hooked() -> torch.nn.Module:
     model = torch.nn.Linear(6, 3)
     model.weight.register_hook(lambda gradient: gradient * 3)
     return model
 
 
-PROGRAMS = (other_factor, bits, smallest_step, neighbours, through_numpy, shared, cancelled, counts, hooked())
+PROGRAMS = (
+    other_factor,
+    bits,
+    smallest_step,
+    neighbours,
+    through_numpy,
+    shared,
+    cancelled,
+    counts,
+    out_of_range,
+    hooked(),
+)
 
 
 @pytest.mark.heavy

@@ -12,8 +12,8 @@ from graphprobe.diagnose.program import Program
 from graphprobe.errors import raised_from
 from graphprobe.findings import BitDifference, bits_in_words
 from graphprobe.judge.bits import bit_differences
-from graphprobe.judge.judging import Reference
 from graphprobe.judge.observation import Observation, read
+from graphprobe.judge.uncompiled import Reference
 
 
 def observed(fn: Callable[..., Any], *args: Any, grad: bool | None = None) -> list[Observation]:

@@ -16,8 +16,9 @@ from graphprobe.diagnose.program import Program
 from graphprobe.engine.interpret import copied_together
 from graphprobe.engine.value_file import InFile, ValueFile
 from graphprobe.errors import Raised
-from graphprobe.judge.judging import Difference, Reference, compare, identical, judged, strides
+from graphprobe.judge.judging import Difference, compare, identical, judged, strides
 from graphprobe.judge.observation import Observation, read
+from graphprobe.judge.uncompiled import Reference
 
 ROUNDOFF = 2.0**-24
 
@@ -444,6 +445,20 @@ def test_a_whole_number_that_is_right_without_roundings_is_better() -> None:
     reference = Reference([[result(3)]], wide=[result(4)])
     assert compare(reference, [result(4)], better=better) == []
     assert [(d.weight, d.certain) for d in better] == [("better", False)]
+
+
+def test_only_elements_that_torch_leaves_undefined_may_differ() -> None:
+    def result(*values: float) -> list[Observation]:
+        return [Observation(None, [torch.tensor(values)])]
+
+    reference = Reference([result(1.0, 2.0), result(1.0, 2.0)], left_open=["some words"])
+    reference.undefined = [result(1.0, 2.0), result(1.0, 9.0), result(1.0, float("nan"))]
+    better: list[Difference] = []
+    assert compare(reference, result(1.0, 5.0), better=better) == []
+    assert [(d.weight, d.text, d.worst) for d in better] == [("undefined", "some words", None)]
+    assert [d.certain for d in compare(reference, result(float("nan"), 5.0))] == [True]
+    reference.undefined = [result(1.0, 9.0), result(1.0, 9.0)]  # other than the program only for being watched
+    assert [d.certain for d in compare(reference, result(1.0, float("inf")))] == [True]
 
 
 def mixed(x: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,9 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.findings import STAGES, Finding, Kind, Latent, Stage
-from graphprobe.judge.judging import Difference, Reference
+from graphprobe.judge.judging import Difference
 from graphprobe.judge.observation import Observation
+from graphprobe.judge.uncompiled import Reference
 from graphprobe.judge.verdict import (
     LAST_STAGE,
     RUNGS,

@@ -10,8 +10,9 @@ import torch
 
 from graphprobe.errors import Raised
 from graphprobe.findings import Worst, in_words
-from graphprobe.judge.judging import Difference, Reference, compare, log_of, worst_of
+from graphprobe.judge.judging import Difference, compare, log_of, worst_of
 from graphprobe.judge.observation import Observation
+from graphprobe.judge.uncompiled import Reference
 from graphprobe.judge.worst import worst_exact, worst_number, worst_scalar
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from dump_helpers import OP, PLACE, new_writer, value
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import TensorMeta
 from graphprobe.store.dump_dtypes import STORED_DTYPES
-from graphprobe.store.dump_format import RECORD_KEY, read_op_file
+from graphprobe.store.dump_format import RECORD_KEY, numbers_text, read_op_file
 from graphprobe.store.dump_reader import Dump, DumpedOp, open_dump
 from graphprobe.store.dump_records import Argument, DumpValue, view_from_buffer
 
@@ -217,3 +218,27 @@ def test_a_dump_holds_the_ops_in_order(tmp_path: Path) -> None:
     assert isinstance(dump, Dump)
     assert [int(op.values()["input.0"].array()) for op in dump.ops()] == list(range(20))
     assert dump.problems == []
+
+
+NUMBERS = st.lists(st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats()).map(tuple)
+
+
+@given(NUMBERS)
+def test_the_text_of_numbers_reads_back_as_the_same(numbers: tuple[float | int | None, ...]) -> None:
+    text = numbers_text(numbers)
+    fields = text.split(",") if numbers else []
+    for number, field in zip(numbers, fields, strict=True):
+        if number is None:
+            assert field == ""
+        elif isinstance(number, float) and math.isnan(number):
+            assert field == "nan"
+        else:
+            assert type(number)(field) == number
+
+
+def test_the_text_of_numbers_around_powers_of_ten_and_two() -> None:
+    """Where Python goes over from places to exponents, and where the shortest text is hard to find."""
+    powers = [10.0**e for e in range(-320, 309)] + [2.0**e for e in range(-1074, 1024)]
+    near = [math.nextafter(value, to) for value in powers for to in (0.0, math.inf)]
+    numbers = tuple(sign * value for value in [0.0, 123456.789, 0.00012345, *powers, *near] for sign in (1, -1))
+    assert numbers_text(numbers) == ",".join(map(repr, numbers))

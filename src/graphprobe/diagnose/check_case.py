@@ -22,8 +22,9 @@ from graphprobe.engine.value_file import ValueFile
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.names import require
-from graphprobe.judge.judging import Difference, Reference, Spot, compare, roundoff_of
+from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
+from graphprobe.judge.uncompiled import Reference, Spot, roundoff_of
 from graphprobe.numerics.noise import Noise, scale, typical_magnitude
 from graphprobe.numerics.verdict import tolerated
 

@@ -17,7 +17,6 @@ from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, check, reference_of
-from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
 from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable
 from graphprobe.diagnose.reduction.oracle import CompilerOracle
@@ -27,13 +26,14 @@ from graphprobe.diagnose.reduction.shrinks import shrinks_for
 from graphprobe.diagnose.stage_evidence import alike
 from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.memory import free_memory
-from graphprobe.engine.naming import op_of
+from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of
 from graphprobe.engine.subgraph import CALLS, is_item
 from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Kind
 from graphprobe.internals.dynamo.torch_backends import lookup
 from graphprobe.internals.inductor.stages import broken_after, copy_graph
-from graphprobe.judge.judging import Reference, compare
+from graphprobe.judge.judging import compare
+from graphprobe.judge.uncompiled import Reference
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.reducer import Reduction, Repeats, reduce
 from graphprobe.reduce.space import Space

@@ -15,18 +15,13 @@ from graphprobe.diagnose.local import Expectation, LocalError, Suspect, comparab
 from graphprobe.diagnose.passes import different
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
-from graphprobe.engine.naming import op_of
+from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, producer, showable
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Latent
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph
 from graphprobe.internals.operators.operators import value_of, writes_to
-
-VIEWS_AND_SUCH = frozenset(
-    "aten.view.default aten.reshape.default aten.permute.default aten.expand.default aten.unsqueeze.default "
-    "aten.squeeze.dim aten.transpose.int aten.t.default aten.alias.default".split()
-)
 
 
 @dataclass

@@ -32,9 +32,10 @@ from graphprobe.errors import COMPILING, Raised
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more
 from graphprobe.internals import after_fork, caches
 from graphprobe.internals.operators import collectives
-from graphprobe.judge.judging import Difference, Judged, Reference, identical, judged, roundoff_of, worst_of
+from graphprobe.judge.judging import Difference, Judged, identical, judged, worst_of
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.refusals import refusal_of
+from graphprobe.judge.uncompiled import Reference, roundoff_of
 from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
 from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
 
@@ -530,8 +531,7 @@ class Ladder:
             self.result.notes[:0] = [f"{d.kind} in {d.where}: {d.text}" for d in found]
         if self.result.verdict != "healthy":
             return
-        if excess or off:
-            self.result.notes.insert(0, self._excess_note() if excess else notes.uncompiled_is_off(off or ()))
+        self.result.notes[:0] = [self._excess_note()] if excess else notes.excused(off or ())
         raised = self._raises()
         if raised is not None:
             self.result.raises = f"{raised.type}: {raised.message}"

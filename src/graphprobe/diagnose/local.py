@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from graphprobe.engine.interpret import copied, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.reference import BALANCED, array_from, dtype_of, is_noisy, leaves, references, terms_of
+from graphprobe.engine.undefined import CONVERSIONS, unrepresentable
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind, Latent, Stage
 from graphprobe.numerics.divergence import RunValues
@@ -362,6 +363,10 @@ def _numbers(
 
 def _exact(op: str, want: torch.Tensor, have: torch.Tensor, inputs: Sequence[Any]) -> LocalError:
     floats = [v for v in inputs if is_noisy(v)]
+    if base_name(op) in CONVERSIONS and floats:
+        outside = unrepresentable(floats[0], want.dtype)
+        if outside is not None and outside.shape == want.shape == have.shape:
+            have = torch.where(outside, want, have)
     if have.dtype != want.dtype:
         have = have.to(want.dtype)
     if floats and (base_name(op) in INDICES or want.dtype is torch.bool):
@@ -369,6 +374,8 @@ def _exact(op: str, want: torch.Tensor, have: torch.Tensor, inputs: Sequence[Any
     if floats and _at_the_edge(want, have):
         return LocalError("unsure", reason="a conversion whose result hangs on the last bit of its input")
     verdict = judge_exact(array_from(have), array_from(want))
+    if verdict.answer == "ok":
+        return OK
     return LocalError("worse", "wrong_value", math.inf, math.inf, verdict.reason)
 
 

@@ -12,8 +12,9 @@ from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole_proof import NUMBERS
 from graphprobe.errors import Raised
 from graphprobe.findings import BitDifference, Latent
-from graphprobe.judge.judging import Difference, Reference
+from graphprobe.judge.judging import Difference
 from graphprobe.judge.stage_table import GRAPHS, Graphs
+from graphprobe.judge.uncompiled import Reference
 
 LEFT_OUT = "With the pass left out, the graphs compute what they should."
 
@@ -72,8 +73,21 @@ def unsure_of_numbers(found: Sequence[Difference]) -> list[Difference]:
     return weighed or [Difference("wrong_value", 0, "outputs", UNJUDGED, weight="unsure")]
 
 
-def uncompiled_is_off(found: Sequence[Difference]) -> str:
-    """Of a healthy program that differs where the compiled one is nearer to float64."""
+def excused(found: Sequence[Difference]) -> list[str]:
+    """Of a healthy program that differs only where that is no fault: a line for each reason."""
+    off = [d for d in found if d.weight == "better"]
+    undefined = [d for d in found if d.weight == "undefined"]
+    return [tell(some) for tell, some in ((_uncompiled_is_off, off), (_left_open, undefined)) if some]
+
+
+def _left_open(found: Sequence[Difference]) -> str:
+    places = ", ".join(dict.fromkeys(d.where for d in found))
+    verb = "differ" if "," in places else "differs"
+    return f"{places} {verb} only where torch leaves the result undefined: {found[0].text}"
+
+
+def _uncompiled_is_off(found: Sequence[Difference]) -> str:
+    """Of values that the compiled program has nearer to float64."""
     more = f", and in {len(found) - 1} more places" if len(found) > 1 else ""
     return f"{found[0].where} differs{more}, and the uncompiled program is the one that is off: {found[0].text}"
 

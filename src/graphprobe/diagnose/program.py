@@ -16,6 +16,7 @@ from graphprobe.engine.isolate import doing
 from graphprobe.engine.reference import InFloat64, is_noisy, rough_sums
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, untouched
+from graphprobe.engine.undefined import DoneOtherwise, Way
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import why_not, window
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
@@ -37,6 +38,13 @@ class RoundedRun(msgspec.Struct):
     calls: list[ObservationRecord] = []
     narrowest: float = 0.0
     rounds: bool = True
+
+
+class UndefinedRun(msgspec.Struct):
+    """Calls in which what torch leaves undefined was done in a given way; `met`: what was undefined, in words."""
+
+    calls: list[ObservationRecord] = []
+    met: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,13 @@ class Program:
         with mode:
             records = replace(self, effects=False).run(lambda fn: fn)
         return RoundedRun(records if mode.rounded else [], mode.narrowest, mode.rounds)
+
+    def run_undefined(self, way: Way) -> UndefinedRun:
+        """The calls, with what torch leaves undefined done in this way; no calls where nothing is."""
+        mode = DoneOtherwise(way)
+        with mode:
+            records = replace(self, effects=False).run(lambda fn: fn)
+        return UndefinedRun(records if mode.met else [], mode.met)
 
     def run_wide(self, seed: int | None, roundoff: float, *, rough: bool = True) -> list[ObservationRecord]:
         """The calls in float64; with a seed on inputs times 1 ± roundoff, and sums if `rough` as rough as float32's.

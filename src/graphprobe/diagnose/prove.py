@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from torch.fx import GraphModule, Interpreter, Node
 
-from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
 from graphprobe.diagnose.culprit import LARGEST, named, ranked, shortened
@@ -27,7 +26,7 @@ from graphprobe.diagnose.rungs import DynamoGraph
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
 from graphprobe.diagnose.stage_evidence import RAISED, evidence_of
 from graphprobe.engine.interpret import plain_value, run_graph
-from graphprobe.engine.naming import aten_behind, module_of, op_of, source_of
+from graphprobe.engine.naming import aten_behind, aten_ops, module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import GraphprobeError

@@ -8,11 +8,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from graphprobe.diagnose.program import Program, RoundedRun
+from graphprobe.diagnose.program import Program, RoundedRun, UndefinedRun
 from graphprobe.engine.reference import array_from, is_noisy
 from graphprobe.engine.rounding import MORE_RUNS, RUNS
-from graphprobe.judge.judging import Reference
+from graphprobe.engine.undefined import WAYS
 from graphprobe.judge.observation import Observation, ObservationRecord, read
+from graphprobe.judge.uncompiled import Reference
 from graphprobe.numerics.noise import Array, flat
 from graphprobe.numerics.verdict import NARROW
 
@@ -35,6 +36,7 @@ class Runner(Protocol):
 
 def measure(reference: Reference, run: Runner) -> list[str]:
     """Fill in the runs of a reference that the noise is taken from; returns what could not be measured."""
+    _measure_undefined(reference, run)
     problems = _measure_roundings(reference, run)
     if not problems:
         reference.make_own = partial(_rounded, run, reference, range(MORE_RUNS), least=0.0)
@@ -53,6 +55,18 @@ def measure(reference: Reference, run: Runner) -> list[str]:
     if len(perturbed) == PERTURBED:
         reference.wide, reference.perturbed = centre, perturbed
     return problems
+
+
+def _measure_undefined(reference: Reference, run: Runner) -> None:
+    """Runs in which what torch leaves undefined is done in each way, if anything is."""
+    for way in WAYS:
+        found = run(partial(Program.run_undefined, way=way), UndefinedRun)
+        calls = _calls(found.calls, reference) if found is not None else None
+        if calls is not None and found is not None:
+            reference.undefined.append(calls)
+            reference.left_open = found.met
+        elif not reference.undefined:
+            return
 
 
 def _measure_roundings(reference: Reference, run: Runner) -> list[str]:

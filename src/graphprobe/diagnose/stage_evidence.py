@@ -27,9 +27,10 @@ from graphprobe.internals.caches import bypassed
 from graphprobe.internals.ir.evaluation import evaluate_ir
 from graphprobe.internals.operators.operators import decomposed_while_traced
 from graphprobe.internals.tensors.trees import tree_leaves
-from graphprobe.judge.judging import Difference, Reference, compare
+from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, Loops
+from graphprobe.judge.uncompiled import Reference
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,11 @@ import msgspec
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult
 from graphprobe.diagnose.culprit import LARGEST, named
 from graphprobe.diagnose.dynamo.accusation import Accused, accuse, named_side_effect
 from graphprobe.diagnose.dynamo.dynamo_check import accused
-from graphprobe.diagnose.kernel_check import VIEWS_AND_SUCH
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import SMALL, Prover, shown_by
@@ -29,7 +27,7 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.stage_evidence import evidence_of
 from graphprobe.engine.interpret import flat_outputs, run_graph
 from graphprobe.engine.isolate import isolated
-from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.naming import VIEWS_AND_SUCH, aten_ops, module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues
 from graphprobe.findings import STAGES, Finding, Stage

@@ -194,7 +194,7 @@ class RoundedAnew:
             return
         mine = {id(t) for t in written}
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and id(t) not in mine]
-        memory = {_memory(t) for t in given if _is_plain(t)}
+        memory = {_memory(t) for t in given if is_plain(t)}
         source = _source(op, args)
         for target in targets:
             if id(target) not in mine and _memory(target) in memory:
@@ -264,12 +264,13 @@ def _facts(dtype: torch.dtype) -> WorkingDtype | None:
     return None if facts is None or facts.is_exact else facts
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one of the usual kind, with data of its own."""
+def is_plain(value: object) -> bool:
+    """Whether it is a tensor of the usual kind, with data of its own."""
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor())
+        isinstance(value, torch.Tensor)
+        and type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.layout is torch.strided
+        and not (value.is_meta or value.is_nested or value.is_quantized or value._is_zerotensor())
     )
 
 
@@ -277,7 +278,7 @@ def _is_rounded(tensor: torch.Tensor, least: float) -> bool:
     facts = _facts(tensor.dtype)
     if facts is None or facts.kind != "float" or facts.unit_roundoff <= least:
         return False
-    return _is_plain(tensor) and tensor.numel() > 0
+    return is_plain(tensor) and tensor.numel() > 0
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -318,7 +319,7 @@ def _may_round(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any], resu
         return True
     name, given = _base(operator.name), _tensors((args, kwargs))
     made = [t for t in results if t.is_floating_point() or t.is_complex()]
-    if name in LOOSE or not all(_is_plain(t) and not t.is_complex() for t in (*given, *results)):
+    if name in LOOSE or not all(is_plain(t) and not t.is_complex() for t in (*given, *results)):
         return True
     if name in CONVERSIONS:
         source = _source(op, args)
@@ -379,7 +380,7 @@ def _source(op: Overload, args: tuple[Any, ...]) -> torch.Tensor | None:
     if name not in CONVERSIONS:
         return None
     source = args[1] if name == "copy" and len(args) > 1 else args[0] if args else None
-    return source if isinstance(source, torch.Tensor) and _is_plain(source) else None
+    return source if isinstance(source, torch.Tensor) and is_plain(source) else None
 
 
 # --- the judgement ----------------------------------------------------------------------------------------------------

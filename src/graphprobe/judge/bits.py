@@ -12,8 +12,8 @@ from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.value_file import is_stored_once
 from graphprobe.engine.values import equal_bits
 from graphprobe.findings import BitDifference
-from graphprobe.judge.judging import Reference, Spot
 from graphprobe.judge.observation import Observation
+from graphprobe.judge.uncompiled import Reference, Spot
 from graphprobe.judge.worst import worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.dtypes import working_dtype
 from graphprobe.numerics.pair import compare_pairs

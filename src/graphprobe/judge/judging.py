@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, overload
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -12,20 +12,25 @@ import torch
 
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
-from graphprobe.engine.rounding import RUNS, judge_narrow, noise_of
-from graphprobe.engine.value_file import ValueFile, is_stored_once
+from graphprobe.engine.rounding import RUNS, judge_narrow
+from graphprobe.engine.value_file import is_stored_once
 from graphprobe.engine.values import equal_bits
 from graphprobe.errors import Raised
 from graphprobe.findings import Kind, Worst
 from graphprobe.judge.effects import differing
 from graphprobe.judge.observation import Observation
-from graphprobe.judge.worst import label_of, worst_exact, worst_number, worst_scalar
+from graphprobe.judge.uncompiled import Reference, Spot
+from graphprobe.judge.worst import worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.divergence import RunValues
-from graphprobe.numerics.noise import Array, Noise, sigma_from_runs
+from graphprobe.numerics.noise import Array, Noise
 from graphprobe.numerics.verdict import judge, judge_exact, judge_unrounded, tolerated
 
-Weight = Literal["certain", "unsure", "better"]
-"""`unsure`: it differs, and cannot be judged. `better`: the uncompiled program is the one that is further off."""
+Weight = Literal["certain", "unsure", "better", "undefined"]
+"""`unsure`: it differs, and cannot be judged. `better`: the uncompiled program is the one that is further off.
+`undefined`: it differs only where torch leaves open what comes out."""
+
+EXCUSED: tuple[Weight, ...] = ("better", "undefined")
+"""They do not count."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -69,69 +74,6 @@ def log_of(differences: Sequence[Difference]) -> str:
     return first.log if first is not None else ""
 
 
-@dataclass
-class Reference:
-    """What the uncompiled program gives.
-
-    Attributes:
-        eager: its calls; the first run is what is compared with, the others are as legitimate.
-        wide: the same in float64, None where that was impossible or means nothing.
-        perturbed: float64 runs on perturbed inputs.
-        rounded: runs in the program's own precision, each narrow result rounded anew; empty where nothing is narrow.
-        narrowest: the largest unit roundoff that a result had in these.
-        rounds: whether any operator may round. False: floating-point numbers are the same however they are computed.
-        more: makes further such runs.
-        own: runs in the program's own precision, each result rounded anew, narrow or wide; made only where the float64
-            run and the uncompiled one are far apart.
-        make_own: makes them; None: they are made, or cannot be.
-        before: the inputs before each call.
-        roundoff: u of the coarsest dtype among inputs and outputs.
-        moved: by how much of themselves the inputs of the perturbed runs were moved.
-        draws: random numbers are drawn, in the calls or between them.
-        file: has the large values of these runs.
-    """
-
-    eager: list[list[Observation]]
-    wide: list[Observation] | None = None
-    perturbed: list[list[Observation]] = field(default_factory=list)
-    rounded: list[list[Observation]] = field(default_factory=list)
-    narrowest: float = 0.0
-    rounds: bool = True
-    more: Callable[[], list[list[Observation]]] | None = None
-    own: list[list[Observation]] = field(default_factory=list)
-    make_own: Callable[[], list[list[Observation]]] | None = None
-    before: Sequence[Sequence[Any]] = field(default_factory=list)
-    roundoff: float = 2.0**-24
-    moved: float = 0.0
-    draws: bool = False
-    file: ValueFile | None = None
-
-    def __post_init__(self) -> None:
-        self.moved = self.moved or self.roundoff
-
-    @property
-    def exact(self) -> bool:
-        """Whether floating-point numbers may not differ at all."""
-        return not (self.rounds or self.draws)
-
-    def complete(self) -> None:
-        """Make the further runs, once."""
-        if self.more is not None:
-            self.rounded += self.more()
-            self.more = None
-
-    def in_own_precision(self) -> list[list[Observation]]:
-        """`own`, made now if need be."""
-        if self.make_own is not None:
-            self.own, self.make_own = self.make_own(), None
-        return self.own
-
-
-def roundoff_of(values: Iterable[Any]) -> float:
-    """u of the coarsest floating-point dtype among the tensors; that of float64 if there is none."""
-    return max((dtype_of(v).unit_roundoff for v in values if is_noisy(v)), default=2.0**-53)
-
-
 def identical(reference: Reference, got: Sequence[Observation]) -> bool:
     """Whether every call is bit for bit as uncompiled, so that nothing has to be judged."""
     eager = reference.eager[0]
@@ -165,12 +107,13 @@ def compare(
 ) -> list[Difference]:
     """Every difference, call by call; empty when all are as they should be.
 
-    `better` gets those in which the uncompiled program is the one that is further off, `tell` what is being judged.
+    `better` gets those in which the uncompiled program is the one that is further off, or that torch leaves open;
+    `tell` what is being judged.
     """
     found = [difference for i, result in enumerate(got) for difference in _compare_call(reference, i, result, tell)]
     if better is not None:
-        better += [d for d in found if d.weight == "better"]
-    return [d for d in found if d.weight != "better"]
+        better += [d for d in found if d.weight in EXCUSED]
+    return [d for d in found if d.weight not in EXCUSED]
 
 
 class Judged(msgspec.Struct):
@@ -265,97 +208,6 @@ def _exceptions(eager: Raised | None, got: Raised | None, call: int) -> Iterator
         yield Difference(kind, call, "", got.short, log=got.log)
 
 
-@dataclass(frozen=True)
-class Spot:
-    """One value of one call, in every run of the uncompiled program.
-
-    Attributes:
-        part: `outputs`, `inputs` or `gradients`; j: the position in it.
-    """
-
-    reference: Reference
-    call: int
-    part: str
-    j: int
-
-    @property
-    def where(self) -> str:
-        """As a difference names it."""
-        return f"{self.part}[{self.j}]"
-
-    @property
-    def label(self) -> str:
-        """As a sentence names it."""
-        return label_of(self.part, self.j, self.call, len(self.reference.eager[0]))
-
-    def of(self, run: Sequence[Observation] | None) -> Any:
-        """The value in a run; None where the run has none."""
-        if run is None or self.call >= len(run) or run[self.call].raised is not None:
-            return None
-        values = getattr(run[self.call], self.part)
-        return values[self.j] if self.j < len(values) else None
-
-    def array(self, run: Sequence[Observation] | None) -> Array | None:
-        """The tensor in a run as an array."""
-        value = self.of(run)
-        return array_from(value) if isinstance(value, torch.Tensor) else None
-
-    def arrays(self, runs: Sequence[Sequence[Observation]]) -> Arrays:
-        """The tensor in those runs that have it."""
-        return Arrays(self, [run for run in runs if isinstance(self.of(run), torch.Tensor)])
-
-    def sigma(self, wide: Array | None) -> Array:
-        """How far legitimate runs scatter, by element, in the units of the value; without float64 runs by their own."""
-        value = self.of(self.reference.eager[0])
-        found: Array = np.zeros(value.shape)
-        if self.reference.exact:
-            return found
-        if wide is not None:
-            u = max(dtype_of(value).unit_roundoff, self.reference.moved)
-            found = sigma_from_runs(wide, self.arrays(self.reference.perturbed), self.reference.moved) * u
-        rounded = self.arrays(self.reference.rounded)
-        if rounded:
-            eager = array_from(value)
-            centre, runs = (eager, []) if wide is None else (wide, self.reference.perturbed)
-            facts = dtype_of(value)
-            noise = noise_of(eager, centre, self.arrays(runs), rounded, facts, self.reference.narrowest)
-            found = found if noise is None else noise.sigma * dtype_of(value).unit_roundoff
-        return found
-
-    def unsteady(self) -> bool:
-        """Whether the uncompiled program gives other bits each time, as of a clock, or of memory never written."""
-        first, *others = self.reference.eager
-        e = self.of(first)
-        return not all(equal_bits(e, self.of(run)) for run in others)
-
-    def before(self) -> Any:
-        """The value before the call, where it is one of the inputs."""
-        rows = self.reference.before
-        known = self.part == "inputs" and self.call < len(rows) and self.j < len(rows[self.call])
-        return rows[self.call][self.j] if known else None
-
-
-class Arrays(Sequence[Array]):
-    """One value in several runs, each loaded when it is looked at."""
-
-    def __init__(self, spot: Spot, runs: Sequence[Sequence[Observation]]) -> None:
-        self._spot, self._runs = spot, runs
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    @overload
-    def __getitem__(self, index: int) -> Array: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Arrays: ...
-
-    def __getitem__(self, index: int | slice) -> Array | Arrays:
-        if isinstance(index, slice):
-            return Arrays(self._spot, self._runs[index])
-        return array_from(self._spot.of(self._runs[index]))
-
-
 def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
     call, where = spot.call, spot.where
     if not isinstance(e, torch.Tensor) or not isinstance(m, torch.Tensor):
@@ -376,9 +228,14 @@ def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
         yield Difference("wrong_stride", call, where, f"stride {m.stride()}, uncompiled {e.stride()}")
     if equal_bits(e, m):
         return
-    answer = _judge_exact(spot, e, m) if not is_noisy(e) else _judge_numbers(spot, e, m)
+    judge_value = _judge_numbers if is_noisy(e) else _judge_exact
+    answer = judge_value(spot, e, m)
+    if answer is not None and answer.weight not in EXCUSED and (open_ := spot.undefined()) is not None:
+        m = torch.where(open_, e, m)
+        answer = None if equal_bits(e, m) else judge_value(spot, e, m)
+        answer = answer or ValueDifference("undefined", "; ".join(spot.reference.left_open))
     if answer is not None:
-        worst = _worst(spot, e, m) if answer.weight != "better" else None
+        worst = _worst(spot, e, m) if answer.weight not in EXCUSED else None
         yield Difference(_kind_of_value(spot, e, m), call, where, answer.text, answer.z, answer.weight, worst)
 
 

@@ -14,7 +14,6 @@ from typing import IO, Any
 import msgspec
 
 from graphprobe.compare.result import UNDECIDED_KINDS, CallName, CallResult, SlotResult, SlotSide, Summary, WrongCall
-from graphprobe.numerics.number_text import numbers_text
 from graphprobe.report.document import (
     Badge,
     Card,
@@ -29,6 +28,7 @@ from graphprobe.report.document import (
     counted,
 )
 from graphprobe.report.terminal import STYLES, Console, Paper, Text, console_for, print_closing
+from graphprobe.store.dump_format import numbers_text
 
 OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "same": ("SAME", "good", "no difference beyond the noise of the dtypes"),

@@ -14,7 +14,7 @@ import io
 import itertools
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
-from graphprobe.numerics.number_text import numbers_text
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import size_from_meta, stored_from_meta
@@ -480,3 +479,8 @@ def _members(struct: msgspec.Struct) -> bytes:
     """The members of a JSON object, each behind a comma."""
     text = json_from_value(struct)[1:-1]
     return b"," + text if text else b""
+
+
+def numbers_text(numbers: Iterable[float | int | None]) -> str:
+    """`repr` of each, with commas between them, which reads back as the same numbers; None is empty."""
+    return ",".join(["" if value is None else repr(value) for value in numbers])

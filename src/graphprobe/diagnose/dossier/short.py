@@ -44,7 +44,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.engine.reference import is_noisy
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.findings import STAGES, Finding
-from graphprobe.judge.judging import Reference
+from graphprobe.judge.uncompiled import Reference
 from graphprobe.probe.formats.literals import PUBLIC, Literals, Unreproducible
 
 log = logging.getLogger(__name__)

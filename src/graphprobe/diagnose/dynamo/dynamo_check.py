@@ -20,7 +20,6 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
-from graphprobe.diagnose.aten_names import aten_namesakes
 from graphprobe.diagnose.dynamo.accusation import Accused, accuse, of_operator, of_python
 from graphprobe.diagnose.dynamo.frame_places import (
     FramePlace,
@@ -47,7 +46,7 @@ from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copy_tensor
 from graphprobe.engine.isolate import isolated
-from graphprobe.engine.naming import op_of
+from graphprobe.engine.naming import aten_namesakes, op_of
 from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import capture, from_bytes, to_bytes

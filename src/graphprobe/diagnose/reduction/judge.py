@@ -17,8 +17,9 @@ from graphprobe.diagnose.dossier.self_check import directly
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.caches import bypassed
-from graphprobe.judge.judging import Difference, Reference, compare, identical
+from graphprobe.judge.judging import Difference, compare, identical
 from graphprobe.judge.observation import Observation, read
+from graphprobe.judge.uncompiled import Reference
 from graphprobe.reduce.outcome import Answer, OracleVerdict
 
 UNSUPPORTED = "torch._dynamo.exc.Unsupported"

@@ -9,7 +9,6 @@ import msgspec
 import torch
 from torch.fx import Node
 
-from graphprobe.diagnose.aten_names import aten_ops
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
 from graphprobe.diagnose.local import LocalError, Suspect, comparable
@@ -18,7 +17,7 @@ from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, aot_rung, 
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.isolate import doing, isolated
-from graphprobe.engine.naming import op_of
+from graphprobe.engine.naming import aten_ops, op_of
 from graphprobe.engine.subgraph import CALLS, is_item, isolated_calls
 from graphprobe.engine.values import capture
 from graphprobe.findings import kind_of_death

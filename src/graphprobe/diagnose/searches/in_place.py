@@ -21,8 +21,9 @@ from graphprobe.engine.isolate import isolated
 from graphprobe.internals import after_fork
 from graphprobe.internals.dynamo.dynamo_taps import compiled_before
 from graphprobe.internals.tensors.trees import tree_leaves
-from graphprobe.judge.judging import Difference, Reference, compare, roundoff_of
+from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import Observation, ObservationRecord, read
+from graphprobe.judge.uncompiled import Reference, roundoff_of
 
 GROSS = 0.01
 """Relative rms error from which on the values of a call are looked into: rounding has been judged before."""

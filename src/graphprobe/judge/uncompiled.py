@@ -1,0 +1,186 @@
+"""What the uncompiled program gives, in each run that is as legitimate: a call is judged by it, value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from graphprobe.engine.reference import array_from, dtype_of, is_noisy
+from graphprobe.engine.rounding import noise_of
+from graphprobe.engine.value_file import ValueFile
+from graphprobe.engine.values import equal_bits
+from graphprobe.judge.observation import Observation
+from graphprobe.judge.worst import label_of
+from graphprobe.numerics.noise import Array, sigma_from_runs
+
+
+@dataclass
+class Reference:
+    """What the uncompiled program gives.
+
+    Attributes:
+        eager: its calls; the first run is what is compared with, the others are as legitimate.
+        wide: the same in float64, None where that was impossible or means nothing.
+        perturbed: float64 runs on perturbed inputs.
+        rounded: runs in the program's own precision, each narrow result rounded anew; empty where nothing is narrow.
+        narrowest: the largest unit roundoff that a result had in these.
+        rounds: whether any operator may round. False: floating-point numbers are the same however they are computed.
+        more: makes further such runs.
+        own: runs in the program's own precision, each result rounded anew, narrow or wide; made only where the float64
+            run and the uncompiled one are far apart.
+        make_own: makes them; None: they are made, or cannot be.
+        undefined: runs that differ only where torch leaves open what comes out, the first as the program does it.
+        left_open: what is undefined in them, in words.
+        before: the inputs before each call.
+        roundoff: u of the coarsest dtype among inputs and outputs.
+        moved: by how much of themselves the inputs of the perturbed runs were moved.
+        draws: random numbers are drawn, in the calls or between them.
+        file: has the large values of these runs.
+    """
+
+    eager: list[list[Observation]]
+    wide: list[Observation] | None = None
+    perturbed: list[list[Observation]] = field(default_factory=list)
+    rounded: list[list[Observation]] = field(default_factory=list)
+    narrowest: float = 0.0
+    rounds: bool = True
+    more: Callable[[], list[list[Observation]]] | None = None
+    own: list[list[Observation]] = field(default_factory=list)
+    make_own: Callable[[], list[list[Observation]]] | None = None
+    undefined: list[list[Observation]] = field(default_factory=list)
+    left_open: Sequence[str] = ()
+    before: Sequence[Sequence[Any]] = field(default_factory=list)
+    roundoff: float = 2.0**-24
+    moved: float = 0.0
+    draws: bool = False
+    file: ValueFile | None = None
+
+    def __post_init__(self) -> None:
+        self.moved = self.moved or self.roundoff
+
+    @property
+    def exact(self) -> bool:
+        """Whether floating-point numbers may not differ at all."""
+        return not (self.rounds or self.draws)
+
+    def complete(self) -> None:
+        """Make the further runs, once."""
+        if self.more is not None:
+            self.rounded += self.more()
+            self.more = None
+
+    def in_own_precision(self) -> list[list[Observation]]:
+        """`own`, made now if need be."""
+        if self.make_own is not None:
+            self.own, self.make_own = self.make_own(), None
+        return self.own
+
+
+def roundoff_of(values: Iterable[Any]) -> float:
+    """u of the coarsest floating-point dtype among the tensors; that of float64 if there is none."""
+    return max((dtype_of(v).unit_roundoff for v in values if is_noisy(v)), default=2.0**-53)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One value of one call, in every run of the uncompiled program.
+
+    Attributes:
+        part: `outputs`, `inputs` or `gradients`; j: the position in it.
+    """
+
+    reference: Reference
+    call: int
+    part: str
+    j: int
+
+    @property
+    def where(self) -> str:
+        """As a difference names it."""
+        return f"{self.part}[{self.j}]"
+
+    @property
+    def label(self) -> str:
+        """As a sentence names it."""
+        return label_of(self.part, self.j, self.call, len(self.reference.eager[0]))
+
+    def of(self, run: Sequence[Observation] | None) -> Any:
+        """The value in a run; None where the run has none."""
+        if run is None or self.call >= len(run) or run[self.call].raised is not None:
+            return None
+        values = getattr(run[self.call], self.part)
+        return values[self.j] if self.j < len(values) else None
+
+    def array(self, run: Sequence[Observation] | None) -> Array | None:
+        """The tensor in a run as an array."""
+        value = self.of(run)
+        return array_from(value) if isinstance(value, torch.Tensor) else None
+
+    def arrays(self, runs: Sequence[Sequence[Observation]]) -> Arrays:
+        """The tensor in those runs that have it."""
+        return Arrays(self, [run for run in runs if isinstance(self.of(run), torch.Tensor)])
+
+    def sigma(self, wide: Array | None) -> Array:
+        """How far legitimate runs scatter, by element, in the units of the value; without float64 runs by their own."""
+        value = self.of(self.reference.eager[0])
+        found: Array = np.zeros(value.shape)
+        if self.reference.exact:
+            return found
+        if wide is not None:
+            u = max(dtype_of(value).unit_roundoff, self.reference.moved)
+            found = sigma_from_runs(wide, self.arrays(self.reference.perturbed), self.reference.moved) * u
+        rounded = self.arrays(self.reference.rounded)
+        if rounded:
+            eager = array_from(value)
+            centre, runs = (eager, []) if wide is None else (wide, self.reference.perturbed)
+            facts = dtype_of(value)
+            noise = noise_of(eager, centre, self.arrays(runs), rounded, facts, self.reference.narrowest)
+            found = found if noise is None else noise.sigma * dtype_of(value).unit_roundoff
+        return found
+
+    def unsteady(self) -> bool:
+        """Whether the uncompiled program gives other bits each time, as of a clock, or of memory never written."""
+        first, *others = self.reference.eager
+        e = self.of(first)
+        return not all(equal_bits(e, self.of(run)) for run in others)
+
+    def undefined(self) -> torch.Tensor | None:
+        """Which elements torch leaves open; None if it leaves none."""
+        if not self.reference.undefined:
+            return None
+        given, *others = (self.of(run) for run in self.reference.undefined)
+        alike = [o for o in others if isinstance(o, torch.Tensor) and o.shape == given.shape]
+        found = [(o != given) & ((o == o) | (given == given)) for o in alike]
+        mask = torch.stack(found).any(dim=0) if found else None
+        return mask if mask is not None and bool(mask.any()) else None
+
+    def before(self) -> Any:
+        """The value before the call, where it is one of the inputs."""
+        rows = self.reference.before
+        known = self.part == "inputs" and self.call < len(rows) and self.j < len(rows[self.call])
+        return rows[self.call][self.j] if known else None
+
+
+class Arrays(Sequence[Array]):
+    """One value in several runs, each loaded when it is looked at."""
+
+    def __init__(self, spot: Spot, runs: Sequence[Sequence[Observation]]) -> None:
+        self._spot, self._runs = spot, runs
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Arrays: ...
+
+    def __getitem__(self, index: int | slice) -> Array | Arrays:
+        if isinstance(index, slice):
+            return Arrays(self._spot, self._runs[index])
+        return array_from(self._spot.of(self._runs[index]))
