@@ -197,6 +197,51 @@ def test_a_copy_moved_before_a_read() -> None:
     assert suspect.pass_ == "move"
 
 
+def removing(name: str) -> Edit:
+    """A pass that puts the first argument of a node in its place."""
+
+    def edit(graph: Graph) -> None:
+        node = node_of(graph, name)
+        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        graph.erase_node(node)
+
+    return edit
+
+
+def test_a_result_that_has_become_an_input() -> None:
+    step = step_of(lambda x: [ATEN.add.Tensor(x, 0), ATEN.sin.default(x)], [X], ("fold", removing("add")))
+    suspect = only(step)
+    assert (suspect.kind, suspect.op, suspect.pass_) == ("aliasing", "aten.add.Tensor", "fold")
+    assert suspect.error.reason == "output 0 shares the memory of input 0, and did not before"
+
+
+def test_two_results_that_have_become_one() -> None:
+    def twice(x: torch.Tensor) -> list[torch.Tensor]:
+        sin = ATEN.sin.default(x)
+        return [sin, ATEN.mul.Tensor(sin, 1)]
+
+    suspect = only(step_of(twice, [X], ("fold", removing("mul"))))
+    assert (suspect.kind, suspect.op) == ("aliasing", "aten.mul.Tensor")
+    assert suspect.error.reason == "output 0 shares the memory of output 1, and did not before"
+
+
+def test_a_result_that_shares_memory_before_and_after() -> None:
+    def view(x: torch.Tensor) -> list[torch.Tensor]:
+        return [ATEN.view.default(ATEN.view.default(x, [5, 6]), [5, 6]), ATEN.neg.default(ATEN.add.Tensor(x, 0))]
+
+    assert step_of(view, [X], ("views", removing("view_1")), ("inside", removing("add"))).suspects == []
+
+
+def test_a_result_that_shows_what_is_copied_later() -> None:
+    def late(x: torch.Tensor) -> torch.Tensor:
+        before = ATEN.add.Tensor(ATEN.select.int(x, 0, 0), ATEN.full.default([6], 0.0))
+        ATEN.copy_.default(x, ATEN.add.Tensor(x, 1))
+        return before
+
+    suspect = only(step_of(late, [X.reshape(5, 6)], ("fold", removing("add"))))
+    assert (suspect.kind, suspect.op) == ("wrong_value", "aten.add.Tensor")
+
+
 def test_the_inputs_of_the_caller_are_not_changed() -> None:
     state = Y.clone()
     step = step_of(writes, [X, state], ("none", lambda graph: None))

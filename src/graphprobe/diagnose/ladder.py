@@ -476,6 +476,7 @@ class Ladder:
         certain = [d for d in self.failing[first] if d.certain]
         if not self._explained(first):
             self.result.findings += self._explain(self, first, certain)
+        notes.as_the_program_fails(self.result.findings, "aliasing", certain)
         for finding in self.result.findings:
             finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
         with self.in_time("whether the program fails by itself"):

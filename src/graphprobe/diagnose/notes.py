@@ -11,7 +11,7 @@ import torch
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole_proof import NUMBERS
 from graphprobe.errors import Raised
-from graphprobe.findings import BitDifference, Latent
+from graphprobe.findings import BitDifference, Finding, Kind, Latent, told_more
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.uncompiled import Reference
@@ -156,3 +156,12 @@ def where_bits_begin(point: Graphs | None, op: str | None, *, all_run: bool, ind
     number = GRAPHS.index(point)
     earlier = f", and {GRAPHS_IN_WORDS[GRAPHS[number - 1]]} still give the same bits" if number else ""
     return f"They differ from {GRAPHS_IN_WORDS[point]} on{earlier}{first}."
+
+
+def as_the_program_fails(findings: Sequence[Finding], kind: Kind, found: Sequence[Difference]) -> None:
+    """Give findings about memory, which are of this kind, the kind of failure that the program makes of them."""
+    worse = next((d for d in found if d.kind != kind), None)
+    for finding in findings:
+        if finding.kind == kind and worse is not None:
+            finding.kind = worse.kind
+            finding.reason = told_more(finding.reason, f"The program then has: {worse.text}.")

@@ -16,6 +16,7 @@ from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import name_of, op_of
 from graphprobe.engine.reference import is_noisy
+from graphprobe.engine.rounding import is_plain
 from graphprobe.engine.subgraph import CALLS, is_view, output_node, producer
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind, Stage
@@ -153,7 +154,7 @@ def _compare(gm: GraphModule, base: GraphRun, run: GraphRun, inputs: Sequence[An
     if len(wanted) == len(have) and not any(
         same_bits(w, h) for w, h in zip(wanted, have, strict=True) if isinstance(w, torch.Tensor)
     ):
-        return LocalError("ok")
+        return _shared(base, run)
     if any(n.op == "call_function" and not comparable(op_of(n)) for n in gm.graph.nodes):
         # Float64 draws other numbers, so there is no reference; the runs themselves draw the same.
         if len(wanted) == len(have) and not any(different(w, h) for w, h in zip(wanted, have, strict=True)):
@@ -161,6 +162,27 @@ def _compare(gm: GraphModule, base: GraphRun, run: GraphRun, inputs: Sequence[An
         return LocalError("worse", "wrong_value", math.inf, math.inf, "it differs by more than rounding")
     # What a graph is called with is exact; what its own values lose in rounding, the run held against loses as well.
     return local_error("graph", _everything(gm), list(inputs), {}, have, rounded=())
+
+
+def _shared(base: GraphRun, run: GraphRun) -> LocalError:
+    """Whether an output lies in the memory of an input, or of another output, as it does not before the pass."""
+    before, count = _memory(base), len(flat_outputs(base.outputs))
+    for i, j in _pairs(_memory(run), count):
+        if before[i] != before[j]:
+            other = f"output {j}" if j < count else f"input {j - count}"
+            text = f"output {i} shares the memory of {other}, and did not before"
+            return LocalError("worse", "aliasing", math.inf, math.inf, text)
+    return LocalError("ok")
+
+
+def _memory(run: GraphRun) -> list[int]:
+    """A number for the memory of each output, then of each input; different ones of what has none."""
+    values = [*flat_outputs(run.outputs), *run.inputs]
+    return [v.untyped_storage()._cdata if is_plain(v) and v.numel() else -i for i, v in enumerate(values, 1)]
+
+
+def _pairs(memory: Sequence[int], outputs: int) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(outputs) for j in range(i + 1, len(memory)) if memory[i] == memory[j]]
 
 
 def different(a: Any, b: Any) -> bool:
@@ -268,6 +290,20 @@ def _changed_argument(previous: Node, node: Node, right: GraphRun, wrong: GraphR
     for a, b in zip(mine, theirs, strict=True):
         known = a.op in CALLS and a.name in right.values and b.name in wrong.values
         if a.name != b.name and known and different(right.values[a.name], wrong.values[b.name]):
+            return a, b
+    return _replaced_output(previous, node, right, wrong) if node.op == "output" else None
+
+
+def _replaced_output(previous: Node, node: Node, right: GraphRun, wrong: GraphRun) -> tuple[Node, Node] | None:
+    """(what an output was, what it is now) where it has become another in the end: memory that is changed later."""
+    mine, theirs = list(_argument_nodes(previous)), list(_argument_nodes(node))
+    values = [flat_outputs(run.outputs) for run in (right, wrong)]
+    if not len(mine) == len(theirs) == len(values[0]) == len(values[1]):
+        return None
+    before, pairs = _memory(right), _pairs(_memory(wrong), len(mine))
+    shared = {k for i, j in pairs if before[i] != before[j] for k in (i, j)}
+    for k, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        if a.name != b.name and a.op in CALLS and (k in shared or different(values[0][k], values[1][k])):
             return a, b
     return None
 

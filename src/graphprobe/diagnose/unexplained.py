@@ -12,6 +12,7 @@ import msgspec
 from graphprobe.diagnose import steps
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.ladder import Ladder
+from graphprobe.diagnose.notes import as_the_program_fails
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole import find_whole
 from graphprobe.findings import Finding, Stage, told_more
@@ -102,11 +103,7 @@ def _searched(
 def _laid_out_otherwise(ladder: Ladder, differences: Sequence[Difference]) -> list[Finding]:
     """Decompositions whose results have other strides, which the program makes another failure of."""
     found = _ask(ladder, partial(steps.aot, ladder.program, ladder.compilation, strides=True))
-    worse = next((d for d in differences if d.kind != "wrong_stride"), None)
-    for finding in found:
-        if finding.kind == "wrong_stride" and worse is not None:
-            finding.kind = worse.kind
-            finding.reason = told_more(finding.reason, f"The program then has: {worse.text}.")
+    as_the_program_fails(found, "wrong_stride", differences)
     return found
 
 
