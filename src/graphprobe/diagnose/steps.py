@@ -29,7 +29,7 @@ from graphprobe.diagnose.rungs import (
 )
 from graphprobe.diagnose.searches.alone import alone
 from graphprobe.diagnose.searches.bisect import culprits
-from graphprobe.diagnose.searches.blame import isolated_suspects
+from graphprobe.diagnose.searches.blame import graphs_of_calls, isolated_suspects
 from graphprobe.diagnose.searches.decompositions import check_decompositions
 from graphprobe.diagnose.searches.equal_graphs import EQUAL
 from graphprobe.diagnose.searches.kernel_names import name_kernels
@@ -279,10 +279,13 @@ def blame(
     """
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, dynamo_rung(watch), report)
+    graphs = [graph for graph in watch.dynamo if graph.calls]
+    if not graphs and wanted is not None and wanted.kind == "crash_compile" and "op" in known:
+        graphs = graphs_of_calls(program, known["op"])
     with compilation.configured():
-        prover = Prover(compilation, watch.dynamo, bool(program.grad))
-        for graph in watch.dynamo:
-            if graph.calls:
+        prover = Prover(compilation, graphs, bool(program.grad))
+        for graph in graphs:
+            if not report.findings or graph in watch.dynamo:
                 if stage not in BEFORE_ATEN:
                     graph.graph = without_transforms(graph.graph, graph.calls)
                 suspects = isolated_suspects(graph, stage, compilation, bool(program.grad), wanted)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import msgspec
 import torch
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
+from torch.overrides import TorchFunctionMode
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
@@ -21,6 +23,7 @@ from graphprobe.engine.naming import aten_ops, op_of
 from graphprobe.engine.subgraph import CALLS, is_item, isolated_calls
 from graphprobe.engine.values import capture
 from graphprobe.findings import kind_of_death
+from graphprobe.internals.tensors.trees import tree_map
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 
@@ -131,3 +134,46 @@ def _owner(difference: Difference, nodes: list[Node], owners: list[tuple[Node, i
             return node
         index -= count
     return nodes[-1]
+
+
+MOST = 8
+"""Calls of one function that are tried by themselves."""
+
+
+def graphs_of_calls(program: Program, op: str) -> list[DynamoGraph]:
+    """The uncompiled program's first calls of a function of torch, each as a graph of this one call.
+
+    For what ends Dynamo before it has handed a graph to any backend. `op`: as `op_of` names it.
+    """
+    seen = _CallsOf(op)
+    with contextlib.suppress(Exception), seen:
+        program.run(lambda fn: fn)
+    return seen.graphs
+
+
+class _CallsOf(TorchFunctionMode):
+    def __init__(self, op: str) -> None:
+        super().__init__()
+        self.op = op
+        self.graphs: list[DynamoGraph] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == self.op.rpartition(".")[2] and len(self.graphs) < MOST:
+            method = getattr(torch.Tensor, name, None) is func
+            graph, given = Graph(), list[torch.Tensor]()
+
+            def placed(value: Any) -> Any:
+                if not isinstance(value, torch.Tensor):
+                    return value
+                given.append(value.detach())
+                return graph.placeholder(f"arg{len(given)}")
+
+            with contextlib.suppress(Exception):  # an argument that no graph takes
+                placed_args, placed_kwargs = tree_map(placed, (tuple(args), dict(kwargs or {})))
+                node = graph.create_node("call_method" if method else "call_function", name if method else func,
+                                         placed_args, placed_kwargs)  # fmt: skip
+                graph.output(node)
+                if op_of(node) == self.op:
+                    self.graphs.append(DynamoGraph(GraphModule(torch.nn.Module(), graph), [capture(given)]))
+        return func(*args, **(kwargs or {}))
