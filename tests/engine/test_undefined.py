@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.engine.undefined import WAYS, DoneOtherwise, Way, unrepresentable
+from graphprobe.engine.undefined import GARBAGE, WAYS, DoneOtherwise, Way, unrepresentable
 
 PLACES = torch.tensor([0, 2, 2, 1, 2])
 VALUES = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -80,6 +80,8 @@ def test_places_written_several_times(write: Callable[[], torch.Tensor]) -> None
         lambda: torch.zeros(3).scatter(0, PLACES, 2.0),
         lambda: torch.zeros(3).index_fill(0, PLACES, 2.0),
         lambda: VALUES.to(torch.int8),
+        lambda: VALUES.clone().resize_(3),
+        lambda: torch.zeros(3) + torch.ones(3),
         lambda: VALUES.sort().indices,
         lambda: TIES.sort(stable=True).indices,
         lambda: TIES.argmax(),
@@ -98,6 +100,28 @@ def test_equal_elements(choose: Callable[..., Any]) -> None:
     other, _ = in_way("flipped", lambda: choose(TIES).indices)
     assert len(met) == 1 and not torch.equal(usual, other)
     assert torch.equal(TIES[usual], TIES[other])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(3),
+        lambda: torch.empty_like(VALUES),
+        lambda: VALUES.new_empty(3, 2),
+        lambda: torch.empty_strided((2, 3), (1, 2)),
+        lambda: torch.empty(3, dtype=torch.int32),
+        lambda: VALUES.clone().resize_(20)[5:],
+    ],
+)
+def test_memory_that_was_never_written(make: Callable[[], torch.Tensor]) -> None:
+    assert in_way("as it is", make)[1] == ["memory that was never written"]
+    assert in_way("flipped", make)[0].eq(GARBAGE).all()
+    assert in_way("zero", make)[0].eq(0).all()
+
+
+def test_what_was_written_before_a_tensor_grows_stays() -> None:
+    result, _ = in_way("flipped", lambda: VALUES.clone().resize_(20))
+    assert torch.equal(result[:5], VALUES)
 
 
 def test_a_gradient_goes_where_the_choice_went() -> None:

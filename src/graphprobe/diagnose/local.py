@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from graphprobe.engine.interpret import copied, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.reference import BALANCED, array_from, dtype_of, is_noisy, leaves, references, terms_of
-from graphprobe.engine.undefined import CONVERSIONS, unrepresentable
+from graphprobe.engine.undefined import ALLOCATIONS, CONVERSIONS, unrepresentable
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind, Latent, Stage
 from graphprobe.numerics.divergence import RunValues
@@ -132,7 +132,7 @@ RANDOM = frozenset(
 )
 """Ops that draw numbers: not comparable."""
 
-UNDEFINED = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_".split())
+UNDEFINED = ALLOCATIONS | {"resize_"}
 """Ops whose results hold nothing."""
 
 NEAR_ONE = frozenset(

@@ -1,9 +1,10 @@
 """Runs of a program in which everything that torch leaves undefined comes out in another way.
 
 torch's documentation leaves open what a floating-point number becomes in an integer dtype that cannot hold it
-(`Tensor.to`), which value a place keeps that is written several times at once (`index_put_`, `scatter_`,
-`index_copy_`), and which of equal elements an unstable order takes (`sort`, `topk`, `kthvalue`, `median`, `mode`). A
-compiler may choose otherwise than the uncompiled program does, so what hangs on such a choice is not compared.
+(`Tensor.to`), what memory holds that nothing has written (`empty`, `resize_`), which value a place keeps that is
+written several times at once (`index_put_`, `scatter_`, `index_copy_`), and which of equal elements an unstable order
+takes (`sort`, `topk`, `kthvalue`, `median`, `mode`). A compiler may choose otherwise than the uncompiled program does,
+so what hangs on such a choice is not compared.
 """
 
 from __future__ import annotations
@@ -18,16 +19,21 @@ from graphprobe.engine.rounding import is_plain
 from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
 
 Way = Literal["as it is", "flipped", "zero"]
-"""`as it is`: nothing is changed. `flipped`: the bits of what has no defined value are flipped, what is written several
-times keeps the first instead of the last, and the last of equal elements is taken. `zero`: the same with 0 in place of
-flipped bits, which is what a table can be indexed by."""
+"""`as it is`: nothing is changed. `flipped`: the bits of what has no defined value are flipped, unwritten memory holds
+`GARBAGE`, what is written several times keeps the first instead of the last, and the last of equal elements is taken.
+`zero`: the same with 0 in place of flipped bits and of `GARBAGE`, which is what a table can be indexed by."""
 
 WAYS: tuple[Way, ...] = ("as it is", "flipped", "zero")
 
+GARBAGE = 77
+"""Stands in memory that nothing has written."""
+
+UNWRITTEN = "memory that was never written"
 CONVERTED = "numbers converted to {dtype}, which cannot hold them"
 WRITTEN = "places written several times by one {op}"
 CHOSEN = "equal elements among which {op} may choose"
 
+ALLOCATIONS = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
 CONVERSIONS = frozenset("_to_copy copy_ copy convert_element_type".split())
 ORDERS = frozenset("sort topk kthvalue median nanmedian mode".split())
 
@@ -57,6 +63,9 @@ class DoneOtherwise:
     def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator = operator_of(op)
         name = operator.name if operator is not None and operator.namespace in ("aten", "prims") else ""
+        if name in ALLOCATIONS or name == "resize_":
+            written = args[0].numel() if name == "resize_" and is_plain(args[0]) else 0
+            return self._allocated(op(*args, **kwargs), written)
         if name in CONVERSIONS:
             return self._converted(op, args, kwargs, args[1] if name in ("copy_", "copy") else args[0])
         other = _reversed_writes(name.removesuffix("_"), op, args, kwargs)
@@ -69,6 +78,15 @@ class DoneOtherwise:
     def _meet(self, what: str) -> None:
         if what not in self.met:
             self.met.append(what)
+
+    def _allocated(self, result: Any, written: int) -> Any:
+        """`written`: elements in front that something has written."""
+        if is_plain(result) and result.numel() > written:
+            self._meet(UNWRITTEN)
+            if self._way != "as it is":
+                rest = result.view(-1)[written:] if written else result
+                rest.fill_(GARBAGE if self._way == "flipped" else 0)
+        return result
 
     def _converted(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any], source: Any) -> Any:
         result = op(*args, **kwargs)

@@ -41,6 +41,7 @@ from graphprobe.diagnose.dynamo.python_culprit import (
     returned_names,
 )
 from graphprobe.diagnose.dynamo.python_source import CALL, READ
+from graphprobe.diagnose.local import UNDEFINED, base_name
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation
@@ -367,7 +368,7 @@ class _Aligned:
     def other_value(self) -> Accused | None:
         """The first of the calls that both made whose results differ, or gave it a zero of the other sign."""
         for i, j in self.pairs:
-            if not _differ(self.wanted[i], self.got[j].value):
+            if base_name(op_of(self.got[j].node)) in UNDEFINED or not _differ(self.wanted[i], self.got[j].value):
                 continue
             i, j = self._other_zero(i) or (i, j)
             made, run = self.wanted[i], self.got[j]
