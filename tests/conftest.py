@@ -221,6 +221,7 @@ LONGEST = (
     *(f"diagnose/test_{name}.py" for name in ("tracker", "planted", "healthy", "injected", "controls", "applications")),
     *(f"diagnose/test_{name}.py" for name in ("own_backend", "limits", "fresh", "exactness", "short", "dossier")),
     *("test_docs.py", "cli/test_diagnose.py", "fuzz/test_readers.py", "cli/test_reduce.py", "diagnose/test_ladder.py"),
+    *("compare/test_faults.py", "test_pytest_plugin.py", "diagnose/reduction/test_fx_script.py"),
 )
 """Files of tests that take minutes. They begin, so that no process ends with one while the others have nothing left."""
 

@@ -86,7 +86,13 @@ def page(name: str) -> Path:
     return ROOT / "README.md" if name == "README" else DOCS / f"{name}.md"
 
 
-@pytest.mark.parametrize("name", sorted(SESSIONS.keys() - COLD))
+SLOW = {"reduce"}
+"""Pages that take a minute."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.heavy if n in SLOW else ()) for n in sorted(SESSIONS.keys() - COLD)]
+)
 def test_page(name: str, warm: Warm, tmp_path: Path) -> None:
     follow(name, tmp_path, warm.executable)
 

@@ -143,6 +143,7 @@ def test_workers_hand_over_what_they_found(quick: tuple[Path, Finished], run_war
     assert len(list((tmp_path / "found").glob("test_net.py-test_wrong/*/*/repro.py"))) == 1
 
 
+@pytest.mark.heavy
 def test_the_page_prints_what_it_shows(run_warm: Python, run_python: Python, tmp_path: Path) -> None:
     """A fault of Inductor gives a dossier whose script fails alone, its healthy twin nothing."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

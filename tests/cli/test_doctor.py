@@ -182,6 +182,7 @@ def test_without_torch(run_python: Callable[..., Finished], tmp_path: Path) -> N
     assert "torch: cannot be imported" in done.out
 
 
+@pytest.mark.heavy
 def test_the_switch_collects_nothing_while_the_doctor_looks(run_python: Callable[..., Any], tmp_path: Path) -> None:
     done = run_python("-m", "graphprobe", "doctor", cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
     assert done.code == 0, done.err

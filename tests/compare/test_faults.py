@@ -229,6 +229,7 @@ def test_a_layer_in_another_precision_than_its_peers_is_reported() -> None:
         assert (first.kind, first.candidate.label) == ("dtype", "linear.6.forward")
 
 
+@pytest.mark.heavy
 def test_random_operations_are_told_and_not_accused() -> None:
     def dropping(seed: int, dtype: torch.dtype = FLOAT) -> MemoryDump:
         def plant(result: torch.Tensor, *_: Any) -> torch.Tensor:

@@ -17,7 +17,7 @@ import score
 from warm.pool import Warm
 
 QUICK = {
-    "codegen_sin",
+    "postgrad_sub_swapped",
     "masked_attention",
 }
 """Run by `make test`; the rest is marked `heavy`."""

@@ -77,6 +77,7 @@ def test_what_does_not_repeat_itself_cannot_be_held_to_its_bits(tmp_path: Path) 
     assert found.verdict != "fault" and found.findings == []
 
 
+@pytest.mark.heavy
 def test_the_assertion_takes_it(tmp_path: Path) -> None:
     graphprobe.assert_compiles_like_eager(program, X, backend=one_ulp_off, out=tmp_path / "a")
     with pytest.raises(CompiledDiffers, match="gives other last bits") as caught:

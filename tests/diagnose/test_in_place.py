@@ -123,7 +123,7 @@ print("sum", scaled(x).sum().item())
 """
 
 
-@pytest.mark.parametrize("guards", ["guarded", "unguarded"])
+@pytest.mark.parametrize("guards", ["guarded", pytest.param("unguarded", marks=pytest.mark.heavy)])
 def test_a_script_that_runs_code_of_another_call(
     run_warm: Callable[..., Finished], tmp_path: Path, guards: str
 ) -> None:

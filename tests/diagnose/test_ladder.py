@@ -298,7 +298,10 @@ def honest(gm: Any, inputs: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("backend", "where"),
-    [(drawing, "random generator of Python"), (drawing_tensors, "random generator of torch")],
+    [
+        (drawing, "random generator of Python"),
+        pytest.param(drawing_tensors, "random generator of torch", marks=pytest.mark.heavy),
+    ],
 )
 def test_a_side_effect_that_no_piece_shows_has_the_program_as_its_proof(
     backend: Any, where: str, tmp_path: Path

@@ -206,6 +206,7 @@ def test_the_judge_is_interrupted_too(judge: str, tmp_path: Path, monkeypatch: p
     assert shown.state == "unsure" and text in shown.difference
 
 
+@pytest.mark.heavy
 def test_a_judge_that_takes_longer_than_a_step_may_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "judged", endless)
     found = graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "out", step_limit_s=20)
@@ -457,6 +458,7 @@ def run_until(folder: Path, stop_at: str, number: int) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+@pytest.mark.heavy
 def test_a_process_that_is_killed_again_and_again_comes_to_the_same_and_does_nothing_twice(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
@@ -482,7 +484,11 @@ def test_a_process_that_is_killed_again_and_again_comes_to_the_same_and_does_not
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("x * 2", "x * 3"), ("torch.ones(4, 6)", "torch.zeros(4, 6)"), ('out="out",', 'out="out", deep=True,')],
+    [
+        ("x * 2", "x * 3"),
+        pytest.param("torch.ones(4, 6)", "torch.zeros(4, 6)", marks=pytest.mark.heavy),
+        pytest.param('out="out",', 'out="out", deep=True,', marks=pytest.mark.heavy),
+    ],
 )
 def test_a_program_that_was_changed_starts_anew(old: str, new: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

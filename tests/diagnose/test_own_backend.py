@@ -239,12 +239,14 @@ def test_without_it_the_repro_shows_nothing(tmp_path: Path) -> None:
     assert run_repro_of(relu_case(), tmp_path / "it").returncode == 0
 
 
+@pytest.mark.heavy
 def test_a_name_that_the_repro_has_itself(tmp_path: Path) -> None:
     own = own_backend(watch)
     assert own is not None
     assert run_repro_of(relu_case(own_backend=own), tmp_path / "it").returncode == 1
 
 
+@pytest.mark.heavy
 def test_what_a_backend_takes_from_the_function_around_it(tmp_path: Path) -> None:
     failing, fine = own_backend(enclosed_plainly(1.5)), own_backend(enclosed_plainly(2.5))
     assert failing is not None and fine is not None
@@ -252,6 +254,7 @@ def test_what_a_backend_takes_from_the_function_around_it(tmp_path: Path) -> Non
     assert run_repro_of(relu_case(own_backend=fine), tmp_path / "fine").returncode == 0
 
 
+@pytest.mark.heavy
 def test_what_torch_wraps_is_found() -> None:
     wrapped = SimpleNamespace(compiler_fn=refusing)
     assert own_backend(wrapped) == own_backend(refusing)  # type: ignore[arg-type]
@@ -293,7 +296,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+SOME = ("a function", "a decorator", "aot_autograd in place", "an instance that was changed", "a name")
+
+
+@pytest.mark.parametrize("form", [pytest.param(f, marks=() if f in SOME else pytest.mark.heavy) for f in FORMS])
 def test_forms_of_a_backend(form: str) -> None:
     """What was called before, as the watched program does it, has changed what it keeps; the text is a fresh one."""
     failing, healthy = FORMS[form]
@@ -533,6 +539,7 @@ def with_patterns(graph: Any) -> None:
     patterns.apply(graph)
 
 
+@pytest.mark.heavy
 def test_hooks_are_found_with_what_they_use() -> None:
     settings = {"post_grad_custom_post_pass": graph_pass, "_post_fusion_custom_pass": no_relu}
     with torch._inductor.config.patch(settings), torch._functorch.config.patch(joint_custom_pass=with_patterns):
@@ -557,7 +564,9 @@ def test_a_list_of_passes_and_a_pattern() -> None:
     told.make()
 
 
-@pytest.mark.parametrize(("hook", "code"), [(graph_pass, 1), (GraphPass(no_tan), 0)])
+@pytest.mark.parametrize(
+    ("hook", "code"), [(graph_pass, 1), pytest.param(GraphPass(no_tan), 0, marks=pytest.mark.heavy)]
+)
 def test_a_hook_in_a_repro(hook: Any, code: int, tmp_path: Path) -> None:
     with torch._inductor.config.patch(post_grad_custom_post_pass=hook):
         changes = changed_settings().of_case()

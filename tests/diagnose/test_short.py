@@ -257,7 +257,7 @@ def test_a_fault_inside_of_a_branch() -> None:
     assert first_shown(found) is not None
 
 
-@pytest.mark.parametrize("kind", ["segfault", "hang"])
+@pytest.mark.parametrize("kind", ["segfault", pytest.param("hang", marks=pytest.mark.heavy)])
 def test_a_program_that_does_not_live_to_its_end(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_check, "HANG_LEAST_S", 12.0)
     backend = "def backend(gm, inputs):\n    import os, time\n    return lambda *args: (LINE, gm(*args))[1]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cases
+import pytest
 import torch
 from reduction import reduction_cases
 from reduction.reduction_cases import case_of, mlp
@@ -33,6 +34,7 @@ def test_what_a_pass_breaks_is_found_without_kernels() -> None:
     assert len(named(short)) <= 4
 
 
+@pytest.mark.heavy
 def test_what_is_not_lowered_is_found_without_kernels_by_its_line() -> None:
     model, args, _ = cases.load("tracker/emb_area_of_symbols").make()
     case = case_of(model, args, dynamic=True)

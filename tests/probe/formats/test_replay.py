@@ -55,7 +55,13 @@ def test_inductor_stages_reproduce_with_symbolic_sizes(tmp_path: Path) -> None:
     assert "SYMBOLS = [\n    {" in (tmp_path / "forward" / "original.py").read_text()
 
 
-@pytest.mark.parametrize("name", ["bfloat16_autocast", "cond_constants", "transformer_dropout"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bfloat16_autocast",
+        *(pytest.param(n, marks=pytest.mark.heavy) for n in ("cond_constants", "transformer_dropout")),
+    ],
+)
 def test_fx_graphs_reproduce(name: str, tmp_path: Path) -> None:
     stages = Stages(tmp_path)
     train(PROGRAMS[name], aot_autograd(fw_compiler=stages.aot, bw_compiler=stages.aot))
