@@ -348,3 +348,13 @@ def test_tied_weights_and_repeated_arguments_stay_one_in_float64() -> None:
     assert len(wide[0].inputs) == len(eager[0].inputs) == 2
     assert torch.equal(wide[0].inputs[0], wide[1].inputs[0]), "perturbed once"
     assert torch.allclose(wide[0].gradients[1].float(), eager[0].gradients[1], rtol=0.05, atol=0.05)
+
+
+def test_runs_in_pairs_are_off_to_both_sides() -> None:
+    x = torch.linspace(1, 2, 50)
+    program = Program(lambda x: (x.sum(), x * 1), [((x,), {})])
+    exact, *runs = (read(program.run_wide(seed, 2.0**-24)[0]).outputs for seed in (None, 0, 1, 2))
+    for part in (0, 1):
+        up, down, other = (run[part] - exact[part] for run in runs)
+        assert up.abs().max() > 0 and not torch.equal(up, other)
+        torch.testing.assert_close(up, -down, rtol=1e-5, atol=0)

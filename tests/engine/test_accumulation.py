@@ -50,6 +50,41 @@ def test_the_error_is_that_of_a_recursive_sum(name: str, shift: float) -> None:
     assert 0.2 < got / rms(ours) < 1.0  # a rounding is at most u, and 0.4 u in the mean square
 
 
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_an_error_of_the_mean_makes_a_small_variance_larger(name: str) -> None:
+    torch.manual_seed(0)
+    x = 1e-2 * torch.randn(ROWS, K) + 100
+    fn = getattr(torch, name)
+
+    def spread(t: torch.Tensor) -> torch.Tensor:
+        result = fn(t, dim=-1, correction=0)
+        return result[0] if name.endswith("mean") else result
+
+    mean = recursive(x)[:, None] * (1 / K)
+    in_float32 = (x - mean).square().mean(-1)  # of rounded differences from a rounded mean
+    got = rms((in_float32 if name.startswith("var") else in_float32.sqrt()).double() - spread(x.double()))
+    ours = rms(rough(spread, x.double()) - spread(x.double()))
+    assert 0.02 < got / ours < 1.0
+    near = 1e-2 * torch.randn(ROWS, K, dtype=torch.float64) + 0.1  # nothing cancels
+    assert rms(rough(spread, near) - spread(near)) < 128 * ROUNDOFF * rms(spread(near))
+
+
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_a_variance_is_never_made_negative(name: str) -> None:
+    x = 1e-6 * torch.randn(64, K, dtype=torch.float64) + 100
+    assert (rough(lambda t: getattr(t, name)(-1), x) > 0).all()
+
+
+def test_errors_of_the_other_sign() -> None:
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    runs = []
+    for sign in (1, -1):
+        with rough_sums(torch.Generator().manual_seed(0), sign=sign):
+            runs.append(x.sum(1) - 1e-9)
+    torch.testing.assert_close((runs[0] + runs[1]) / 2, x.sum(1) - 1e-9, rtol=1e-12, atol=1e-14)
+    assert not torch.equal(*runs)
+
+
 @pytest.mark.parametrize(
     "fn",
     [

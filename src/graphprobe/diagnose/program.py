@@ -151,10 +151,12 @@ class Program:
     def run_wide(self, seed: int | None, roundoff: float, *, rough: bool = True) -> list[ObservationRecord]:
         """The calls in float64; with a seed on inputs times 1 ± roundoff, and sums if `rough` as rough as float32's.
 
+        Seeds 0 and 1, 2 and 3 and so on have opposite signs everywhere: never are all runs off to the same side.
         Parameters and buffers are widened in place: call it in a child process.
         """
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        widened = _Widened([*tensors_of(list(self.calls)), *self.state()], generator, roundoff)
+        generator = None if seed is None else torch.Generator().manual_seed(seed // 2)
+        sign = 1 if seed is None or seed % 2 == 0 else -1
+        widened = _Widened([*tensors_of(list(self.calls)), *self.state()], generator, sign * roundoff)
         for module in self.modules():
             for part in module.modules():
                 for values in cast("list[dict[str, Any]]", [part._parameters, part._buffers]):
@@ -163,7 +165,7 @@ class Program:
                             values[name] = widened(value)
         calls = [tree_map(lambda v: widened(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
         wide = replace(self, calls=calls, effects=False)
-        sums = rough_sums(generator, roundoff) if generator is not None and rough else contextlib.nullcontext()
+        sums = rough_sums(generator, roundoff, sign) if generator is not None and rough else contextlib.nullcontext()
         with sums, InFloat64(widened.usual()):
             return wide.run(lambda fn: fn)
 

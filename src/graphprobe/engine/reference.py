@@ -44,10 +44,11 @@ SCATTERS = frozenset(
 )
 """Here K differs from element to element: it is what the op makes of ones."""
 
-POSITIVE = frozenset("var std norm linalg_vector_norm prod _scaled_dot_product_flash_attention_for_cpu".split())
+POSITIVE = frozenset("norm linalg_vector_norm prod _scaled_dot_product_flash_attention_for_cpu".split())
 """Made of sums, or products, of positive numbers: their relative error is that of such a sum, u·sqrt(K)."""
 
-PAIRS = frozenset("var_mean std_mean".split())
+SPREADS = frozenset("var std var_mean std_mean".split())
+"""Made of squares of differences from a mean: an error m of this mean makes the variance larger by m²."""
 
 COMPOSED = frozenset(
     "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm "
@@ -60,20 +61,21 @@ COMPOSED = frozenset(
 
 
 @contextlib.contextmanager
-def rough_sums(generator: torch.Generator, roundoff: float = ROUNDOFF) -> Iterator[None]:
+def rough_sums(generator: torch.Generator, roundoff: float = ROUNDOFF, sign: int = 1) -> Iterator[None]:
     """Inside, every sum in float64 is off by what is usual in a dtype with unit roundoff `roundoff`.
 
     Each element gets the error ±e, e the rms error of recursive summation over its K terms, the sign drawn from
     `generator`. Sums of one term, other ops, and tensors in other dtypes are as ever; so is what higher-order
-    operators run. `roundoff` above float32's counts as float32's: narrower dtypes are summed in float32.
+    operators run. `roundoff` above float32's counts as float32's: narrower dtypes are summed in float32. With `sign` -1
+    each error is the opposite of that with 1.
     """
-    with OpMode(_Rough(generator, min(roundoff, ROUNDOFF)).around):
+    with OpMode(_Rough(generator, min(roundoff, ROUNDOFF), sign).around):
         yield
 
 
 class _Rough:
-    def __init__(self, generator: torch.Generator, roundoff: float) -> None:
-        self._generator, self._u = generator, roundoff
+    def __init__(self, generator: torch.Generator, roundoff: float, sign: int) -> None:
+        self._generator, self._u, self._sign = generator, roundoff, sign
 
     def around(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator = operator_of(op)
@@ -101,7 +103,7 @@ class _Rough:
     def _add(self, output: torch.Tensor, error: _Error) -> None:
         signs = torch.randint(0, 2, output.shape, generator=self._generator, dtype=torch.int8) * 2 - 1
         for part in _parts(output):
-            found = torch.nan_to_num(error(part) * self._u, posinf=0.0, neginf=0.0)
+            found = torch.nan_to_num(error(part) * self._u, posinf=0.0, neginf=0.0) * self._sign
             _at(output, part).add_(found * _at(signs, part).to(output.device, torch.float64))
 
     def _errors(self, name: str) -> _Errors | None:
@@ -109,8 +111,8 @@ class _Rough:
             return lambda op, args, kwargs: _of_sums(name, op, args, kwargs)
         if name in SCATTERS:
             return _of_scatters
-        if name in PAIRS:
-            return _of_pairs
+        if name in SPREADS:
+            return functools.partial(_of_spreads, name, self._u)
         return _of_positive if name in POSITIVE else None
 
 
@@ -163,16 +165,20 @@ def _of_scatters(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return lambda outputs: [_recursive(terms.abs_(), outputs[0], squares) if _is_wide(outputs[0]) else None]
 
 
-def _of_pairs(_: Overload, args: tuple[Any, ...], __: dict[str, Any]) -> _Finish:
-    size = args[0].numel()
+def _of_spreads(name: str, u: float, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Finish:
+    size, pairs = args[0].numel(), name.endswith("_mean")
+    with_mean = op if pairs else getattr(getattr(torch.ops.aten, f"{name}_mean"), op._overloadname)
+    spread, mean = with_mean(*args, **kwargs)
+    terms = max(1, size // max(1, mean.numel()))
+    both = (mean.abs() ** 2 + (spread if name.startswith("var") else spread**2)) / terms
+    of_mean, of_squares = _recursive(terms, mean, both), _relative(terms, spread)
 
-    def finish(outputs: list[Any]) -> list[Any]:
-        spread, mean = outputs
-        terms = max(1, size // max(1, mean.numel()))
-        both = (mean.abs() ** 2 + spread) / terms
-        return [_relative(terms, spread), _recursive(terms, mean, both)]
+    def of_spread(part: slice | None) -> torch.Tensor:
+        more, own = of_mean(part).abs() * u, _at(spread, part)
+        moved = more**2 if name.startswith("var") else (own**2 + more**2).sqrt() - own
+        return (of_squares(part) + moved / u).minimum(own * (0.999 / u))  # none is negative
 
-    return finish
+    return lambda _: [of_spread, of_mean] if pairs else [of_spread]
 
 
 def _of_positive(_: Overload, args: tuple[Any, ...], __: dict[str, Any]) -> _Finish:
