@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
+from torch.fx import Node
 
+from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.rungs import RungReport, Watch, kernel_rung, run_program
+from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung, kernel_rung, run_program
 from graphprobe.diagnose.settings import Compilation
 
 
@@ -25,3 +29,22 @@ def test_values_are_shown_where_that_is_asked_for(expose: bool, tmp_path: Path) 
     assert graph.problem == ""
     assert graph.shown == (["relu", "mm", "cos"] if expose else [])
     assert [len(values) for values in graph.values] == ([len(graph.shown) + 1] if expose else [])  # and the result
+
+
+def test_what_runs_is_told_by_what_the_program_calls(tmp_path: Path) -> None:
+    told, seen = tmp_path / "last.json", list[Origin]()
+
+    class Following(Watch):
+        def tell(self, node: Node, *rest: Any) -> None:
+            super().tell(node, *rest)
+            seen.append(msgspec.json.decode(told.read_bytes(), type=Origin))
+
+    program = Program(
+        lambda x: torch.nn.functional.mse_loss(x, x + 1, reduction="none").sin(), [((torch.ones(3, 3),), {})]
+    )
+    backend = aot_rung(Following(told=told), decompose=True)
+    run_program(program, Compilation("aot_eager", None, tmp_path), backend, RungReport())
+    of_loss, last = [place for place in seen if place.op == "torch.nn.functional.mse_loss"], seen[-1]
+    assert [op for place in of_loss for op in place.also] == ["aten.sub.Tensor", "aten.pow.Tensor_Scalar"]
+    assert (last.op, last.also) == ("torch.sin", ["aten.sin.default"])
+    assert last.source is not None and last.source.startswith(__file__)

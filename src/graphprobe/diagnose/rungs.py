@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.equal_graphs import fingerprint
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_outputs
-from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.naming import module_of, name_of, op_of, source_of
 from graphprobe.engine.subgraph import exposed
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture
@@ -91,9 +92,14 @@ class DynamoGraph:
 class Watch:
     """Keeps what Dynamo handed to a backend, and what the stages made of it."""
 
-    def __init__(self, skip: Collection[tuple[str, str]] = (), file: ValueFile | None = None) -> None:
-        """`skip`: phases and names of passes to leave out. `file`: has the memory of the values that are kept."""
-        self.file = file
+    def __init__(
+        self, skip: Collection[tuple[str, str]] = (), file: ValueFile | None = None, told: Path | None = None
+    ) -> None:
+        """`skip`: phases and names of passes to leave out. `file`: has the memory of the values that are kept.
+
+        `told`: a file that has the operation that is run, an `Origin`, for a process that may not live to tell.
+        """
+        self.file, self.told = file, told
         self.dynamo: list[DynamoGraph] = []
         self.snapshots = Snapshots(skip)
         self.graphs: list[StageGraph] = []
@@ -106,6 +112,15 @@ class Watch:
         """A snapshot of values."""
         found = capture(list(values))
         return found if self.file is None else self.file.moved(found)
+
+    def tell(self, node: Node, *_: Any) -> None:
+        """Note the operation that is about to run, by what the program calls where that is known."""
+        place = place_of(node)
+        assert self.told is not None and place is not None
+        calls = [function for _, function in node.meta.get("source_fn_stack", ()) if not isinstance(function, type)]
+        if calls and name_of(calls[-1]) != place.op:
+            place.op, place.also = name_of(calls[-1]), [op_of(node)]
+        self.told.write_bytes(msgspec.json.encode(place))
 
     def copied(self, values: Sequence[Any]) -> list[Any]:
         """Copies in which tensors that share memory share it again."""
@@ -178,7 +193,7 @@ def interpreted(watch: Watch, graph: GraphModule, direction: str, log: PassLog |
     def run(*values: Any) -> Any:
         if len(record.inputs) < RECORDED:
             record.inputs.append(watch.copied(values))
-        recorder = Recorder(record.graph, keep=False)
+        recorder = Recorder(record.graph, keep=False, watch=None if watch.told is None else watch.tell)
         try:
             return recorder.run(*values)
         except Exception:

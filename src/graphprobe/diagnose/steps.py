@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -326,10 +327,10 @@ def between(program: Program, compilation: Compilation, point: Graphs) -> RungRe
     return report
 
 
-def upto(program: Program, compilation: Compilation, point: Graphs) -> RungReport:
-    """The program on the graphs of one point of the pipeline, op by op."""
-    report = RungReport()
-    run_program(program, compilation, graphs_rung(Watch(), point), report)
+def upto(program: Program, compilation: Compilation, point: Graphs, told: Path | None = None) -> RungReport:
+    """The program on the graphs of one point of the pipeline, op by op; `told`: the file of `Watch.told`."""
+    report, watch = RungReport(), Watch(told=told)
+    run_program(program, compilation, graphs_rung(watch, point), report)
     return report
 
 

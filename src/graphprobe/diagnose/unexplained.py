@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +23,8 @@ from graphprobe.judge.stage_table import Evidence, Graphs, stage_of
 from graphprobe.judge.verdict import FIRST_STAGE, RungName
 
 log = logging.getLogger(__name__)
+
+DEATHS = ("segfault", "hang")
 
 SEARCHED = 20
 """Compilations that hang which a search for the op may wait for."""
@@ -58,6 +62,8 @@ def _found(ladder: Ladder, rung: RungName, differences: Sequence[Difference], un
     stage, why = stage_of(evidence)
     log.info("unexplained on %s: %s, since %s", rung, stage, why)
     known = _known(ladder, origin, first)
+    if first.kind in DEATHS and evidence.graphs_wrong is not None and "op" not in known:
+        known |= _last_run(ladder, evidence.graphs_wrong)
     whole = {"kind": first.kind, "reason": first.text, "stage": stage, "worst": first.worst, **known}
     for name, value in whole.items():
         setattr(unnamed, name, value)
@@ -123,6 +129,18 @@ def _known(ladder: Ladder, origin: Origin | None, first: Difference) -> dict[str
         if where is not None:
             known |= {name: v for name in ("op", "node", "source", "module") if (v := getattr(where, name)) is not None}
     return known
+
+
+def _last_run(ladder: Ladder, point: Graphs) -> dict[str, Any]:
+    """The operation of a graph that was run when the process ended; nothing where no graph ran op by op."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder, "last.json")
+        ladder.step(partial(steps.upto, ladder.program, ladder.compilation, point, told=told))
+        try:
+            place = msgspec.json.decode(told.read_bytes(), type=Origin)
+        except (OSError, msgspec.DecodeError):  # it ended while the file was written
+            return {}
+    return {name: v for name in ("op", "node", "source", "module", "also") if (v := getattr(place, name))}
 
 
 def _is_caught(ladder: Ladder, origin: Origin | None) -> bool:
