@@ -89,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if name in CHANGES_WHAT_IS_COLLECTED or name.startswith("GRAPHPROBE_"):
             del os.environ[name]
     if not (config.getoption("--without-torch") or hasattr(config, "workerinput") or ALL_USABLE in os.environ):
-        os.environ |= _usable_instructions(config.cache)
+        os.environ |= _usable_instructions(getattr(config, "cache", None))  # it can be switched off
     # A shell that runs the tests in the background has SIGINT ignored, and so would every process started from here.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
