@@ -51,6 +51,13 @@ def test_conversions(convert: Callable[..., torch.Tensor]) -> None:
     assert results["zero"][0].tolist() == [1, 0, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int64])
+def test_conversions_to_any_integer(dtype: torch.dtype) -> None:
+    x = torch.tensor([1.5, 1e30])
+    usual, other = x.to(dtype).tolist(), in_way("flipped", lambda: x.to(dtype))[0].tolist()
+    assert other[0] == usual[0] == 1 and other[1] != usual[1]
+
+
 @pytest.mark.parametrize(
     "write",
     [

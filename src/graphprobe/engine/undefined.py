@@ -97,7 +97,7 @@ class DoneOtherwise:
             return result
         self._meet(CONVERTED.format(dtype=result.dtype))
         if self._way != "as it is":
-            other = ~result if self._way == "flipped" else torch.zeros_like(result)
+            other = flipped(result) if self._way == "flipped" else torch.zeros_like(result)
             result.copy_(torch.where(outside.expand(result.shape), other, result))
         return result
 
@@ -128,6 +128,12 @@ class DoneOtherwise:
             if self._way != "as it is":
                 indices.copy_(others)
         return result
+
+
+def flipped(values: torch.Tensor) -> torch.Tensor:
+    """Integers with the opposite bits, unsigned ones of any width too."""
+    signed = getattr(torch, str(values.dtype).removeprefix("torch.").removeprefix("u"))
+    return (~values.view(signed)).view(values.dtype)
 
 
 def unrepresentable(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""A variance a tenth of a rounding of the mean: float32 gets it wrong by a third, in the order of kernels and in any."""
+"""A variance smaller than a rounding of the mean: float32 gets it wrong by a third, in whatever order it adds."""
 
 import torch
 
