@@ -26,7 +26,8 @@ def test_every_dtype_of_torch_that_has_values_is_known() -> None:
     shells = {name for name in TORCH_NAMES if name.startswith(("bits", "int", "uint")) and name[-1] in "1234567"}
     whole = {"int16", "uint16", "int32", "uint32", "int64", "uint64"}
     packed_or_quantised = {name for name in TORCH_NAMES if name.startswith(("qint", "quint", "bits"))}
-    assert set(KINDS) & TORCH_NAMES == TORCH_NAMES - (shells - whole) - packed_or_quantised
+    experimental = {"bcomplex32"}  # of torch 2.15, which warns of it; docs/versions.md
+    assert set(KINDS) & TORCH_NAMES == TORCH_NAMES - (shells - whole) - packed_or_quantised - experimental
 
 
 @pytest.mark.parametrize("name", [n for n in TABLES if n.startswith("float8") and n in TORCH_NAMES])
