@@ -171,8 +171,8 @@ class _CallsOf(TorchFunctionMode):
 
             with contextlib.suppress(Exception):  # an argument that no graph takes
                 placed_args, placed_kwargs = tree_map(placed, (tuple(args), dict(kwargs or {})))
-                node = graph.create_node("call_method" if method else "call_function", name if method else func,
-                                         placed_args, placed_kwargs)  # fmt: skip
+                kind, target = ("call_method", name) if method else ("call_function", func)
+                node = graph.create_node(kind, target, placed_args, placed_kwargs)
                 graph.output(node)
                 if op_of(node) == self.op:
                     self.graphs.append(DynamoGraph(GraphModule(torch.nn.Module(), graph), [capture(given)]))
