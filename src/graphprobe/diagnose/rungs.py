@@ -19,7 +19,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.equal_graphs import fingerprint
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_outputs
-from graphprobe.engine.naming import module_of, name_of, op_of, source_of
+from graphprobe.engine.naming import aten_namesakes, module_of, name_of, op_of, source_of
 from graphprobe.engine.subgraph import exposed
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture
@@ -119,7 +119,8 @@ class Watch:
         assert self.told is not None and place is not None
         calls = [function for _, function in node.meta.get("source_fn_stack", ()) if not isinstance(function, type)]
         if calls and name_of(calls[-1]) != place.op:
-            place.op, place.also = name_of(calls[-1]), [op_of(node)]
+            place.op = name_of(calls[-1])
+            place.also = [op_of(node), *aten_namesakes(place.op.rpartition(".")[2])]
         self.told.write_bytes(msgspec.json.encode(place))
 
     def copied(self, values: Sequence[Any]) -> list[Any]:
