@@ -85,6 +85,20 @@ def test_errors_of_the_other_sign() -> None:
     assert not torch.equal(*runs)
 
 
+@pytest.mark.parametrize("name", ["mm", "cumsum", "index_add"])
+def test_both_parts_of_a_complex_sum_are_off(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(K, 4, dtype=torch.complex128)
+    fn = {
+        "mm": lambda t: t.mT @ t,
+        "cumsum": lambda t: t.cumsum(0),
+        "index_add": lambda t: torch.zeros(8, 4, dtype=t.dtype).index_add(0, torch.arange(K) % 8, t),
+    }[name]
+    off = rough(fn, x) - fn(x)
+    assert 0.5 < rms(off.real) / rms(off.imag) < 2
+    assert ROUNDOFF < rms(off.real) / float(fn(x).abs().square().mean().sqrt()) < K * ROUNDOFF
+
+
 @pytest.mark.parametrize(
     "fn",
     [

@@ -132,7 +132,7 @@ def _wide(values: Array) -> Array:
 
 
 def _squares(values: Array) -> float:
-    return float(np.sum(np.abs(values.astype(np.complex128)) ** 2))
+    return float(np.linalg.norm(values)) ** 2
 
 
 def _calls(records: list[ObservationRecord] | None, reference: Reference) -> list[Observation] | None:

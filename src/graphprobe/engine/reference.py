@@ -65,7 +65,7 @@ def rough_sums(generator: torch.Generator, roundoff: float = ROUNDOFF, sign: int
     """Inside, every sum in float64 is off by what is usual in a dtype with unit roundoff `roundoff`.
 
     Each element gets the error ±e, e the rms error of recursive summation over its K terms, the sign drawn from
-    `generator`. Sums of one term, other ops, and tensors in other dtypes are as ever; so is what higher-order
+    `generator`; a complex one gets ±e/√2 in each of its parts. Sums of one term, other ops, and tensors in other dtypes are as ever; so is what higher-order
     operators run. `roundoff` above float32's counts as float32's: narrower dtypes are summed in float32. With `sign` -1
     each error is the opposite of that with 1.
     """
@@ -101,10 +101,15 @@ class _Rough:
         return result
 
     def _add(self, output: torch.Tensor, error: _Error) -> None:
-        signs = torch.randint(0, 2, output.shape, generator=self._generator, dtype=torch.int8) * 2 - 1
+        shape = (*output.shape, 2) if output.is_complex() else output.shape
+        signs = torch.randint(0, 2, shape, generator=self._generator, dtype=torch.int8)
+        signs.mul_(2 * self._sign).sub_(self._sign)
         for part in _parts(output):
-            found = torch.nan_to_num(error(part) * self._u, posinf=0.0, neginf=0.0) * self._sign
-            _at(output, part).add_(found * _at(signs, part).to(output.device, torch.float64))
+            found = torch.nan_to_num(error(part) * self._u, posinf=0.0, neginf=0.0)
+            way = _at(signs, part).to(output.device, torch.float64)
+            if output.is_complex():
+                way = torch.view_as_complex(way) / math.sqrt(2)
+            _at(output, part).add_(found * way)
 
     def _errors(self, name: str) -> _Errors | None:
         if name in PRODUCTS or name in PLAIN_SUMS or name in MEANS:
@@ -161,8 +166,8 @@ def _of_sums(name: str, op: Overload, args: tuple[Any, ...], kwargs: dict[str, A
 def _of_scatters(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Finish:
     (squares,) = _outputs(op(*tree_map(_squared, args), **tree_map(_squared, kwargs)))
     (terms,) = _outputs(op(*tree_map(_one, args), **tree_map(_one, kwargs)))
-    terms = terms.detach().clone()
-    return lambda outputs: [_recursive(terms.abs_(), outputs[0], squares) if _is_wide(outputs[0]) else None]
+    counts = terms.detach().abs()
+    return lambda outputs: [_recursive(counts, outputs[0], squares) if _is_wide(outputs[0]) else None]
 
 
 def _of_spreads(name: str, u: float, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Finish:
@@ -204,10 +209,10 @@ def _recursive(terms: int | torch.Tensor, result: torch.Tensor, squares: torch.T
 def _error_of(terms: int | torch.Tensor, result: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
     count = terms - 1
     count = count.clamp_min(0) if isinstance(count, torch.Tensor) else max(count, 0)
-    error = (count * (result.abs() ** 2 / 3 + squares.abs() / 2)).sqrt()
-    whole = (result == result.round()) & (squares == squares.round()) if not result.is_complex() else None
-    if whole is not None:  # sums of integers are exact, in any order
-        error = torch.where(whole & (squares.abs() <= 1 / ROUNDOFF), 0.0, error)
+    error = result.abs().square_().div_(3).add_(squares.abs(), alpha=0.5).mul_(count).sqrt_()
+    whole = result == result.round() if not result.is_complex() else None
+    if whole is not None and bool(whole.any()):  # sums of integers are exact, in any order
+        error.masked_fill_(whole & (squares == squares.round()) & (squares.abs() <= 1 / ROUNDOFF), 0.0)
     return error
 
 
