@@ -18,7 +18,7 @@ from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, producer, showable
 from graphprobe.engine.value_file import ValueFile
-from graphprobe.engine.values import same_bits
+from graphprobe.engine.values import equal_bits
 from graphprobe.findings import Latent
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph
 from graphprobe.internals.operators.operators import value_of, writes_to
@@ -39,6 +39,7 @@ class CompiledGraph:
         lowered: what Inductor made of `final`; None where it was not watched.
         compiled: the boxed callable that runs the kernels.
         measured: the largest error of each node that was judged, over the recorded calls.
+        expected: what recorded calls that are wrong should give, by number.
         file: has the memory of the values that are kept.
     """
 
@@ -53,6 +54,7 @@ class CompiledGraph:
     lowered: LoweredGraph | None = None
     compiled: Callable[[list[Any]], Any] | None = None
     measured: dict[str, LocalError] = field(default_factory=dict)
+    expected: dict[int, WholeGraph] = field(default_factory=dict)
     file: ValueFile | None = None
 
     def keep(self, name: str, error: LocalError) -> None:
@@ -207,7 +209,10 @@ def _whole(compiled: CompiledGraph, call: int, run: GraphRun) -> LocalError:
     if call >= len(compiled.outputs):
         return LocalError("skipped", reason="no outputs were recorded")
     expected = WholeGraph(compiled, call, run)
-    return expected.judge(compiled.outputs[call], compiled.after[call])
+    error = expected.judge(compiled.outputs[call], compiled.after[call])
+    if error.answer == "worse":
+        compiled.expected[call] = expected
+    return error
 
 
 class WholeGraph:
@@ -218,7 +223,7 @@ class WholeGraph:
 
     def __init__(self, compiled: CompiledGraph, call: int, run: GraphRun) -> None:
         inputs = compiled.inputs[call]
-        self._changed = [i for i, value in enumerate(inputs) if same_bits(value, run.inputs[i])]
+        self._changed = [i for i, value in enumerate(inputs) if not equal_bits(value, run.inputs[i])]
         self._expected: Expectation | None = None
         if any(n.op == "call_function" and not comparable(op_of(n)) for n in compiled.final.graph.nodes):
             return

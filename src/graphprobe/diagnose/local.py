@@ -16,9 +16,9 @@ from torch.fx import GraphModule, Node
 
 from graphprobe.engine.interpret import copied, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
-from graphprobe.engine.reference import BALANCED, array_from, dtype_of, is_noisy, leaves, references, terms_of
+from graphprobe.engine.reference import AT_ONCE, BALANCED, array_from, dtype_of, is_noisy, leaves, references, terms_of
 from graphprobe.engine.undefined import ALLOCATIONS, CONVERSIONS, unrepresentable
-from graphprobe.engine.values import same_bits
+from graphprobe.engine.values import equal_bits
 from graphprobe.findings import Kind, Latent, Stage
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import WorkingDtype
@@ -227,7 +227,7 @@ class Expectation:
             form = _form(want, have)
             if form is not None:
                 return form
-            if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor) or not same_bits(want, have):
+            if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor) or equal_bits(want, have):
                 continue
             near = _nearness(want, have)
             if near is not None and near <= NEAR:
@@ -254,20 +254,34 @@ def _nearness(want: torch.Tensor, have: torch.Tensor) -> float | None:
     """The largest distance of two results in units of u·(|want| + rms/16); None where they differ in class."""
     if not is_noisy(want) or want.dtype != have.dtype or want.is_complex() or want.numel() == 0:
         return None
-    a, b = want.detach().to(torch.float64), have.detach().to(torch.float64)
-    finite = torch.isfinite(a)
-    if not torch.equal(finite, torch.isfinite(b)):
-        return None
-    if not bool(finite.all()):
-        if not torch.equal(torch.nan_to_num(a[~finite], nan=0.5), torch.nan_to_num(b[~finite], nan=0.5)):
+    facts, typical, largest = dtype_of(want), _typical(want), 0.0
+    for part in zip(_parts(want), _parts(have), strict=True):
+        a, b = (value.to(torch.float64) for value in part)
+        finite = torch.isfinite(a)
+        if not torch.equal(finite, torch.isfinite(b)):
             return None
-        a, b = a[finite], b[finite]
-        if a.numel() == 0:
-            return 0.0
-    facts = dtype_of(want)
-    typical = float(a.square().mean().sqrt())
-    unit = facts.unit_roundoff * (a.abs() + typical / 16) + facts.smallest_normal
-    return float(((a - b).abs() / unit).max())
+        if not bool(finite.all()):
+            if not torch.equal(torch.nan_to_num(a[~finite], nan=0.5), torch.nan_to_num(b[~finite], nan=0.5)):
+                return None
+            a, b = a[finite], b[finite]
+        if a.numel():
+            unit = a.abs().add_(typical / 16).mul_(facts.unit_roundoff).add_(facts.smallest_normal)
+            largest = max(largest, float((a - b).abs_().div_(unit).max()))
+    return largest
+
+
+def _parts(value: torch.Tensor) -> Sequence[torch.Tensor]:
+    return torch.split(value.detach().reshape(-1), AT_ONCE)
+
+
+def _typical(value: torch.Tensor) -> float:
+    """The rms of the finite elements; 0 where there is none."""
+    squares, count = 0.0, 0
+    for part in _parts(value):
+        wide = part.to(torch.float64)
+        finite = wide[torch.isfinite(wide)]
+        squares, count = squares + float(finite.square_().sum()), count + finite.numel()
+    return math.sqrt(squares / max(1, count))
 
 
 def _rank(error: LocalError) -> tuple[int, float]:

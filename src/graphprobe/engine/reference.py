@@ -65,9 +65,9 @@ def rough_sums(generator: torch.Generator, roundoff: float = ROUNDOFF, sign: int
     """Inside, every sum in float64 is off by what is usual in a dtype with unit roundoff `roundoff`.
 
     Each element gets the error ±e, e the rms error of recursive summation over its K terms, the sign drawn from
-    `generator`; a complex one gets ±e/√2 in each of its parts. Sums of one term, other ops, and tensors in other dtypes are as ever; so is what higher-order
-    operators run. `roundoff` above float32's counts as float32's: narrower dtypes are summed in float32. With `sign` -1
-    each error is the opposite of that with 1.
+    `generator`; a complex one gets ±e/√2 in each of its parts. Sums of one term, other ops, and tensors in other dtypes
+    are as ever; so is what higher-order operators run. `roundoff` above float32's counts as float32's: narrower dtypes
+    are summed in float32. With `sign` -1 each error is the opposite of that with 1.
     """
     with OpMode(_Rough(generator, min(roundoff, ROUNDOFF), sign).around):
         yield
@@ -424,13 +424,13 @@ def _input(
         return value
     if not is_noisy(value):
         return value.detach().clone()
-    wide = _widen(value.detach()).clone()
+    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64, copy=True)
     if magnitude:
         wide = wide.abs().to(wide.dtype)
     if generator is not None:
-        signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8).to(wide.device) * 2 - 1
-        signs = signs * next(flips)
-        wide = wide * (1 + roundoff * signs.to(torch.float64))  # in float32 1 + 2**-24 would be 1
+        signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8)
+        step = signs.to(wide.device, torch.float64).mul_(2).sub_(1).mul_(next(flips) * roundoff)
+        wide.mul_(step.add_(1))  # in float32 1 + 2**-24 would be 1
     return wide.requires_grad_(value.requires_grad)
 
 

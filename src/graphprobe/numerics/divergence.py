@@ -183,7 +183,8 @@ class _Tally:
 
     def add_z(self, z: Float64Array, low: int) -> None:
         """The z of one chunk that starts at `low`; NaN where an element is left out."""
-        good = z[~np.isnan(z)]
+        without = np.isnan(z)
+        good = z[~without] if without.any() else z
         if good.size == 0:
             return
         self.compared += good.size
@@ -195,8 +196,8 @@ class _Tally:
             self.peak = peak
         if self.peak > 0 and math.isfinite(self.peak):
             self.squares += float(np.sum((good / self.peak) ** 2))
-        if good.size > self.keep:
-            good = np.partition(good, good.size - self.keep)[-self.keep :]
+        if self.top.size >= self.keep:
+            good = good[good > self.top.min()]
         self.top = np.concatenate([self.top, good])
         if self.top.size > self.keep:
             self.top = np.partition(self.top, self.top.size - self.keep)[-self.keep :]

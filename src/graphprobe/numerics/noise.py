@@ -172,6 +172,8 @@ class RunningSigma:
 def _squared_steps(run: Array, whole: Array, roundoff: float) -> Float64Array:
     with np.errstate(invalid="ignore", over="ignore"):
         step: Float64Array = np.abs(run - whole) / roundoff
+        if np.isfinite(step).all():
+            return step * step
         same = (np.isnan(run) & np.isnan(whole)) | (run == whole)
         step = np.where(same, 0.0, np.where(np.isnan(step), np.inf, step))
         return step * step
