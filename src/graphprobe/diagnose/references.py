@@ -14,7 +14,7 @@ from graphprobe.engine.rounding import MORE_RUNS, RUNS
 from graphprobe.engine.undefined import WAYS
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference
-from graphprobe.numerics.noise import Array, flat
+from graphprobe.numerics.noise import Array, flat, widen
 from graphprobe.numerics.verdict import NARROW
 
 PERTURBED = 3
@@ -118,17 +118,16 @@ def _is_shifted(centre: Array, runs: Sequence[Array]) -> bool:
     flat_centre, flat_runs = flat(centre), [flat(run) for run in runs]
     for low in range(0, centre.size, AT_ONCE):
         part = slice(low, low + AT_ONCE)
-        middle, stacked = flat_centre[part], np.stack([_wide(run[part]) for run in flat_runs])
+        middle, stacked = widen(flat_centre[part]), np.stack([widen(run[part]) for run in flat_runs])
         finite = np.isfinite(middle) & np.isfinite(stacked).all(axis=0)
-        middle, stacked = middle[finite], stacked[:, finite]
+        if not finite.all():
+            middle, stacked = middle[finite], stacked[:, finite]
         count += middle.size
-        totals += [_squares(v) for v in (stacked.mean(axis=0) - middle, stacked.std(axis=0), middle)]
+        mean = stacked.mean(axis=0)
+        apart = sum(_squares(run - mean) for run in stacked) / len(stacked)
+        totals += [_squares(mean - middle), apart, _squares(middle)]
     gap, scatter, size = np.sqrt(totals / max(1, count))
     return bool(gap > SHIFT * scatter + LEAST_SHIFT * size)
-
-
-def _wide(values: Array) -> Array:
-    return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
 
 
 def _squares(values: Array) -> float:

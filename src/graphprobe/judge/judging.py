@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from graphprobe.judge.observation import Observation
 from graphprobe.judge.uncompiled import Reference, Spot
 from graphprobe.judge.worst import worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.divergence import RunValues
-from graphprobe.numerics.noise import Array, Noise
+from graphprobe.numerics.noise import Array, Noise, flat, widen
 from graphprobe.numerics.verdict import judge, judge_exact, judge_unrounded, tolerated
 
 Weight = Literal["certain", "unsure", "better", "undefined"]
@@ -403,6 +404,8 @@ def _same_classes(a: Array, b: Array) -> bool:
 
 def _apart(runs: Sequence[Array], centre: Array, finite: Array) -> float:
     """The largest rms by which a run is off in these elements."""
+    if finite.all() and all(np.isfinite(run).all() for run in runs):
+        return max((_rms(widen(run) - centre) for run in runs), default=0.0)
     return max((_rms(np.nan_to_num(run[finite] - centre[finite], posinf=0, neginf=0)) for run in runs), default=0.0)
 
 
@@ -431,7 +434,7 @@ def _is_another(spot: Spot, wide: Array, eager: Array) -> bool:
 
 
 def _rms(values: Array) -> float:
-    return float(np.sqrt(np.mean(np.abs(values) ** 2))) if values.size else 0.0
+    return float(np.linalg.norm(flat(widen(values)))) / math.sqrt(values.size) if values.size else 0.0
 
 
 def _without_reference(e: torch.Tensor, m: torch.Tensor, roundoff: float) -> ValueDifference | None:
