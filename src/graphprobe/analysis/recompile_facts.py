@@ -123,7 +123,10 @@ _PAIR = re.compile(r"(?P<expected>DispatchKeySet\([^)]*\)|[\w.-]+?), actual (?P<
 _DEVICE_INDEX = re.compile(
     r"(?:tensor '(?P<source>.+?)' )?.*device index.*?(?P<expected>-?\d+)\D+(?P<actual>-?\d+)", re.I
 )
-_NO_TENSOR = re.compile(r"expected type of '(?P<source>.+)' to be a tensor type, ' but found <class '(?P<found>.+?)'>")
+_NO_TENSOR = re.compile(
+    r"expected type of '(?P<source>.+)' to be (?:a tensor type, '|<class '(?P<wanted>.+?)'>,) "
+    r"but found <class '(?P<found>.+?)'>"
+)
 _FREED = re.compile(r"Cache line invalidated because (?P<source>.+) got deallocated")
 _OBJECT = re.compile(r"___check_(?P<what>obj|type)_id\((?P<source>.+), \d+\), type=(?P<type><.*>)$")
 _DIMS = re.compile(r"(?P<source>[\w.\[\]'\"]+)\.(?P<what>size|stride)\(\)\[(?P<dim>\d{1,9})\]")
@@ -219,11 +222,12 @@ def _tensor(code: str, text: str) -> ReadGuard | None:
     other = _NO_TENSOR.match(code)
     if other is None:
         return None
-    found_type = other["found"]
+    found_type, wanted = other["found"], other["wanted"]
+    expected = "a tensor" if wanted in (None, "torch.Tensor") else wanted
     if found_type == "NoneType":
-        return ReadGuard("none-changed", other["source"], None, "a tensor", "None")
+        return ReadGuard("none-changed", other["source"], None, expected, "None")
     plain = found_type in ("int", "float", "bool", "str", "list", "tuple", "dict", "complex")
-    return ReadGuard("type-changed" if plain else "tensor-class-changed", other["source"], None, "a tensor", found_type)
+    return ReadGuard("type-changed" if plain else "tensor-class-changed", other["source"], None, expected, found_type)
 
 
 def _tensor_mismatch(found: re.Match[str], text: str) -> ReadGuard:

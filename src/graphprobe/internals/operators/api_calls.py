@@ -1,9 +1,9 @@
 """The private names needed to record API calls: what a call is, and where compiled code begins and ends.
 
-Stands before `torch.autograd.Function.apply`, also where a program has taken `MyFunction.apply` long before.
-
-Such a reference is bound to the one function `apply` of torch. Replacing an attribute does not reach it; replacing the
-code of that function does, and keeps its identity.
+Stands before `torch.autograd.Function.apply`. To torch 2.14 that is a function of Python. A program may have taken
+`MyFunction.apply` long before, bound to this one function: replacing an attribute does not reach it; replacing the code
+of the function does, and keeps its identity. From 2.15 on it is a method in C, whose attribute is replaced; what was
+taken before goes past it.
 """
 
 from __future__ import annotations
@@ -218,6 +218,7 @@ Around = Callable[[Callable[..., Any], type, tuple[Any, ...], dict[str, Any]], A
 """`around(original, cls, args, kwargs)` calls `original(cls, *args, **kwargs)` and returns what that returned."""
 
 _NAME = "_graphprobe_apply"
+_APPLY = "torch.autograd.function:Function.apply"
 
 
 class FunctionApply:
@@ -228,12 +229,33 @@ class FunctionApply:
         self._function: Any = None
         self._code: types.CodeType | None = None
         self._own: types.CodeType | None = None
+        self._method: types.ClassMethodDescriptorType | None = None
+        self._in_its_place: object = None
 
     def install(self) -> bool:
         """Stand before it; False where this torch has it in another form."""
-        function = getattr(vars(torch.autograd.Function).get("apply"), "__func__", None)
-        if self._code is not None or not isinstance(function, types.FunctionType):
-            return self._code is not None
+        if self._code is not None or self._method is not None:
+            return True
+        found = vars(torch.autograd.Function).get("apply")
+        if isinstance(found, types.ClassMethodDescriptorType):
+            self._replace(found)
+            return True
+        function = getattr(found, "__func__", None)
+        return isinstance(function, types.FunctionType) and self._replace_code(function)
+
+    def _replace(self, method: types.ClassMethodDescriptorType) -> None:
+        around = self._around
+
+        def original(cls: type, *args: Any, **kwargs: Any) -> Any:
+            return method.__get__(None, cls)(*args, **kwargs)
+
+        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+            return around(original, cls, args, kwargs)
+
+        self._method, self._in_its_place = method, classmethod(apply)
+        setattr(torch.autograd.Function, "apply", self._in_its_place)  # noqa: B010 - mypy minds an assignment
+
+    def _replace_code(self, function: types.FunctionType) -> bool:
         own = _template(torch.autograd.Function)
         if function.__code__.co_freevars != own.co_freevars or _NAME in function.__globals__:
             return False
@@ -248,13 +270,17 @@ class FunctionApply:
         return True
 
     def remove(self) -> list[str]:
-        """Restore it; its name where somebody else has replaced the code since, which is then left alone."""
-        function, code, own = self._function, self._code, self._own
-        self._function = self._code = self._own = None
+        """Restore it; its name where somebody else has replaced it since, who is then left alone."""
+        function, code, own, method = self._function, self._code, self._own, self._method
+        self._function = self._code = self._own = self._method = None
+        if method is not None:
+            if vars(torch.autograd.Function).get("apply") is not self._in_its_place:
+                return [_APPLY]
+            setattr(torch.autograd.Function, "apply", method)  # noqa: B010 - mypy minds an assignment
         if function is None or code is None:
             return []
         if function.__code__ is not own:
-            return ["torch.autograd.function:Function.apply"]
+            return [_APPLY]
         function.__code__ = code
         del function.__globals__[_NAME]
         return []
