@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from graphprobe.diagnose.local import Expectation, LocalError, Suspect, comparable, local_error
 from graphprobe.diagnose.passes import different
-from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
+from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, producer, showable
@@ -228,10 +228,11 @@ class WholeGraph:
         if any(n.op == "call_function" and not comparable(op_of(n)) for n in compiled.final.graph.nodes):
             return
 
-        def everything(*args: Any) -> list[Any]:
-            return [*flat_outputs(Interpreter(compiled.final).run(*args)), *(args[i] for i in self._changed)]
+        def everything(given: list[Any]) -> list[Any]:
+            changed = [given[i] for i in self._changed]
+            return [*flat_outputs(Interpreter(compiled.final).boxed_run(given)), *changed]  # it empties the list
 
-        self._expected = Expectation("graph", everything, copied_together(inputs), {})
+        self._expected = Expectation("graph", everything, [list(inputs)], {})
 
     def judge(self, outputs: Sequence[Any], after: Sequence[Any]) -> LocalError:
         """Judge what a run gave: outputs, and all inputs after it."""
