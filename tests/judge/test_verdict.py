@@ -29,6 +29,7 @@ from graphprobe.judge.verdict import (
     exonerated,
     first_wrong,
     state_of,
+    to_blame,
     verdict_of,
 )
 
@@ -178,3 +179,12 @@ def test_a_stage_is_never_exonerated_by_rungs_that_stop_before_it(
     before = [name for name in right if stage in STAGES and STAGES.index(LAST_STAGE[name]) < STAGES.index(stage)]
     states: dict[RungName, State] = {**dict.fromkeys(before, "right"), wrong: "wrong"}
     assert not exonerated(stage, states)
+
+
+def test_the_dtype_of_what_nobody_sees_explains_no_wrong_numbers() -> None:
+    dtype = Finding(kind="wrong_dtype", stage="decomposition", op="aten.native_layer_norm.default")
+    number = Finding(kind="nonfinite", stage="decomposition", op="aten.std.correction")
+    assert to_blame([dtype, number], {"aot": "right"}, {"wrong_value"}) == [number]
+    assert to_blame([dtype, number], {"aot": "right"}, {"wrong_value", "wrong_dtype"}) == [dtype, number]
+    assert to_blame([dtype], {"aot": "right"}, {"wrong_value"}) == [dtype]
+    assert to_blame([dtype, number], {"passes": "right"}, {"wrong_value"}) == []

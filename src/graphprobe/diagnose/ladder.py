@@ -36,7 +36,7 @@ from graphprobe.judge.judging import Difference, Judged, identical, judged, wors
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.refusals import refusal_of
 from graphprobe.judge.uncompiled import Reference, roundoff_of
-from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, exonerated, first_wrong, state_of, verdict_of
+from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, first_wrong, state_of, to_blame, verdict_of
 from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
 
 log = logging.getLogger(__name__)
@@ -468,12 +468,12 @@ class Ladder:
     def _accuse(self) -> None:
         """The findings of a fault: of stages that can be to blame, and one at least."""
         states = self.states()
-        guilty = [f for f in self.result.findings if not exonerated(f.stage, self._lower(states))]
-        self._tell_latent([f for f in self.result.findings if f not in guilty])
-        self.result.findings = guilty
         first = first_wrong(states)
         assert first is not None
         certain = [d for d in self.failing[first] if d.certain]
+        guilty = to_blame(self.result.findings, self._lower(states), {d.kind for d in certain})
+        self._tell_latent([f for f in self.result.findings if f not in guilty])
+        self.result.findings = guilty
         if not self._explained(first):
             self.result.findings += self._explain(self, first, certain)
         notes.as_the_program_fails(self.result.findings, "aliasing", certain)

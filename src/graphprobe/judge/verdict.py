@@ -7,11 +7,12 @@ What torch documents that it does not compile, and the remedy: such a refusal is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, get_args
 
-from graphprobe.findings import STAGES, Stage
+from graphprobe.findings import STAGES, Finding, Kind, Stage
 from graphprobe.judge.judging import Difference
+from graphprobe.judge.stage_table import LAID_OUT
 
 RungName = Literal["dynamo", "aot", "passes", "kernels", "plain"]
 State = Literal["right", "wrong", "unsure", "not_run"]
@@ -79,6 +80,22 @@ def exonerated(stage: Stage, states: Mapping[RungName, State]) -> bool:
         return False
     at = STAGES.index(stage)
     return any(state == "right" and STAGES.index(LAST_STAGE[name]) >= at for name, state in states.items())
+
+
+def to_blame(findings: Sequence[Finding], lower: Mapping[RungName, State], seen: Collection[Kind]) -> list[Finding]:
+    """The findings that may explain a fault.
+
+    Those of stages that a right rung runs do not. Nor do a dtype, a shape or strides that are not as uncompiled, of a
+    value that nobody sees, where another finding gives wrong numbers, and numbers are all that is wrong.
+
+    Args:
+        findings: of one program.
+        lower: the states of the rungs below the first wrong one.
+        seen: the kinds of failure that the first wrong rung shows.
+    """
+    guilty = [f for f in findings if not exonerated(f.stage, lower)]
+    numbers = [f for f in guilty if f.kind not in LAID_OUT]
+    return numbers if numbers and not any(kind in LAID_OUT for kind in seen) else guilty
 
 
 def first_wrong(states: Mapping[RungName, State]) -> RungName | None:
