@@ -1,10 +1,10 @@
 """Checks graphprobe with several versions of torch, and writes what came out to docs/versions.md and to the README.
 
-    python scripts/matrix.py [VERSION]... [--stages doctor,names,…] [--again] [--limit MINUTES] [--folder FOLDER]
+    python scripts/matrix.py [VERSION]... [--stages doctor,names,…] [--again|--failed] [--limit MINUTES] [--folder FOLDER]
 
 Each version has an environment in .matrix (scripts/matrix_env.py) and goes through the stages one after the other. A
-stage that is done is not run again, unless `--again` asks for it; tests that met the limit go on where they were
-stopped. What was not run is written as such. Exits with 1 if something failed.
+stage that is done is not run again, unless `--again` asks for it, or `--failed`, which repeats only those of its tests
+that failed; tests that met the limit go on where they were stopped. What was not run is written as such. Exits with 1 if something failed.
 """
 
 from __future__ import annotations
@@ -292,19 +292,23 @@ MEANINGS = {
 TESTS = ("internals", "engine", "probe", "diagnose")
 
 
-def run_stage(name: str, version: str, place: Place, *, again: bool) -> Outcome:
-    """What a stage shows; from its file, if it was run before."""
+def run_stage(name: str, version: str, place: Place, *, again: bool, failed: bool = False) -> Outcome:
+    """What a stage shows; from its file, if it was run before, but for what `failed` asks for."""
     file = place.folder / f"{name}.json"
     before = Outcome.read(file)
-    if before is not None and before.done and not again:
+    repeated = failed and before is not None and bool(before.having("failed"))
+    if before is not None and before.done and not (again or repeated):
         print(f"torch {version}: {name}: {in_words([before])} (before)", flush=True)
         return before
     if again:
         file.with_suffix(".jsonl").unlink(missing_ok=True)
+    elif repeated:
+        Results(file.with_suffix(".jsonl")).forget("failed")
     print(f"torch {version}: {name} …", flush=True)
     checks, done = STAGES[name](place)
     torch = last_line(place.run("-c", "import torch; print(torch.__version__)").stdout)
-    outcome = Outcome(torch, commit(), checks, done)
+    commits = {commit(), *(before.commit.split(", ") if repeated and before is not None else ())}
+    outcome = Outcome(torch, ", ".join(sorted(commits)), checks, done)
     outcome.write(file)
     print(f"torch {version}: {name}: {in_words([outcome])}", flush=True)
     for check, why in outcome.having("failed").items():
@@ -346,7 +350,8 @@ def page(shown: Shown) -> str:
 
 
 def _said(stages: Mapping[str, Outcome | None], field: str) -> list[str]:
-    return sorted({str(getattr(outcome, field)) for outcome in stages.values() if outcome is not None})
+    found = [str(getattr(outcome, field)) for outcome in stages.values() if outcome is not None]
+    return sorted({part for text in found for part in text.split(", ")})
 
 
 def _reasons(stage: str, outcome: Outcome) -> list[str]:
@@ -400,7 +405,9 @@ def parsed(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", type=full_version, metavar="VERSION", help=f"of {', '.join(VERSIONS)}")
     parser.add_argument("--stages", default=",".join(STAGES), help="separated by commas; all, unless some are named")
-    parser.add_argument("--again", action="store_true", help="run stages that were run before")
+    repeat = parser.add_mutually_exclusive_group()
+    repeat.add_argument("--again", action="store_true", help="run stages that were run before")
+    repeat.add_argument("--failed", action="store_true", help="run what failed before, and the rest not again")
     parser.add_argument("--limit", type=float, default=LIMIT_MINUTES, metavar="MINUTES", help="for one stage")
     parser.add_argument("--folder", type=Path, default=ROOT / ".matrix", help="for environments and results")
     given = parser.parse_args(args)
@@ -421,7 +428,7 @@ def main() -> int:
         place.folder.mkdir(parents=True, exist_ok=True)
         for name in STAGES:
             if name in given.stages:
-                run_stage(name, version, place, again=given.again)
+                run_stage(name, version, place, again=given.again, failed=given.failed)
     shown = read_all(results)
     write_pages(shown)
     print(page(shown))

@@ -42,6 +42,14 @@ class Results:
         self.outcomes[test] = outcome, why
         self._write({"test": test, "outcome": outcome, "why": why})
 
+    def forget(self, outcome: str) -> None:
+        """Tests with this outcome are to run again."""
+        kept = {test: found for test, found in self.outcomes.items() if found[0] != outcome}
+        self._path.unlink(missing_ok=True)
+        self.outcomes, self.begun = {}, None
+        for test, found in kept.items():
+            self.end(test, *found)
+
     def _write(self, entry: dict[str, str]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

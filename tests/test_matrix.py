@@ -59,6 +59,25 @@ def test_a_stage_that_is_done_is_not_run_again(matrix: Any, tmp_path: Path, monk
         assert len(runs) == count
 
 
+def test_what_failed_is_run_again(matrix: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "test_some.py"
+    file.write_text(
+        "import pathlib\n"
+        "LOG = pathlib.Path(__file__).with_name('log')\n"
+        "def test_a():\n    with LOG.open('a') as f: f.write('a')\n"
+        "def test_b():\n    with LOG.open('a') as f: f.write('b')\n    assert LOG.read_text().count('b') == 2\n"
+    )
+    monkeypatch.setitem(matrix.STAGES, "ir", matrix.tests("ir", str(file)))
+    commits = iter(["1234567", "89abcde", "89abcde"])
+    monkeypatch.setattr(matrix, "commit", lambda: next(commits))
+    place = matrix.Place(Path(sys.executable), tmp_path, 60)
+    assert len(matrix.run_stage("ir", "2.15.0", place, again=False).having("failed")) == 1
+    for _ in range(2):  # the second time nothing is left to repeat
+        outcome = matrix.run_stage("ir", "2.15.0", place, again=False, failed=True)
+        assert len(outcome.having("passed")) == 2 and outcome.commit == "1234567, 89abcde"
+    assert (tmp_path / "log").read_text() == "abb"
+
+
 def test_tests_that_were_stopped_go_on(matrix: Any, tmp_path: Path) -> None:
     """One ends its process, one takes too long the first time; all outcomes are there in the end, each run once."""
     file = tmp_path / "test_some.py"

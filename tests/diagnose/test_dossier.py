@@ -143,9 +143,9 @@ def test_wrong_gradient_and_wrong_dtype(tmp_path: Path) -> None:
     folder = write(tmp_path / "it", case_of(pool, (x,), kind="wrong_gradient", grad=True))
     code, text = run(folder)
     assert code == 1, text
-    assert text.startswith(
-        "call 0: output 1: dtype torch.int64, expected torch.bfloat16\ncall 0: gradient of input 0: "
-    )
+    gone = torch.compile(pool)(x)[1].dtype is torch.bfloat16  # in torch 2.15
+    first = "" if gone else "call 0: output 1: dtype torch.int64, expected torch.bfloat16\n"
+    assert text.startswith(f"{first}call 0: gradient of input 0: ")
 
 
 def test_an_input_that_requires_a_gradient_may_be_changed_in_place(tmp_path: Path) -> None:

@@ -286,13 +286,20 @@ OWN_FUNCTION = "custom_function_call"
 def _counts(ran: _Ran, made: list[Made]) -> bool:
     """Whether a node stands for a call of torch that is seen uncompiled; functorch's own are seen in part."""
     op = op_of(ran.node)
-    if numpy_name(ran.node) is not None or not _results(ran.value):
+    if numpy_name(ran.node) is not None or not _results(ran.value) or _is_of_drawn_numbers(ran.node):
         return False
     if op == "builtins.getattr" or (op.startswith(INNER) and _plain(op) not in {_plain(m.name) for m in made}):
         return False
     source = ran.node.args[0] if ran.node.args else None
     taken = isinstance(source, Node) and isinstance(source.meta.get("example_value"), (tuple, list))
     return not (op.endswith("operator.getitem") and taken)
+
+
+def _is_of_drawn_numbers(node: Node) -> bool:
+    """Whether a node computes with what Python's `random` drew alone: tensors in the graph, numbers uncompiled."""
+    if node.op == "placeholder":
+        return node.name.startswith("random_value")
+    return bool(node.all_input_nodes) and all(map(_is_of_drawn_numbers, node.all_input_nodes))
 
 
 def _run(gm: GraphModule, args: Sequence[Any], within: Node | None = None) -> tuple[Any, list[_Ran]]:
