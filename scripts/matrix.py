@@ -1,10 +1,12 @@
 """Checks graphprobe with several versions of torch, and writes what came out to docs/versions.md and to the README.
 
-    python scripts/matrix.py [VERSION]... [--stages doctor,names,…] [--again|--failed] [--limit MINUTES] [--folder FOLDER]
+    python scripts/matrix.py [VERSION]... [--stages doctor,names,…] [--again] [--failed]
+        [--limit MINUTES] [--folder FOLDER]
 
 Each version has an environment in .matrix (scripts/matrix_env.py) and goes through the stages one after the other. A
 stage that is done is not run again, unless `--again` asks for it, or `--failed`, which repeats only those of its tests
-that failed; tests that met the limit go on where they were stopped. What was not run is written as such. Exits with 1 if something failed.
+that failed; tests that met the limit go on where they were stopped. What was not run is written as such. Exits with 1
+if something failed.
 """
 
 from __future__ import annotations
