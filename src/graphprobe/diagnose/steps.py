@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from graphprobe.engine.isolate import doing
 from graphprobe.engine.memory import size_of
 from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
-from graphprobe.findings import LargestZ, Latent
+from graphprobe.findings import Finding, LargestZ, Latent
 from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
 from graphprobe.internals.operators.operators import OpMode, Overload, value_of
@@ -374,7 +375,11 @@ def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> N
             others = [s.op for s in group[1:] if s.op != finding.op]
             finding.also = list(dict.fromkeys([*finding.also, *others]))
             finding.places = places_of(group)
-            report.findings.append(finding)
+            known = next((f for f in report.findings if _is_one_cause(f, finding)), None)
+            if known is None:
+                report.findings.append(finding)
+            else:
+                _join(known, finding)
         else:
             report.suspected.append(
                 Latent(
@@ -387,3 +392,17 @@ def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> N
                     reason=best.error.reason,
                 )
             )
+
+
+def _is_one_cause(a: Finding, b: Finding) -> bool:
+    """Whether two suspects turned out to be the same operation: it is computed in several kernels, say."""
+    alike = (a.stage, a.pass_, a.op) == (b.stage, b.pass_, b.op)
+    return alike and (a.direction == b.direction or (a.source is not None and a.source == b.source))
+
+
+def _join(known: Finding, more: Finding) -> None:
+    """One finding and one dossier for both."""
+    known.also = list(dict.fromkeys([*known.also, *(op for op in more.also if op != known.op)]))
+    known.places = list(dict.fromkeys([*known.places, *more.places]))
+    if more.dossier is not None:
+        shutil.rmtree(more.dossier, ignore_errors=True)
