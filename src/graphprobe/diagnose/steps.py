@@ -34,7 +34,7 @@ from graphprobe.diagnose.searches.bisect import culprits
 from graphprobe.diagnose.searches.blame import graphs_of_calls, isolated_suspects
 from graphprobe.diagnose.searches.decompositions import check_decompositions
 from graphprobe.diagnose.searches.equal_graphs import EQUAL
-from graphprobe.diagnose.searches.kernel_names import name_kernels
+from graphprobe.diagnose.searches.kernel_names import MORE, name_kernels
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
@@ -262,8 +262,11 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
         suspects = [*alone([s for s in suspects if not s.whole], prover), *(s for s in suspects if s.whole)]
         if only_alone:
             suspects = [s for s in suspects if s.wrong_alone]
-        suspects += name_kernels(watch.compiled, wrong, suspects, report.notes, more=not only_alone)
+        told: list[str] = []
+        suspects += name_kernels(watch.compiled, wrong, suspects, told, more=not only_alone)
         _prove(suspects, report, prover)
+        # What replacing launches could not tell would contradict what is proven by itself.
+        report.notes += [note for note in told if not report.findings or MORE in note]
         report.compiles += prover.compiles
     return report
 

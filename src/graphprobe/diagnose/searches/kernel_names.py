@@ -158,10 +158,12 @@ class _KernelSearch:
             self.found.append((self._usable[right], self._mixed.runs - before))
             if not self._wrong(0):
                 return ""
-        return "the outputs are wrong with these replaced, too; there are more, or they only fail together"
+        return MORE
 
 
 log = logging.getLogger(__name__)
+
+MORE = "the outputs are wrong with these replaced, too; there are more, or they only fail together"
 
 SHOWN = 3
 """Launches that could not be replaced and are named in a note."""
