@@ -195,7 +195,7 @@ def lacking(sources: Sources, names: Iterable[Name] = NAMES) -> tuple[list[str],
     for name in names:
         there = sources.has(name.module, name.attribute) if not name.only_while_lowering else None
         if there is None:
-            untold.append(name.address)
+            untold += [name.address] if name.is_in(version) else []
         elif there != name.is_in(version):
             what = "is there, and the table says that it is not" if there else f"is not there: {name.lost}"
             lines.append(f"{name.address} {what}")

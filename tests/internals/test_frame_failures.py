@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,9 @@ def test_wrapped_functions_and_modules_are_opened() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"max_reuse_entries": 3}])
 def test_a_region_is_made_anew_by_what_marks_it(given: dict[str, int]) -> None:
+    if not given.keys() <= inspect.signature(torch.compiler.nested_compile_region).parameters.keys():
+        pytest.skip("this torch takes nothing of the kind")
+
     def doubled(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 

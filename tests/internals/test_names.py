@@ -140,7 +140,7 @@ def test_this_torch_has_all_of_them() -> None:
 def test_a_name_that_is_not_there_is_told() -> None:
     gone = Name("torch._no_such_module", "anything", "called", ("guards", "reduce"))
     also = Name("torch._dynamo.utils", "no_such_name", "called", ("guards",))
-    old = Name("torch._dynamo.utils", "no_such_name", "called", ("metrics",), until="2.12")
+    old = Name("torch._dynamo.utils", "no_such_name", "called", ("metrics",), until="2.10")
     new = Name("torch._dynamo.utils", "no_such_name", "called", ("metrics",), since="2.99")
     inside = Name("torch._inductor.virtualized", "V.graph.no_such", "read", ("metrics",))
     assert missing(names=[gone, also, old, new, inside]) == dict.fromkeys(("guards", "reduce"), gone.address)

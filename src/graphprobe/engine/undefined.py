@@ -98,7 +98,7 @@ class DoneOtherwise:
         self._meet(CONVERTED.format(dtype=result.dtype))
         if self._way != "as it is":
             other = flipped(result) if self._way == "flipped" else torch.zeros_like(result)
-            result.copy_(torch.where(outside.expand(result.shape), other, result))
+            result.copy_(chosen(outside.expand(result.shape), other, result))
         return result
 
     def _written(
@@ -132,8 +132,18 @@ class DoneOtherwise:
 
 def flipped(values: torch.Tensor) -> torch.Tensor:
     """Integers with the opposite bits, unsigned ones of any width too."""
-    signed = getattr(torch, str(values.dtype).removeprefix("torch.").removeprefix("u"))
-    return (~values.view(signed)).view(values.dtype)
+    return (~_signed(values)).view(values.dtype)
+
+
+def chosen(where: torch.Tensor, these: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """`torch.where` of two tensors of one dtype, which to torch 2.12 takes no unsigned integers but uint8."""
+    return torch.where(where, _signed(these), _signed(others)).view(others.dtype)
+
+
+def _signed(values: torch.Tensor) -> torch.Tensor:
+    """The bits of unsigned integers as integers with a sign; anything else as it is."""
+    name = str(values.dtype).removeprefix("torch.")
+    return values.view(getattr(torch, name[1:])) if name.startswith("uint") else values
 
 
 def unrepresentable(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

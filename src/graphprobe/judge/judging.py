@@ -14,6 +14,7 @@ import torch
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.rounding import RUNS, judge_narrow
+from graphprobe.engine.undefined import chosen
 from graphprobe.engine.value_file import is_stored_once
 from graphprobe.engine.values import equal_bits
 from graphprobe.errors import Raised
@@ -232,7 +233,7 @@ def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
     judge_value = _judge_numbers if is_noisy(e) else _judge_exact
     answer = judge_value(spot, e, m)
     if answer is not None and answer.weight not in EXCUSED and (open_ := spot.undefined()) is not None:
-        m = torch.where(open_, e, m)
+        m = chosen(open_, e, m)
         answer = None if equal_bits(e, m) else judge_value(spot, e, m)
         answer = answer or ValueDifference("undefined", "; ".join(spot.reference.left_open))
     if answer is not None:
