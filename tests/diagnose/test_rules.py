@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from graphprobe.diagnose import prove
-from graphprobe.diagnose.ladder import Ladder
+from graphprobe.diagnose import prove, unexplained
 from graphprobe.diagnose.rungs import Watch
+from graphprobe.engine.isolate import Outcome
+from graphprobe.findings import Finding
 from graphprobe.judge.judging import Difference
 
 
@@ -51,8 +53,42 @@ def test_a_piece_proves_what_fails_as_it_does(suspected: str, shown: Any, proves
     ],
 )
 def test_a_rung_is_explained_by_faults_of_the_stages_it_has(rung: str, found: list[str], explained: bool) -> None:
-    holder = SimpleNamespace(result=SimpleNamespace(findings=[SimpleNamespace(stage=stage) for stage in found]))
-    assert Ladder._explained(holder, rung) is explained  # type: ignore[arg-type]
+    findings = [Finding(kind="wrong_value", stage=stage) for stage in found]  # type: ignore[arg-type]
+    assert unexplained.is_explained(rung, findings) is explained  # type: ignore[arg-type]
+
+
+class Stepping:
+    """A ladder whose steps are right if the operation in `guilty` is left whole."""
+
+    program = compilation = None
+
+    def __init__(self, guilty: str) -> None:
+        self.guilty, self.on_step, self.in_time = guilty, lambda _: None, lambda _: contextlib.nullcontext()
+
+    def step(self, step: Any) -> Outcome:
+        return Outcome(value={"states": ["right" if self.guilty in step.args else "wrong"]})
+
+    def differences(self, report: Any) -> list[str]:
+        return [state for state in report["states"] if state == "wrong"]
+
+
+def test_decompositions_that_lay_results_out_otherwise_are_bystanders_unless_they_make_the_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unexplained.msgspec, "convert", lambda value, _: value)
+    norm, pool, mean = (
+        Finding(kind=kind, stage="decomposition", op=op)
+        for kind, op in (("wrong_dtype", "norm"), ("wrong_stride", "pool"), ("wrong_value", "mean"))
+    )
+    numbers, dtypes = [Difference("wrong_value", 0, "outputs[0]", "")], [Difference("wrong_dtype", 0, "outputs[0]", "")]
+
+    def left(given: list[Finding], differences: list[Difference], rung: Any = "passes") -> list[Finding]:
+        return unexplained._without_bystanders(Stepping("pool"), rung, given, differences)  # type: ignore[arg-type]
+
+    assert left([norm, pool, mean], numbers) == [pool, mean]
+    assert left([norm], numbers) == []
+    assert left([norm, pool], dtypes) == [norm, pool]
+    assert left([norm, pool], numbers, "kernels") == [norm, pool]
 
 
 def test_the_first_graph_that_raises_is_the_one_that_broke() -> None:

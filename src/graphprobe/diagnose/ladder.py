@@ -36,7 +36,7 @@ from graphprobe.judge.judging import Difference, Judged, identical, judged, wors
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.refusals import refusal_of
 from graphprobe.judge.uncompiled import Reference, roundoff_of
-from graphprobe.judge.verdict import LAST_STAGE, RUNGS, RungName, State, first_wrong, state_of, to_blame, verdict_of
+from graphprobe.judge.verdict import RUNGS, RungName, State, first_wrong, state_of, to_blame, verdict_of
 from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
 
 log = logging.getLogger(__name__)
@@ -117,12 +117,12 @@ class Ladder:
 
     def climb(
         self,
-        explain: Callable[[Ladder, RungName, Sequence[Difference]], list[Finding]],
+        explain: Callable[[Ladder, RungName, Sequence[Finding], Sequence[Difference]], list[Finding]],
         look_at_bits: Callable[[Ladder], None],
     ) -> Diagnosis:
         """Run the program as its user does, look into it where that differs, and say what was found.
 
-        `explain` names what is to blame for a failure that no check of a rung has explained: one finding at least.
+        `explain` gives the findings of a failure, by what the checks of its rungs have found: one at least.
         `look_at_bits` is called once a program has been found right.
         """
         self._explain, self._look_at_bits = explain, look_at_bits
@@ -472,10 +472,9 @@ class Ladder:
         assert first is not None
         certain = [d for d in self.failing[first] if d.certain]
         guilty = to_blame(self.result.findings, self._lower(states), {d.kind for d in certain})
+        guilty = self._explain(self, first, guilty, certain)
         self._tell_latent([f for f in self.result.findings if f not in guilty])
         self.result.findings = guilty
-        if not self._explained(first):
-            self.result.findings += self._explain(self, first, certain)
         notes.as_the_program_fails(self.result.findings, "aliasing", certain)
         for finding in self.result.findings:
             finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
@@ -591,8 +590,3 @@ class Ladder:
             return Rung(name=name, state=state_of(found))
         place = f" in {worst.where}" if worst.where else ""
         return Rung(name=name, state=state_of(found), difference=f"{worst.kind}{place}: {worst.text}")
-
-    def _explained(self, rung: RungName) -> bool:
-        """Whether a finding is of a stage that the rung has: later faults do not make it fail."""
-        last = STAGES.index(LAST_STAGE[rung])
-        return any(f.stage not in STAGES or STAGES.index(f.stage) <= last for f in self.result.findings)

@@ -209,8 +209,11 @@ def dynamo_rung(watch: Watch) -> Callable[..., Any]:
     return watch.backend(lambda gm, _: gm.forward)
 
 
-def aot_rung(watch: Watch, *, decompose: bool = False) -> Callable[..., Any]:
-    """AOTAutograd, with Inductor's decompositions or without, and nothing else of Inductor; run op by op."""
+def aot_rung(watch: Watch, *, decompose: bool = False, whole: Collection[str] = ()) -> Callable[..., Any]:
+    """AOTAutograd, with Inductor's decompositions or without, and nothing else of Inductor; run op by op.
+
+    Operations of `whole` are not decomposed.
+    """
 
     def compiler(direction: str) -> Callable[..., Any]:
         return lambda gm, _: interpreted(watch, gm, direction)
@@ -223,6 +226,7 @@ def aot_rung(watch: Watch, *, decompose: bool = False) -> Callable[..., Any]:
             min_cut=True,
             decompose=decompose,
             keep_mutations=True,
+            whole=whole,
         )
     )
 

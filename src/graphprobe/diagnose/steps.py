@@ -338,6 +338,13 @@ def upto(program: Program, compilation: Compilation, point: Graphs, told: Path |
     return report
 
 
+def left_whole(program: Program, compilation: Compilation, op: str) -> RungReport:
+    """The decomposed graphs, run op by op, in which this operation is not decomposed."""
+    report, watch = RungReport(), Watch(file=program.file)
+    run_program(program, compilation, aot_rung(watch, decompose=True, whole=(op,)), report)
+    return report
+
+
 def plain(program: Program, compilation: Compilation) -> RungReport:
     """The backend as it is, nothing looked into; torch's graph caches are on, and hold nothing from before."""
     report, before, known = RungReport(), graphs_made(), given_up()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.notes import as_the_program_fails
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole import find_whole
-from graphprobe.findings import Finding, Stage, told_more
+from graphprobe.findings import STAGES, Finding, Stage, told_more
 from graphprobe.judge.judging import Difference
-from graphprobe.judge.stage_table import Evidence, Graphs, stage_of
-from graphprobe.judge.verdict import FIRST_STAGE, RungName
+from graphprobe.judge.stage_table import LAID_OUT, Evidence, Graphs, stage_of
+from graphprobe.judge.verdict import FIRST_STAGE, LAST_STAGE, RungName
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,49 @@ SEARCHED = 20
 """Compilations that hang which a search for the op may wait for."""
 
 
-def findings_for(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
-    """Findings for a failure that shows first on `rung` and that nothing has explained: one at least."""
+def findings_for(
+    ladder: Ladder, rung: RungName, given: Sequence[Finding], differences: Sequence[Difference]
+) -> list[Finding]:
+    """The findings of a failure that shows first on `rung`: one at least.
+
+    They are those that the rungs have given, with what searches find where none of these explains it.
+    """
+    given = _without_bystanders(ladder, rung, given, differences)
+    return given if is_explained(rung, given) else [*given, *_unexplained(ladder, rung, differences)]
+
+
+def is_explained(rung: RungName, findings: Sequence[Finding]) -> bool:
+    """Whether a finding is of a stage that the rung has: later faults do not make it fail."""
+    last = STAGES.index(LAST_STAGE[rung])
+    return any(f.stage not in STAGES or STAGES.index(f.stage) <= last for f in findings)
+
+
+def _without_bystanders(
+    ladder: Ladder, rung: RungName, given: Sequence[Finding], differences: Sequence[Difference]
+) -> list[Finding]:
+    """Without decompositions that give another dtype, shape or strides where numbers are wrong, and still are wrong if
+    the operation is left whole: most programs do not mind."""
+    doubtful = [f for f in given if f.kind in LAID_OUT and f.stage == "decomposition" and f.op is not None]
+    if rung != "passes" or not doubtful or any(d.kind in LAID_OUT for d in differences):
+        return list(given)
+    guilty = list(doubtful)
+    with ladder.in_time("whether other dtypes and strides of decompositions matter"):
+        ladder.on_step("culprit")
+        asked = partial(steps.upto, ladder.program, ladder.compilation, "decomposition")
+        fails = not _is_right(ladder, asked)
+        whole = partial(steps.left_whole, ladder.program, ladder.compilation)
+        guilty = [f for f in doubtful if fails and _is_right(ladder, partial(whole, f.op))]
+    return [f for f in given if f not in doubtful or f in guilty]
+
+
+def _is_right(ladder: Ladder, step: Callable[[], RungReport]) -> bool:
+    outcome = ladder.step(step)
+    if outcome.died or outcome.raised is not None:
+        return False
+    return not ladder.differences(msgspec.convert(outcome.value, RungReport))
+
+
+def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
     first = differences[0]
     unnamed = Finding(kind=first.kind, reason=first.text, stage="unknown", worst=first.worst)
     with ladder.in_time("which stage, pass and op is to blame"):
@@ -96,7 +137,7 @@ def _searched(
         broken = report.broken if report is not None else None
         found = _ask(ladder, partial(steps.passes, program, compilation, seek=True, broken=broken))
     if stage == "decomposition" and not crashed:
-        found = _laid_out_otherwise(ladder, differences)
+        found = _laid_out_otherwise(ladder, rung, differences)
     point = evidence.graphs_wrong
     if not found and point in ("partition", "pre_grad", "joint", "post_grad") and not crashed:
         found = _ask(ladder, partial(steps.between, program, compilation, point))
@@ -106,9 +147,10 @@ def _searched(
     return found
 
 
-def _laid_out_otherwise(ladder: Ladder, differences: Sequence[Difference]) -> list[Finding]:
+def _laid_out_otherwise(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
     """Decompositions whose results have other strides, which the program makes another failure of."""
     found = _ask(ladder, partial(steps.aot, ladder.program, ladder.compilation, strides=True))
+    found = _without_bystanders(ladder, rung, found, differences)
     as_the_program_fails(found, "wrong_stride", differences)
     return found
 

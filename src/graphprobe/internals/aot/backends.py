@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -44,6 +44,7 @@ def aot_compile(
     min_cut: bool,
     decompose: bool,
     keep_mutations: bool,
+    whole: Collection[str] = (),
 ) -> Callable[..., Any]:
     """`gm` through AOTAutograd, each resulting graph through its compiler.
 
@@ -55,6 +56,7 @@ def aot_compile(
         min_cut: partition as Inductor does, with recomputation; else every saved value that is needed is saved.
         decompose: with Inductor's decompositions.
         keep_mutations: leave mutations of inputs in an inference graph, instead of copying back after it.
+        whole: names of operations, such as `aten.silu.default`, that are not decomposed.
     """
     aot_autograd = require(COMMON, "aot_autograd", purpose="every AOTAutograd backend")
     settings: dict[str, Any] = {"fw_compiler": forward, "bw_compiler": backward}
@@ -65,8 +67,9 @@ def aot_compile(
     if not decompose:
         compiled: Callable[..., Any] = aot_autograd(**settings)(gm, example_inputs)
         return compiled
+    table = {op: function for op, function in inductor_decompositions().items() if str(op) not in whole}
     with effect_tokens_unlifted():
-        compiled = aot_autograd(decompositions=inductor_decompositions(), **settings)(gm, example_inputs)
+        compiled = aot_autograd(decompositions=table, **settings)(gm, example_inputs)
         return compiled
 
 
