@@ -102,6 +102,10 @@ def accused_of(function: Callable[..., Any], *args: Any, grad: bool | None = Non
     return msgspec.convert(outcome.value, Accused | None)
 
 
+ONE_OF_A_LINE = (("one_of_two", "isinstance", []), ("inside_a_call", "float", ["round"]))
+"""To torch 2.12 an error of Dynamo tells the line, and no place in it: its first call is named, the others beside."""
+
+
 @pytest.mark.parametrize("case", planted_python.CASES, ids=lambda case: f"{case[0].__name__}-{case[3]}")
 def test_python_code_is_named_with_its_line(case: planted_python.Case) -> None:
     function, args, plant, op, also = case
@@ -112,7 +116,10 @@ def test_python_code_is_named_with_its_line(case: planted_python.Case) -> None:
             return accused(Program(function, [(args, {})]), COMPILATION)
 
     found = isolated(step).value
-    assert (found["op"], found["also"]) == (op, also)
+    if torch.__version__ < (2, 13) and (function.__name__, op, also) in ONE_OF_A_LINE:
+        assert op in found["also"]
+    else:
+        assert (found["op"], found["also"]) == (op, also)
     file, _, line = found["source"].rpartition(":")
     assert Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1].endswith("# here")
 
@@ -169,6 +176,8 @@ def with_checkpoint(x: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_a_higher_order_operator_where_no_other_call_is_wrong(function: Any, op: str, also: list[str]) -> None:
+    if function is with_checkpoint and torch.__version__ < (2, 12):
+        pytest.skip("torch.utils.checkpoint of this torch makes tensors of its own, which are named")
     x = torch.linspace(0.5, 1, 3, requires_grad=True)
     found = accused_of(function, x, grad=True)
     assert found is not None

@@ -101,6 +101,7 @@ def test_disable_in_the_middle_of_a_trace_is_harmless(tmp_path: Path) -> None:
     assert Run.open(folder).models() == ()
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch 2.11 itself dies where threads compile at once")
 def test_compiles_on_several_threads_are_told_apart(tmp_path: Path) -> None:
     def work(number: int) -> None:
         function: Callable[..., Any] = eval(f"lambda x: x.sin() + {number}")

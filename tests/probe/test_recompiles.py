@@ -64,6 +64,8 @@ def test_planted(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_repaired(name: str) -> None:
+    if name == "ModelsThatShareAForward" and torch.__version__ < (2, 13):
+        pytest.skip("this torch has no isolate_recompiles, the remedy")
     with graphprobe.recompiles() as found:
         CASES[name].repaired()
     assert found.report() == "no recompilations"
@@ -234,9 +236,10 @@ def test_autocast_evaluation_and_a_second_instance() -> None:
             fast(ones(3))
             module.eval()
             fast(ones(3))
+    instances = ["str", "NoneType"] if torch.__version__ >= (2, 13) else ["'relu'", "None"]
     assert sorted(causes(found)) == [
         ("autocast-changed", "", 1, []),
-        ("instance-changed", "self.k", 2, ["str", "NoneType"]),
+        ("instance-changed", "self.k", 2, instances),
         ("training-mode-changed", "self.dropout.training", 2, ["True", "False"]),
     ], found.report()
 
@@ -277,6 +280,9 @@ def test_keys_are_readable() -> None:
     assert "the keys of d changed: 1 key; 'a', 'b'; 'c'; 'c', 'b'; 0 keys\n" in found.report()
 
 
+PARTS_OF_T5 = ("input_ids", "encoder_hidden_states", "encoder_outputs.last_hidden_state")
+
+
 def test_two_models_behind_one_decorator() -> None:
     """T5 is called with keywords and the vision model without: no length of an argument list is to blame."""
     transformers = pytest.importorskip("transformers")
@@ -290,7 +296,10 @@ def test_two_models_behind_one_decorator() -> None:
             fast_t5(input_ids=torch.zeros(2, n, dtype=torch.long), labels=torch.zeros(2, 5, dtype=torch.long))
         for n in (2, 3):
             fast_vit(torch.randn(n, 3, 16, 16))
-    assert {(group.kind, group.name) for group in found.result().groups} == {
+    groups = {(group.kind, group.name) for group in found.result().groups}
+    if torch.__version__ < (2, 13):  # breaks the graph in T5, whose parts are compiled for each size, too
+        groups -= {("size-changed", name) for name in PARTS_OF_T5}
+    assert groups == {
         ("size-changed", "kwargs['input_ids']"),
         ("shared-code", ""),
         ("size-changed", "args[0]"),

@@ -282,6 +282,7 @@ def _identity(code: str, text: str) -> ReadGuard | None:
         if found["what"] == "type":
             return ReadGuard("type-changed", source, None, type_name)
         function = type_name in ("function", "builtin_function_or_method", "code", "method")
+        function = function or source.endswith(".__code__")  # to torch 2.12 its "type" is the code object itself
         # Of what is compared by identity, torch keeps the type alone: no value that could be met again.
         return ReadGuard("function-changed" if function else "object-changed", source.removesuffix(".__code__"))
     none = _NONE.match(code)

@@ -217,6 +217,7 @@ def test_a_closure_is_watched(dumped: Callable[..., Any]) -> None:
     assert "Optimizer.LBFGS.0.forward" in read.labels
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 12), reason="lost with torch 2.11: docs/versions.md, `api_regions`")
 def test_compiled_code_is_one_record_and_is_not_compiled_again(dumped: Callable[..., Any]) -> None:
     compiles = []
 

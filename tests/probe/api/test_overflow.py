@@ -71,6 +71,8 @@ ORIGINS: list[tuple[Callable[[str], object], str, str, str]] = [
 def test_origins(device: str, program: Callable[[str], object], api: str, direction: str, told: str) -> None:
     (found,) = watched(lambda: program(device))
     assert found.api.endswith(api) and found.direction == direction
+    if "lowest float8" in told and torch.tensor(-1e6, device=device).to(E4M3).float().isnan():
+        told = "NaN in 2 of 2"  # what torch 2.11 and 2.12 make of it
     assert told in "; ".join(found.problems)
     if api and direction == "forward":
         assert found.source.partition(":")[0].endswith("test_overflow.py") or api == "exp"

@@ -249,6 +249,8 @@ def _(x: torch.Tensor) -> None:
     ],
 )
 def test_ops_that_give_nothing_are_recorded_and_break_no_compile(dumping: Any, function: Any, seen: str) -> None:
+    if seen == "with_effects" and torch.__version__ < (2, 13):
+        pytest.skip("this torch makes no effect of a check for errors")
     found = run(dumping, function, torch.eye(3) + 1)
     ops = {op.record.op.op_type: op for op in found.ops()}
     op = ops[seen]
@@ -264,6 +266,7 @@ def test_ops_that_give_nothing_are_recorded_and_break_no_compile(dumping: Any, f
     assert ended[-1] in ("add", "mul")
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="this torch makes no effect of a check for errors")
 def test_values_that_no_code_has_are_not_shown() -> None:
     from graphprobe.engine.subgraph import showable
 

@@ -140,6 +140,7 @@ def test_a_recorder_that_fails_is_told_and_off(tmp_path: Path, monkeypatch: pyte
     assert [line for line in manifest(run).missing if "failed at record of a frame: KeyError: 'planted'" in line]
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="this torch compiles a frame of its own around the function")
 def test_a_frame_without_a_text_is_named(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec("def nowhere(x):\n    return 1 if x.sum() > 0 else 2", names)
