@@ -26,6 +26,7 @@ def test_a_case_that_does_not_fail_stays_as_it_is() -> None:
     assert shortened(case_of(fn, args, backend="eager"), budget_s=60, timeout_s=20) is None
 
 
+@pytest.mark.skipif(torch.__version__ >= (2, 15), reason="this fault of torch is gone: docs/versions.md")
 def test_what_a_pass_breaks_is_found_without_kernels() -> None:
     model, args, _ = cases.load("tracker/emb_copy_then_decay").make()
     short = shortened(case_of(model, args), budget_s=400, timeout_s=200, backend=graphs_of_inductor)
@@ -35,6 +36,7 @@ def test_what_a_pass_breaks_is_found_without_kernels() -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.skipif(torch.__version__ >= (2, 15), reason="this fault of torch is gone: docs/versions.md")
 def test_what_is_not_lowered_is_found_without_kernels_by_its_line() -> None:
     model, args, _ = cases.load("tracker/emb_area_of_symbols").make()
     case = case_of(model, args, dynamic=True)
