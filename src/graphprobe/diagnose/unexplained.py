@@ -1,4 +1,4 @@
-"""When no check of a rung has named a node: by the frames of an exception, then by each node of Dynamo's graphs."""
+"""The findings of a fault: of the rungs, if they explain it; else by the frames of an exception, or node by node."""
 
 from __future__ import annotations
 
