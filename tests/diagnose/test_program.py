@@ -268,7 +268,7 @@ def test_nothing_is_left_when_it_ran_in_a_child() -> None:
 
 def test_in_float64() -> None:
     model, x = Model(), torch.randn(2, 3, requires_grad=True)
-    program = Program(lambda x: model(x).half().float(), [((x,), {})], grad=True)
+    program = Program(lambda x: (model(x).half().float(), x * 1), [((x,), {})], grad=True)
 
     def wide(seed: int | None) -> Observation:
         outcome = isolated(lambda: program.run_wide(seed, 2.0**-24))
@@ -276,14 +276,15 @@ def test_in_float64() -> None:
         return call
 
     call = wide(None)
-    assert {t.dtype for t in (*call.outputs, *call.inputs)} == {torch.float64}
+    assert {t.dtype for t in call.outputs} == {torch.float64}
     exact = torch.nn.functional.linear(x.double(), model.linear.weight.double(), model.linear.bias.double())
     torch.testing.assert_close(call.outputs[0], exact.detach(), rtol=1e-14, atol=0)
     assert call.gradients[0].dtype is torch.float64
     first, again, other = wide(0), wide(0), wide(1)
     assert torch.equal(first.outputs[0], again.outputs[0])
     assert not torch.equal(first.outputs[0], other.outputs[0])
-    steps = (first.inputs[0] / x.detach().double() - 1) / 2.0**-24
+    assert torch.equal(first.inputs[0], x) and first.inputs[0].dtype == x.dtype, "it is as the call found it"
+    steps = (first.outputs[1] / x.detach().double() - 1) / 2.0**-24
     assert sorted({round(float(s), 3) for s in steps.flatten()}) == [-1.0, 1.0]
 
 
@@ -341,13 +342,31 @@ def test_strides_stay_in_float64(given: torch.Tensor) -> None:
 def test_tied_weights_and_repeated_arguments_stay_one_in_float64() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
-    x = torch.ones(1, 3)
-    program = Program(model, [((x,), {}), ((x,), {})], grad=True)
+    x, before = torch.ones(1, 3), model[0].weight.detach().double()
+    program = Program(lambda x: (model(x), model[0].weight * 1, model[1].weight * 1), [((x,), {})] * 2, grad=True)
     eager = run(program)
     wide = [read(record) for record in program.run_wide(7, 1e-3)]
     assert len(wide[0].inputs) == len(eager[0].inputs) == 2
-    assert torch.equal(wide[0].inputs[0], wide[1].inputs[0]), "perturbed once"
+    weights = [call.outputs[i] for call in wide for i in (1, 2)]
+    assert all(torch.equal(weights[0], w) for w in weights) and not torch.equal(weights[0], before), "perturbed once"
     assert torch.allclose(wide[0].gradients[1].float(), eager[0].gradients[1], rtol=0.05, atol=0.05)
+
+
+def test_what_a_call_changes_is_observed_in_float64() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.full((3,), 0.1))
+            self.register_buffer("left", torch.full((3,), 0.1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.data.mul_(3)  # which moves no version
+            return x * self.left
+
+    (call,) = (read(r) for r in Program(Counting(), [((torch.ones(3),), {})]).run_wide(0, 2.0**-24))
+    given, seen, left = call.inputs
+    assert [t.dtype for t in (given, seen, left)] == [torch.float32, torch.float64, torch.float32]
+    assert torch.equal(left, torch.full((3,), 0.1)) and torch.allclose(seen, torch.full((3,), 0.3).double(), rtol=1e-6)
 
 
 def test_runs_in_pairs_are_off_to_both_sides() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from graphprobe.engine.reference import InFloat64, array_from, dtype_of, leaves, references, terms_of
+from graphprobe.engine.value_file import ValueFile
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.verdict import Verdict, judge
 
@@ -217,3 +218,18 @@ def test_numbers_are_drawn_in_the_dtype_of_the_program(dtype: torch.dtype) -> No
     for a, b in zip(plain, wide, strict=True):
         assert b.dtype is torch.float64
         assert torch.equal(a.double(), b)
+
+
+def test_what_is_kept_in_a_file_is_the_same() -> None:
+    file, given = ValueFile(), [torch.randn(200, 500), torch.randn(500, 300)]
+
+    def run(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        return [a @ b, a.sum(0)]
+
+    here, there = (references(run, given, roundoff=2.0**-24, rough=True, file=f) for f in (None, file))
+    assert file.size > 200 * 300 * 8, "the noise is in it"
+    for a, b in zip(here, there, strict=True):
+        np.testing.assert_array_equal(a.values, b.values)
+        np.testing.assert_array_equal(a.noise.sigma, b.noise.sigma)
+        file.release(b.values, b.noise.sigma)
+        np.testing.assert_array_equal(a.noise.sigma, b.noise.sigma)

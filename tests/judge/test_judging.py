@@ -124,6 +124,47 @@ def test_one_wrong_element_of_one_output() -> None:
     assert kinds(compared(lambda x: [x.cos(), x.sin()], wrong, X)) == [("wrong_value", "outputs[1]", True)]
 
 
+def test_enough_wrong_numbers_of_a_part_are_not_added_to() -> None:
+    x = torch.linspace(1, 2, 10)
+
+    def right(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x * k for k in range(1, 7)]
+
+    def wrong(x: torch.Tensor) -> list[torch.Tensor]:
+        return [*(v + 0.1 for v in right(x)[:-1]), right(x)[-1].to(torch.float16)]
+
+    reference = reference_of(right, [x], grad=None, wide=True)
+    found, few = (compare(reference, results(wrong, [x]), enough=enough) for enough in (None, 2))
+    assert [d.where for d in found] == [f"outputs[{i}]" for i in range(6)] and all(d.certain for d in found)
+    assert [(d.where, d.kind) for d in few] == [
+        ("outputs[0]", "wrong_value"),
+        ("outputs[1]", "wrong_value"),
+        ("outputs[5]", "wrong_dtype"),
+    ]
+    assert [d.worst is None for d in found] == [False, *[True] * 5], "one is enough for a report"
+
+
+def test_a_few_runs_that_are_near_each_other_by_chance_accuse_nobody() -> None:
+    x = torch.randn(16, 4096, generator=torch.Generator().manual_seed(0))
+    reference = reference_of(lambda x: x.sum(1), [x], grad=None, wide=True)
+    usual, asked = reference.perturbed, []
+    assert reference.wide is not None
+
+    def more() -> list[list[Observation]]:
+        asked.append(1)
+        return usual * 3
+
+    def off_by(roundoffs: float) -> list[Observation]:
+        return results(lambda x: x.sum(1) + roundoffs * ROUNDOFF, [x])
+
+    few = replace(reference, perturbed=[reference.wide] * 3)
+    assert compare(few, off_by(1000)), "three runs that happen to agree"
+    assert compare(replace(few, make_perturbed=more), off_by(1000)) == [] and asked == [1]
+    assert judged(replace(few, make_perturbed=more), off_by(1000)).asks == "perturbed" and asked == [1]
+    assert [d.certain for d in compare(replace(few, make_perturbed=more), off_by(1e6))] == [True] and asked == [1]
+    assert [d.certain for d in compare(replace(few, make_perturbed=more), off_by(14_000))] == [True] and asked == [1, 1]
+
+
 def test_values_that_are_no_floats_are_exact() -> None:
     i = torch.arange(5)
     assert kinds(compared(lambda i: i * 2, lambda i: i * 2 + (i == 3), i)) == [("wrong_value", "outputs[0]", True)]

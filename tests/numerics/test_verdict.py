@@ -14,7 +14,7 @@ from graphprobe.errors import UsageError
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.numerics.noise import Noise
-from graphprobe.numerics.verdict import Thresholds, Verdict, judge
+from graphprobe.numerics.verdict import DEFAULT, LIBRARY, Thresholds, Verdict, judge
 
 SINGLE, HALF = DTYPES["float32"], DTYPES["float16"]
 
@@ -181,3 +181,61 @@ def test_exact_candidates_are_never_worse(seed: int) -> None:
     found = verdict(reference, reference, eager)
     assert (found.candidate.max, found.excess) == (0.0, 0.0)
     assert found.answer in ("ok", "candidate_better")
+
+
+SIZES = st.sampled_from([1, 2, 17, 500, 3000, 70_000])
+WHAT = ["nothing", "one", "tail", "factor", "noisy", "zeros", "nan", "large", "eager", "other dtype"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32 - 1), SIZES, st.sampled_from(WHAT), st.floats(-1, 5), st.booleans(), st.booleans())
+def test_a_brief_answer_is_the_whole_one(
+    seed: int, n: int, what: str, power: float, library: bool, is_complex: bool
+) -> None:
+    rng, u = np.random.default_rng(seed), 2.0**-24
+
+    def parts() -> np.ndarray:
+        return rng.standard_normal(n) + (1j * rng.standard_normal(n) if is_complex else 0.0)
+
+    scatter = rng.exponential(size=n) ** 2
+    reference = parts() * (0.0 if what == "zeros" else 1.0)
+    sigma = np.sqrt(sum(np.abs(scatter * rng.standard_normal(n)) ** 2 for _ in range(3)) / 3)
+    eager, candidate = (reference + u * scatter * parts() for _ in range(2))
+    off, where = u * 10.0**power, slice(0, max(1, n // 300))
+    if what == "large":
+        reference, eager, candidate, sigma = (v * 3e38 / 4 for v in (reference, eager, candidate, sigma))
+    if what in ("one", "nan"):
+        candidate[n // 2] = candidate[n // 2] + off if what == "one" else np.nan
+    elif what == "eager":
+        eager[n // 2] += off
+    elif what in ("tail", "noisy"):
+        candidate[where if what == "tail" else slice(None)] += off * parts()[where if what == "tail" else slice(None)]
+    elif what == "factor":
+        candidate = candidate * (1 + off)
+    facts, narrow = DTYPES["complex64" if is_complex else "float32"], np.complex64 if is_complex else np.float32
+    runs = [RunValues(values.astype(narrow), facts) for values in (candidate, eager)]
+    if what == "other dtype":
+        runs[1] = RunValues(eager, DTYPES["complex128" if is_complex else "float64"])
+    settled = {"thresholds": LIBRARY if library else DEFAULT, "flush": True}
+    whole = judge(runs[0], reference, Noise(sigma), runs[1:], **settled)  # type: ignore[arg-type]
+    brief = judge(runs[0], reference, Noise(sigma), runs[1:], brief=True, **settled)  # type: ignore[arg-type]
+    assert brief.answer == whole.answer
+    if brief.limits:
+        assert brief == whole
+    else:
+        assert brief.reason == whole.reason
+        for name in ("compared", "rms", "gain", "max"):
+            assert math.isclose(
+                getattr(brief.candidate, name), getattr(whole.candidate, name), rel_tol=1e-6, abs_tol=1e-9
+            )
+
+
+def test_most_healthy_tensors_are_judged_in_brief() -> None:
+    rng, u = np.random.default_rng(0), 2.0**-24
+    seen = []
+    for n in (50, 5000, 100_000):
+        reference, sigma = rng.standard_normal(n), np.full(n, 3.0)
+        candidate, eager = ((reference + u * 3 * rng.standard_normal(n)).astype(np.float32) for _ in range(2))
+        runs = [RunValues(values, SINGLE) for values in (candidate, eager)]
+        seen.append(judge(runs[0], reference, Noise(sigma), runs[1:], thresholds=LIBRARY, brief=True))
+    assert [(v.answer, v.limits) for v in seen] == [("ok", ())] * 3

@@ -13,8 +13,9 @@ from torch.fx.node import map_arg
 
 from graphprobe.diagnose.local import Expectation, LocalError, Suspect, comparable, local_error
 from graphprobe.diagnose.passes import different
-from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
+from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
+from graphprobe.engine.memory import size_of
 from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, producer, showable
 from graphprobe.engine.value_file import ValueFile
@@ -22,6 +23,7 @@ from graphprobe.engine.values import equal_bits
 from graphprobe.findings import Latent
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph
 from graphprobe.internals.operators.operators import value_of, writes_to
+from graphprobe.internals.quiet import quiet
 
 
 @dataclass
@@ -222,23 +224,48 @@ class WholeGraph:
     """
 
     def __init__(self, compiled: CompiledGraph, call: int, run: GraphRun) -> None:
-        inputs = compiled.inputs[call]
+        inputs, final = compiled.inputs[call], compiled.final
         self._changed = [i for i, value in enumerate(inputs) if not equal_bits(value, run.inputs[i])]
         self._expected: Expectation | None = None
-        if any(n.op == "call_function" and not comparable(op_of(n)) for n in compiled.final.graph.nodes):
+        if any(n.op == "call_function" and not comparable(op_of(n)) for n in final.graph.nodes):
             return
+        wanted = [*flat_outputs(run.outputs), *(run.inputs[i] for i in self._changed)]
+        large = sum(size_of(value) for value in wanted if isinstance(value, torch.Tensor)) > LARGE
+        file = compiled.file if large else None
 
         def everything(given: list[Any]) -> list[Any]:
             changed = [given[i] for i in self._changed]
-            return [*flat_outputs(Interpreter(compiled.final).boxed_run(given)), *changed]  # it empties the list
+            graph = Interpreter(final) if file is None else _ToFile(final, file)
+            return [*flat_outputs(graph.boxed_run(given)), *changed]  # it empties the list
 
-        self._expected = Expectation("graph", everything, [list(inputs)], {})
+        self._expected = Expectation("graph", everything, [list(inputs)], {}, wanted=wanted, file=file)
 
     def judge(self, outputs: Sequence[Any], after: Sequence[Any]) -> LocalError:
         """Judge what a run gave: outputs, and all inputs after it."""
         if self._expected is None:
             return LocalError("skipped", reason="it draws random numbers")
         return self._expected.judge([*outputs, *(after[i] for i in self._changed)])
+
+
+LARGE = 1 << 27
+"""Bytes of a graph's results from which on their references are kept in a file."""
+
+
+class _ToFile(Interpreter):
+    """Runs a graph; results that nothing else in it needs go into a file as soon as they are there."""
+
+    def __init__(self, gm: GraphModule, file: ValueFile) -> None:
+        super().__init__(gm)
+        self._file, end = file, output_node(gm)
+        results = [n for n in end.all_input_nodes if n.op == "call_function" and set(n.users) == {end}]
+        self._own = {n for n in results if not is_view(n) and not is_item(n) and not writes_to(n)}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if n not in self._own or not isinstance(result, torch.Tensor):
+            return result
+        with quiet():
+            return copied_together([result], self._file.copy)[0]
 
 
 def to_show(gm: GraphModule) -> list[Node]:

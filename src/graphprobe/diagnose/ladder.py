@@ -311,7 +311,7 @@ class Ladder:
                 return notes.unsure_of_numbers([])
             found = self._judge(partial(judged, self.reference, calls), Judged)
             while found is not None and found.asks:
-                (self.reference.complete if found.asks == "more" else self.reference.in_own_precision)()
+                self.reference.add(found.asks)
                 found = self._judge(partial(judged, self.reference, calls), Judged)
         except NoTimeLeft as spent:
             self._noise_unknown = True

@@ -18,6 +18,7 @@ from graphprobe.engine.interpret import copied, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.reference import AT_ONCE, BALANCED, array_from, dtype_of, is_noisy, leaves, references, terms_of
 from graphprobe.engine.undefined import ALLOCATIONS, CONVERSIONS, unrepresentable
+from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import equal_bits
 from graphprobe.findings import Kind, Latent, Stage
 from graphprobe.numerics.divergence import RunValues
@@ -199,15 +200,21 @@ class Expectation:
         kwargs: Mapping[str, Any],
         *,
         rounded: Sequence[Any] | None = None,
+        wanted: Sequence[Any] | None = None,
+        file: ValueFile | None = None,
     ) -> None:
+        """`wanted`: what the call gives, flat, if that is known. `file`: as for `references`."""
         self._op, self._call, self._args, self._kwargs = op, call, args, kwargs
-        self._rounded = rounded
+        self._rounded, self._file = rounded, file
         self._inputs = [*leaves(args), *leaves(dict(kwargs))]
         self._wanted: list[Any] = []
         self._wide_values: list[Any] | None = None
         self._problem: LocalError | None = None
         if not comparable(op):
             self._problem = LocalError("skipped", reason="random or undefined by design")
+            return
+        if wanted is not None:
+            self._wanted = list(wanted)
             return
         try:
             with torch.no_grad():
@@ -239,6 +246,8 @@ class Expectation:
             except Exception as error:
                 return LocalError("skipped", reason=f"no float64 reference: {type(error).__name__}: {error}")
             judged = _numbers(self._op, i, want, have, wide, self._inputs, self._rounded)
+            if self._file is not None and wide[i] is not None:
+                self._file.release(have, wide[i].values, wide[i].noise.sigma)
             if _rank(judged) > _rank(worst):
                 worst = judged
         return worst
@@ -246,7 +255,7 @@ class Expectation:
     def _wide(self) -> list[Any]:
         if self._wide_values is None:
             given = (self._op, self._call, self._args, self._kwargs, self._inputs, self._wanted, self._rounded)
-            self._wide_values = _wide(*given)
+            self._wide_values = _wide(*given, self._file)
         return self._wide_values
 
 
@@ -318,6 +327,7 @@ def _wide(
     inputs: Sequence[Any],
     wanted: Sequence[Any],
     rounded: Sequence[Any] | None,
+    file: ValueFile | None,
 ) -> list[Any]:
     """A Reference for every noisy output, None for the others."""
     facts = _facts(inputs, wanted, rounded)
@@ -325,9 +335,18 @@ def _wide(
     terms = terms_of(op, inputs, wanted)
     pointwise = torch.Tag.pointwise in getattr(call, "tags", ())
     runs = len(BALANCED) if pointwise else RUNS
-    rough = terms is None
     found = iter(
-        references(call, args, kwargs, roundoff=roundoff, runs=runs, terms=terms, rough=rough, pointwise=pointwise)
+        references(
+            call,
+            args,
+            kwargs,
+            roundoff=roundoff,
+            runs=runs,
+            terms=terms,
+            rough=terms is None,
+            pointwise=pointwise,
+            file=file,
+        )
     )
     return [next(found, None) if is_noisy(value) else None for value in wanted]
 
@@ -362,7 +381,7 @@ def _numbers(
     if base_name(op) in NEAR_ONE:
         noise = Noise(noise.sigma + facts.unit_roundoff / mine.unit_roundoff, noise.accumulation)
     legitimate = [RunValues(array_from(want), mine)]
-    verdict = judge(candidate, reference.values, noise, legitimate, thresholds=tolerated(mine), flush=True)
+    verdict = judge(candidate, reference.values, noise, legitimate, thresholds=tolerated(mine), flush=True, brief=True)
     z = verdict.candidate.max
     if verdict.answer == "candidate_worse":
         infinite = verdict.statistic == "class"

@@ -13,12 +13,13 @@ import msgspec
 import torch
 
 from graphprobe.engine.isolate import doing
-from graphprobe.engine.reference import InFloat64, is_noisy, rough_sums
+from graphprobe.engine.reference import InFloat64, is_noisy, nudge, rough_sums
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, untouched
 from graphprobe.engine.undefined import DoneOtherwise, Way
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import why_not, window
+from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.judge.effects import snapshot
 from graphprobe.judge.observation import ObservationRecord, contents_of, failed, observe, reachable_modules
@@ -60,6 +61,7 @@ class Program:
         seed: random generators start from it in every call; None: from where they are.
         effects: side effects are observed, too.
         file: takes the large values that are observed.
+        left: what is observed of an input, parameter or buffer after a call: it, or what has the same values.
     """
 
     fn: Callable[..., Any]
@@ -69,6 +71,7 @@ class Program:
     seed: int | None = None
     effects: bool = True
     file: ValueFile | None = None
+    left: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
 
     def modules(self) -> list[torch.nn.Module]:
         """The modules whose state belongs to the program: what the function leads to, and those among the arguments."""
@@ -126,7 +129,8 @@ class Program:
         except Exception as error:
             return failed(error), error
         effects = None if before is None else (before, snapshot(self.fn, (args, kwargs)))
-        return observe(result, (args, kwargs), inputs, self.modules(), gradients, effects, self.file), None
+        after = [*map(self.left, inputs)]
+        return observe(result, (args, kwargs), after, self.modules(), gradients, effects, self.file), None
 
     def run_rounded(self, seed: int, *, least: float = NARROW) -> RoundedRun:
         """The calls in their own precision, results rounded anew whose u is above `least`; no calls where none is.
@@ -152,7 +156,8 @@ class Program:
         """The calls in float64; with a seed on inputs times 1 ± roundoff, and sums if `rough` as rough as float32's.
 
         Seeds 0 and 1, 2 and 3 and so on have opposite signs everywhere: never are all runs off to the same side.
-        Parameters and buffers are widened in place: call it in a child process.
+        Parameters and buffers are widened in place: call it in a child process. Inputs, parameters and buffers that a
+        call leaves as they are, are observed as the program has them: in its own precision, and not moved.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed // 2)
         sign = 1 if seed is None or seed % 2 == 0 else -1
@@ -164,10 +169,14 @@ class Program:
                         if value is not None:
                             values[name] = widened(value)
         calls = [tree_map(lambda v: widened(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
-        wide = replace(self, calls=calls, effects=False)
+        wide = replace(self, calls=calls, effects=False, left=widened.left)
         sums = rough_sums(generator, roundoff, sign) if generator is not None and rough else contextlib.nullcontext()
         with sums, InFloat64(widened.usual()):
             return wide.run(lambda fn: fn)
+
+
+LOOKED_AT = 1 << 17
+"""Elements that are compared at once."""
 
 
 class _Widened:
@@ -181,6 +190,7 @@ class _Widened:
         self._generator, self._roundoff = generator, roundoff
         self._dtypes = Counter[torch.dtype]()
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # old ones stay alive, and their ids theirs
+        self._origins: dict[int, torch.Tensor] = {}  # by new ones
         self._memory = _shared_memory(tensors)
         self._wide: dict[tuple[str, int], torch.Tensor] = {}
 
@@ -188,8 +198,20 @@ class _Widened:
         if id(value) not in self._made:
             wide = self._widen(value)
             parameter = isinstance(value, torch.nn.Parameter)
-            self._made[id(value)] = value, torch.nn.Parameter(wide, value.requires_grad) if parameter else wide
+            wide = torch.nn.Parameter(wide, value.requires_grad) if parameter else wide
+            self._made[id(value)] = value, wide
+            self._origins[id(wide)] = value
         return self._made[id(value)][1]
+
+    def left(self, wide: torch.Tensor) -> torch.Tensor:
+        """What this tensor was made of, if nobody has changed it since; else itself."""
+        origin = self._origins.get(id(wide))
+        if origin is None or origin is wide or wide.shape != origin.shape:
+            return wide
+        with quiet():
+            pairs = zip(*(torch.split(t.detach().reshape(-1), LOOKED_AT) for t in (wide, origin)), strict=True)
+            near = ((a - b).abs_() <= b.abs().mul_(2 * abs(self._roundoff)) for a, b in pairs)
+            return origin if all(bool(part.all()) for part in near) else wide
 
     def usual(self) -> torch.dtype:
         """The dtype that most of the tensors had."""
@@ -214,8 +236,7 @@ class _Widened:
     def _moved(self, value: torch.Tensor) -> torch.Tensor:
         wide = value.to(torch.complex128 if value.is_complex() else torch.float64, copy=True)
         if self._generator is not None:
-            signs = torch.randint(0, 2, wide.shape, generator=self._generator, dtype=torch.int8) * 2 - 1
-            wide.mul_(signs.to(wide.device, torch.float64).mul_(self._roundoff).add_(1))
+            nudge(wide, self._generator, self._roundoff)
         return wide
 
 

@@ -26,11 +26,13 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from graphprobe.engine.interpret import copied_together
+from graphprobe.engine.value_file import ValueFile
 from graphprobe.errors import UsageError
 from graphprobe.internals.operators.operators import OpMode, Overload, decomposition_of, operator_of
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.numerics.dtypes import WorkingDtype, working_dtype
-from graphprobe.numerics.noise import Array, Noise, RunningSigma
+from graphprobe.numerics.noise import Array, Noise, RunningSigma, sigma_from_runs
 
 ROUNDOFF = 2.0**-24
 """u of float32, in which sums of narrower dtypes are made, too."""
@@ -101,15 +103,13 @@ class _Rough:
         return result
 
     def _add(self, output: torch.Tensor, error: _Error) -> None:
-        shape = (*output.shape, 2) if output.is_complex() else output.shape
-        signs = torch.randint(0, 2, shape, generator=self._generator, dtype=torch.int8)
-        signs.mul_(2 * self._sign).sub_(self._sign)
         for part in _parts(output):
-            found = torch.nan_to_num(error(part) * self._u, posinf=0.0, neginf=0.0)
-            way = _at(signs, part).to(output.device, torch.float64)
-            if output.is_complex():
-                way = torch.view_as_complex(way) / math.sqrt(2)
-            _at(output, part).add_(found * way)
+            rows, found = _at(output, part), error(part).mul_(self._u).nan_to_num_(posinf=0.0, neginf=0.0)
+            if not rows.is_complex():
+                rows.addcmul_(found, _signs(rows, self._generator), value=self._sign)
+                continue
+            ways = [_signs(rows, self._generator) for _ in range(2)]
+            rows.addcmul_(found, torch.complex(*ways), value=self._sign / math.sqrt(2))
 
     def _errors(self, name: str) -> _Errors | None:
         if name in PRODUCTS or name in PLAIN_SUMS or name in MEANS:
@@ -121,8 +121,27 @@ class _Rough:
         return _of_positive if name in POSITIVE else None
 
 
-AT_ONCE = 1 << 20
-"""Elements whose errors are computed together: what that takes is several times as large as they are."""
+AT_ONCE = 1 << 17
+"""Elements that are worked on together: what that takes is several times as large as they are, and stays in cache."""
+
+
+_SIGNS = 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) - 1
+"""Eight signs for each byte."""
+
+
+def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """1 or -1 for each element, drawn on the CPU, as float64."""
+    words = torch.randint(-(2**63), 2**63 - 1, (-(-like.numel() // 64),), generator=generator, dtype=torch.int64)
+    drawn = _SIGNS.take(words.numpy().view(np.uint8), axis=0).reshape(-1)[: like.numel()]
+    return torch.from_numpy(drawn).reshape(like.shape).to(like.device)
+
+
+def nudge(wide: torch.Tensor, generator: torch.Generator, step: float) -> None:
+    """Multiply each element of a tensor in float64, or complex128, by 1 + step or 1 - step, in place."""
+    for part in _parts(wide):
+        rows = _at(wide, part)
+        rows.mul_(_signs(rows, generator).mul_(step).add_(1))  # in float32 1 + 2**-24 would be 1
+
 
 _Error = Callable[[slice | None], torch.Tensor]
 """The errors of some rows of a result, as that is now; of all of it for None."""
@@ -209,7 +228,8 @@ def _recursive(terms: int | torch.Tensor, result: torch.Tensor, squares: torch.T
 def _error_of(terms: int | torch.Tensor, result: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
     count = terms - 1
     count = count.clamp_min(0) if isinstance(count, torch.Tensor) else max(count, 0)
-    error = result.abs().square_().div_(3).add_(squares.abs(), alpha=0.5).mul_(count).sqrt_()
+    error, size = squares.abs().mul_(count / 2), result.abs() if result.is_complex() else result
+    error.add_((size * size).mul_(count / 3)).sqrt_()
     whole = result == result.round() if not result.is_complex() else None
     if whole is not None and bool(whole.any()):  # sums of integers are exact, in any order
         error.masked_fill_(whole & (squares == squares.round()) & (squares.abs() <= 1 / ROUNDOFF), 0.0)
@@ -249,7 +269,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _squared(value: Any) -> Any:
-    return value.abs().square().to(value.dtype) if _is_wide(value) else _copy(value)
+    if not _is_wide(value):
+        return _copy(value)
+    return value.abs().square().to(value.dtype) if value.is_complex() else value.square()
 
 
 def _one(value: Any) -> Any:
@@ -428,9 +450,7 @@ def _input(
     if magnitude:
         wide = wide.abs().to(wide.dtype)
     if generator is not None:
-        signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8)
-        step = signs.to(wide.device, torch.float64).mul_(2).sub_(1).mul_(next(flips) * roundoff)
-        wide.mul_(step.add_(1))  # in float32 1 + 2**-24 would be 1
+        nudge(wide, generator, next(flips) * roundoff)
     return wide.requires_grad_(value.requires_grad)
 
 
@@ -469,6 +489,10 @@ def _runner(
     return run
 
 
+def _in_file(values: Array, file: ValueFile) -> Array:
+    return array_from(copied_together([torch.from_numpy(values)], file.copy)[0])
+
+
 def references(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -479,6 +503,7 @@ def references(
     terms: int | None = None,
     rough: bool = False,
     pointwise: bool = False,
+    file: ValueFile | None = None,
 ) -> list[OpReference]:
     """Runs `fn` in float64 on captured inputs, and on inputs perturbed by ±u·x.
 
@@ -496,6 +521,8 @@ def references(
         pointwise: elements of the result hang on those of the same place only. Then the signs of up to three inputs
             are such that in four runs each is up and down twice, and each two are alike and unlike twice: what is left
             of a - b where both are nearly the same would otherwise be nothing at all in an eighth of the elements.
+        file: has the memory of the result, and while this runs of the outputs of all runs, of which otherwise those of
+            two are there at once. `fn` should leave in it what it returns as soon as that is there.
 
     Returns:
         a `OpReference` for every floating-point or complex output, in order.
@@ -508,22 +535,33 @@ def references(
     shared = torch.Generator().manual_seed(0)
     run = _runner(fn, args, kwargs or {}, roundoff, shared, pointwise)
     exact = run()
-    sigmas = [RunningSigma(values, roundoff) for values in exact]
-    for number in range(runs):
+
+    def noisy(number: int) -> list[Array]:
         with rough_sums(shared, roundoff) if rough else contextlib.nullcontext():
-            noisy = run(number)
-        if len(noisy) != len(exact):
-            raise UsageError(f"{len(noisy)} outputs on perturbed inputs, {len(exact)} on the captured ones")
-        for sigma, values in zip(sigmas, noisy, strict=True):
-            sigma.add(values)
-        del noisy
+            values = run(number)
+        if len(values) != len(exact):
+            raise UsageError(f"{len(values)} outputs on perturbed inputs, {len(exact)} on the captured ones")
+        return values
+
+    if file is None:
+        running = [RunningSigma(values, roundoff) for values in exact]
+        for number in range(runs):
+            found = noisy(number)
+            while found:  # each is let go of as soon as it is taken in
+                running[len(found) - 1].add(found.pop())
+        sigmas = [one.result() for one in running]
+    else:
+        others, sigmas = [noisy(number) for number in range(runs)], []
+        for i, values in enumerate(exact):
+            sigmas.append(_in_file(sigma_from_runs(values, [other[i] for other in others], roundoff), file))
+            file.release(values, *(other[i] for other in others))
     sums = run(magnitude=True) if terms is not None else [None] * len(exact)
     result = []
     for values, sigma, extra in zip(exact, sigmas, sums, strict=True):
         if extra is not None and terms is not None:
             extra = np.sqrt(float(terms)) * np.abs(extra)
             extra = np.where(np.isfinite(extra), extra, 0.0)
-        result.append(OpReference(values, Noise(sigma.result(), extra)))
+        result.append(OpReference(values, Noise(sigma, extra)))
     return result
 
 

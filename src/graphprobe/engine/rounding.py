@@ -421,7 +421,9 @@ def judge_narrow(
     else:
         legitimate, thresholds = [*values, *rounded[: min(len(rounded) // 2, RUNS)]], DEFAULT
     runs = [RunValues(run, facts) for run in legitimate]
-    answer = judge(RunValues(array_from(candidate), facts), centre, noise, runs, thresholds=thresholds, flush=True)
+    answer = judge(
+        RunValues(array_from(candidate), facts), centre, noise, runs, thresholds=thresholds, flush=True, brief=True
+    )
     if answer.answer == "candidate_worse" and wide is None and answer.excess < BEYOND_DOUBT:
         return "unsure", f"{answer.reason}; there is no float64 reference to judge it by", answer.candidate.max
     if answer.answer == "candidate_worse":

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, overload
 
+import numpy as np
 import torch
 
 from graphprobe.engine import replay
@@ -126,9 +127,13 @@ class ValueFile:
         return flat.clone() if place is None else self.mapped(place, flat.numel())
 
     def release(self, *values: object) -> None:
-        """Let go of the memory of copies that nobody has written to: looked at again, they are read from the file."""
+        """Let go of the memory of copies that nobody has written to: looked at again, they are read from the file.
+
+        Of tensors, and of arrays that begin where such a copy does; what has other memory is left alone.
+        """
         for value in values:
             address = value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
+            address = value.ctypes.data if isinstance(value, np.ndarray) else address
             if address in self._mapped:
                 LIBC.madvise(address, self._mapped[address], MADV_DONTNEED)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,10 +20,10 @@ from graphprobe.errors import Raised
 from graphprobe.findings import Kind, Worst
 from graphprobe.judge.effects import differing
 from graphprobe.judge.observation import Observation
-from graphprobe.judge.uncompiled import Reference, Spot
+from graphprobe.judge.uncompiled import Asked, Reference, Spot
 from graphprobe.judge.worst import worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.divergence import RunValues
-from graphprobe.numerics.noise import Array, Noise, flat, widen
+from graphprobe.numerics.noise import CHUNK, Array, Noise, flat, widen
 from graphprobe.numerics.verdict import judge, judge_exact, judge_unrounded, tolerated
 
 Weight = Literal["certain", "unsure", "better", "undefined"]
@@ -105,17 +104,42 @@ def compare(
     got: Sequence[Observation],
     *,
     better: list[Difference] | None = None,
+    enough: int | None = None,
     tell: Callable[[str], None] = lambda what: None,
 ) -> list[Difference]:
     """Every difference, call by call; empty when all are as they should be.
 
     `better` gets those in which the uncompiled program is the one that is further off, or that torch leaves open;
-    `tell` what is being judged.
+    `tell` what is being judged. Where `enough` numbers of the outputs, inputs or gradients of a call are certainly
+    wrong, those that follow are looked at for dtype, shape and strides only. The first certain difference, and those
+    before it, have their worst element.
     """
-    found = [difference for i, result in enumerate(got) for difference in _compare_call(reference, i, result, tell)]
+    found: list[Difference] = []
+    look = _Look(enough, tell)
+    for i, result in enumerate(got):
+        for difference in _compare_call(reference, i, result, look):
+            found.append(difference)
+            look.for_worst = look.for_worst and not difference.certain
     if better is not None:
         better += [d for d in found if d.weight in EXCUSED]
     return [d for d in found if d.weight not in EXCUSED]
+
+
+@dataclass
+class _Look:
+    """How closely values are looked at: see `compare`.
+
+    Attributes:
+        for_worst: for the worst element of what differs, too.
+    """
+
+    enough: int | None
+    tell: Callable[[str], None]
+    for_worst: bool = True
+
+
+ENOUGH = 8
+"""Numbers of one part of a call that are certainly wrong, after which the others need not be judged, too."""
 
 
 class Judged(msgspec.Struct):
@@ -123,18 +147,18 @@ class Judged(msgspec.Struct):
 
     Attributes:
         differences, better: as of `compare`.
-        asks: which runs of the reference are needed first: `more` or `own`; empty: none.
+        asks: which runs of the reference are needed first; empty: none.
     """
 
     differences: list[Difference] = []
     better: list[Difference] = []
-    asks: Literal["", "more", "own"] = ""
+    asks: Asked | Literal[""] = ""
 
 
 class _MoreRuns(Exception):
-    """Somebody has asked for `more` runs, or for `own` ones."""
+    """Somebody has asked for further runs."""
 
-    def __init__(self, which: Literal["more", "own"]) -> None:
+    def __init__(self, which: Asked) -> None:
         super().__init__(which)
         self.which = which
 
@@ -142,7 +166,7 @@ class _MoreRuns(Exception):
 def judged(reference: Reference, got: Sequence[Observation]) -> Judged:
     """As `compare`, but that no further runs are made."""
 
-    def ask(which: Literal["more", "own"]) -> list[list[Observation]]:
+    def ask(which: Asked) -> list[list[Observation]]:
         raise _MoreRuns(which)
 
     found = Judged()
@@ -151,14 +175,15 @@ def judged(reference: Reference, got: Sequence[Observation]) -> Judged:
             reference,
             more=None if reference.more is None else lambda: ask("more"),
             make_own=None if reference.make_own is None else lambda: ask("own"),
+            make_perturbed=None if reference.make_perturbed is None else lambda: ask("perturbed"),
         )
-        found.differences = compare(asking, got, better=found.better, tell=doing)
+        found.differences = compare(asking, got, better=found.better, enough=ENOUGH, tell=doing)
     except _MoreRuns as asked:
         found.asks = asked.which
     return found
 
 
-def _compare_call(reference: Reference, i: int, got: Observation, tell: Callable[[str], None]) -> Iterator[Difference]:
+def _compare_call(reference: Reference, i: int, got: Observation, look: _Look) -> Iterator[Difference]:
     eager = reference.eager[0][i]
     if eager.raised is not None or got.raised is not None:
         yield from _exceptions(eager.raised, got.raised, i)
@@ -169,10 +194,15 @@ def _compare_call(reference: Reference, i: int, got: Observation, tell: Callable
             kind: Kind = "wrong_gradient" if part == "gradients" else "wrong_shape"
             yield Difference(kind, i, part, f"{len(mine)} {part}, uncompiled {len(expected)}")
             continue
+        wrong = 0
         for j in range(len(expected)):
-            tell(f"judging {part}[{j}] of {len(expected)}")
-            if not is_stored_once(expected, mine, j):
-                yield from _compare_value(Spot(reference, i, part, j), expected[j], mine[j])
+            look.tell(f"judging {part}[{j}] of {len(expected)}")
+            if is_stored_once(expected, mine, j):
+                continue
+            numbers = look.enough is None or wrong < look.enough
+            for difference in _compare_value(Spot(reference, i, part, j), expected[j], mine[j], look, numbers=numbers):
+                wrong += difference.certain and is_noisy(expected[j])
+                yield difference
     yield from _containers(reference, i, got)
     if eager.shared != got.shared:
         lost, new = eager.shared - got.shared, got.shared - eager.shared
@@ -210,7 +240,7 @@ def _exceptions(eager: Raised | None, got: Raised | None, call: int) -> Iterator
         yield Difference(kind, call, "", got.short, log=got.log)
 
 
-def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
+def _compare_value(spot: Spot, e: Any, m: Any, look: _Look, *, numbers: bool) -> Iterator[Difference]:
     call, where = spot.call, spot.where
     if not isinstance(e, torch.Tensor) or not isinstance(m, torch.Tensor):
         if (e is not None or m is not None) and not equal_bits(e, m) and not spot.unsteady():
@@ -228,7 +258,7 @@ def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
         return
     if spot.part == "outputs" and strides(e) != strides(m):
         yield Difference("wrong_stride", call, where, f"stride {m.stride()}, uncompiled {e.stride()}")
-    if equal_bits(e, m):
+    if equal_bits(e, m) or (is_noisy(e) and not numbers):
         return
     judge_value = _judge_numbers if is_noisy(e) else _judge_exact
     answer = judge_value(spot, e, m)
@@ -237,7 +267,7 @@ def _compare_value(spot: Spot, e: Any, m: Any) -> Iterator[Difference]:
         answer = None if equal_bits(e, m) else judge_value(spot, e, m)
         answer = answer or ValueDifference("undefined", "; ".join(spot.reference.left_open))
     if answer is not None:
-        worst = _worst(spot, e, m) if answer.weight not in EXCUSED else None
+        worst = _worst(spot, e, m) if look.for_worst and answer.weight not in EXCUSED else None
         yield Difference(_kind_of_value(spot, e, m), call, where, answer.text, answer.z, answer.weight, worst)
 
 
@@ -286,6 +316,10 @@ class ValueDifference:
 UNSTEADY = "the uncompiled program gives another value each time it runs"
 
 
+DOUBTFUL = 64.0
+"""How much too large a statistic may be because three runs by chance are near each other: then more are made."""
+
+
 def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
     """Whole numbers and truth values: they may differ only where roundings decide them."""
     wrong = (e.cpu() != m.cpu()).cpu()
@@ -307,6 +341,8 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifferenc
         if bool(torch.isin(m.cpu()[wrong], known).all()):
             return None
         return ValueDifference("unsure", "a rounding decides it, and no uncompiled run gave what it is compiled")
+    if bool(moved.any()) and spot.reference.perturb_more():
+        return _judge_exact(spot, e, m)
     text = judge_exact(array_from(m), array_from(e)).reason
     return ValueDifference("unsure", f"{UNSTEADY}; {text}") if spot.unsteady() else ValueDifference("certain", text)
 
@@ -328,14 +364,16 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
         return ValueDifference("unsure", UNSTEADY) if unsteady else unjudged
     noise = Noise(spot.sigma(wide) / facts.unit_roundoff)
     legitimate, limits = [RunValues(array, facts) for array in values], tolerated(facts)
-    answer = judge(RunValues(array_from(m), facts), wide, noise, legitimate, thresholds=limits, flush=True)
+    answer = judge(RunValues(array_from(m), facts), wide, noise, legitimate, thresholds=limits, flush=True, brief=True)
+    if answer.answer == "candidate_worse" and answer.excess < DOUBTFUL and reference.perturb_more():
+        return _judge_numbers(spot, e, m)
     if answer.answer == "candidate_better":
         return ValueDifference("better", answer.reason)
     if answer.answer != "candidate_worse":
         return None
     z = answer.candidate.max if answer.candidate.max else float("inf")
     itself = spot.unsteady() and any(
-        judge(run, wide, noise, legitimate[:1], thresholds=limits, flush=True).answer == "candidate_worse"
+        judge(run, wide, noise, legitimate[:1], thresholds=limits, flush=True, brief=True).answer == "candidate_worse"
         for run in legitimate[1:]
     )
     return (
@@ -389,12 +427,12 @@ def _judge_by_own(spot: Spot, m: torch.Tensor) -> ValueDifference | None:
         return None
     if wide is not None and wide.shape == tuple(m.shape):
         noise = Noise(spot.sigma(wide) / facts.unit_roundoff)
-        alike = judge(RunValues(array_from(m), facts), wide, noise, thresholds=tolerated(facts), flush=True)
+        alike = judge(RunValues(array_from(m), facts), wide, noise, thresholds=tolerated(facts), flush=True, brief=True)
         if alike.answer != "candidate_worse":
             return ValueDifference("unsure", f"in float64 it is as compiled, {UNEXPLAINED}; {text}", z)
     centre, got = array_from(eager[0]), array_from(m)
-    finite = np.isfinite(centre) & np.isfinite(got)
-    gap, scatter, size = _apart([got], centre, finite), _apart(own, centre, finite), _rms(centre[finite])
+    gap, size = _apart([got], centre, got)
+    scatter, _ = _apart(own, centre, got)
     far = said == "worse" and (gap > max(OTHER_RMS * size, OTHER_MOVES * scatter) or not _same_classes(centre, got))
     return ValueDifference("certain" if far else "unsure", text, z)
 
@@ -403,11 +441,24 @@ def _same_classes(a: Array, b: Array) -> bool:
     return bool(np.array_equal(np.isnan(a), np.isnan(b)) and np.array_equal(np.isinf(a), np.isinf(b)))
 
 
-def _apart(runs: Sequence[Array], centre: Array, finite: Array) -> float:
-    """The largest rms by which a run is off in these elements."""
-    if finite.all() and all(np.isfinite(run).all() for run in runs):
-        return max((_rms(widen(run) - centre) for run in runs), default=0.0)
-    return max((_rms(np.nan_to_num(run[finite] - centre[finite], posinf=0, neginf=0)) for run in runs), default=0.0)
+def _apart(runs: Sequence[Array], centre: Array, other: Array) -> tuple[float, float]:
+    """The largest rms by which a run is off, and the rms of the centre: where the centre and the other are finite."""
+    largest, size = 0.0, 0.0
+    for run in runs:
+        sums, count = np.zeros(2), 0
+        for low in range(0, centre.size, CHUNK):
+            part = slice(low, low + CHUNK)
+            middle = widen(flat(centre)[part])
+            with np.errstate(invalid="ignore"):  # the same infinity in both
+                step = widen(flat(run)[part]) - middle
+            finite = np.isfinite(middle) & np.isfinite(flat(other)[part])
+            if not (finite.all() and np.isfinite(step).all()):
+                middle, step = middle[finite], np.nan_to_num(step[finite], posinf=0, neginf=0)
+            sums += [np.vdot(step, step).real, np.vdot(middle, middle).real]
+            count += step.size
+        off, size = np.sqrt(sums / max(1, count))
+        largest = max(largest, float(off))
+    return largest, float(size)
 
 
 UNEXPLAINED = "and no rounding explains what it is uncompiled"
@@ -421,21 +472,15 @@ def _is_another(spot: Spot, wide: Array, eager: Array) -> bool:
     """Whether the float64 run computes something else than the program, so that it says nothing about it: it drew
     other numbers, or something hangs on the dtype, or on which tensors these are."""
     reference = spot.reference
-    finite = np.isfinite(wide) & np.isfinite(eager)
-    size = _rms(wide[finite]) or _rms(eager[finite])
-    if size == 0.0:
+    gap, size = _apart([eager], wide, eager)
+    size = size or _apart([wide], eager, wide)[1]
+    if size == 0.0 or gap <= OTHER_RMS * size:
         return False
-
-    gap = _apart([wide], eager, finite) / size
-    moved = _apart(spot.arrays(reference.perturbed), wide, finite) / size
-    if gap <= max(OTHER_RMS, OTHER_MOVES * max(moved, reference.roundoff)):
+    moved, _ = _apart(spot.arrays(reference.perturbed), wide, eager)
+    if gap <= OTHER_MOVES * max(moved, reference.roundoff * size):
         return False
     own = spot.arrays([] if reference.draws else reference.rounded or reference.in_own_precision())
-    return reference.draws or (bool(own) and gap > OTHER_MOVES * _apart(own, eager, finite) / size)
-
-
-def _rms(values: Array) -> float:
-    return float(np.linalg.norm(flat(widen(values)))) / math.sqrt(values.size) if values.size else 0.0
+    return reference.draws or (bool(own) and gap > OTHER_MOVES * _apart(own, eager, wide)[0])
 
 
 def _without_reference(e: torch.Tensor, m: torch.Tensor, roundoff: float) -> ValueDifference | None:

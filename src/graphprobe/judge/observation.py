@@ -222,7 +222,9 @@ def observe(
     """
     leaves, own = contents_of(result), len(tree_leaves(result))
     leaves = [_detached(leaf) for leaf in leaves[:own]] + [_alone(leaf) for leaf in leaves[own:]]
-    after = [part.detach() for tensor in inputs for part in plain_parts(tensor)]
+    parts = [part for tensor in inputs for part in plain_parts(tensor)]
+    with quiet():  # a float64 run would widen them
+        after = [part.detach() for part in parts]
     # Other values that objects hold are side effects, with names of their own.
     after += [_alone(value) for value in kept_in(call, modules) if isinstance(value, (torch.Tensor, float))]
     derived = [part for g in gradients for part in ([None] if g is None else plain_parts(g))]

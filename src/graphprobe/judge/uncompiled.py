@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from graphprobe.engine.values import equal_bits
 from graphprobe.judge.observation import Observation
 from graphprobe.judge.worst import label_of
 from graphprobe.numerics.noise import Array, sigma_from_runs
+
+Asked = Literal["more", "own", "perturbed"]
+"""Further runs of a reference, that are made only if need be."""
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Reference:
         narrowest: the largest unit roundoff that a result had in these.
         rounds: whether any operator may round. False: floating-point numbers are the same however they are computed.
         more: makes further such runs.
+        make_perturbed: makes further perturbed runs, wanted where a few of them would accuse.
         own: runs in the program's own precision, each result rounded anew, narrow or wide; made only where the float64
             run and the uncompiled one are far apart.
         make_own: makes them; None: they are made, or cannot be.
@@ -49,6 +53,7 @@ class Reference:
     narrowest: float = 0.0
     rounds: bool = True
     more: Callable[[], list[list[Observation]]] | None = None
+    make_perturbed: Callable[[], list[list[Observation]]] | None = None
     own: list[list[Observation]] = field(default_factory=list)
     make_own: Callable[[], list[list[Observation]]] | None = None
     undefined: list[list[Observation]] = field(default_factory=list)
@@ -72,6 +77,20 @@ class Reference:
         if self.more is not None:
             self.rounded += self.more()
             self.more = None
+
+    def add(self, asked: Asked) -> None:
+        """Make further runs of one kind."""
+        make = {"more": self.complete, "own": self.in_own_precision, "perturbed": self.perturb_more}[asked]
+        make()
+
+    def perturb_more(self) -> bool:
+        """Make the further perturbed runs, once; whether there are more now."""
+        if self.make_perturbed is None or self.wide is None:
+            return False
+        make, self.make_perturbed = self.make_perturbed, None
+        more = make()
+        self.perturbed = [*self.perturbed, *more]
+        return bool(more)
 
     def in_own_precision(self) -> list[list[Observation]]:
         """`own`, made now if need be."""

@@ -145,6 +145,27 @@ class RunValues:
     dtype: WorkingDtype
 
 
+class Peaks:
+    """The largest z by magnitude of the reference: of |r|, see `Divergence.peaks`."""
+
+    def __init__(self) -> None:
+        self._found: Float64Array = np.zeros(2 * KEY_OFFSET)
+
+    def add(self, z: Float64Array, size: Float64Array, least: float) -> None:
+        """Take in the z above `least`; `size` is |r|."""
+        high = z > least
+        if not high.any():
+            return
+        exponents = np.frexp(size[high])[1]
+        keys = np.where(size[high] == 0, 0, -(-exponents // 2) + KEY_OFFSET)
+        np.maximum.at(self._found, keys, z[high])
+
+    def by_key(self) -> dict[int, float]:
+        """As a divergence has them."""
+        found = self._found
+        return {int(key) - KEY_OFFSET if key else ZERO: float(found[key]) for key in np.flatnonzero(found)}
+
+
 @dataclass(slots=True)
 class _Tally:
     """Running totals of one run, chunk by chunk."""
@@ -155,7 +176,7 @@ class _Tally:
     products: float = 0.0
     products_squared: float = 0.0
     weights: float = 0.0
-    peaks: Float64Array = field(default_factory=lambda: np.zeros(2 * KEY_OFFSET))
+    peaks: Peaks = field(default_factory=Peaks)
     peak: float = 0.0
     squares: float = 0.0
     worst: int | None = None
@@ -171,15 +192,6 @@ class _Tally:
         self.products += float(np.sum(signed * weight))
         self.products_squared += float(np.sum((signed * weight) ** 2))
         self.weights += float(np.sum(weight**2))
-
-    def add_peaks(self, z: Float64Array, size: Float64Array) -> None:
-        """The largest z by magnitude; `size` is |r|."""
-        high = z > 1
-        if not high.any():
-            return
-        exponents = np.frexp(size[high])[1]
-        keys = np.where(size[high] == 0, 0, -(-exponents // 2) + KEY_OFFSET)
-        np.maximum.at(self.peaks, keys, z[high])
 
     def add_z(self, z: Float64Array, low: int) -> None:
         """The z of one chunk that starts at `low`; NaN where an element is left out."""
@@ -226,9 +238,7 @@ class _Tally:
         return Divergence(
             gain=self.products / along if usable else 0.0,
             gain_error=math.sqrt(self.products_squared / self.distinct) / along if usable else 0.0,
-            peaks={
-                int(key) - KEY_OFFSET if key else ZERO: float(self.peaks[key]) for key in np.flatnonzero(self.peaks)
-            },
+            peaks=self.peaks.by_key(),
             compared=self.compared,
             rms=rms,
             q999=float(np.sort(self.top)[-rank]) if self.top.size else 0.0,
@@ -274,7 +284,7 @@ def divergences(
     Raises:
         UsageError: shapes differ.
     """
-    _check_shapes(reference, noise, runs)
+    check_shapes(reference, noise, runs)
     total = int(np.prod(reference.shape))
     typical = typical_magnitude(reference)
     exact = flat(reference)
@@ -303,7 +313,8 @@ def divergences(
     return [tally.finish() for tally in tallies]
 
 
-def _check_shapes(reference: Array, noise: Noise, runs: Sequence[RunValues]) -> None:
+def check_shapes(reference: Array, noise: Noise, runs: Sequence[RunValues]) -> None:
+    """Raise UsageError unless all have the shape of the reference."""
     for run in runs:
         if run.values.shape != reference.shape:
             raise UsageError(f"a run has shape {run.values.shape}, the reference {reference.shape}")
@@ -326,7 +337,7 @@ def _measure(
         if not np.iscomplexobj(y):
             tally.signed_zeros += int(np.sum((y == 0) & (r == 0) & (np.signbit(y) != np.signbit(r))))
         tally.add_z(z, low)
-        tally.add_peaks(z, size)
+        tally.peaks.add(z, size, 1.0)
         sure = ~np.isnan(z) & (d > 0) & (size <= dtype.largest)
         along = np.real(np.conj(r) * (y - r))[sure] / np.where(size == 0, 1.0, size)[sure]
         tally.add_gain(along / d[sure], size[sure] / d[sure])

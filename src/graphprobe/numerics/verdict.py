@@ -6,6 +6,7 @@ Verdicts without a float64 reference: integers and booleans, and indices that st
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,9 +14,9 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import UsageError
-from graphprobe.numerics.divergence import Divergence, RunValues, divergences
+from graphprobe.numerics.divergence import MARGIN, TAIL, Divergence, Peaks, RunValues, check_shapes, divergences
 from graphprobe.numerics.dtypes import WorkingDtype
-from graphprobe.numerics.noise import C0, Array, Noise, flat
+from graphprobe.numerics.noise import C0, CHUNK, Array, Noise, flat, scale, typical_magnitude, widen
 
 Answer = Literal["ok", "candidate_worse", "candidate_better", "inconclusive"]
 
@@ -143,6 +144,7 @@ def judge(
     *,
     thresholds: Thresholds = DEFAULT,
     flush: bool = False,
+    brief: bool = False,
 ) -> Verdict:
     """Judges floating-point or complex values in units of the legitimate noise of each element.
 
@@ -155,6 +157,8 @@ def judge(
         noise: of each element of the reference.
         legitimate: runs known to be right: eager first, eager on the decomposed graph.
         flush: the candidate may flush subnormals to zero.
+        brief: what is plainly `ok` is said to be so by a few sums, several times as fast: of its evidence there are
+            `compared`, `rms`, `gain` and `max` of the candidate then, and nothing else.
 
     Edge cases: an empty tensor is `ok`. 0-d is one element. A NaN or infinity that the reference has not is
     forgiven where a legitimate run has the same; where only the legitimate run has one, the candidate is better.
@@ -167,6 +171,8 @@ def judge(
     for run in (candidate, *legitimate):
         if run.dtype.is_exact:
             raise UsageError(f"dtype {run.dtype.name} is compared exactly", hint="use exact.judge_exact")
+    if brief and (seen := _plainly_ok([candidate, *legitimate], reference, noise, thresholds, flush)) is not None:
+        return Verdict("ok", f"largest z is {seen.max:.3g}", seen)
     zeros = RunValues(np.broadcast_to(np.zeros((), candidate.values.dtype), reference.shape), candidate.dtype)
     runs = [candidate, *legitimate, zeros]
     measured = divergences(reference, noise, runs, forgiving=range(1, len(runs) - 1), c0=thresholds.c0, flush=flush)
@@ -178,6 +184,51 @@ def judge(
         worst = tuple(int(i) for i in np.unravel_index(mine.worst, reference.shape))
     answer, reason = _answer(mine, others, blank, held, thresholds)
     return Verdict(answer, reason, mine, others, held, excess, statistic, worst)
+
+
+def _plainly_ok(
+    runs: Sequence[RunValues], reference: Array, noise: Noise, thresholds: Thresholds, flush: bool
+) -> Divergence | None:
+    """The candidate's divergence, if no statistic of it, or of the first legitimate run, is too large, and zeros would
+    not pass; None where that takes a closer look."""
+    t, dtype, total = thresholds, runs[0].dtype, reference.size
+    check_shapes(reference, noise, runs)
+    if total == 0 or any(run.dtype != dtype for run in runs):
+        return None
+    exact, values, typical = flat(reference), [flat(run.values) for run in runs], typical_magnitude(reference)
+    squares, products, tops = np.zeros((3, len(runs)))
+    weights, above, peaks = 0.0, np.zeros(len(runs)), [Peaks() for _ in runs]
+    with np.errstate(invalid="ignore", over="ignore"):
+        for low in range(0, total, CHUNK):
+            part = slice(low, low + CHUNK)
+            r = widen(exact[part])
+            d, size = scale(reference, noise, dtype, typical, part, c0=t.c0, flush=flush), np.abs(r)
+            if not (d.min() > 0 and size.max() + MARGIN * d.max() < dtype.largest):
+                return None  # classes count, or noise has no bound
+            along = r / d
+            weights += float(np.vdot(along, along).real)
+            for i, value in enumerate(values):
+                step = (value[part] - r) / d
+                z = np.abs(step)
+                top = float(z.max())
+                if not top < math.inf:
+                    return None
+                squares[i] += np.dot(z, z)
+                products[i] += np.vdot(along, step).real
+                tops[i] = max(tops[i], top)
+                if top > min(t.floor_q999, t.floor_max / t.factor_max):
+                    above[i] += np.count_nonzero(z > t.floor_q999)
+                    peaks[i].add(z, size, t.floor_max / t.factor_max)
+    rms, gain = np.sqrt(squares / total), products / max(math.sqrt(total * weights), sys.float_info.min)
+    if above.max() >= max(1, math.ceil(total * TAIL)):  # then the quantile is not below its floor
+        return None
+    mine, *others = (
+        Divergence(compared=total, rms=float(rms[i]), max=float(tops[i]), gain=float(gain[i]), peaks=peaks[i].by_key())
+        for i in range(len(runs))
+    )
+    held = [limits(mine, others, t), *(limits(eager, [mine], t) for eager in others[:1])]
+    zeros_pass = math.sqrt(weights / total) <= max(t.floor_rms, t.factor_rms * max(rms[1:], default=0.0))
+    return None if zeros_pass or any(limit.ratio > 1 for each in held for limit in each) else mine
 
 
 def _answer(
