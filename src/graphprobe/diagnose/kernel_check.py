@@ -15,7 +15,7 @@ from graphprobe.diagnose.local import Expectation, LocalError, Suspect, comparab
 from graphprobe.diagnose.passes import different
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
-from graphprobe.engine.memory import size_of
+from graphprobe.engine.memory import size_of, trim
 from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of
 from graphprobe.engine.subgraph import is_item, is_view, output_node, producer, showable
 from graphprobe.engine.value_file import ValueFile
@@ -40,6 +40,7 @@ class CompiledGraph:
         problem: why there are none.
         lowered: what Inductor made of `final`; None where it was not watched.
         compiled: the boxed callable that runs the kernels.
+        to_show: compiles `final` with its values shown; None where it was, or need not be.
         measured: the largest error of each node that was judged, over the recorded calls.
         expected: what recorded calls that are wrong should give, by number.
         file: has the memory of the values that are kept.
@@ -55,6 +56,7 @@ class CompiledGraph:
     problem: str = ""
     lowered: LoweredGraph | None = None
     compiled: Callable[[list[Any]], Any] | None = None
+    to_show: Callable[[], Callable[[list[Any]], Any] | None] | None = None
     measured: dict[str, LocalError] = field(default_factory=dict)
     expected: dict[int, WholeGraph] = field(default_factory=dict)
     file: ValueFile | None = None
@@ -78,14 +80,19 @@ class KernelReport:
     whole: LocalError = field(default_factory=lambda: LocalError("ok"))
 
 
-def check_graph(compiled: CompiledGraph, call: int) -> KernelReport:
-    """Judge the recorded call number `call` of a compiled graph: as a whole, and node by node."""
+def check_graph(compiled: CompiledGraph, call: int, show: Callable[[LocalError], None]) -> KernelReport:
+    """Judge the recorded call number `call` of a compiled graph: as a whole, and node by node.
+
+    `show` gets what is wrong with the whole, and sees to it that `compiled` has the values of its nodes, if it likes.
+    """
     report = KernelReport()
     inputs = compiled.inputs[call]
     run = run_graph(compiled.final, inputs, file=compiled.file)
     if run.failed is not None:
         return report
     report.whole = _whole(compiled, call, run)
+    trim()
+    show(report.whole)
     nodes = {n.name: n for n in compiled.final.graph.nodes}
     shown: dict[str, Any] = {}
     if call < len(compiled.values):
@@ -227,24 +234,37 @@ class WholeGraph:
         inputs, final = compiled.inputs[call], compiled.final
         self._changed = [i for i, value in enumerate(inputs) if not equal_bits(value, run.inputs[i])]
         self._expected: Expectation | None = None
+        self._outputs, taken = flat_outputs(run.outputs), [n for n in final.graph.nodes if n.op == "placeholder"]
+        unchanged = {n for i, n in enumerate(taken) if i not in self._changed}
+        self._passed = [i for i, n in enumerate(_returned(final)) if n in unchanged]
+        """Outputs that are inputs as they came: weights, saved for the backward."""
         if any(n.op == "call_function" and not comparable(op_of(n)) for n in final.graph.nodes):
             return
-        wanted = [*flat_outputs(run.outputs), *(run.inputs[i] for i in self._changed)]
+        wanted = [*self._made(self._outputs), *(run.inputs[i] for i in self._changed)]
         large = sum(size_of(value) for value in wanted if isinstance(value, torch.Tensor)) > LARGE
         file = compiled.file if large else None
 
         def everything(given: list[Any]) -> list[Any]:
             changed = [given[i] for i in self._changed]
             graph = Interpreter(final) if file is None else _ToFile(final, file)
-            return [*flat_outputs(graph.boxed_run(given)), *changed]  # it empties the list
+            return [*self._made(flat_outputs(graph.boxed_run(given))), *changed]  # it empties the list
 
         self._expected = Expectation("graph", everything, [list(inputs)], {}, wanted=wanted, file=file)
 
-    def judge(self, outputs: Sequence[Any], after: Sequence[Any]) -> LocalError:
-        """Judge what a run gave: outputs, and all inputs after it."""
+    def judge(self, outputs: Sequence[Any], after: Sequence[Any], *, first: bool = False) -> LocalError:
+        """Judge what a run gave: outputs, and all inputs after it. `first` as for an `Expectation`."""
         if self._expected is None:
             return LocalError("skipped", reason="it draws random numbers")
-        return self._expected.judge([*outputs, *(after[i] for i in self._changed)])
+        if len(outputs) == len(self._outputs):
+            for i in self._passed:
+                if not equal_bits(outputs[i], self._outputs[i]):
+                    return LocalError(
+                        "worse", "wrong_value", math.inf, math.inf, f"output {i} is not the input that it should be"
+                    )
+        return self._expected.judge([*self._made(outputs), *(after[i] for i in self._changed)], first=first)
+
+    def _made(self, outputs: Sequence[Any]) -> list[Any]:
+        return [value for i, value in enumerate(outputs) if i not in self._passed]
 
 
 LARGE = 1 << 27

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -72,6 +72,10 @@ class Limits:
     deep: bool = False
     first: bool = False
     exact: bool = False
+
+
+INSIDES: Mapping[RungName, tuple[RungName, ...]] = {"aot": ("aot",), "passes": ("aot", "passes")}
+"""Rungs that can be run without a look inside, and what is looked into where they are wrong."""
 
 
 class Ladder:
@@ -393,24 +397,28 @@ class Ladder:
         fits = name == "kernels" and self.room.fits("kernels as they are", "it was left out")
         return self.looking("kernels", expose=False) if fits else None
 
-    # -- where -------------------------------------------------------------------------------------------------------
-
     def _climb_rungs(self) -> None:
-        """Each rung below the top, looked into."""
+        """Each rung below the top, looked into; of large programs, only those that are wrong."""
         late: list[RungName] = ["dynamo", "aot", "passes", "kernels"] if self.compilation.is_inductor else ["dynamo"]
+        spare = self.room.sizes.large and not (self.limits.deep or self.limits.exact)
         try:
-            while late and not (self.limits.first and self._lower_is_wrong()):
-                self._rung(late[0], self.looking(late[0]))
-                late.pop(0)
+            while late and not (self.limits.first and self._wrong() - {self.top}):
+                self._rung(late[0], self.looking(late[0], inside=not spare))
+                done = late.pop(0)
+                for name in INSIDES.get(done, ()) if spare and done in self._wrong() else ():
+                    self._rung(name, self.looking(name))
         except NoTimeLeft as spent:
             self.late(f"what is wrong on the rungs {', '.join(late)}", spent)
 
-    def _lower_is_wrong(self) -> bool:
-        return any(state == "wrong" for name, state in self.states().items() if name != self.top)
+    def _wrong(self) -> set[RungName]:
+        return {name for name, state in self.states().items() if state == "wrong"}
 
-    def looking(self, name: RungName, *, expose: bool = True) -> Callable[[], RungReport]:
-        """The step that looks into a rung."""
-        more = {"expose": expose, "only_alone": bool(self.result.findings)} if name == "kernels" else {}
+    def looking(self, name: RungName, *, expose: bool = True, inside: bool = True) -> Callable[[], RungReport]:
+        """The step that looks into a rung, or not `inside` of it where it is right."""
+        if name in INSIDES and not inside:
+            return partial(steps.upto, self.program, self.compilation, "aot" if name == "aot" else "post_grad")
+        alone = bool(self.result.findings)
+        more = {"expose": expose, "everywhere": inside, "only_alone": alone} if name == "kernels" else {}
         return partial(getattr(steps, name), self.program, self.compilation, **more)
 
     def _without(self, findings: list[Finding]) -> None:

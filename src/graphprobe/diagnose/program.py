@@ -86,6 +86,12 @@ class Program:
                 found.setdefault(id(tensor), tensor)
         return list(found.values())
 
+    def drop_gradients(self) -> None:
+        """Let go of the gradients that the calls have left."""
+        for tensor in [*tensors_of(list(self.calls)), *self.state()]:
+            if tensor.is_leaf:
+                tensor.grad = None
+
     def wants_gradients(self) -> bool:
         """Whether any argument, parameter or buffer requires a gradient."""
         return any(t.requires_grad for t in [*tensors_of(list(self.calls)), *self.state()])

@@ -252,7 +252,7 @@ def graphs_rung(watch: Watch, point: Graphs) -> Callable[..., Any]:
 
 
 def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
-    """Inductor, with its kernels; `expose` compiles each graph a second time with its intermediate values shown."""
+    """Inductor, with its kernels; with `expose` graphs can be compiled again, their values shown: see `show`."""
 
     def inner(gm: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Callable[..., Any]:
         direction = "backward" if settings.get("is_backward") else "forward"
@@ -264,23 +264,18 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
             compiled = stages.compile_kernels(gm, inputs, settings)
         record.lowered, record.compiled = (lowered[-1] if lowered else None), compiled
         watch.equal[same := fingerprint(final)] += 1
-        first = watch.equal[same] == 1
-        showing = _showing(record, inputs, settings) if expose and first else None
+        if expose and watch.equal[same] == 1:
+            record.to_show = functools.partial(_showing, record, inputs, settings, stages.resumed())
 
         def run(args: list[Any]) -> Any:
             if len(record.inputs) >= RECORDED:
                 return compiled(args)
             values = list(args)
             record.inputs.append(watch.copied(values))
-            again = watch.copied(values) if showing is not None else []
             with watch.breaking(direction, number):
                 result = compiled(args)
             record.outputs.append(watch.copied_apart(flat_outputs(result)))
             record.after.append(watch.copied_apart(values))
-            if showing is not None:
-                shown = flat_outputs(showing(again))
-                given = [shown.pop() for _ in record.shown][::-1]
-                record.values.append([*watch.moved(given), *watch.moved(shown)])
             return result
 
         run._boxed_call = True  # type: ignore[attr-defined]
@@ -289,12 +284,30 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
     return watch.backend(lambda gm, inputs: stages.kernels(gm, inputs, inner))
 
 
-def _showing(record: CompiledGraph, inputs: Sequence[Any], settings: dict[str, Any]) -> Callable[..., Any] | None:
+def show(watch: Watch, record: CompiledGraph) -> None:
+    """Compile a graph that has run once more, so that it returns its values, and run it on what it was called with."""
+    compile_it, record.to_show = record.to_show, None
+    showing = None if compile_it is None else compile_it()
+    if showing is None:
+        return
+    for inputs in record.inputs:
+        shown = flat_outputs(showing(watch.copied(inputs)))
+        given = [shown.pop() for _ in record.shown][::-1]
+        record.values.append([*watch.moved(given), *watch.moved(shown)])
+
+
+def _showing(
+    record: CompiledGraph,
+    inputs: Sequence[Any],
+    settings: dict[str, Any],
+    resumed: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Callable[[list[Any]], Any] | None:
     graph = stages.copy_graph(record.final)
     nodes = to_show(graph)
     exposed(graph, nodes)
     try:
-        compiled = stages.compile_kernels(graph, inputs, settings, passes=False)
+        with resumed():
+            compiled = stages.compile_kernels(graph, inputs, settings, passes=False)
     except Exception as error:
         record.problem = f"its values could not be shown: {type(error).__name__}: {str(error)[:200]}"
         return None

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
-from graphprobe.diagnose.local import Suspect
+from graphprobe.diagnose.local import LocalError, Suspect
 from graphprobe.diagnose.notes import UNWATCHED
 from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
 from graphprobe.diagnose.program import Program, tensors_of
@@ -27,6 +27,7 @@ from graphprobe.diagnose.rungs import (
     kernel_rung,
     place_of,
     run_program,
+    show,
     stage_rung,
 )
 from graphprobe.diagnose.searches.alone import alone
@@ -38,7 +39,7 @@ from graphprobe.diagnose.searches.kernel_names import MORE, name_kernels
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
-from graphprobe.engine.memory import size_of
+from graphprobe.engine.memory import size_of, trim
 from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
 from graphprobe.findings import Finding, LargestZ, Latent
@@ -228,36 +229,33 @@ def _joint_inputs(joint: torch.fx.GraphModule, graphs: Sequence[StageGraph]) -> 
     return found
 
 
-def kernels(program: Program, compilation: Compilation, *, expose: bool = True, only_alone: bool = False) -> RungReport:
+def kernels(
+    program: Program,
+    compilation: Compilation,
+    *,
+    expose: bool = True,
+    everywhere: bool = True,
+    only_alone: bool = False,
+) -> RungReport:
     """Inductor's kernels; with `expose`, every value of its graphs against the op run by itself.
 
-    With `only_alone` an op is accused only if it is wrong when compiled by itself: in a graph that is wrong already,
-    others may look wrong.
+    Without `everywhere` these are only the values of graphs that are wrong, or cannot be judged as a whole; of all if
+    none is. With `only_alone` an op is accused only if it is wrong when compiled by itself: in a graph that is wrong
+    already, others may look wrong.
     """
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, kernel_rung(watch, expose=expose), report)
+    program.drop_gradients()
+    trim()
     report.broken = watch.broken
     report.notes += [EQUAL.format(count=count) for count in watch.equal.values() if expose and count > 1]
-    suspects: list[Suspect] = []
     wrong: list[tuple[CompiledGraph, int]] = []
     with compilation.configured():
-        for compiled in watch.compiled:
-            report.compiles += 2 if compiled.shown else 1
-            if compiled.problem:
-                report.notes.append(compiled.problem)
-            before, checked = len(suspects), report.checked
-            for call in range(len(compiled.inputs)):
-                result = check_graph(compiled, call)
-                report.checked += result.checked
-                _larger(report, *result.largest)
-                suspects += result.suspects
-                report.wider += result.wider
-                report.rounded += result.rounded
-                if result.whole.answer == "worse":
-                    wrong.append((compiled, call))
-            if len(suspects) == before and report.checked > checked:
-                agree = f"{report.checked - checked} values agree with their ops"
-                report.right.append(f"{compiled.direction} kernels: {agree}")
+        suspects = _checked(watch, report, wrong, everywhere)
+        if not everywhere and not wrong and not suspects:
+            suspects = _checked(watch, report, wrong, True)
+        report.compiles += len(watch.compiled) + sum(bool(compiled.shown) for compiled in watch.compiled)
+        report.notes += [compiled.problem for compiled in watch.compiled if compiled.problem]
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         suspects = [*alone([s for s in suspects if not s.whole], prover), *(s for s in suspects if s.whole)]
         if only_alone:
@@ -269,6 +267,33 @@ def kernels(program: Program, compilation: Compilation, *, expose: bool = True, 
         report.notes += [note for note in told if not report.findings or MORE in note]
         report.compiles += prover.compiles
     return report
+
+
+def _checked(
+    watch: Watch, report: RungReport, wrong: list[tuple[CompiledGraph, int]], everywhere: bool
+) -> list[Suspect]:
+    """What is wrong in the compiled graphs; calls that are wrong as a whole go into `wrong`."""
+    suspects: list[Suspect] = []
+    for compiled in watch.compiled:
+        before, checked = len(suspects), report.checked
+
+        def show_if_wrong(whole: LocalError, compiled: CompiledGraph = compiled) -> None:
+            if everywhere or whole.answer != "ok":
+                show(watch, compiled)
+
+        for call in range(len(compiled.inputs)):
+            result = check_graph(compiled, call, show_if_wrong)
+            report.checked += result.checked
+            _larger(report, *result.largest)
+            suspects += result.suspects
+            report.wider += result.wider
+            report.rounded += result.rounded
+            if result.whole.answer == "worse":
+                wrong.append((compiled, call))
+        if len(suspects) == before and report.checked > checked:
+            agree = f"{report.checked - checked} values agree with their ops"
+            report.right.append(f"{compiled.direction} kernels: {agree}")
+    return suspects
 
 
 BEFORE_ATEN = ("dynamo", "pre_grad")
@@ -335,6 +360,7 @@ def upto(program: Program, compilation: Compilation, point: Graphs, told: Path |
     """The program on the graphs of one point of the pipeline, op by op; `told`: the file of `Watch.told`."""
     report, watch = RungReport(), Watch(told=told)
     run_program(program, compilation, graphs_rung(watch, point), report)
+    report.ops = _ops_of(watch)
     return report
 
 

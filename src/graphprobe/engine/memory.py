@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import resource
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,10 @@ JUDGED = 12
 """Arrays of float64 of the size of a value that are made to judge it."""
 
 
+LARGE = 64 << 20
+"""Bytes of state from which on a program is large."""
+
+
 @dataclass
 class Sizes:
     """What is known of a program, in bytes.
@@ -49,6 +54,11 @@ class Sizes:
     largest: int = 0
     run: int = 0
     ops: int = 0
+
+    @property
+    def large(self) -> bool:
+        """Whether each look at all values of the program takes long."""
+        return self.state >= LARGE
 
     def know(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take in the program's state."""
@@ -120,6 +130,12 @@ def free_memory() -> int | None:
 def peak() -> int:
     """The most bytes that this process has had in memory so far, since it was forked."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def trim() -> None:
+    """Give memory that is free back to the machine, where the C library can: a process that waits keeps less."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def told(size: int) -> str:

@@ -24,7 +24,7 @@ from graphprobe.backends.table import get
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.culprit import named, shortened
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
-from graphprobe.diagnose.rungs import Watch, graphs_rung, kernel_rung
+from graphprobe.diagnose.rungs import Watch, graphs_rung, kernel_rung, show
 from graphprobe.diagnose.stage_evidence import loops_of
 from graphprobe.dump_plan.build import plan_from
 from graphprobe.engine.interpret import copied_together
@@ -240,7 +240,9 @@ def _compiled(trials: Trials) -> list[CompiledGraph]:
 
 
 def _shown(trials: Trials) -> bool:
-    reports = [check_graph(graph, 0) for graph in _compiled(trials)]
+    for graph in _compiled(trials):
+        show(trials.watch, graph)
+    reports = [check_graph(graph, 0, lambda whole: None) for graph in trials.watch.compiled]
     return all(r.checked and r.whole.answer == "ok" and not r.suspects for r in reports)
 
 

@@ -238,7 +238,7 @@ def mix(compiled: CompiledGraph, call: int, run: GraphRun) -> MixingReport:
         expected = compiled.expected.get(call) or WholeGraph(compiled, call, run)
 
         def judge(result: MixedRun) -> LocalError:
-            return expected.judge(result.outputs, result.inputs)
+            return expected.judge(result.outputs, result.inputs, first=True)
 
         return faulty_launches(mixed, compiled.inputs[call], judge)
     except Exception as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -59,6 +59,21 @@ def kernels(gm: GraphModule, example_inputs: Sequence[Any], inner: Inner) -> Cal
     with bypassed():
         compiled: Callable[..., Any] = compile_fx(gm, example_inputs, inner_compile=inner_compile)
         return compiled
+
+
+def resumed() -> Callable[[], AbstractContextManager[None]]:
+    """What makes contexts in which a graph may still be compiled as a part of the compilation under way, once that is
+    over."""
+    purpose = "compiling a graph again to show its values"
+    guards = require("torch", "_guards", purpose=purpose)
+    tracing, compiling = guards.TracingContext.try_get(), guards.CompileContext.try_get()
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        with guards.tracing(tracing), guards.compile_context(compiling):
+            yield
+
+    return entered
 
 
 def compile_kernels(
