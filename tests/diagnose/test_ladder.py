@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import planting
 import pytest
 import torch
 
 import graphprobe
-from graphprobe.diagnose import steps
+from graphprobe.diagnose import kernel_check, steps
 from graphprobe.diagnose.kernel_check import check_graph
 from graphprobe.diagnose.ladder import Ladder, Limits
 from graphprobe.diagnose.local import LocalError, Suspect
@@ -23,6 +24,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine import memory
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.value_file import LARGE
 from graphprobe.engine.values import same_bits
@@ -115,8 +117,8 @@ def in_passes(log: Any, inputs: Any, direction: str) -> Step:
     return Step([suspect_in(log.snapshots[0].graph, inputs, log.phase, direction, "planted_pass")], None, [])
 
 
-def in_kernels(compiled: Any, call: int) -> Any:
-    report = check_graph(compiled, call)
+def in_kernels(compiled: Any, call: int, show: Any) -> Any:
+    report = check_graph(compiled, call, show)
     report.suspects = [suspect_in(compiled.final, compiled.inputs[call], "codegen", compiled.direction)]
     return report
 
@@ -390,3 +392,33 @@ def test_what_runs_agree_on_is_kept_once(tmp_path: Path) -> None:
     for run in reference.eager:
         assert same_bits(model.weight, run[0].inputs[1]) == []
     assert same_bits(model.weight, reference.before[0][1]) == []
+
+
+def layers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.tanh((x @ w).relu() @ w).sum(1)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every program counts as large, and references of large results are kept in a file."""
+    monkeypatch.setattr(memory, "LARGE", 1)
+    monkeypatch.setattr(kernel_check, "LARGE", 1)
+
+
+@pytest.mark.usefixtures("large")
+def test_of_a_large_program_only_what_is_wrong_is_looked_into(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(160, 160), torch.randn(160, 160, requires_grad=True)
+    with planting.no_caches(), planting.cpp("tanh", lambda x: f"({x} * {x})"):
+        found = graphprobe.diagnose(layers, x, w, out=tmp_path)
+    assert [(f.stage, f.op) for f in found.findings] == [("codegen", "aten.tanh.default")], found.notes
+    assert states(found) == {"dynamo": "right", "aot": "right", "passes": "right", "kernels": "wrong", "plain": "wrong"}
+    assert found.ruled_out == [], "these rungs were only run"
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_program_that_is_right_is_healthy(tmp_path: Path) -> None:
+    x, w = torch.randn(160, 160), torch.randn(160, 160, requires_grad=True)
+    found = graphprobe.diagnose(layers, x, w, out=tmp_path, deep=True)
+    assert found.verdict == "healthy" and set(states(found).values()) == {"right"}
+    assert any(line.startswith("forward kernels") for line in found.ruled_out), "`deep` looks into everything"

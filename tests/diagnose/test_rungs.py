@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung, kernel_rung, run_program
+from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung, kernel_rung, run_program, show
 from graphprobe.diagnose.settings import Compilation
 
 
@@ -26,6 +26,10 @@ def test_values_are_shown_where_that_is_asked_for(expose: bool, tmp_path: Path) 
     program = Program(inside, [((torch.ones(3, 3),), {})])
     run_program(program, Compilation("inductor", None, tmp_path), kernel_rung(watch, expose=expose), report)
     (graph,) = watch.compiled
+    assert graph.shown == graph.values == [], "not before somebody wants to see them"
+    with Compilation("inductor", None, tmp_path).configured():
+        show(watch, graph)
+        show(watch, graph)
     assert graph.problem == ""
     assert graph.shown == (["relu", "mm", "cos"] if expose else [])
     assert [len(values) for values in graph.values] == ([len(graph.shown) + 1] if expose else [])  # and the result

@@ -80,7 +80,9 @@ class KernelReport:
     whole: LocalError = field(default_factory=lambda: LocalError("ok"))
 
 
-def check_graph(compiled: CompiledGraph, call: int, show: Callable[[LocalError], None]) -> KernelReport:
+def check_graph(
+    compiled: CompiledGraph, call: int, show: Callable[[LocalError], None] = lambda whole: None
+) -> KernelReport:
     """Judge the recorded call number `call` of a compiled graph: as a whole, and node by node.
 
     `show` gets what is wrong with the whole, and sees to it that `compiled` has the values of its nodes, if it likes.

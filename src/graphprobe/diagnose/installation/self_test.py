@@ -242,7 +242,7 @@ def _compiled(trials: Trials) -> list[CompiledGraph]:
 def _shown(trials: Trials) -> bool:
     for graph in _compiled(trials):
         show(trials.watch, graph)
-    reports = [check_graph(graph, 0, lambda whole: None) for graph in trials.watch.compiled]
+    reports = [check_graph(graph, 0) for graph in trials.watch.compiled]
     return all(r.checked and r.whole.answer == "ok" and not r.suspects for r in reports)
 
 
