@@ -227,7 +227,7 @@ def test_what_is_kept_in_a_file_is_the_same() -> None:
         return [a @ b, a.sum(0)]
 
     here, there = (references(run, given, roundoff=2.0**-24, rough=True, file=f) for f in (None, file))
-    assert file.size > 200 * 300 * 8, "the noise is in it"
+    assert file.size >= 200 * 300 * 8, "the noise is in it"
     for a, b in zip(here, there, strict=True):
         np.testing.assert_array_equal(a.values, b.values)
         np.testing.assert_array_equal(a.noise.sigma, b.noise.sigma)

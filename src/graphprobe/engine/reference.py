@@ -32,7 +32,7 @@ from graphprobe.errors import UsageError
 from graphprobe.internals.operators.operators import OpMode, Overload, decomposition_of, operator_of
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.numerics.dtypes import WorkingDtype, working_dtype
-from graphprobe.numerics.noise import Array, Noise, RunningSigma, sigma_from_runs
+from graphprobe.numerics.noise import Array, Float64Array, Noise, RunningSigma, sigma_from_runs
 
 ROUNDOFF = 2.0**-24
 """u of float32, in which sums of narrower dtypes are made, too."""
@@ -489,8 +489,28 @@ def _runner(
     return run
 
 
-def _in_file(values: Array, file: ValueFile) -> Array:
-    return array_from(copied_together([torch.from_numpy(values)], file.copy)[0])
+def _sigmas(
+    exact: Sequence[Array],
+    noisy: Callable[[int], list[Array]],
+    runs: int,
+    roundoff: float,
+    file: ValueFile | None,
+) -> list[Float64Array]:
+    """The noise of each output, in units of the roundoff; in a file if there is one."""
+    if file is None:
+        running = [RunningSigma(values, roundoff) for values in exact]
+        for number in range(runs):
+            found = noisy(number)
+            while found:  # each is let go of as soon as it is taken in
+                running[len(found) - 1].add(found.pop())
+        return [one.result() for one in running]
+    others, sigmas = [noisy(number) for number in range(runs)], []
+    for i, values in enumerate(exact):
+        rest = [other[i] for other in others]
+        sigma = torch.from_numpy(sigma_from_runs(values, rest, roundoff))
+        sigmas.append(array_from(copied_together([sigma], file.copy)[0]))
+        file.release(values, *rest)
+    return sigmas
 
 
 def references(
@@ -543,18 +563,7 @@ def references(
             raise UsageError(f"{len(values)} outputs on perturbed inputs, {len(exact)} on the captured ones")
         return values
 
-    if file is None:
-        running = [RunningSigma(values, roundoff) for values in exact]
-        for number in range(runs):
-            found = noisy(number)
-            while found:  # each is let go of as soon as it is taken in
-                running[len(found) - 1].add(found.pop())
-        sigmas = [one.result() for one in running]
-    else:
-        others, sigmas = [noisy(number) for number in range(runs)], []
-        for i, values in enumerate(exact):
-            sigmas.append(_in_file(sigma_from_runs(values, [other[i] for other in others], roundoff), file))
-            file.release(values, *(other[i] for other in others))
+    sigmas = _sigmas(exact, noisy, runs, roundoff, file)
     sums = run(magnitude=True) if terms is not None else [None] * len(exact)
     result = []
     for values, sigma, extra in zip(exact, sigmas, sums, strict=True):
