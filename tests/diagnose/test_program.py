@@ -369,6 +369,17 @@ def test_what_a_call_changes_is_observed_in_float64() -> None:
     assert torch.equal(left, torch.full((3,), 0.1)) and torch.allclose(seen, torch.full((3,), 0.3).double(), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [torch.randn(3, 2, dtype=torch.complex64), torch.eye(3).to_sparse(), torch.tensor([torch.nan, torch.inf, 1e-42])],
+    ids=["complex", "sparse", "nonfinite"],
+)
+def test_inputs_of_every_kind_can_be_left_as_they_are(given: torch.Tensor) -> None:
+    (call,) = (read(r) for r in Program(lambda x: (x * 1).to_dense(), [((given,), {})]).run_wide(0, 2.0**-24))
+    assert call.raised is None and call.inputs
+    assert call.outputs[0].dtype in (torch.float64, torch.complex128)
+
+
 def test_runs_in_pairs_are_off_to_both_sides() -> None:
     x = torch.linspace(1, 2, 50)
     program = Program(lambda x: (x.sum(), x * 1), [((x,), {})])

@@ -15,7 +15,7 @@ import torch
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.reference import InFloat64, is_noisy, nudge, rough_sums
 from graphprobe.engine.replay import computed
-from graphprobe.engine.rounding import RoundedAnew, untouched
+from graphprobe.engine.rounding import RoundedAnew, is_plain, untouched
 from graphprobe.engine.undefined import DoneOtherwise, Way
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import why_not, window
@@ -212,11 +212,11 @@ class _Widened:
     def left(self, wide: torch.Tensor) -> torch.Tensor:
         """What this tensor was made of, if nobody has changed it since; else itself."""
         origin = self._origins.get(id(wide))
-        if origin is None or origin is wide or wide.shape != origin.shape:
+        if origin is None or origin is wide or wide.shape != origin.shape or not (is_plain(wide) and is_plain(origin)):
             return wide
         with quiet():
             pairs = zip(*(torch.split(t.detach().reshape(-1), LOOKED_AT) for t in (wide, origin)), strict=True)
-            near = ((a - b).abs_() <= b.abs().mul_(2 * abs(self._roundoff)) for a, b in pairs)
+            near = ((a - b).abs() <= b.abs().mul_(2 * abs(self._roundoff)) for a, b in pairs)
             return origin if all(bool(part.all()) for part in near) else wide
 
     def usual(self) -> torch.dtype:
