@@ -32,7 +32,7 @@ from graphprobe.errors import UsageError
 from graphprobe.internals.operators.operators import OpMode, Overload, decomposition_of, operator_of
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.numerics.dtypes import WorkingDtype, working_dtype
-from graphprobe.numerics.noise import Array, Float64Array, Noise, RunningSigma, sigma_from_runs
+from graphprobe.numerics.noise import Array, Float64Array, Noise, RunningSigma, sigma_from_runs, signs
 
 ROUNDOFF = 2.0**-24
 """u of float32, in which sums of narrower dtypes are made, too."""
@@ -103,13 +103,12 @@ class _Rough:
         return result
 
     def _add(self, output: torch.Tensor, error: _Error) -> None:
+        drawn = [_Signs(output, self._generator) for _ in range(2 if output.is_complex() else 1)]
         for part in _parts(output):
             rows, found = _at(output, part), error(part).mul_(self._u).nan_to_num_(posinf=0.0, neginf=0.0)
-            if not rows.is_complex():
-                rows.addcmul_(found, _signs(rows, self._generator), value=self._sign)
-                continue
-            ways = [_signs(rows, self._generator) for _ in range(2)]
-            rows.addcmul_(found, torch.complex(*ways), value=self._sign / math.sqrt(2))
+            ways = [one.of(rows) for one in drawn]
+            way = torch.complex(*ways) / math.sqrt(2) if rows.is_complex() else ways[0]
+            rows.addcmul_(found.to(way.dtype), way, value=self._sign)
 
     def _errors(self, name: str) -> _Errors | None:
         if name in PRODUCTS or name in PLAIN_SUMS or name in MEANS:
@@ -125,22 +124,25 @@ AT_ONCE = 1 << 17
 """Elements that are worked on together: what that takes is several times as large as they are, and stays in cache."""
 
 
-_SIGNS = 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) - 1
-"""Eight signs for each byte."""
+class _Signs:
+    """1 or -1 for each element of a tensor, float64, drawn on the CPU; taken row by row, in order."""
 
+    def __init__(self, like: torch.Tensor, generator: torch.Generator) -> None:
+        size, bounds = -(-like.numel() // 64), (-(2**63), 2**63 - 1)
+        self._drawn = torch.randint(*bounds, (size,), generator=generator, dtype=torch.int64).numpy().view(np.uint8)
+        self._taken = 0
 
-def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """1 or -1 for each element, drawn on the CPU, as float64."""
-    words = torch.randint(-(2**63), 2**63 - 1, (-(-like.numel() // 64),), generator=generator, dtype=torch.int64)
-    drawn = _SIGNS.take(words.numpy().view(np.uint8), axis=0).reshape(-1)[: like.numel()]
-    return torch.from_numpy(drawn).reshape(like.shape).to(like.device)
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Those of the next rows."""
+        begin, self._taken = self._taken, self._taken + rows.numel()
+        return torch.from_numpy(signs(self._drawn, begin, self._taken)).reshape(rows.shape).to(rows.device)
 
 
 def nudge(wide: torch.Tensor, generator: torch.Generator, step: float) -> None:
-    """Multiply each element of a tensor in float64, or complex128, by 1 + step or 1 - step, in place."""
-    for part in _parts(wide):
-        rows = _at(wide, part)
-        rows.mul_(_signs(rows, generator).mul_(step).add_(1))  # in float32 1 + 2**-24 would be 1
+    """Multiply each element of a tensor by 1 + step or 1 - step, in place; its dtype has to have these numbers."""
+    drawn = _Signs(wide, generator)
+    for rows in (_at(wide, part) for part in _parts(wide)):
+        rows.mul_(drawn.of(rows).mul_(step).add_(1))
 
 
 _Error = Callable[[slice | None], torch.Tensor]
@@ -230,8 +232,7 @@ def _error_of(terms: int | torch.Tensor, result: torch.Tensor, squares: torch.Te
     count = count.clamp_min(0) if isinstance(count, torch.Tensor) else max(count, 0)
     error, size = squares.abs().mul_(count / 2), result.abs() if result.is_complex() else result
     error.add_((size * size).mul_(count / 3)).sqrt_()
-    whole = result == result.round() if not result.is_complex() else None
-    if whole is not None and bool(whole.any()):  # sums of integers are exact, in any order
+    if not result.is_complex() and bool((whole := result == result.round()).any()):  # sums of integers are exact
         error.masked_fill_(whole & (squares == squares.round()) & (squares.abs() <= 1 / ROUNDOFF), 0.0)
     return error
 
@@ -269,9 +270,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _squared(value: Any) -> Any:
-    if not _is_wide(value):
-        return _copy(value)
-    return value.abs().square().to(value.dtype) if value.is_complex() else value.square()
+    real = not _is_wide(value) or not value.is_complex()
+    return (value if real else value.abs()).square().to(value.dtype) if _is_wide(value) else _copy(value)
 
 
 def _one(value: Any) -> Any:
@@ -490,11 +490,7 @@ def _runner(
 
 
 def _sigmas(
-    exact: Sequence[Array],
-    noisy: Callable[[int], list[Array]],
-    runs: int,
-    roundoff: float,
-    file: ValueFile | None,
+    exact: Sequence[Array], noisy: Callable[[int], list[Array]], runs: int, roundoff: float, file: ValueFile | None
 ) -> list[Float64Array]:
     """The noise of each output, in units of the roundoff; in a file if there is one."""
     if file is None:
@@ -504,9 +500,8 @@ def _sigmas(
             while found:  # each is let go of as soon as it is taken in
                 running[len(found) - 1].add(found.pop())
         return [one.result() for one in running]
-    others, sigmas = [noisy(number) for number in range(runs)], []
-    for i, values in enumerate(exact):
-        rest = [other[i] for other in others]
+    sigmas = []
+    for values, *rest in zip(exact, *map(noisy, range(runs)), strict=True):
         sigma = torch.from_numpy(sigma_from_runs(values, rest, roundoff))
         sigmas.append(array_from(copied_together([sigma], file.copy)[0]))
         file.release(values, *rest)
@@ -568,8 +563,7 @@ def references(
     result = []
     for values, sigma, extra in zip(exact, sigmas, sums, strict=True):
         if extra is not None and terms is not None:
-            extra = np.sqrt(float(terms)) * np.abs(extra)
-            extra = np.where(np.isfinite(extra), extra, 0.0)
+            extra = np.nan_to_num(np.sqrt(float(terms)) * np.abs(extra), posinf=0.0)
         result.append(OpReference(values, Noise(sigma, extra)))
     return result
 

@@ -42,6 +42,17 @@ class Noise:
     accumulation: Float64Array | None = None
 
 
+_SIGNS: Float64Array = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float64) - 1
+"""Eight signs for each byte."""
+
+
+def signs(drawn: npt.NDArray[np.uint8], begin: int, end: int) -> Float64Array:
+    """1 or -1 for each bit of random bytes, from bit `begin` up to `end`."""
+    found = _SIGNS.take(drawn[begin // 8 : -(-end // 8)], axis=0)
+    result: Float64Array = found.reshape(-1)[begin % 8 : begin % 8 + end - begin]
+    return result
+
+
 def flat(values: Array) -> Array:
     """`values` as one dimension, a view where its strides allow it; 0-d becomes one element."""
     return np.reshape(values, -1)
