@@ -96,6 +96,18 @@ def test_the_check_of_the_kernels_measures_all_nodes_for_it() -> None:
     assert found["sin"]["type"] == "float32[64]"
 
 
+def test_an_input_that_a_graph_passes_on_has_to_be_that_input() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sin(x), w
+
+    graph, x, w = fx.symbolic_trace(program), torch.linspace(0.1, 1, 64), torch.ones(4)
+    for passed, answer in ((w, "ok"), (w + 1e-6, "worse")):
+        compiled = CompiledGraph("forward", graph, [[x, w]], [[torch.sin(x), passed]], [[x, w]])
+        whole = check_graph(compiled, 0).whole
+        assert whole.answer == answer
+    assert whole.reason == "output 1 is not the input that it should be"
+
+
 def test_the_dossier_has_it_and_says_so(tmp_path: Path) -> None:
     x = torch.ones(4)
     case = Case(traced(1), [capture([x, x])], "wrong_value")

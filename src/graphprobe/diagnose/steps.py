@@ -251,9 +251,10 @@ def kernels(
     report.notes += [EQUAL.format(count=count) for count in watch.equal.values() if expose and count > 1]
     wrong: list[tuple[CompiledGraph, int]] = []
     with compilation.configured():
-        suspects = _checked(watch, report, wrong, everywhere)
-        if not everywhere and not wrong and not suspects:
-            suspects = _checked(watch, report, wrong, True)
+        suspects = _checked(watch, watch.compiled, report, wrong, everywhere)
+        if not wrong and not suspects:
+            unseen = [compiled for compiled in watch.compiled if compiled.to_show is not None]
+            suspects = _checked(watch, unseen, report, wrong, True)
         report.compiles += len(watch.compiled) + sum(bool(compiled.shown) for compiled in watch.compiled)
         report.notes += [compiled.problem for compiled in watch.compiled if compiled.problem]
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
@@ -270,11 +271,15 @@ def kernels(
 
 
 def _checked(
-    watch: Watch, report: RungReport, wrong: list[tuple[CompiledGraph, int]], everywhere: bool
+    watch: Watch,
+    graphs: Sequence[CompiledGraph],
+    report: RungReport,
+    wrong: list[tuple[CompiledGraph, int]],
+    everywhere: bool,
 ) -> list[Suspect]:
-    """What is wrong in the compiled graphs; calls that are wrong as a whole go into `wrong`."""
+    """What is wrong in compiled graphs; calls that are wrong as a whole go into `wrong`."""
     suspects: list[Suspect] = []
-    for compiled in watch.compiled:
+    for compiled in graphs:
         before, checked = len(suspects), report.checked
 
         def show_if_wrong(whole: LocalError, compiled: CompiledGraph = compiled) -> None:

@@ -270,8 +270,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _squared(value: Any) -> Any:
-    real = not _is_wide(value) or not value.is_complex()
-    return (value if real else value.abs()).square().to(value.dtype) if _is_wide(value) else _copy(value)
+    return (value.abs() if value.is_complex() else value).square().to(value.dtype) if _is_wide(value) else _copy(value)
 
 
 def _one(value: Any) -> Any:

@@ -44,7 +44,8 @@ class Difference(msgspec.Struct, frozen=True):
         text: with figures.
         z: largest error in units of noise; inf for what is no number.
         weight: whether it counts.
-        worst: the worst element of values that differ; None where no values are compared.
+        worst: the worst element of values that differ; None where no values are compared, and in what comes after the
+            first certain difference.
         log: what was raised, whole, for a report; empty where nothing was.
     """
 
