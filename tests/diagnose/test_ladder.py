@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import graphprobe
-from graphprobe.diagnose import kernel_check, steps
-from graphprobe.diagnose.kernel_check import check_graph
+from graphprobe.diagnose import kernel_check, notes, steps
+from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.ladder import Ladder, Limits
 from graphprobe.diagnose.local import LocalError, Suspect
 from graphprobe.diagnose.passes import Step
@@ -394,6 +394,9 @@ def test_what_runs_agree_on_is_kept_once(tmp_path: Path) -> None:
     assert same_bits(model.weight, reference.before[0][1]) == []
 
 
+PASSES_FIRST = {"dynamo": "not_run", "aot": "not_run", "passes": "right", "kernels": "wrong", "plain": "wrong"}
+
+
 def layers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.tanh((x @ w).relu() @ w).sum(1)
 
@@ -405,15 +408,57 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_check, "LARGE", 1)
 
 
+ADDS_ONE = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
+"""relu is x + 1."""
+
+
 @pytest.mark.usefixtures("large")
 def test_of_a_large_program_only_what_is_wrong_is_looked_into(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x, w = torch.randn(160, 160), torch.randn(160, 160, requires_grad=True)
-    with planting.no_caches(), planting.cpp("tanh", lambda x: f"({x} * {x})"):
+    with torch._inductor.config.patch(ADDS_ONE):
         found = graphprobe.diagnose(layers, x, w, out=tmp_path)
-    assert [(f.stage, f.op) for f in found.findings] == [("codegen", "aten.tanh.default")], found.notes
-    assert states(found) == {"dynamo": "right", "aot": "right", "passes": "right", "kernels": "wrong", "plain": "wrong"}
+    assert [(f.stage, f.op) for f in found.findings] == [("codegen", "aten.relu.default")], found.notes
+    assert states(found) == PASSES_FIRST and found.notes == [notes.SPARED]
     assert found.ruled_out == [], "these rungs were only run"
+    assert (
+        found.findings[0].kernel and "replaced by its part of the graph the fault is gone" in found.findings[0].reason
+    )
+
+
+@pytest.mark.usefixtures("large")
+def test_of_a_large_program_that_is_only_a_little_wrong_values_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    far_off = steps.far_off_launches
+
+    def told(graphs: list[CompiledGraph], prover: Prover) -> list[Suspect]:  # in a child process
+        found = far_off(graphs, prover)
+        (tmp_path / "far_off").write_text(f"{len(found)}")
+        return found
+
+    monkeypatch.setattr(steps, "far_off_launches", told)
+    x, w = 100 * torch.rand(160, 160), torch.rand(160, 160, requires_grad=True)
+    with torch._inductor.config.patch(ADDS_ONE):
+        found = graphprobe.diagnose(lambda x, w: (x @ w).relu() @ w, x, w, out=tmp_path)
+    assert [(f.stage, f.op) for f in found.findings] == [("codegen", "aten.relu.default")], found.notes
+    assert states(found) == PASSES_FIRST and (tmp_path / "far_off").read_text() == "0"
+
+
+@pytest.mark.usefixtures("large")
+def test_of_a_large_program_that_the_passes_get_wrong_each_rung_is_run(tmp_path: Path) -> None:
+    def doubles(graph: torch.fx.Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default):
+            with graph.inserting_after(node):
+                node.replace_all_uses_with(twice := graph.call_function(torch.ops.aten.mul.Tensor, (node, 2.0)))
+            twice.args = (node, 2.0)
+
+    x, w = torch.randn(160, 160), torch.randn(160, 160, requires_grad=True)
+    with planting.inductor(post_grad_custom_post_pass=doubles):
+        found = graphprobe.diagnose(layers, x, w, out=tmp_path)
+    assert [(f.stage, f.pass_) for f in found.findings] == [("post_grad", "post_grad_custom_post_pass")], found.notes
+    assert states(found)["dynamo"] == states(found)["aot"] == "right" and notes.SPARED not in found.notes
 
 
 @pytest.mark.usefixtures("large")

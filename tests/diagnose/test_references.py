@@ -10,6 +10,10 @@ import pytest
 import torch
 
 import graphprobe
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.references import measure
+from graphprobe.judge.observation import read
+from graphprobe.judge.uncompiled import Reference
 
 X = torch.linspace(-2, 2, 24).reshape(4, 6) + 0.01
 
@@ -110,3 +114,19 @@ def test_roundings_of_sums_accuse_nobody_where_there_is_no_float64_run(
 
     found = graphprobe.diagnose(step, torch.randn(4, 3, 32, 32), grad=True)
     assert found.verdict != "fault", found.findings
+
+
+@pytest.mark.parametrize(("fn", "runs"), [(torch.sin, 1), (lambda x: (x * 1e6).sin(), 3)])
+def test_one_perturbed_run_is_enough_for_now_if_it_is_not_moved_far(fn: Callable[..., Any], runs: int) -> None:
+    program = Program(fn, [((X,), {})])
+
+    def run(step: Callable[[Program], Any], kind: Any) -> Any:
+        return step(program)
+
+    reference = Reference([[read(call) for call in program.run(lambda fn: fn)]] * 2)
+    assert measure(reference, run, few=True) == []
+    assert len(reference.perturbed) == runs and reference.few == (runs == 1)
+    while reference.make_perturbed:
+        before = len(reference.perturbed)
+        assert reference.perturb_more() and len(reference.perturbed) > before
+    assert len(reference.perturbed) == 3 + 8 and not reference.few

@@ -179,3 +179,15 @@ def test_a_copy_that_is_let_go_of_is_read_again() -> None:
     file.release(copy, original, None, 3)
     assert resident(copy) == 0
     assert torch.equal(copy, original), "what is no copy is left alone, and the copy is as it was"
+
+
+def test_another_copy_of_a_copy_is_made_of_the_file() -> None:
+    file, original = ValueFile(), torch.arange(LARGE, dtype=torch.int32).view(torch.uint8)
+    copy = file.copy(original)
+    size = file.size
+    other = file.again(copy)
+    other += 1
+    assert torch.equal(copy, original) and torch.equal(other, original + 1) and file.size == size
+    again = file.again(original)
+    again += 1
+    assert torch.equal(copy, original), "of what is no copy, a clone"

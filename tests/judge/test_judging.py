@@ -14,11 +14,12 @@ import torch
 
 from graphprobe.diagnose.program import Program
 from graphprobe.engine.interpret import copied_together
+from graphprobe.engine.reference import array_from
 from graphprobe.engine.value_file import InFile, ValueFile
 from graphprobe.errors import Raised
-from graphprobe.judge.judging import Difference, compare, identical, judged, strides
+from graphprobe.judge.judging import Difference, Judged, compare, identical, judged, strides
 from graphprobe.judge.observation import Observation, read
-from graphprobe.judge.uncompiled import Reference
+from graphprobe.judge.uncompiled import Reference, Spot
 
 ROUNDOFF = 2.0**-24
 
@@ -159,10 +160,51 @@ def test_a_few_runs_that_are_near_each_other_by_chance_accuse_nobody() -> None:
 
     few = replace(reference, perturbed=[reference.wide] * 3)
     assert compare(few, off_by(1000)), "three runs that happen to agree"
-    assert compare(replace(few, make_perturbed=more), off_by(1000)) == [] and asked == [1]
-    assert judged(replace(few, make_perturbed=more), off_by(1000)).asks == "perturbed" and asked == [1]
-    assert [d.certain for d in compare(replace(few, make_perturbed=more), off_by(1e6))] == [True] and asked == [1]
-    assert [d.certain for d in compare(replace(few, make_perturbed=more), off_by(14_000))] == [True] and asked == [1, 1]
+    assert compare(replace(few, make_perturbed=[more]), off_by(1000)) == [] and asked == [1]
+    assert judged(replace(few, make_perturbed=[more]), off_by(1000)).asks == "perturbed" and asked == [1]
+    assert [d.certain for d in compare(replace(few, make_perturbed=[more]), off_by(1e6))] == [True] and asked == [1]
+    assert [d.certain for d in compare(replace(few, make_perturbed=[more]), off_by(14_000))] == [True] and asked == [
+        1,
+        1,
+    ]
+
+
+def test_one_perturbed_run_convicts_what_is_grossly_wrong_and_acquits_nobody() -> None:
+    x = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
+    reference = reference_of(lambda x: x.sum(1), [x], grad=None, wide=True)
+    usual, asked = reference.perturbed, []
+
+    def more() -> list[list[Observation]]:
+        asked.append(1)
+        return usual[1:]
+
+    def one() -> Reference:
+        return replace(reference, perturbed=usual[:1], make_perturbed=[more, list])
+
+    def off_by(roundoffs: float) -> list[Observation]:
+        return results(lambda x: x.sum(1) + roundoffs * ROUNDOFF, [x])
+
+    assert one().few and not replace(one(), make_perturbed=[more]).few
+    assert judged(one(), off_by(1e6), doubting=True).asks == "" and judged(one(), off_by(1e6)).differences[0].certain
+    assert judged(one(), off_by(100), doubting=True).asks == "perturbed", "right, by one run only"
+    assert judged(one(), off_by(100)) == Judged() and asked == []
+    assert judged(one(), off_by(20_000), doubting=True).asks == "perturbed", "wrong, by less than tells"
+
+
+def test_with_one_perturbed_run_an_element_learns_from_its_row_and_column() -> None:
+    x = torch.randn(32, 48, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 48)
+    reference = reference_of(lambda x: x * 3, [x], grad=None, wide=True)
+    spot, wide = Spot(reference, 0, "outputs", 0), reference.wide
+    assert wide is not None
+    moved = [[replace_output(wide[0], wide[0].outputs[0] + x * ROUNDOFF * torch.randn(32, 48))]]
+    for few in (False, True):
+        made = replace(reference, perturbed=moved, make_perturbed=[list, list] if few else [])
+        ratio = replace(spot, reference=made).sigma(array_from(wide[0].outputs[0])) / array_from(x.abs() * ROUNDOFF)
+        assert (ratio.min() > 0.05) == few
+
+
+def replace_output(call: Observation, value: torch.Tensor) -> Observation:
+    return Observation(None, [value], call.inputs, [], frozenset())
 
 
 def test_values_that_are_no_floats_are_exact() -> None:

@@ -26,6 +26,7 @@ from graphprobe.judge.verdict import (
     Answer,
     RungName,
     State,
+    below_first_wrong,
     exonerated,
     first_wrong,
     state_of,
@@ -107,6 +108,11 @@ def test_the_first_wrong_rung() -> None:
     assert first_wrong({}) is None
     assert first_wrong(dict.fromkeys(RUNGS, "unsure")) is None
     assert first_wrong({"plain": "wrong", "passes": "wrong", "aot": "right"}) == "passes"
+
+
+def test_the_rungs_below_the_first_wrong_one() -> None:
+    assert below_first_wrong({"plain": "wrong", "passes": "wrong", "aot": "right"}) == {"aot": "right"}
+    assert below_first_wrong({"plain": "right", "dynamo": "unsure"}) == {"plain": "right", "dynamo": "unsure"}
 
 
 STATE, STAGE = st.sampled_from(STATES), st.sampled_from((*STAGES, "unknown"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -16,7 +16,7 @@ from graphprobe.engine.subgraph import is_view, producer
 from graphprobe.errors import Raised
 from graphprobe.findings import Finding, Stage
 from graphprobe.internals.operators.operators import Overload
-from graphprobe.judge.refusals import user_line
+from graphprobe.judge.refusals import refusal_of, user_line
 
 
 class Origin(msgspec.Struct):
@@ -207,15 +207,18 @@ def _origin_node(value: Any, written: str) -> Node | None:
     return origins[0] if origins else None
 
 
-def unsupported(told: str, raised: Raised, origin: Origin | None) -> Finding:
-    """A refusal of torch's as a finding; `told`: in torch's words, with the remedy."""
-    place = origin or Origin("unknown")
+def refused(raised: Sequence[Raised | None], origin: Origin | None) -> Finding | None:
+    """A refusal of torch's, in its words and with the remedy; None unless that is all that was raised."""
+    told = [found for error in raised if error is not None and (found := refusal_of(error)) is not None]
+    if not told or len(told) < len(raised):
+        return None
+    place, first = origin or Origin("unknown"), next(error for error in raised if error is not None)
     return Finding(
         kind="unsupported",
         stage="unknown",
         op=place.op,
         node=place.node,
-        source=place.source or user_line(raised),
+        source=place.source or user_line(first),
         module=place.module,
-        reason=told,
+        reason=told[0],
     )

@@ -17,7 +17,7 @@ import torch
 
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier.writer import complete_dossier
-from graphprobe.diagnose.exceptions import Origin, origin_of_stack, unsupported
+from graphprobe.diagnose.exceptions import Origin, origin_of_stack, refused
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.program_text.fresh import FreshProcesses
 from graphprobe.diagnose.references import T, measure
@@ -29,14 +29,22 @@ from graphprobe.engine.isolate import Board, Outcome, isolated, told_on
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.errors import COMPILING, Raised
-from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more
+from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, kind_of_death, told_more
 from graphprobe.internals import after_fork, caches
 from graphprobe.internals.operators import collectives
 from graphprobe.judge.judging import Difference, Judged, identical, judged, worst_of
 from graphprobe.judge.observation import Observation, ObservationRecord, read
-from graphprobe.judge.refusals import refusal_of
 from graphprobe.judge.uncompiled import Reference, roundoff_of
-from graphprobe.judge.verdict import RUNGS, RungName, State, first_wrong, state_of, to_blame, verdict_of
+from graphprobe.judge.verdict import (
+    RUNGS,
+    RungName,
+    State,
+    below_first_wrong,
+    first_wrong,
+    state_of,
+    to_blame,
+    verdict_of,
+)
 from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
 
 log = logging.getLogger(__name__)
@@ -156,7 +164,7 @@ class Ladder:
             if self.result.verdict == "healthy" and self.top not in self.alike:
                 self._look_at_bits(self)
             rungs: Sequence[RungName] = RUNGS if self.compilation.is_inductor else ("dynamo", "kernels")
-            self.result.rungs = [*map(self._shown, rungs)]
+            self.result.rungs = [notes.rung(name, self.failing.get(name)) for name in rungs]
             for finding in self.result.findings:
                 complete_dossier(finding, self.result.rungs, self.compilation.backend_name)
 
@@ -297,7 +305,7 @@ class Ladder:
             outcome = self.step(partial(step, self.program))  # in a child: it changes parameters in place
             return None if outcome.value is None else msgspec.convert(outcome.value, kind)
 
-        self.result.notes += measure(reference, run)
+        self.result.notes += measure(reference, run, few=self._spare)
 
     def compared(self, report: RungReport, *, better: list[Difference] | None = None) -> list[Difference]:
         """What differs in a rung's calls; noise is measured only where something does. `better` as for `compare`."""
@@ -308,15 +316,18 @@ class Ladder:
             if self._judge(partial(identical, self.reference, calls), bool):
                 self.alike.add(rung)
                 return []
+            if (same := self._as_top(calls)) is not None:
+                return same
             what, text = "whether rounding explains what differs", notes.UNJUDGED
             self._measure_noise(self.reference)
             self._name = rung
             if not self.room.fits("judging", "whether rounding explains what differs is not known"):
                 return notes.unsure_of_numbers([])
-            found = self._judge(partial(judged, self.reference, calls), Judged)
+            judge = partial(judged, self.reference, calls, doubting=rung == self.top)
+            found = self._judge(judge, Judged)
             while found is not None and found.asks:
                 self.reference.add(found.asks)
-                found = self._judge(partial(judged, self.reference, calls), Judged)
+                found = self._judge(judge, Judged)
         except NoTimeLeft as spent:
             self._noise_unknown = True
             self.late(what, spent)
@@ -328,6 +339,16 @@ class Ladder:
         if better is not None:
             better += found.better
         return notes.unsure_of_numbers(found.differences) if self._noise_unknown else found.differences
+
+    def _as_top(self, calls: list[Observation]) -> list[Difference] | None:
+        """What differs on the rung that the user runs, if this one gives the same bits; None if it gives others."""
+        known = self.reports.get(self.top) if self._name != self.top else None
+        differences = self.failing.get(self.top)
+        if known is None or not differences or any(call.raised is not None for call in calls):
+            return None
+        assert self.reference is not None
+        top = replace(self.reference, eager=[self._read(known.calls)])
+        return differences if self._judge(partial(identical, top, calls), bool) else None
 
     def seen_by(self, look: Callable[[Reference, list[Observation]], T], kind: type[T], report: RungReport) -> T | None:
         """What `look` sees in a rung's calls, in a process of its own; `kind`: of what it gives."""
@@ -398,10 +419,15 @@ class Ladder:
         return self.looking("kernels", expose=False) if fits else None
 
     def _climb_rungs(self) -> None:
-        """Each rung below the top, looked into; of large programs, only those that are wrong."""
+        """Each rung below the top, looked into; of large programs, only those that are wrong, the passes first."""
         late: list[RungName] = ["dynamo", "aot", "passes", "kernels"] if self.compilation.is_inductor else ["dynamo"]
-        spare = self.room.sizes.large and not (self.limits.deep or self.limits.exact)
+        spare = self._spare
         try:
+            if spare and self.compilation.is_inductor:
+                self._rung("passes", self.looking("passes", inside=False))
+                if self.states().get("passes") == "right":
+                    late = ["kernels"]
+                    self.result.notes.append(notes.SPARED)
             while late and not (self.limits.first and self._wrong() - {self.top}):
                 self._rung(late[0], self.looking(late[0], inside=not spare))
                 done = late.pop(0)
@@ -409,6 +435,11 @@ class Ladder:
                     self._rung(name, self.looking(name))
         except NoTimeLeft as spent:
             self.late(f"what is wrong on the rungs {', '.join(late)}", spent)
+
+    @property
+    def _spare(self) -> bool:
+        """Whether the program is so large that no more is run than its verdict needs."""
+        return self.room.sizes.large and not (self.limits.deep or self.limits.exact)
 
     def _wrong(self) -> set[RungName]:
         return {name for name, state in self.states().items() if state == "wrong"}
@@ -479,7 +510,7 @@ class Ladder:
         first = first_wrong(states)
         assert first is not None
         certain = [d for d in self.failing[first] if d.certain]
-        guilty = to_blame(self.result.findings, self._lower(states), {d.kind for d in certain})
+        guilty = to_blame(self.result.findings, below_first_wrong(states), {d.kind for d in certain})
         guilty = self._explain(self, first, guilty, certain)
         self._tell_latent([f for f in self.result.findings if f not in guilty])
         self.result.findings = guilty
@@ -517,12 +548,6 @@ class Ladder:
             self.result.verdict, self.result.findings = "undecided", []
             self.result.notes.insert(0, f"it differed in one run, and in none of {REPEATS} more")
 
-    def _lower(self, states: dict[RungName, State]) -> dict[RungName, State]:
-        """The states of the rungs below the first wrong one; those above it tell nothing of the stages below."""
-        first = first_wrong(states)
-        at = RUNGS.index(first) if first is not None else len(RUNGS)
-        return {name: state for name, state in states.items() if RUNGS.index(name) < at}
-
     def _tell_latent(self, findings: Sequence[Finding]) -> None:
         """What was seen inside and shows in nothing that the user can observe."""
         told = [Latent(**{name: getattr(f, name) for name in Latent.__struct_fields__}) for f in findings]
@@ -556,19 +581,13 @@ class Ladder:
         """The program as one that torch refuses to compile, in words that torch documents."""
         report = self.reports.get(self.top)
         certain = [d for d in self.failing.get(self.top, ()) if d.certain]
-        if report is None or not certain:
-            return None
-        raised = [r for d in certain if (r := report.calls[d.call].raised) is not None]
-        refusals = [told for r in raised if (told := refusal_of(r)) is not None]
-        if len(refusals) < len(certain):  # it is wrong in another way, too
-            return None
-        return unsupported(refusals[0], raised[0], report.origin)
+        return None if report is None else refused([report.calls[d.call].raised for d in certain], report.origin)
 
     def _is_excess(self, user: State) -> bool:
         """Whether all that differs is gone once kernels round narrow values as eager does."""
         narrow = self.reference is not None and bool(self.reference.rounded) and self.compilation.is_inductor
         differs = user in ("wrong", "unsure") or bool(self.better.get(self.top))
-        if not narrow or not differs or "crash" in self._kinds():
+        if not narrow or not differs or any("crash" in d.kind for d in self.failing.get(self.top, ())):
             return False
         self.on_step("rounded")
         rounding = self.compilation.with_setting(notes.ROUNDING, True)
@@ -577,9 +596,6 @@ class Ladder:
             return False
         better: list[Difference] = []
         return not self.compared(msgspec.convert(outcome.value, RungReport), better=better) and not better
-
-    def _kinds(self) -> str:
-        return " ".join(d.kind for d in self.failing.get(self.top, ()))
 
     def _excess_note(self) -> str:
         """Which op keeps a narrow value wider, where, and what makes it round."""
@@ -590,11 +606,3 @@ class Ladder:
         places = [*report.wider, *report.suspected] if report is not None else []
         shown = [*self.failing.get(self.top, ()), *self.better.get(self.top, ())]
         return notes.keeps_wider(next((p for p in places if p.op), None), shown[0] if shown else None)
-
-    def _shown(self, name: RungName) -> Rung:
-        found = self.failing.get(name)
-        worst = next((d for d in found or () if d.certain), next(iter(found or ()), None))
-        if worst is None:
-            return Rung(name=name, state=state_of(found))
-        place = f" in {worst.where}" if worst.where else ""
-        return Rung(name=name, state=state_of(found), difference=f"{worst.kind}{place}: {worst.text}")

@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.engine.interpret import copied, copied_together, flat_outputs
+from graphprobe.engine.interpret import copied, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.reference import (
     AT_ONCE,
@@ -24,7 +24,6 @@ from graphprobe.engine.reference import (
     dtype_of,
     is_noisy,
     leaves,
-    nudge,
     references,
     terms_of,
 )
@@ -32,11 +31,10 @@ from graphprobe.engine.undefined import ALLOCATIONS, CONVERSIONS, unrepresentabl
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import equal_bits
 from graphprobe.findings import Kind, Latent, Stage
-from graphprobe.internals.tensors.trees import tree_map
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import WorkingDtype
-from graphprobe.numerics.noise import Noise, sigma_from_runs
-from graphprobe.numerics.verdict import NARROW, judge, judge_exact, tolerated
+from graphprobe.numerics.noise import Noise
+from graphprobe.numerics.verdict import judge, judge_exact, tolerated
 
 
 @dataclass
@@ -223,7 +221,6 @@ class Expectation:
         self._wide_values: list[Any] | None = None
         self._problem: LocalError | None = None
         self._typicals: dict[int, float] = {}
-        self._moved: list[list[Any]] | None = None
         if not comparable(op):
             self._problem = LocalError("skipped", reason="random or undefined by design")
             return
@@ -235,6 +232,11 @@ class Expectation:
                 self._wanted = flat_outputs(call(*_copies(args), **_copies(dict(kwargs))))
         except Exception as error:
             self._problem = LocalError("skipped", reason=f"it does not run by itself: {type(error).__name__}: {error}")
+
+    @property
+    def wanted(self) -> Sequence[Any]:
+        """What the call gives, flat; empty where it is not known."""
+        return self._wanted
 
     def judge(self, got: Any, *, first: bool = False) -> LocalError:
         """Judge one result; with `first`, up to the first value that is worse, else for the worst one."""
@@ -255,9 +257,6 @@ class Expectation:
                 reason = "as the op uncompiled, to a few roundings"
                 worst = max(worst, LocalError("ok", z=near, reason=reason), key=_rank)
                 continue
-            if (own := self._by_own(i, want, have)) is not None:
-                worst = max(worst, own, key=_rank)
-                continue
             try:
                 wide = self._wide()
             except Exception as error:
@@ -276,52 +275,11 @@ class Expectation:
             self._typicals[i] = _typical(self._wanted[i])
         return self._typicals[i]
 
-    def _by_own(self, i: int, want: torch.Tensor, have: torch.Tensor) -> LocalError | None:
-        """`ok` where a large result is no further from the uncompiled one than this is moved by its inputs' roundings.
-
-        What that does not explain is for the float64 runs, which take much longer, to judge.
-        """
-        if self._file is None or not is_noisy(want) or dtype_of(want).unit_roundoff >= NARROW:
-            return None
-        if self._moved is None:
-            self._moved = [self._own_run(seed) for seed in range(RUNS)]
-        runs = [array_from(run[i]) for run in self._moved if i < len(run) and isinstance(run[i], torch.Tensor)]
-        centre, facts = array_from(want), dtype_of(want)
-        if len(runs) < RUNS or any(run.shape != centre.shape for run in runs):
-            return None
-        noise = Noise(sigma_from_runs(centre, runs, STEP))
-        answer = judge(RunValues(array_from(have), facts), centre, noise, thresholds=tolerated(facts), brief=True)
-        self._file.release(want, have, *runs)
-        return LocalError("ok", z=answer.candidate.max, reason=answer.reason) if answer.answer == "ok" else None
-
-    def _own_run(self, seed: int) -> list[Any]:
-        """The results for inputs that are a rounding off, in their own precision."""
-        generator, file = torch.Generator().manual_seed(seed), self._file
-        assert file is not None
-        try:
-            with torch.no_grad():
-                args, kwargs = tree_map(partial(_moved, generator=generator), (list(self._args), dict(self._kwargs)))
-                found = flat_outputs(self._call(*args, **kwargs))
-        except Exception:  # the float64 run tells
-            return []
-        return copied_together(found, file.copy)
-
     def _wide(self) -> list[Any]:
         if self._wide_values is None:
             given = (self._op, self._call, self._args, self._kwargs, self._inputs, self._wanted, self._rounded)
             self._wide_values = _wide(*given, self._file)
         return self._wide_values
-
-
-STEP = 2.0**-23
-"""By how much of itself a number of float32 is moved: to the next one, or the one after."""
-
-
-def _moved(value: Any, generator: torch.Generator) -> Any:
-    copy = copied(value)
-    if isinstance(copy, torch.Tensor) and copy.dtype is torch.float32:
-        nudge(copy, generator, STEP)
-    return copy
 
 
 def _nearness(want: torch.Tensor, have: torch.Tensor, rms: Callable[[], float]) -> float | None:

@@ -11,10 +11,11 @@ import torch
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole_proof import NUMBERS
 from graphprobe.errors import Raised
-from graphprobe.findings import BitDifference, Finding, Kind, Latent, told_more
+from graphprobe.findings import BitDifference, Finding, Kind, Latent, Rung, told_more
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.uncompiled import Reference
+from graphprobe.judge.verdict import RungName, state_of
 
 LEFT_OUT = "With the pass left out, the graphs compute what they should."
 
@@ -53,6 +54,9 @@ ONE_THREAD = (
 UNWATCHED = "not every pass was looked into: this torch lacks {names}"
 """Of a torch that announces its passes in another way."""
 
+SPARED = "dynamo and aot were not run by themselves: passes, which runs all that they do, is right"
+"""Of a large program."""
+
 GOES_ON = "the same command goes on from there"
 """Behind what the budget has ended, where that is so."""
 
@@ -62,6 +66,15 @@ ROUNDING = "emulate_precision_casts"
 UNSEEN = "it was not held against the uncompiled program"
 UNJUDGED = "it differs, and it is not known whether rounding explains that"
 """Of what is no difference where float64 cannot tell, or where no time, or no memory, was left to look."""
+
+
+def rung(name: RungName, found: Sequence[Difference] | None) -> Rung:
+    """A rung as it is told, with the first difference that counts; None: it was not run, or could not be."""
+    worst = next((d for d in found or () if d.certain), next(iter(found or ()), None))
+    if worst is None:
+        return Rung(name=name, state=state_of(found))
+    place = f" in {worst.where}" if worst.where else ""
+    return Rung(name=name, state=state_of(found), difference=f"{worst.kind}{place}: {worst.text}")
 
 
 def unsure_of_numbers(found: Sequence[Difference]) -> list[Difference]:

@@ -38,8 +38,11 @@ class Runner(Protocol):
         ...
 
 
-def measure(reference: Reference, run: Runner) -> list[str]:
-    """Fill in the runs of a reference that the noise is taken from; returns what could not be measured."""
+def measure(reference: Reference, run: Runner, *, few: bool = False) -> list[str]:
+    """Fill in the runs of a reference that the noise is taken from; returns what could not be measured.
+
+    `few`: one perturbed run is enough for now, if nothing in the program is narrow, or is moved far by it.
+    """
     _measure_undefined(reference, run)
     problems = _measure_roundings(reference, run)
     if not problems:
@@ -57,14 +60,19 @@ def measure(reference: Reference, run: Runner) -> list[str]:
     def moved(seeds: Sequence[int], rough: bool) -> list[list[Observation]]:
         return [calls for seed in seeds if (calls := wide(seed, rough=rough))]
 
-    rough = watched
-    perturbed = moved(range(PERTURBED), rough)
+    rough, seeds = watched, range(PERTURBED)
+    perturbed = moved(seeds[:1], rough) if few and not reference.rounded else []
+    if perturbed and not run(lambda _: _is_shifted_in_any(centre, perturbed, FAR_SHIFT), bool):
+        reference.wide, reference.perturbed = centre, perturbed
+        reference.make_perturbed = [partial(moved, more, rough) for more in ([2], [1], MORE_PERTURBED)]
+        return problems
+    perturbed += moved(seeds[len(perturbed) :], rough)
     if run(lambda _: _is_another_program(centre, perturbed), bool):
         rough = False
-        perturbed = moved(range(PERTURBED), rough)
+        perturbed = moved(seeds, rough)
     if len(perturbed) == PERTURBED:
         reference.wide, reference.perturbed = centre, perturbed
-        reference.make_perturbed = partial(moved, MORE_PERTURBED, rough)
+        reference.make_perturbed = [partial(moved, MORE_PERTURBED, rough)]
     return problems
 
 
@@ -106,25 +114,33 @@ SHIFT, LEAST_SHIFT = 16.0, 1e-6
 """Runs are of another program where their mean is apart from the centre by so many times their own scatter, and by this
 share of the centre's rms."""
 
+FAR_SHIFT = 1e-2
+"""Of the centre's rms: what a single run is moved by less than tells roundings as well as three, for gross errors."""
+
 SOME, EVERY = 1 << 22, 8
 """Of tensors of so many elements, each eighth piece is looked at."""
 
 
 def _is_another_program(centre: Sequence[Observation], runs: Sequence[Sequence[Observation]]) -> bool:
     """Whether what watches the runs has changed what they compute: some composite ops take another way then."""
-    if len(runs) < 2:
-        return False
+    return len(runs) > 1 and _is_shifted_in_any(centre, runs, LEAST_SHIFT)
+
+
+def _is_shifted_in_any(centre: Sequence[Observation], runs: Sequence[Sequence[Observation]], least: float) -> bool:
+    """Whether any value is shifted in the runs, see `SHIFT`; `least`: by this share of the centre's rms."""
     for i, call in enumerate(centre):
         for part in ("outputs", "inputs", "gradients"):
             for j, value in enumerate(getattr(call, part)):
                 others = [o for run in runs for o in getattr(run[i], part)[j : j + 1]]
                 alike = is_noisy(value) and all(is_noisy(o) and o.shape == value.shape for o in others)
-                if alike and len(others) == len(runs) and _is_shifted(array_from(value), [*map(array_from, others)]):
-                    return True
+                if alike and len(others) == len(runs):
+                    arrays = [array_from(run) for run in others]
+                    if _is_shifted(array_from(value), arrays, least):
+                        return True
     return False
 
 
-def _is_shifted(centre: Array, runs: Sequence[Array]) -> bool:
+def _is_shifted(centre: Array, runs: Sequence[Array], least: float) -> bool:
     count, totals = 0, np.zeros(3)
     flat_centre, flat_runs = flat(centre), [flat(run) for run in runs]
     for low in range(0, centre.size, CHUNK * (1 if centre.size < SOME else EVERY)):
@@ -141,7 +157,7 @@ def _is_shifted(centre: Array, runs: Sequence[Array]) -> bool:
         stacked -= mean
         totals += [_squares(mean), _squares(stacked) / len(stacked), _squares(middle)]
     gap, scatter, size = np.sqrt(totals / max(1, count))
-    return bool(gap > SHIFT * scatter + LEAST_SHIFT * size)
+    return bool(gap > SHIFT * scatter + least * size)
 
 
 def _squares(values: Array) -> float:

@@ -93,13 +93,18 @@ class Watch:
     """Keeps what Dynamo handed to a backend, and what the stages made of it."""
 
     def __init__(
-        self, skip: Collection[tuple[str, str]] = (), file: ValueFile | None = None, told: Path | None = None
+        self,
+        skip: Collection[tuple[str, str]] = (),
+        file: ValueFile | None = None,
+        told: Path | None = None,
+        recorded: int = RECORDED,
     ) -> None:
         """`skip`: phases and names of passes to leave out. `file`: has the memory of the values that are kept.
 
         `told`: a file that has the operation that is run, an `Origin`, for a process that may not live to tell.
+        `recorded`: calls of each graph whose values are kept.
         """
-        self.file, self.told = file, told
+        self.file, self.told, self.recorded = file, told, recorded
         self.dynamo: list[DynamoGraph] = []
         self.snapshots = Snapshots(skip)
         self.graphs: list[StageGraph] = []
@@ -161,7 +166,7 @@ class Watch:
                 record.logs = self.snapshots.logs[logs:]
 
             def run(*args: Any) -> Any:
-                if len(record.calls) < RECORDED:
+                if len(record.calls) < self.recorded:
                     record.calls.append(self.captured(args))
                 return compiled(*args)
 
@@ -192,7 +197,7 @@ def interpreted(watch: Watch, graph: GraphModule, direction: str, log: PassLog |
     watch.graphs.append(record)
 
     def run(*values: Any) -> Any:
-        if len(record.inputs) < RECORDED:
+        if len(record.inputs) < watch.recorded:
             record.inputs.append(watch.copied(values))
         recorder = Recorder(record.graph, keep=False, watch=None if watch.told is None else watch.tell)
         try:
@@ -268,7 +273,7 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
             record.to_show = functools.partial(_showing, record, inputs, settings, stages.resumed())
 
         def run(args: list[Any]) -> Any:
-            if len(record.inputs) >= RECORDED:
+            if len(record.inputs) >= watch.recorded:
                 return compiled(args)
             values = list(args)
             record.inputs.append(watch.copied(values))

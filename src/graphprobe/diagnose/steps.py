@@ -35,7 +35,7 @@ from graphprobe.diagnose.searches.bisect import culprits
 from graphprobe.diagnose.searches.blame import graphs_of_calls, isolated_suspects
 from graphprobe.diagnose.searches.decompositions import check_decompositions
 from graphprobe.diagnose.searches.equal_graphs import EQUAL
-from graphprobe.diagnose.searches.kernel_names import MORE, name_kernels
+from graphprobe.diagnose.searches.kernel_names import MORE, far_off_launches, name_kernels
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import flat_outputs, run_graph
 from graphprobe.engine.isolate import doing
@@ -239,9 +239,9 @@ def kernels(
 ) -> RungReport:
     """Inductor's kernels; with `expose`, every value of its graphs against the op run by itself.
 
-    Without `everywhere` these are only the values of graphs that are wrong, or cannot be judged as a whole; of all if
-    none is. With `only_alone` an op is accused only if it is wrong when compiled by itself: in a graph that is wrong
-    already, others may look wrong.
+    Without `everywhere` launches are replaced first where a graph is far off; where that names no op, the values are
+    those of graphs that are wrong, or cannot be judged as a whole; of all if none is. With `only_alone` an op is
+    accused only if it is wrong when compiled by itself: in a graph that is wrong already, others may look wrong.
     """
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, kernel_rung(watch, expose=expose), report)
@@ -249,25 +249,34 @@ def kernels(
     trim()
     report.broken = watch.broken
     report.notes += [EQUAL.format(count=count) for count in watch.equal.values() if expose and count > 1]
-    wrong: list[tuple[CompiledGraph, int]] = []
     with compilation.configured():
-        suspects = _checked(watch, watch.compiled, report, wrong, everywhere)
-        if not wrong and not suspects:
-            unseen = [compiled for compiled in watch.compiled if compiled.to_show is not None]
-            suspects = _checked(watch, unseen, report, wrong, True)
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+        suspects = [] if everywhere else far_off_launches(watch.compiled, prover)
+        told: list[str] = []
+        if not suspects:
+            suspects = _looked_into(watch, report, prover, told, everywhere, only_alone)
         report.compiles += len(watch.compiled) + sum(bool(compiled.shown) for compiled in watch.compiled)
         report.notes += [compiled.problem for compiled in watch.compiled if compiled.problem]
-        prover = Prover(compilation, watch.dynamo, bool(program.grad))
-        suspects = [*alone([s for s in suspects if not s.whole], prover), *(s for s in suspects if s.whole)]
-        if only_alone:
-            suspects = [s for s in suspects if s.wrong_alone]
-        told: list[str] = []
-        suspects += name_kernels(watch.compiled, wrong, suspects, told, more=not only_alone)
         _prove(suspects, report, prover)
         # What replacing launches could not tell would contradict what is proven by itself.
         report.notes += [note for note in told if not report.findings or MORE in note]
         report.compiles += prover.compiles
     return report
+
+
+def _looked_into(
+    watch: Watch, report: RungReport, prover: Prover, told: list[str], everywhere: bool, only_alone: bool
+) -> list[Suspect]:
+    """What is wrong among the values of compiled graphs, with its kernels; `told` gets what these could not tell."""
+    wrong: list[tuple[CompiledGraph, int]] = []
+    suspects = _checked(watch, watch.compiled, report, wrong, everywhere)
+    if not wrong and not suspects:
+        unseen = [compiled for compiled in watch.compiled if compiled.to_show is not None]
+        suspects = _checked(watch, unseen, report, wrong, True)
+    suspects = [*alone([s for s in suspects if not s.whole], prover), *(s for s in suspects if s.whole)]
+    if only_alone:
+        suspects = [s for s in suspects if s.wrong_alone]
+    return suspects + name_kernels(watch.compiled, wrong, suspects, told, more=not only_alone)
 
 
 def _checked(
@@ -363,7 +372,7 @@ def between(program: Program, compilation: Compilation, point: Graphs) -> RungRe
 
 def upto(program: Program, compilation: Compilation, point: Graphs, told: Path | None = None) -> RungReport:
     """The program on the graphs of one point of the pipeline, op by op; `told`: the file of `Watch.told`."""
-    report, watch = RungReport(), Watch(told=told)
+    report, watch = RungReport(), Watch(told=told, recorded=0)
     run_program(program, compilation, graphs_rung(watch, point), report)
     report.ops = _ops_of(watch)
     return report

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from graphprobe.engine.interpret import copied, copied_together, flat_outputs
+from graphprobe.engine.interpret import Copy, copied, copied_together, flat_outputs
 from graphprobe.engine.naming import op_of
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph
 from graphprobe.internals.ir.index import NotEvaluated, evaluate
@@ -230,9 +230,9 @@ class MixedGraph:
         runs: how often it was run.
     """
 
-    def __init__(self, lowered: LoweredGraph, compiled: Callable[[list[Any]], Any]) -> None:
-        """`compiled` is the boxed callable that runs `lowered.module`, in this process."""
-        self._lowered, self._compiled = lowered, compiled
+    def __init__(self, lowered: LoweredGraph, compiled: Callable[[list[Any]], Any], copy: Copy = torch.clone) -> None:
+        """`compiled` is the boxed callable that runs `lowered.module`, in this process; `copy` is for its inputs."""
+        self._lowered, self._compiled, self._copy = lowered, compiled, copy
         self.launches: list[MixedLaunch] = []
         self.module = lowered.module
         self.runs = 0
@@ -299,7 +299,7 @@ class MixedGraph:
             done.add(at)
             return result
 
-        given = copied_together(inputs)
+        given = copied_together(inputs, self._copy)
         boxed = list(given)
         tap = LaunchTap(self._lowered.module, self._lowered.code, around=around)
         self.runs += 1

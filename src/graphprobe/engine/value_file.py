@@ -68,7 +68,7 @@ class ValueFile:
             self._file = tempfile.TemporaryFile() if path is None else path.open("r+b")  # noqa: SIM115
         self.descriptor = self._file.fileno()
         self._known: dict[tuple[int, bytes], list[int]] = {}
-        self._mapped: dict[int, int] = {}  # sizes, by address
+        self._mapped: dict[int, tuple[int, int]] = {}  # place and size, by address
         self.key = key or (f"{next(_unnamed)}" if path is None else str(path.resolve()))
         _open[self.key] = self
 
@@ -117,7 +117,7 @@ class ValueFile:
         if address in (None, MAP_FAILED):
             raise OSError(ctypes.get_errno(), "a temporary file could not be mapped")
         pages = (ctypes.c_ubyte * size).from_address(address)
-        self._mapped[address] = size
+        self._mapped[address] = place, size
         weakref.finalize(pages, _unmap, self._mapped, address).atexit = False
         return torch.frombuffer(pages, dtype=torch.uint8)
 
@@ -125,6 +125,11 @@ class ValueFile:
         """A copy of flat bytes: of many bytes on the CPU as pages of the file, which other copies of them share."""
         place = self._place(flat) if flat.numel() >= LARGE and flat.device.type == "cpu" else None
         return flat.clone() if place is None else self.mapped(place, flat.numel())
+
+    def again(self, flat: torch.Tensor) -> torch.Tensor:
+        """A copy of flat bytes; of a copy of this file's, that nobody has written to, without looking at them."""
+        place, size = self._mapped.get(flat.data_ptr(), (0, -1))
+        return self.mapped(place, size) if size == flat.numel() else flat.clone()
 
     def release(self, *values: object) -> None:
         """Let go of the memory of copies that nobody has written to: looked at again, they are read from the file.
@@ -135,7 +140,7 @@ class ValueFile:
             address = value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
             address = value.ctypes.data if isinstance(value, np.ndarray) else address
             if address in self._mapped:
-                LIBC.madvise(address, self._mapped[address], MADV_DONTNEED)
+                LIBC.madvise(address, self._mapped[address][1], MADV_DONTNEED)
 
     def moved(self, captured: CapturedValues) -> CapturedValues:
         """The same snapshot, its memory pages of the file."""
@@ -157,8 +162,8 @@ class ValueFile:
             fcntl.lockf(number, fcntl.LOCK_UN)
 
 
-def _unmap(mapped: dict[int, int], address: int) -> None:
-    LIBC.munmap(address, mapped.pop(address))
+def _unmap(mapped: dict[int, tuple[int, int]], address: int) -> None:
+    LIBC.munmap(address, mapped.pop(address)[1])
 
 
 def _samples(size: int) -> tuple[int, int, int]:

@@ -164,8 +164,11 @@ class _MoreRuns(Exception):
         self.which = which
 
 
-def judged(reference: Reference, got: Sequence[Observation]) -> Judged:
-    """As `compare`, but that no further runs are made."""
+def judged(reference: Reference, got: Sequence[Observation], *, doubting: bool = False) -> Judged:
+    """As `compare`, but that no further runs are made.
+
+    `doubting`: runs that are few are enough only to say that something is wrong.
+    """
 
     def ask(which: Asked) -> list[list[Observation]]:
         raise _MoreRuns(which)
@@ -176,9 +179,11 @@ def judged(reference: Reference, got: Sequence[Observation]) -> Judged:
             reference,
             more=None if reference.more is None else lambda: ask("more"),
             make_own=None if reference.make_own is None else lambda: ask("own"),
-            make_perturbed=None if reference.make_perturbed is None else lambda: ask("perturbed"),
+            make_perturbed=[lambda: ask("perturbed")] if reference.make_perturbed else (),
         )
         found.differences = compare(asking, got, better=found.better, enough=ENOUGH, tell=doing)
+        if doubting and reference.few and not any(d.certain for d in found.differences):
+            found.asks = "perturbed"
     except _MoreRuns as asked:
         found.asks = asked.which
     return found

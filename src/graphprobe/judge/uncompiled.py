@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
-from graphprobe.engine.rounding import noise_of
+from graphprobe.engine.rounding import POOL, noise_of, pooled
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import equal_bits
 from graphprobe.judge.observation import Observation
@@ -33,7 +33,7 @@ class Reference:
         narrowest: the largest unit roundoff that a result had in these.
         rounds: whether any operator may round. False: floating-point numbers are the same however they are computed.
         more: makes further such runs.
-        make_perturbed: makes further perturbed runs, wanted where a few of them would accuse.
+        make_perturbed: each makes further perturbed runs, wanted where those that are there would accuse.
         own: runs in the program's own precision, each result rounded anew, narrow or wide; made only where the float64
             run and the uncompiled one are far apart.
         make_own: makes them; None: they are made, or cannot be.
@@ -53,7 +53,7 @@ class Reference:
     narrowest: float = 0.0
     rounds: bool = True
     more: Callable[[], list[list[Observation]]] | None = None
-    make_perturbed: Callable[[], list[list[Observation]]] | None = None
+    make_perturbed: Sequence[Callable[[], list[list[Observation]]]] = ()
     own: list[list[Observation]] = field(default_factory=list)
     make_own: Callable[[], list[list[Observation]]] | None = None
     undefined: list[list[Observation]] = field(default_factory=list)
@@ -72,6 +72,11 @@ class Reference:
         """Whether floating-point numbers may not differ at all."""
         return not (self.rounds or self.draws)
 
+    @property
+    def few(self) -> bool:
+        """Whether the perturbed runs are too few to say more than that something is grossly wrong."""
+        return len(self.make_perturbed) > 1
+
     def complete(self) -> None:
         """Make the further runs, once."""
         if self.more is not None:
@@ -84,10 +89,10 @@ class Reference:
         make()
 
     def perturb_more(self) -> bool:
-        """Make the further perturbed runs, once; whether there are more now."""
-        if self.make_perturbed is None or self.wide is None:
+        """Make further perturbed runs; whether there are more now."""
+        if not self.make_perturbed or self.wide is None:
             return False
-        make, self.make_perturbed = self.make_perturbed, None
+        make, *self.make_perturbed = self.make_perturbed
         more = make()
         self.perturbed = [*self.perturbed, *more]
         return bool(more)
@@ -144,7 +149,10 @@ class Spot:
         return Arrays(self, [run for run in runs if isinstance(self.of(run), torch.Tensor)])
 
     def sigma(self, wide: Array | None) -> Array:
-        """How far legitimate runs scatter, by element, in the units of the value; without float64 runs by their own."""
+        """How far legitimate runs scatter, by element, in the units of the value; without float64 runs by their own.
+
+        Where perturbed runs are few, elements learn from those of their rows and columns.
+        """
         value = self.of(self.reference.eager[0])
         found: Array = np.zeros(value.shape)
         if self.reference.exact:
@@ -152,6 +160,9 @@ class Spot:
         if wide is not None:
             u = max(dtype_of(value).unit_roundoff, self.reference.moved)
             found = sigma_from_runs(wide, self.arrays(self.reference.perturbed), self.reference.moved) * u
+            if self.reference.few:
+                squares, n = found**2, len(self.reference.perturbed)
+                found = np.sqrt((n * squares + POOL * pooled(squares)) / (n + POOL))
         rounded = self.arrays(self.reference.rounded)
         if rounded:
             eager = array_from(value)

@@ -101,3 +101,10 @@ def to_blame(findings: Sequence[Finding], lower: Mapping[RungName, State], seen:
 def first_wrong(states: Mapping[RungName, State]) -> RungName | None:
     """The first rung that is wrong."""
     return next((name for name in RUNGS if states.get(name) == "wrong"), None)
+
+
+def below_first_wrong(states: Mapping[RungName, State]) -> dict[RungName, State]:
+    """The states of the rungs below the first wrong one; those above it tell nothing of the stages below."""
+    first = first_wrong(states)
+    at = RUNGS.index(first) if first is not None else len(RUNGS)
+    return {name: state for name, state in states.items() if RUNGS.index(name) < at}

@@ -16,11 +16,15 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
+import torch
 from torch.fx import Node
 
 from graphprobe.diagnose.kernel_check import CompiledGraph, WholeGraph
 from graphprobe.diagnose.local import LocalError, Suspect
+from graphprobe.diagnose.prove import Prover
+from graphprobe.diagnose.searches.alone import alone
 from graphprobe.engine.interpret import GraphRun, run_graph
+from graphprobe.engine.isolate import doing
 from graphprobe.engine.mixed import MixedGraph, MixedLaunch, MixedRun
 from graphprobe.engine.naming import op_of
 from graphprobe.internals.inductor.lowered_graph import watched_lowering
@@ -193,12 +197,7 @@ def name_kernels(
         if compiled.lowered is None or compiled.compiled is None or not calls:
             continue
         run = run_graph(compiled.final, compiled.inputs[calls[0]])
-        started = time.monotonic()
         report = mix(compiled, calls[0], run)
-        seconds, names = time.monotonic() - started, [launch.kernel for launch in report.found]
-        log.info(
-            "mixing %d launches: %d runs, %.1f s, %s %s", report.launches, report.runs, seconds, names, report.problem
-        )
         found += [(compiled, launch, run) for launch in report.found if launch.confirmed]
         notes += _notes(compiled, report)
     launches: dict[int, list[MixedLaunch]] = {}
@@ -230,19 +229,54 @@ def _notes(compiled: CompiledGraph, report: MixingReport) -> list[str]:
     return found
 
 
-def mix(compiled: CompiledGraph, call: int, run: GraphRun) -> MixingReport:
-    """The faulty launches of one recorded call of a compiled graph, `run` being the same call uncompiled."""
+def mix(compiled: CompiledGraph, call: int, run: GraphRun, whole: WholeGraph | None = None) -> MixingReport:
+    """The faulty launches of one recorded call of a compiled graph, `run` being the same call uncompiled.
+
+    `whole`: judge by how far the graph is off, see `WholeGraph.far_off`.
+    """
     assert compiled.lowered is not None and compiled.compiled is not None
+    started = time.monotonic()
     try:
-        mixed = MixedGraph(compiled.lowered, compiled.compiled)
-        expected = compiled.expected.get(call) or WholeGraph(compiled, call, run)
+        copy = torch.clone if compiled.file is None else compiled.file.again
+        mixed = MixedGraph(compiled.lowered, compiled.compiled, copy)
+        expected = whole or compiled.expected.get(call) or WholeGraph(compiled, call, run)
 
         def judge(result: MixedRun) -> LocalError:
+            if whole is not None:
+                return whole.far_off(result.outputs, result.inputs)
             return expected.judge(result.outputs, result.inputs, first=True)
 
-        return faulty_launches(mixed, compiled.inputs[call], judge)
+        report = faulty_launches(mixed, compiled.inputs[call], judge)
     except Exception as error:
         return MixingReport(problem=f"it could not be run with launches replaced: {type(error).__name__}: {error}")
+    seconds, names = time.monotonic() - started, [launch.kernel for launch in report.found]
+    log.info("mixing %d launches: %d runs, %.1f s, %s %s", report.launches, report.runs, seconds, names, report.problem)
+    return report
+
+
+def far_off_launches(graphs: Sequence[CompiledGraph], prover: Prover) -> list[Suspect]:
+    """Ops that are wrong by themselves, in the faulty launches of the first graph that is far off.
+
+    Neither a float64 run of a graph nor one that shows its values is needed for it. Empty where no graph is so far off,
+    or where no op by itself explains it.
+    """
+    for compiled in graphs:
+        if compiled.lowered is None or compiled.compiled is None:
+            continue
+        for call in range(len(compiled.outputs)):
+            doing(f"{compiled.direction} kernels")
+            run = run_graph(compiled.final, compiled.inputs[call], file=compiled.file)
+            whole = WholeGraph(compiled, call, run) if run.failed is None else None
+            if whole is None or whole.far_off(compiled.outputs[call], compiled.after[call]).answer != "worse":
+                continue
+            found = [x for x in mix(compiled, call, run, whole).found if x.confirmed]
+            launched = [made for x in found for made in _suspects(compiled, x, run)]
+            suspects = [s for s in alone(launched, prover) if s.wrong_alone]
+            for suspect in suspects:
+                _accuse(suspect, compiled, next((x for x in found if _explains(suspect, x)), found[0]))
+            if suspects:
+                return suspects
+    return []
 
 
 def _accuse(suspect: Suspect, compiled: CompiledGraph, launch: FaultyLaunch) -> None:
