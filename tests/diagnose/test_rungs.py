@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from torch.fx import Node
 
 from graphprobe.diagnose.exceptions import Origin
-from graphprobe.diagnose.kernel_check import roundings_apart
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung, kernel_rung, run_program, show
 from graphprobe.diagnose.settings import Compilation
@@ -48,18 +46,6 @@ def test_values_of_so_many_calls_are_kept(recorded: int, tmp_path: Path) -> None
     )
     assert [call.raised for call in report.calls] == [None, None]
     assert [len(graph.inputs) for graph in watch.graphs] == [len(graph.calls) for graph in watch.dynamo] == [recorded]
-
-
-def test_how_far_apart_results_are_in_roundings() -> None:
-    x = torch.linspace(1, 2, 1000)
-    assert roundings_apart(x, x.clone()) == 0
-    assert roundings_apart(x, x * (1 + 2.0**-16)) == pytest.approx(2.0**8, rel=0.01)
-    assert roundings_apart(x.bfloat16(), (x * 1.25).bfloat16()) == pytest.approx(2.0**6, rel=0.05)
-    assert (
-        roundings_apart(x, x.new_full((1000,), math.nan)) == math.inf == roundings_apart(torch.zeros(3), torch.ones(3))
-    )
-    for want, have in ((x * math.inf, x), (x, x[:1]), (x, x.double()), (x.long(), x.long() + 1), (x, None)):
-        assert roundings_apart(want, have) == 0, "nothing can be said"
 
 
 def test_what_runs_is_told_by_what_the_program_calls(tmp_path: Path) -> None:

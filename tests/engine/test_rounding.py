@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +17,7 @@ from graphprobe.engine.rounding import (
     held_roundoff,
     judge_narrow,
     pooled,
+    roundings_apart,
     untouched,
 )
 
@@ -366,3 +368,13 @@ def test_what_no_narrow_rounding_moves_is_judged_as_wide() -> None:
     runs = [x.numpy()] * RUNS
     assert judge_narrow(x * (1 + 2.0**-22), [x], centre, [centre], runs, U)[0] == "ok"
     assert judge_narrow(x * (1 + 2.0**-14), [x], centre, [centre], runs, U)[0] == "worse"
+
+
+def test_how_far_apart_results_are_in_roundings() -> None:
+    x = torch.linspace(1, 2, 1000)
+    assert roundings_apart(x, x.clone()) == 0
+    assert roundings_apart(x, x * (1 + 2.0**-16)) == pytest.approx(2.0**8, rel=0.01)
+    assert roundings_apart(x.bfloat16(), (x * 1.25).bfloat16()) == pytest.approx(2.0**6, rel=0.05)
+    assert roundings_apart(x, x * math.nan) == roundings_apart(torch.zeros(3), torch.ones(3)) == math.inf
+    for want, have in ((x * math.inf, x), (x, x[:1]), (x, x.double()), (x.long(), x.long() + 1), (x, None)):
+        assert roundings_apart(want, have) == 0, "nothing can be said"

@@ -17,7 +17,7 @@ from graphprobe.engine.interpret import copied_together
 from graphprobe.engine.reference import array_from
 from graphprobe.engine.value_file import InFile, ValueFile
 from graphprobe.errors import Raised
-from graphprobe.judge.judging import Difference, Judged, compare, identical, judged, strides
+from graphprobe.judge.judging import Difference, Judged, compare, far_off, identical, judged, moved_as_far, strides
 from graphprobe.judge.observation import Observation, read
 from graphprobe.judge.uncompiled import Reference, Spot
 
@@ -189,6 +189,32 @@ def test_one_perturbed_run_convicts_what_is_grossly_wrong_and_acquits_nobody() -
     assert judged(one(), off_by(100), doubting=True).asks == "perturbed", "right, by one run only"
     assert judged(one(), off_by(100)) == Judged() and asked == []
     assert judged(one(), off_by(20_000), doubting=True).asks == "perturbed", "wrong, by less than tells"
+    pair = reference_of(lambda x: (x.sum(1), x.sum(0)), [x], grad=None, wide=True)
+    twice = results(lambda x: (x.sum(1) + 1e6 * ROUNDOFF, x.sum(0) + 1e6 * ROUNDOFF), [x])
+    for batches, wrong in (([more], 2), ([more, more], 1)):
+        found = judged(replace(pair, perturbed=pair.perturbed[:1], make_perturbed=batches), twice)
+        assert [d.certain for d in found.differences] == [True] * wrong and asked == []
+
+
+def test_what_moved_inputs_move_as_far_is_right() -> None:
+    x = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
+    fn: Callable[[torch.Tensor], Any] = lambda x: x.sum(1)  # noqa: E731
+    reference = reference_of(fn, [x], grad=None, wide=False)
+    runs = [[read(c) for c in Program(fn, [((x.clone(),), {})]).run_moved(seed)] for seed in range(3)]
+    assert [c.inputs[0].shape for run in runs for c in run] == [(0,)] * 3, "it is left as it is"
+    reference.moved_inputs = runs
+
+    def off_by(roundoffs: float) -> list[Observation]:
+        return results(lambda x: x.sum(1) + roundoffs * ROUNDOFF, [x])
+
+    for roundoffs, answer in ((0, True), (50, True), (50_000, False)):
+        assert moved_as_far(reference, off_by(roundoffs)) == answer
+        assert (compare(reference, off_by(roundoffs)) == []) == answer
+    assert not moved_as_far(reference, results(lambda x: x.sum(1).double(), [x])), "a dtype is no rounding"
+    wholly = reference_of(lambda x: x > 0, [x], grad=None, wide=False)
+    wholly.moved_inputs = runs
+    assert not moved_as_far(wholly, results(lambda x: x > 1, [x])), "a truth value neither"
+    assert [far_off(reference, off_by(n)) for n in (0, 50, 50_000, 1e9)] == [False, False, False, True]
 
 
 def test_with_one_perturbed_run_an_element_learns_from_its_row_and_column() -> None:

@@ -17,7 +17,7 @@ from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs,
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.memory import size_of, trim
 from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of
-from graphprobe.engine.reference import dtype_of, is_noisy
+from graphprobe.engine.rounding import FAR, roundings_apart
 from graphprobe.engine.subgraph import is_item, is_view, output_node, producer, showable
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import equal_bits
@@ -280,23 +280,6 @@ class WholeGraph:
 
     def _made(self, outputs: Sequence[Any]) -> list[Any]:
         return [value for i, value in enumerate(outputs) if i not in self._passed]
-
-
-FAR = 2.0**13
-"""Roundings: in float32, one part in 2048 of a result's rms."""
-
-
-def roundings_apart(want: Any, have: Any) -> float:
-    """The rms of the difference of two tensors over that of the first, in units of roundoff.
-
-    inf where the second alone is not finite; 0 where they cannot be compared in this way, as whole numbers.
-    """
-    if not is_noisy(want) or not is_noisy(have) or want.shape != have.shape or want.dtype != have.dtype:
-        return 0.0
-    size, gap = (float(torch.linalg.vector_norm(value.detach())) for value in (want, have - want))
-    if not math.isfinite(size) or gap == 0.0:
-        return 0.0
-    return gap / size / dtype_of(want).unit_roundoff if size > 0 and math.isfinite(gap) else math.inf
 
 
 LARGE = 1 << 27

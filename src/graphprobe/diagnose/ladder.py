@@ -20,12 +20,12 @@ from graphprobe.diagnose.dossier.writer import complete_dossier
 from graphprobe.diagnose.exceptions import Origin, origin_of_stack, refused
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.program_text.fresh import FreshProcesses
-from graphprobe.diagnose.references import T, measure
+from graphprobe.diagnose.references import T, explained, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.diagnose.whole_proof import NUMBERS, has_long_repro, prove_by_program, shorten_by_program
+from graphprobe.diagnose.whole_proof import NUMBERS, PROGRAM_S, has_long_repro, prove_by_program, shorten_by_program
 from graphprobe.engine.finished import FinishedSteps
-from graphprobe.engine.isolate import Board, Outcome, isolated, told_on
+from graphprobe.engine.isolate import TOLD_EVERY_S, Board, Outcome, isolated, told_on
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.errors import COMPILING, Raised
@@ -57,12 +57,6 @@ REPEATS = 3
 
 STOOD = re.compile(r" It stood( in .+?)\.$")
 """The place in the words for a step that was ended."""
-
-PROOF_S = 3600.0
-"""What the program as its own proof may take: several processes, each with a limit of its own."""
-
-TOLD_EVERY_S = 1.0
-"""How often it is told what a step is doing."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +171,6 @@ class Ladder:
     def states(self) -> dict[RungName, State]:
         """The state of each rung that was run."""
         return {name: state_of(found) for name, found in self.failing.items()}
-
-    # -- running -----------------------------------------------------------------------------------------------------
 
     def on_step(self, name: str) -> None:
         """Tell that a step begins, which is told again each second while it runs."""
@@ -297,15 +289,14 @@ class Ladder:
             return
         self._measured = True
         self.on_step("float64")
-        if not self.room.fits("float64", "how far rounding may take the results is not known"):
+        if self.room.fits("float64", "how far rounding may take the results is not known"):
+            self.result.notes += measure(reference, self._on_program, few=self._spare)
+        else:
             self._noise_unknown = True
-            return
 
-        def run(step: Callable[[Program], T], kind: type[T]) -> T | None:
-            outcome = self.step(partial(step, self.program))  # in a child: it changes parameters in place
-            return None if outcome.value is None else msgspec.convert(outcome.value, kind)
-
-        self.result.notes += measure(reference, run, few=self._spare)
+    def _on_program(self, step: Callable[[Program], T], kind: type[T]) -> T | None:
+        outcome = self.step(partial(step, self.program))  # in a child: it changes parameters in place
+        return None if outcome.value is None else msgspec.convert(outcome.value, kind)
 
     def compared(self, report: RungReport, *, better: list[Difference] | None = None) -> list[Difference]:
         """What differs in a rung's calls; noise is measured only where something does. `better` as for `compare`."""
@@ -319,6 +310,8 @@ class Ladder:
             if (same := self._as_top(calls)) is not None:
                 return same
             what, text = "whether rounding explains what differs", notes.UNJUDGED
+            if self._spare and explained(self.reference, calls, self._on_program, self._judge):
+                return []
             self._measure_noise(self.reference)
             self._name = rung
             if not self.room.fits("judging", "whether rounding explains what differs is not known"):
@@ -342,11 +335,10 @@ class Ladder:
 
     def _as_top(self, calls: list[Observation]) -> list[Difference] | None:
         """What differs on the rung that the user runs, if this one gives the same bits; None if it gives others."""
-        known = self.reports.get(self.top) if self._name != self.top else None
-        differences = self.failing.get(self.top)
-        if known is None or not differences or any(call.raised is not None for call in calls):
-            return None
+        known, differences = self.reports.get(self.top), self.failing.get(self.top)
         assert self.reference is not None
+        if self._name == self.top or known is None or not differences or any(call.raised for call in calls):
+            return None
         top = replace(self.reference, eager=[self._read(known.calls)])
         return differences if self._judge(partial(identical, top, calls), bool) else None
 
@@ -421,17 +413,16 @@ class Ladder:
     def _climb_rungs(self) -> None:
         """Each rung below the top, looked into; of large programs, only those that are wrong, the passes first."""
         late: list[RungName] = ["dynamo", "aot", "passes", "kernels"] if self.compilation.is_inductor else ["dynamo"]
-        spare = self._spare
         try:
-            if spare and self.compilation.is_inductor:
+            if self._spare and self.compilation.is_inductor:
                 self._rung("passes", self.looking("passes", inside=False))
                 if self.states().get("passes") == "right":
                     late = ["kernels"]
                     self.result.notes.append(notes.SPARED)
             while late and not (self.limits.first and self._wrong() - {self.top}):
-                self._rung(late[0], self.looking(late[0], inside=not spare))
+                self._rung(late[0], self.looking(late[0], inside=not self._spare))
                 done = late.pop(0)
-                for name in INSIDES.get(done, ()) if spare and done in self._wrong() else ():
+                for name in INSIDES.get(done, ()) if self._spare and done in self._wrong() else ():
                     self._rung(name, self.looking(name))
         except NoTimeLeft as spent:
             self.late(f"what is wrong on the rungs {', '.join(late)}", spent)
@@ -499,7 +490,7 @@ class Ladder:
             self._accuse()
         else:
             self._tell_latent(self.result.findings)
-            self.result.findings = []
+            self.result.findings.clear()
         suspected = [latent for report in self.reports.values() for latent in report.suspected]
         self.result.latent += list(dict.fromkeys([*suspected, *self.suspected]))
         self._explain_verdict(user, excess)
@@ -517,11 +508,11 @@ class Ladder:
         notes.as_the_program_fails(self.result.findings, "aliasing", certain)
         for finding in self.result.findings:
             finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
+        proven = any(f.proof for f in self.result.findings)
         with self.in_time("whether the program fails by itself"):
-            if not any(f.proof for f in self.result.findings):
-                self.by_program(prove_by_program, next((d.where for d in certain), ""))
-            elif has_long_repro(self.result.findings[0]):
-                self.by_program(shorten_by_program, next((d.where for d in certain), ""))
+            if not proven or has_long_repro(self.result.findings[0]):
+                prove = shorten_by_program if proven else prove_by_program
+                self.by_program(prove, next((d.where for d in certain), ""))
             if not any(f.proof for f in self.result.findings):
                 self._repeat()
         self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
@@ -530,7 +521,7 @@ class Ladder:
         """The first finding with the program as its proof, in a child process, which can be ended."""
         self.on_step("proof")
         finding = self.result.findings[0]
-        outcome = self.step(partial(prove, self.program, self.compilation, finding, where=where), least_s=PROOF_S)
+        outcome = self.step(partial(prove, self.program, self.compilation, finding, where=where), least_s=PROGRAM_S)
         if outcome.died or outcome.raised is not None:
             why = outcome.raised.line if outcome.raised is not None else outcome.end
             finding.reason = told_more(finding.reason, f"The program could not be written down as a repro: {why}.")

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from graphprobe.engine.isolate import doing
-from graphprobe.engine.reference import InFloat64, is_noisy, nudge, rough_sums
+from graphprobe.engine.reference import InFloat64, dtype_of, is_noisy, nudge, rough_sums
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, is_plain, untouched
 from graphprobe.engine.undefined import DoneOtherwise, Way
@@ -150,6 +150,22 @@ class Program:
         with mode:
             records = replace(self, effects=False).run(lambda fn: fn)
         return RoundedRun(records if mode.rounded else [], mode.narrowest, mode.rounds)
+
+    def run_moved(self, seed: int) -> list[ObservationRecord]:
+        """The calls in their own precision, inputs, parameters and buffers two roundings off, up or down.
+
+        These are changed in place: call it in a child process. What a call leaves as it is, is observed as empty.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        given = {id(t): t for t in [*tensors_of(list(self.calls)), *self.state()] if is_noisy(t)}
+        for tensor in given.values():
+            nudge(tensor.detach(), generator, 2 * dtype_of(tensor).unit_roundoff)
+        versions = {key: tensor._version for key, tensor in given.items()}
+
+        def left(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.new_empty(0) if versions.get(id(tensor)) == tensor._version else tensor
+
+        return replace(self, effects=False, left=left).run(lambda fn: fn)
 
     def run_undefined(self, way: Way) -> UndefinedRun:
         """The calls, with what torch leaves undefined done in this way; no calls where nothing is."""

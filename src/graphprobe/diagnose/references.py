@@ -12,6 +12,7 @@ from graphprobe.diagnose.program import Program, RoundedRun, UndefinedRun
 from graphprobe.engine.reference import array_from, is_noisy
 from graphprobe.engine.rounding import MORE_RUNS, RUNS
 from graphprobe.engine.undefined import WAYS
+from graphprobe.judge.judging import far_off, moved_as_far
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference
 from graphprobe.numerics.noise import CHUNK, Array, flat, widen
@@ -44,7 +45,7 @@ def measure(reference: Reference, run: Runner, *, few: bool = False) -> list[str
     `few`: one perturbed run is enough for now, if nothing in the program is narrow, or is moved far by it.
     """
     _measure_undefined(reference, run)
-    problems = _measure_roundings(reference, run)
+    problems = list(_measure_roundings(reference, run))
     if not problems:
         reference.make_own = partial(_rounded, run, reference, range(MORE_RUNS), least=0.0)
     watched = not problems  # what watches ops changes this program, or ends it
@@ -76,6 +77,27 @@ def measure(reference: Reference, run: Runner, *, few: bool = False) -> list[str
     return problems
 
 
+def explained(
+    reference: Reference,
+    calls: Sequence[Observation],
+    run: Runner,
+    judge: Callable[[Callable[[], bool], type[bool]], bool | None],
+) -> bool:
+    """Whether runs in the program's own precision explain all that differs in calls; False says nothing.
+
+    It takes no float64 run. `judge` makes a step in a process of its own.
+    """
+    if reference.roundoff >= NARROW or judge(partial(far_off, reference, calls), bool) is not False:
+        return False
+    if reference.moved_inputs is None:
+        reference.moved_inputs = []
+        if not _measure_roundings(reference, run) and not reference.rounded and not reference.exact:
+            records = [run(partial(Program.run_moved, seed=s), list[ObservationRecord]) for s in range(PERTURBED)]
+            found = [_calls(record, reference) for record in records]
+            reference.moved_inputs = [run for run in found if run is not None] if all(found) else []
+    return bool(reference.moved_inputs) and judge(partial(moved_as_far, reference, calls), bool) is True
+
+
 def _measure_undefined(reference: Reference, run: Runner) -> None:
     """Runs in which what torch leaves undefined is done in each way, if anything is."""
     for way in WAYS:
@@ -90,6 +112,12 @@ def _measure_undefined(reference: Reference, run: Runner) -> None:
 
 def _measure_roundings(reference: Reference, run: Runner) -> list[str]:
     """Runs with narrow results rounded anew, a few at once and more where something would be accused without them."""
+    if reference.problems is None:
+        reference.problems = _roundings(reference, run)
+    return reference.problems
+
+
+def _roundings(reference: Reference, run: Runner) -> list[str]:
     first = run(partial(Program.run_rounded, seed=0), RoundedRun)
     if first is None:
         return ["the noise of the program's own roundings could not be measured"]

@@ -39,6 +39,9 @@ FINE = 16 * torch.finfo(torch.float32).eps
 NUMBERS = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
 """Kinds of fault that are values out of bounds."""
 
+PROGRAM_S = 3600.0
+"""What the program as its own proof may take: several processes, each with a limit of its own."""
+
 
 def prove_by_program(program: Program, compilation: Compilation, finding: Finding, *, where: str = "") -> Finding:
     """Write the program as a repro and run it in a process of its own; the finding, filled in if it fails there.

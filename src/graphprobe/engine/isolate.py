@@ -37,6 +37,9 @@ from graphprobe.settings.limits import Alarm
 SIZE = 256
 """Bytes of a text; a longer one is cut off."""
 
+TOLD_EVERY_S = 1.0
+"""How often it is told what a step is doing."""
+
 
 class Board:
     """A text in memory that processes share. The last one written is what is read.

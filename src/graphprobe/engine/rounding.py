@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from graphprobe.engine.reference import array_from, dtype_of
+from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
 from graphprobe.internals.tensors.trees import tree_leaves
 from graphprobe.internals.tensors.weak_storage import WeakStorages
@@ -462,7 +462,7 @@ def noise_of(
     squares = sigma_from_runs(eager, rounded, 1.0) ** 2
     if is_wide and not squares.any():
         return None
-    squares = (len(rounded) * squares + POOL * pooled(squares)) / (len(rounded) + POOL)
+    squares = _blended(squares, len(rounded))
     size, typical = np.abs(wide), typical_magnitude(wide)
     rest = sigma_from_runs(wide, perturbed, 1.0)
     if is_wide:
@@ -473,6 +473,20 @@ def noise_of(
         if is_wide and (held := min(held_roundoff([eager, *rounded]), narrowest)) > NARROW:
             sigma = sigma + held * (size + typical / 16)
     return Noise(np.where(np.isnan(sigma), np.inf, sigma) / u)
+
+
+def of_few(sigma: Array, runs: int) -> Float64Array:
+    """The noise of so many runs that in single elements it may by chance be much too small.
+
+    sqrt((n·v + POOL·P(v)) / (n + POOL)) + SHARE·t, with n runs, v = sigma², P(v) its pooled form (`pooled`), and t the
+    typical magnitude of the root; infinities stay.
+    """
+    found: Float64Array = np.sqrt(_blended(sigma**2, runs))
+    return found + SHARE * typical_magnitude(found)
+
+
+def _blended(squares: Array, runs: int) -> Float64Array:
+    return np.asarray((runs * squares + POOL * pooled(squares)) / (runs + POOL))
 
 
 def pooled(squares: Array) -> Float64Array:
@@ -516,3 +530,20 @@ def held_roundoff(arrays: Sequence[Array]) -> float:
                 whole = (np.abs(np.frexp(finite)[0]) * 2.0**53).astype(np.int64)  # 53 bits, the first is set
                 bits = max(bits, 54 - int((whole & -whole).min()).bit_length())
     return 2.0**-bits if bits else 0.0
+
+
+FAR = 2.0**13
+"""Roundings: in float32, one part in 2048 of a result's rms."""
+
+
+def roundings_apart(want: Any, have: Any) -> float:
+    """The rms of the difference of two tensors over that of the first, in units of roundoff.
+
+    inf where the second alone is not finite; 0 where they cannot be compared in this way, as whole numbers.
+    """
+    if not is_noisy(want) or not is_noisy(have) or want.shape != have.shape or want.dtype != have.dtype:
+        return 0.0
+    size, gap = (float(torch.linalg.vector_norm(value.detach())) for value in (want, have - want))
+    if not math.isfinite(size) or gap == 0.0:
+        return 0.0
+    return gap / size / dtype_of(want).unit_roundoff if size > 0 and math.isfinite(gap) else math.inf

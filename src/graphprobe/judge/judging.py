@@ -12,7 +12,7 @@ import torch
 
 from graphprobe.engine.isolate import doing
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
-from graphprobe.engine.rounding import RUNS, judge_narrow
+from graphprobe.engine.rounding import FAR, RUNS, judge_narrow, of_few, roundings_apart
 from graphprobe.engine.undefined import chosen
 from graphprobe.engine.value_file import is_stored_once
 from graphprobe.engine.values import equal_bits
@@ -23,7 +23,7 @@ from graphprobe.judge.observation import Observation
 from graphprobe.judge.uncompiled import Asked, Reference, Spot
 from graphprobe.judge.worst import worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.divergence import RunValues
-from graphprobe.numerics.noise import CHUNK, Array, Noise, flat, widen
+from graphprobe.numerics.noise import CHUNK, Array, Noise, flat, sigma_from_runs, widen
 from graphprobe.numerics.verdict import judge, judge_exact, judge_unrounded, tolerated
 
 Weight = Literal["certain", "unsure", "better", "undefined"]
@@ -82,14 +82,37 @@ def identical(reference: Reference, got: Sequence[Observation]) -> bool:
     return len(eager) == len(got) and all(_same(reference, i, call) for i, call in enumerate(got))
 
 
+PARTS = ("outputs", "inputs", "gradients")
+"""Of a call."""
+
+
 def _same(reference: Reference, call: int, got: Observation) -> bool:
     eager = reference.eager[0][call]
     if eager.raised is not None or got.raised is not None:
         return eager.raised is not None and got.raised is not None
     if eager.shared != got.shared or eager.structure != got.structure or any(_effects(reference, call, got)):
         return False
-    parts = ("inputs", "gradients", "outputs")  # layouts count where the user sees them
-    return all(_all_equal(getattr(eager, part), getattr(got, part), stride=part == "outputs") for part in parts)
+    # Layouts count where the user sees them.
+    return all(_all_equal(getattr(eager, part), getattr(got, part), stride=part == "outputs") for part in PARTS)
+
+
+def far_off(reference: Reference, got: Sequence[Observation]) -> bool:
+    """Whether any number is off by more than roundings usually add up to, see `FAR`."""
+    return any(
+        not is_stored_once(expected, mine, j) and roundings_apart(expected[j], mine[j]) > FAR
+        for eager, call in zip(reference.eager[0], got, strict=False)
+        for expected, mine in ((getattr(eager, part), getattr(call, part)) for part in PARTS)
+        for j in range(min(len(expected), len(mine)))
+    )
+
+
+def moved_as_far(reference: Reference, got: Sequence[Observation]) -> bool:
+    """Whether all that differs is numbers that inputs two roundings off move as far."""
+    alone, look = (
+        replace(reference, wide=None, perturbed=[], make_own=None, own=[]),
+        _Look(None, doing, for_worst=False),
+    )
+    return not any(True for i, call in enumerate(got) for _ in _compare_call(alone, i, call, look))
 
 
 def _all_equal(expected: Sequence[Any], mine: Sequence[Any], *, stride: bool) -> bool:
@@ -132,15 +155,18 @@ class _Look:
 
     Attributes:
         for_worst: for the worst element of what differs, too.
+        only_moved: numbers are right only if moved inputs move them as far, see `Reference.moved_inputs`.
     """
 
     enough: int | None
     tell: Callable[[str], None]
     for_worst: bool = True
+    only_moved: bool = False
 
 
 ENOUGH = 8
-"""Numbers of one part of a call that are certainly wrong, after which the others need not be judged, too."""
+"""Numbers of one part of a call that are certainly wrong, after which the others need not be judged, too: one, of any
+part, where perturbed runs are few."""
 
 
 class Judged(msgspec.Struct):
@@ -179,7 +205,7 @@ def judged(reference: Reference, got: Sequence[Observation], *, doubting: bool =
             reference,
             more=None if reference.more is None else lambda: ask("more"),
             make_own=None if reference.make_own is None else lambda: ask("own"),
-            make_perturbed=[lambda: ask("perturbed")] if reference.make_perturbed else (),
+            make_perturbed=[lambda: ask("perturbed")] * len(reference.make_perturbed),
         )
         found.differences = compare(asking, got, better=found.better, enough=ENOUGH, tell=doing)
         if doubting and reference.few and not any(d.certain for d in found.differences):
@@ -194,7 +220,7 @@ def _compare_call(reference: Reference, i: int, got: Observation, look: _Look) -
     if eager.raised is not None or got.raised is not None:
         yield from _exceptions(eager.raised, got.raised, i)
         return
-    for part in ("outputs", "inputs", "gradients"):
+    for part in PARTS:
         expected, mine = getattr(eager, part), getattr(got, part)
         if len(expected) != len(mine):
             kind: Kind = "wrong_gradient" if part == "gradients" else "wrong_shape"
@@ -205,7 +231,8 @@ def _compare_call(reference: Reference, i: int, got: Observation, look: _Look) -
             look.tell(f"judging {part}[{j}] of {len(expected)}")
             if is_stored_once(expected, mine, j):
                 continue
-            numbers = look.enough is None or wrong < look.enough
+            closely = look.for_worst or not reference.few
+            numbers = look.enough is None or (closely and wrong < look.enough)
             for difference in _compare_value(Spot(reference, i, part, j), expected[j], mine[j], look, numbers=numbers):
                 wrong += difference.certain and is_noisy(expected[j])
                 yield difference
@@ -265,6 +292,11 @@ def _compare_value(spot: Spot, e: Any, m: Any, look: _Look, *, numbers: bool) ->
     if spot.part == "outputs" and strides(e) != strides(m):
         yield Difference("wrong_stride", call, where, f"stride {m.stride()}, uncompiled {e.stride()}")
     if equal_bits(e, m) or (is_noisy(e) and not numbers):
+        return
+    if is_noisy(e) and spot.reference.moved_inputs and _is_moved_as_far(spot, e, m):
+        return
+    if look.only_moved:
+        yield Difference(_kind_of_value(spot, e, m), call, where, "moved inputs do not move it as far", weight="unsure")
         return
     judge_value = _judge_numbers if is_noisy(e) else _judge_exact
     answer = judge_value(spot, e, m)
@@ -387,6 +419,15 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
         if itself
         else ValueDifference("certain", answer.reason, z)
     )
+
+
+def _is_moved_as_far(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> bool:
+    runs, facts, centre = spot.arrays(spot.reference.moved_inputs or ()), dtype_of(e), array_from(e)
+    if not runs or any(run.shape != centre.shape for run in runs):
+        return False
+    noise = Noise(of_few(sigma_from_runs(centre, runs, 2 * facts.unit_roundoff), len(runs)))
+    answer = judge(RunValues(array_from(m), facts), centre, noise, thresholds=tolerated(facts), flush=True, brief=True)
+    return answer.answer == "ok"
 
 
 def _judge_unrounded(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:

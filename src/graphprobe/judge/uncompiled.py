@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
-from graphprobe.engine.rounding import POOL, noise_of, pooled
+from graphprobe.engine.rounding import noise_of, of_few
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import equal_bits
 from graphprobe.judge.observation import Observation
@@ -37,6 +37,9 @@ class Reference:
         own: runs in the program's own precision, each result rounded anew, narrow or wide; made only where the float64
             run and the uncompiled one are far apart.
         make_own: makes them; None: they are made, or cannot be.
+        moved_inputs: runs in the program's own precision, on inputs two roundings off. Numbers that these move as
+            far as they differ are right; None: they were not asked for.
+        problems: why roundings could not be measured, in words; None before they were.
         undefined: runs that differ only where torch leaves open what comes out, the first as the program does it.
         left_open: what is undefined in them, in words.
         before: the inputs before each call.
@@ -56,6 +59,8 @@ class Reference:
     make_perturbed: Sequence[Callable[[], list[list[Observation]]]] = ()
     own: list[list[Observation]] = field(default_factory=list)
     make_own: Callable[[], list[list[Observation]]] | None = None
+    moved_inputs: list[list[Observation]] | None = None
+    problems: list[str] | None = None
     undefined: list[list[Observation]] = field(default_factory=list)
     left_open: Sequence[str] = ()
     before: Sequence[Sequence[Any]] = field(default_factory=list)
@@ -161,8 +166,7 @@ class Spot:
             u = max(dtype_of(value).unit_roundoff, self.reference.moved)
             found = sigma_from_runs(wide, self.arrays(self.reference.perturbed), self.reference.moved) * u
             if self.reference.few:
-                squares, n = found**2, len(self.reference.perturbed)
-                found = np.sqrt((n * squares + POOL * pooled(squares)) / (n + POOL))
+                found = of_few(found, len(self.reference.perturbed))
         rounded = self.arrays(self.reference.rounded)
         if rounded:
             eager = array_from(value)
