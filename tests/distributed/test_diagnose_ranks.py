@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 ENV = {"OMP_NUM_THREADS": "1"}
 
 Run = Callable[..., Any]
@@ -69,13 +69,13 @@ def test_where_there_are_no_ranks_nothing_is_touched(run_python: Run) -> None:
     assert (done.code, done.out) == (0, "1\n"), done.err
 
 
-def diagnosed(run_python: Run, folder: Path, *arguments: str) -> tuple[Any, list[dict[str, Any]]]:
+def diagnosed(run_python: Run, folder: Path, *arguments: str, ranks: int = 2) -> tuple[Any, list[dict[str, Any]]]:
     """How it ended, and the one diagnosis of each rank."""
-    command = ["-m", "graphprobe", "diagnose", "--out", "out", "--json", "result.json"]
+    command = [str(ranks), "-m", "graphprobe", "diagnose", "--out", "out", "--json", "result.json"]
     done = run_python(*TORCHRUN, *command, str(PROGRAMS / "diagnosed.py"), *arguments, cwd=folder, env=ENV)
-    documents = [json.loads((folder / f"result-rank_{rank}.json").read_text("utf-8")) for rank in (0, 1)]
+    documents = [json.loads((folder / f"result-rank_{rank}.json").read_text("utf-8")) for rank in range(ranks)]
     found = [document["diagnoses"] for document in documents]
-    assert [len(diagnoses) for diagnoses in found] == [1, 1]
+    assert [len(diagnoses) for diagnoses in found] == [1] * ranks
     return done, [diagnosis for (diagnosis,) in found]
 
 
@@ -92,7 +92,7 @@ def test_programs_of_two_ranks_are_diagnosed(run_python: Run, tmp_path: Path, ki
     for diagnosis in found:
         assert diagnosis["verdict"] == "healthy" and diagnosis["graphs"] > 0
         assert any("each of the 2 ranks was diagnosed alone" in note for note in diagnosis["notes"])
-    plain = run_python(*TORCHRUN, str(PROGRAMS / "diagnosed.py"), kind, cwd=tmp_path, env=ENV)
+    plain = run_python(*TORCHRUN, "2", str(PROGRAMS / "diagnosed.py"), kind, cwd=tmp_path, env=ENV)
     assert losses(done.out) == losses(plain.out) and len(losses(done.out)) == 2
 
 
@@ -105,6 +105,17 @@ def test_a_fault_under_ddp_is_found_in_each_rank(run_python: Run, tmp_path: Path
         (finding,) = diagnosis["findings"]
         assert (finding["stage"], finding["op"]) == ("codegen", "aten.relu.default")
         assert Path(finding["dossier"]).is_relative_to(tmp_path / f"out-rank_{rank}")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_fault_of_one_rank_is_found_in_that_one_alone(run_python: Run, tmp_path: Path, kind: str, ranks: int) -> None:
+    _, found = diagnosed(run_python, tmp_path, kind, "accuracy", f"{ranks - 1}", ranks=ranks)
+    *others, last = found
+    assert [(f["stage"], f["op"]) for f in last["findings"]] == [("codegen", "aten.relu.default")]
+    assert [diagnosis["verdict"] for diagnosis in others] == ["healthy"] * (ranks - 1)
 
 
 @pytest.mark.heavy

@@ -376,5 +376,12 @@ def test_how_far_apart_results_are_in_roundings() -> None:
     assert roundings_apart(x, x * (1 + 2.0**-16)) == pytest.approx(2.0**8, rel=0.01)
     assert roundings_apart(x.bfloat16(), (x * 1.25).bfloat16()) == pytest.approx(2.0**6, rel=0.05)
     assert roundings_apart(x, x * math.nan) == roundings_apart(torch.zeros(3), torch.ones(3)) == math.inf
-    for want, have in ((x * math.inf, x), (x, x[:1]), (x, x.double()), (x.long(), x.long() + 1), (x, None)):
+    for want, have in (
+        (x.to_sparse(), -x.to_sparse()),
+        (x * math.inf, x),
+        (x, x[:1]),
+        (x, x.double()),
+        (x.long(), x.long() + 1),
+        (x, None),
+    ):
         assert roundings_apart(want, have) == 0, "nothing can be said"

@@ -543,6 +543,8 @@ def roundings_apart(want: Any, have: Any) -> float:
     """
     if not is_noisy(want) or not is_noisy(have) or want.shape != have.shape or want.dtype != have.dtype:
         return 0.0
+    if want.layout is not torch.strided or have.layout is not torch.strided:
+        return 0.0
     size, gap = (float(torch.linalg.vector_norm(value.detach())) for value in (want, have - want))
     if not math.isfinite(size) or gap == 0.0:
         return 0.0

@@ -1,4 +1,7 @@
-"""Training on each rank: under DDP, under FSDP2, with a collective of its own, or with nothing to compile."""
+"""Training on each rank: under DDP, under FSDP2, with a collective of its own, or with nothing to compile.
+
+`diagnosed.py KIND [FAULT [RANK ...]]`: a fault of Inductor's own is in these ranks, else in 0 and 1.
+"""
 
 import sys
 
@@ -10,8 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 kind, *faults = sys.argv[1:]
-torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = faults[0] if faults else None
 dist.init_process_group("gloo")
+if faults and str(dist.get_rank()) in (faults[1:] or ["0", "1"]):
+    torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = faults[0]
 torch.manual_seed(0)
 torch.set_num_threads(1)
 
@@ -30,7 +34,7 @@ class Summed(Net):
 
     def __init__(self):
         super().__init__()
-        self.group = dist.new_group([0, 1])
+        self.group = dist.new_group([*range(dist.get_world_size())])
 
     def forward(self, x):
         summed = x.clone()
@@ -42,7 +46,7 @@ model = {"nothing": lambda: nn.Sequential(nn.Linear(8, 4), nn.ReLU()), "own": Su
 if kind in ("ddp", "nothing"):
     compiled = torch.compile(nn.parallel.DistributedDataParallel(model))
 elif kind == "fsdp":
-    compiled = torch.compile(fully_shard(model, mesh=init_device_mesh("cpu", (2,))))
+    compiled = torch.compile(fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),))))
 else:
     compiled = torch.compile(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
