@@ -717,6 +717,8 @@ def test_values_in_a_file_are_judged_as_those_in_memory(factor: float) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(300, 100), torch.nn.Tanh(), torch.nn.Linear(100, 200))
         reference, got = seen_in_file(model, torch.randn(60, 300), file, factor)
         found.append((compare(reference, got), identical(reference, got), got[0].shared))
+        runs = Spot(reference, 0, "gradients", 1).eager_runs()
+        assert len(runs) == (2 if file is None else 1), "the same bits in the file count once"
     assert found[0] == found[1]
     assert [d.where for d in found[0][0]] == ([] if factor == 1.0 else [f"gradients[{i}]" for i in range(1, 5)])
 

@@ -85,9 +85,13 @@ def explained(
 ) -> bool:
     """Whether runs in the program's own precision explain all that differs in calls; False says nothing.
 
-    It takes no float64 run. `judge` makes a step in a process of its own.
+    It takes no float64 run; once there are some, they tell. `judge` makes a step in a process of its own.
     """
-    if reference.roundoff >= NARROW or judge(partial(far_off, reference, calls), bool) is not False:
+    if (
+        reference.wide is not None
+        or reference.roundoff >= NARROW
+        or judge(partial(far_off, reference, calls), bool) is not False
+    ):
         return False
     if reference.moved_inputs is None:
         reference.moved_inputs = []

@@ -390,7 +390,7 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
     reference, facts = spot.reference, dtype_of(e)
     if reference.exact:
         return _judge_unrounded(spot, e, m)
-    values, wide = spot.arrays(reference.eager), _float64(spot, e)
+    values, wide = spot.arrays(spot.eager_runs()), _float64(spot, e)
     runs = spot.arrays(reference.perturbed if wide is not None else [])
     if spot.arrays(reference.rounded):
         return _judge_narrow(spot, m, wide, runs)

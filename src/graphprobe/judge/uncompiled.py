@@ -11,7 +11,7 @@ import torch
 
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.rounding import noise_of, of_few
-from graphprobe.engine.value_file import ValueFile
+from graphprobe.engine.value_file import ValueFile, is_stored_once
 from graphprobe.engine.values import equal_bits
 from graphprobe.judge.observation import Observation
 from graphprobe.judge.worst import label_of
@@ -175,6 +175,16 @@ class Spot:
             noise = noise_of(eager, centre, self.arrays(runs), rounded, facts, self.reference.narrowest)
             found = found if noise is None else noise.sigma * dtype_of(value).unit_roundoff
         return found
+
+    def eager_runs(self) -> list[list[Observation]]:
+        """The uncompiled runs, without those that lie in the file with the bits of the first."""
+        first, *others = self.reference.eager
+
+        def is_first(run: list[Observation]) -> bool:
+            mine, its = (getattr(each[self.call], self.part) for each in (first, run))
+            return self.j < len(its) and is_stored_once(mine, its, self.j)
+
+        return [first, *(run for run in others if not is_first(run))]
 
     def unsteady(self) -> bool:
         """Whether the uncompiled program gives other bits each time, as of a clock, or of memory never written."""
