@@ -481,12 +481,15 @@ def of_few(sigma: Array, runs: int) -> Float64Array:
     sqrt((n·v + POOL·P(v)) / (n + POOL)) + SHARE·t, with n runs, v = sigma², P(v) its pooled form (`pooled`), and t the
     typical magnitude of the root; infinities stay.
     """
-    found: Float64Array = np.sqrt(_blended(sigma**2, runs))
-    return found + SHARE * typical_magnitude(found)
+    found = np.sqrt(_blended(sigma**2, runs))
+    return np.asarray(found + SHARE * typical_magnitude(found))
 
 
 def _blended(squares: Array, runs: int) -> Float64Array:
-    return np.asarray((runs * squares + POOL * pooled(squares)) / (runs + POOL))
+    found = np.asarray(POOL * pooled(squares))
+    found += runs * squares
+    found /= runs + POOL
+    return found
 
 
 def pooled(squares: Array) -> Float64Array:
@@ -502,7 +505,8 @@ def pooled(squares: Array) -> Float64Array:
         float64: the product of the means over all other dimensions, each divided by the mean, times the mean.
     """
     finite = np.isfinite(squares)
-    values = np.where(finite, squares, 0.0).astype(np.float64)
+    whole = bool(finite.all())
+    values = np.asarray(squares if whole else np.where(finite, squares, 0.0), np.float64)
     mean = float(values.mean()) if values.size else 0.0
     if values.ndim == 0 or mean <= 0.0:
         return np.asarray(squares, np.float64)
@@ -511,7 +515,7 @@ def pooled(squares: Array) -> Float64Array:
         if size > 1:
             others = tuple(d for d in range(values.ndim) if d != dim)
             result *= values.mean(axis=others, keepdims=True) / mean
-    return np.where(finite, result, squares)
+    return result if whole else np.where(finite, result, squares)
 
 
 def held_roundoff(arrays: Sequence[Array]) -> float:
