@@ -207,9 +207,10 @@ def test_what_moved_inputs_move_as_far_is_right() -> None:
     def off_by(roundoffs: float) -> list[Observation]:
         return results(lambda x: x.sum(1) + roundoffs * ROUNDOFF, [x])
 
-    for roundoffs, answer in ((0, True), (50, True), (50_000, False)):
+    for roundoffs, answer in ((0, True), (50, True), (5_000, False), (50_000, False)):
         assert moved_as_far(reference, off_by(roundoffs)) == answer
-        assert (compare(reference, off_by(roundoffs)) == []) == answer
+        without = "without a float64 run 256 roundings of rms are let pass, which explains nothing"
+        assert (compare(reference, off_by(roundoffs)) == []) == (roundoffs <= 5_000), without
     assert not moved_as_far(reference, results(lambda x: x.sum(1).double(), [x])), "a dtype is no rounding"
     wholly = reference_of(lambda x: x > 0, [x], grad=None, wide=False)
     wholly.moved_inputs = runs

@@ -12,7 +12,7 @@ from graphprobe.diagnose.program import Program, RoundedRun, UndefinedRun
 from graphprobe.engine.reference import array_from, is_noisy
 from graphprobe.engine.rounding import MORE_RUNS, RUNS
 from graphprobe.engine.undefined import WAYS
-from graphprobe.judge.judging import far_off, moved_as_far
+from graphprobe.judge.judging import PARTS, far_off, moved_as_far
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference
 from graphprobe.numerics.noise import CHUNK, Array, flat, widen
@@ -161,7 +161,7 @@ def _is_another_program(centre: Sequence[Observation], runs: Sequence[Sequence[O
 def _is_shifted_in_any(centre: Sequence[Observation], runs: Sequence[Sequence[Observation]], least: float) -> bool:
     """Whether any value is shifted in the runs, see `SHIFT`; `least`: by this share of the centre's rms."""
     for i, call in enumerate(centre):
-        for part in ("outputs", "inputs", "gradients"):
+        for part in PARTS:
             for j, value in enumerate(getattr(call, part)):
                 others = [o for run in runs for o in getattr(run[i], part)[j : j + 1]]
                 alike = is_noisy(value) and all(is_noisy(o) and o.shape == value.shape for o in others)

@@ -108,11 +108,8 @@ def far_off(reference: Reference, got: Sequence[Observation]) -> bool:
 
 def moved_as_far(reference: Reference, got: Sequence[Observation]) -> bool:
     """Whether all that differs is numbers that inputs two roundings off move as far."""
-    alone, look = (
-        replace(reference, wide=None, perturbed=[], make_own=None, own=[]),
-        _Look(None, doing, for_worst=False),
-    )
-    return not any(True for i, call in enumerate(got) for _ in _compare_call(alone, i, call, look))
+    look = _Look(None, doing, only_moved=True)
+    return not any(True for i, call in enumerate(got) for _ in _compare_call(reference, i, call, look))
 
 
 def _all_equal(expected: Sequence[Any], mine: Sequence[Any], *, stride: bool) -> bool:
