@@ -22,7 +22,7 @@ import graphprobe
 from graphprobe.diagnose import check_case, ladder, notes, references
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.engine import memory
 from graphprobe.engine.finished import FinishedSteps, Identity
 from graphprobe.engine.isolate import Outcome
@@ -390,7 +390,7 @@ def test_the_kernels_are_looked_into_as_far_as_there_is_memory(
     asked: list[bool] = []
     monkeypatch.setattr(memory, "free_memory", lambda: left)
     monkeypatch.setattr(ladder.steps, "kernels", lambda *args, expose, **kwargs: asked.append(expose))
-    made = Ladder(Program(program, [((X,), {})]), Compilation("inductor", None, tmp_path), ladder.Limits())
+    made = Ladder(Program(program, [((X,), {})]), Compilation("inductor", None, tmp_path), Limits())
     made.room.sizes = Sizes(state=GIB, run=GIB, ops=2 * GIB)
     step = made._fitting("kernels", made.looking("kernels"))
     if step is not None:

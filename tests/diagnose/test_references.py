@@ -11,7 +11,7 @@ import torch
 
 import graphprobe
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.references import measure
+from graphprobe.diagnose.references import explained, measure
 from graphprobe.judge.observation import read
 from graphprobe.judge.uncompiled import Reference
 
@@ -130,3 +130,26 @@ def test_one_perturbed_run_is_enough_for_now_if_it_is_not_moved_far(fn: Callable
         before = len(reference.perturbed)
         assert reference.perturb_more() and len(reference.perturbed) > before
     assert len(reference.perturbed) == 3 + 8 and not reference.few
+
+
+@pytest.mark.parametrize(("moved", "right"), [(4_000.0, True), (0.0, False)])
+def test_what_few_numbers_three_moved_runs_leave_open_is_judged_by_three_more(moved: float, right: bool) -> None:
+    """A choice that hangs on a rounding may fall the same way in three runs."""
+    x = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
+    seeds: list[int] = []
+
+    def sums(roundings: float) -> Callable[..., Any]:
+        return lambda x: x.sum(1) + roundings * 2**-24 * (torch.arange(64) == 3)
+
+    def run(step: Any, kind: Any) -> Any:
+        of_moved = step.func is Program.run_moved
+        seeds.extend([step.keywords["seed"]] if of_moved else [])
+        return step(Program(sums(moved if of_moved and seeds[-1] >= 3 else 0), [((x.clone(),), {})]))
+
+    def calls(fn: Callable[..., Any]) -> list[Any]:
+        return [read(call) for call in Program(fn, [((x.clone(),), {})], effects=False).run(lambda fn: fn)]
+
+    reference = Reference([calls(sums(0))])
+    assert explained(reference, calls(sums(5)), run, lambda step, kind: step()) and seeds == [0, 1, 2]
+    assert explained(reference, calls(sums(5_000)), run, lambda step, kind: step()) == right
+    assert seeds == [0, 1, 2, 3, 4, 5]

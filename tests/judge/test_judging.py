@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from graphprobe.engine.interpret import copied_together
 from graphprobe.engine.reference import array_from
 from graphprobe.engine.value_file import InFile, ValueFile
 from graphprobe.errors import Raised
-from graphprobe.judge.judging import Difference, Judged, compare, far_off, identical, judged, moved_as_far, strides
+from graphprobe.judge.judging import Difference, Judged, compare, far_off, identical, judged, not_moved_as_far, strides
 from graphprobe.judge.observation import Observation, read
 from graphprobe.judge.uncompiled import Reference, Spot
 
@@ -208,13 +209,18 @@ def test_what_moved_inputs_move_as_far_is_right() -> None:
         return results(lambda x: x.sum(1) + roundoffs * ROUNDOFF, [x])
 
     for roundoffs, answer in ((0, True), (50, True), (5_000, False), (50_000, False)):
-        assert moved_as_far(reference, off_by(roundoffs)) == answer
+        assert (not_moved_as_far(reference, off_by(roundoffs)) == []) == answer
         without = "without a float64 run 256 roundings of rms are let pass, which explains nothing"
         assert (compare(reference, off_by(roundoffs)) == []) == (roundoffs <= 5_000), without
-    assert not moved_as_far(reference, results(lambda x: x.sum(1).double(), [x])), "a dtype is no rounding"
+    (left,) = not_moved_as_far(reference, off_by(5_000))
+    elsewhere = msgspec.structs.replace(left, where="outputs[1]")
+    assert not left.certain and not_moved_as_far(reference, off_by(5_000), [elsewhere]) == []
+    (other,) = not_moved_as_far(reference, results(lambda x: x.sum(1).double(), [x]))
+    assert other.certain, "a dtype is no rounding"
     wholly = reference_of(lambda x: x > 0, [x], grad=None, wide=False)
     wholly.moved_inputs = runs
-    assert not moved_as_far(wholly, results(lambda x: x > 1, [x])), "a truth value neither"
+    (whole,) = not_moved_as_far(wholly, results(lambda x: x > 1, [x]))
+    assert whole.certain, "a truth value neither"
     assert [far_off(reference, off_by(n)) for n in (0, 50, 50_000, 1e9)] == [False, False, False, True]
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphprobe.diagnose.ladder import Ladder, Limits
+from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport
-from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.findings import STAGES, Finding, Kind, Latent, Stage
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.observation import Observation

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 
 from graphprobe.diagnose.dossier.proof_run import OtherPython, compare_pythons, other_pythons
-from graphprobe.diagnose.ladder import Ladder, Limits
+from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.searches.exactness import look_at_bits
-from graphprobe.diagnose.settings import Compilation, changed_settings
+from graphprobe.diagnose.settings import Compilation, Limits, changed_settings
 from graphprobe.diagnose.unexplained import findings_for
 from graphprobe.engine.finished import PARENT, FinishedSteps, Identity, begun_in, identity_of, is_unfinished
 from graphprobe.errors import UsageError

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -22,7 +22,7 @@ from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.program_text.fresh import FreshProcesses
 from graphprobe.diagnose.references import T, explained, measure
 from graphprobe.diagnose.rungs import RungReport
-from graphprobe.diagnose.settings import Compilation
+from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.diagnose.whole_proof import NUMBERS, PROGRAM_S, has_long_repro, prove_by_program, shorten_by_program
 from graphprobe.engine.finished import FinishedSteps
 from graphprobe.engine.isolate import TOLD_EVERY_S, Board, Outcome, isolated, told_on
@@ -32,7 +32,7 @@ from graphprobe.errors import COMPILING, Raised
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, kind_of_death, told_more
 from graphprobe.internals import after_fork, caches
 from graphprobe.internals.operators import collectives
-from graphprobe.judge.judging import Difference, Judged, identical, judged, worst_of
+from graphprobe.judge.judging import Difference, Judged, far_off, identical, judged, worst_of
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference, roundoff_of
 from graphprobe.judge.verdict import (
@@ -45,7 +45,7 @@ from graphprobe.judge.verdict import (
     to_blame,
     verdict_of,
 )
-from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
+from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft
 
 log = logging.getLogger(__name__)
 
@@ -57,23 +57,6 @@ REPEATS = 3
 
 STOOD = re.compile(r" It stood( in .+?)\.$")
 """The place in the words for a step that was ended."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How far a diagnosis goes.
-
-    Attributes:
-        budget: what is left of the time for all steps.
-        deep: look into a program that is right, too.
-        first: stop at the first rung that is wrong, and at the first fault on it.
-        exact: a difference that rounding explains is a fault, too.
-    """
-
-    budget: TimeBudget = field(default_factory=lambda: TimeBudget(None))
-    deep: bool = False
-    first: bool = False
-    exact: bool = False
 
 
 INSIDES: Mapping[RungName, tuple[RungName, ...]] = {"aot": ("aot",), "passes": ("aot", "passes")}
@@ -411,14 +394,11 @@ class Ladder:
         return self.looking("kernels", expose=False) if fits else None
 
     def _climb_rungs(self) -> None:
-        """Each rung below the top, looked into; of large programs, only those that are wrong, the passes first."""
+        """Each rung below the top, looked into; of large programs, only those that are wrong, the last first."""
         late: list[RungName] = ["dynamo", "aot", "passes", "kernels"] if self.compilation.is_inductor else ["dynamo"]
         try:
             if self._spare and self.compilation.is_inductor:
-                self._rung("passes", self.looking("passes", inside=False))
-                if self.states().get("passes") == "right":
-                    late = ["kernels"]
-                    self.result.notes.append(notes.SPARED)
+                late = self._spared(late)
             while late and not (self.limits.first and self._wrong() - {self.top}):
                 self._rung(late[0], self.looking(late[0], inside=not self._spare))
                 done = late.pop(0)
@@ -426,6 +406,20 @@ class Ladder:
                     self._rung(name, self.looking(name))
         except NoTimeLeft as spent:
             self.late(f"what is wrong on the rungs {', '.join(late)}", spent)
+
+    def _spared(self, late: list[RungName]) -> list[RungName]:
+        """Which rungs of a large program have still to be run, once the passes or kernels that are far off have."""
+        top = self.reports.get(self.top)
+        if top is not None and self.seen_by(far_off, bool, top):
+            self._rung("kernels", self.looking("kernels", inside=False, only_far_off=True))
+        if self.result.findings:
+            self.result.notes.append(notes.KERNELS_FIRST)
+            return []
+        self._rung("passes", self.looking("passes", inside=False))
+        if self.states().get("passes") != "right":
+            return late
+        self.result.notes.append(notes.SPARED)
+        return ["kernels"]
 
     @property
     def _spare(self) -> bool:
@@ -435,12 +429,12 @@ class Ladder:
     def _wrong(self) -> set[RungName]:
         return {name for name, state in self.states().items() if state == "wrong"}
 
-    def looking(self, name: RungName, *, expose: bool = True, inside: bool = True) -> Callable[[], RungReport]:
-        """The step that looks into a rung, or not `inside` of it where it is right."""
+    def looking(self, name: RungName, *, inside: bool = True, **more: bool) -> Callable[[], RungReport]:
+        """The step that looks into a rung, or not `inside` of it where it is right; `more`: for `steps.kernels`."""
         if name in INSIDES and not inside:
             return partial(steps.upto, self.program, self.compilation, "aot" if name == "aot" else "post_grad")
-        alone = bool(self.result.findings)
-        more = {"expose": expose, "everywhere": inside, "only_alone": alone} if name == "kernels" else {}
+        if name == "kernels":
+            more = {"expose": True, "everywhere": inside, "only_alone": bool(self.result.findings)} | more
         return partial(getattr(steps, name), self.program, self.compilation, **more)
 
     def _without(self, findings: list[Finding]) -> None:

@@ -57,6 +57,9 @@ UNWATCHED = "not every pass was looked into: this torch lacks {names}"
 SPARED = "dynamo and aot were not run by themselves: passes, which runs all that they do, is right"
 """Of a large program."""
 
+KERNELS_FIRST = "dynamo, aot and passes were not run by themselves, as a kernel was proven wrong; `deep` runs them"
+"""Of a large program that is far off."""
+
 GOES_ON = "the same command goes on from there"
 """Behind what the budget has ended, where that is so."""
 

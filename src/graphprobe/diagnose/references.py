@@ -12,7 +12,7 @@ from graphprobe.diagnose.program import Program, RoundedRun, UndefinedRun
 from graphprobe.engine.reference import array_from, is_noisy
 from graphprobe.engine.rounding import MORE_RUNS, RUNS
 from graphprobe.engine.undefined import WAYS
-from graphprobe.judge.judging import PARTS, far_off, moved_as_far
+from graphprobe.judge.judging import ENOUGH, PARTS, Difference, far_off, not_moved_as_far
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference
 from graphprobe.numerics.noise import CHUNK, Array, flat, widen
@@ -35,6 +35,14 @@ class Runner(Protocol):
     """Runs a step on the program as it was before its first call; None where that was impossible."""
 
     def __call__(self, step: Callable[[Program], T], kind: type[T]) -> T | None:
+        """What the step returned, which is of this kind."""
+        ...
+
+
+class Judging(Protocol):
+    """Makes a step in a process of its own; None if that did not end well."""
+
+    def __call__(self, step: Callable[[], T], kind: type[T]) -> T | None:
         """What the step returned, which is of this kind."""
         ...
 
@@ -81,11 +89,13 @@ def explained(
     reference: Reference,
     calls: Sequence[Observation],
     run: Runner,
-    judge: Callable[[Callable[[], bool], type[bool]], bool | None],
+    judge: Judging,
 ) -> bool:
     """Whether runs in the program's own precision explain all that differs in calls; False says nothing.
 
-    It takes no float64 run; once there are some, they tell. `judge` makes a step in a process of its own.
+    It takes no float64 run; once there are some, they tell. `judge` makes a step in a process of its own. Of three runs
+    all are by chance near each other in one element of many thousands: what few numbers they leave open is judged by
+    three more.
     """
     if (
         reference.wide is not None
@@ -96,10 +106,22 @@ def explained(
     if reference.moved_inputs is None:
         reference.moved_inputs = []
         if not _measure_roundings(reference, run) and not reference.rounded and not reference.exact:
-            records = [run(partial(Program.run_moved, seed=s), list[ObservationRecord]) for s in range(PERTURBED)]
-            found = [_calls(record, reference) for record in records]
-            reference.moved_inputs = [run for run in found if run is not None] if all(found) else []
-    return bool(reference.moved_inputs) and judge(partial(moved_as_far, reference, calls), bool) is True
+            reference.moved_inputs = _moved_inputs(run, reference, range(PERTURBED))
+    if not reference.moved_inputs:
+        return False
+    left = judge(partial(not_moved_as_far, reference, calls), list[Difference])
+    few = len(left or ()) <= ENOUGH and not any(d.certain for d in left or ())
+    if left and few and len(reference.moved_inputs) == PERTURBED:
+        reference.moved_inputs += _moved_inputs(run, reference, range(PERTURBED, 2 * PERTURBED))
+        left = judge(partial(not_moved_as_far, reference, calls, left), list[Difference])
+    return left == []
+
+
+def _moved_inputs(run: Runner, reference: Reference, seeds: range) -> list[list[Observation]]:
+    """The program in its own precision, once for each seed; empty if any run made other calls."""
+    records = [run(partial(Program.run_moved, seed=seed), list[ObservationRecord]) for seed in seeds]
+    found = [_calls(record, reference) for record in records]
+    return [calls for calls in found if calls is not None] if all(found) else []
 
 
 def _measure_undefined(reference: Reference, run: Runner) -> None:

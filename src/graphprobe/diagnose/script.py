@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     import torch
 
     from graphprobe.diagnose.api import CompileOverrides
-    from graphprobe.diagnose.ladder import Limits
     from graphprobe.diagnose.program import Program
     from graphprobe.diagnose.searches.equal_graphs import EqualGraphs
     from graphprobe.diagnose.searches.in_place import CallsSoFar
-    from graphprobe.diagnose.settings import Compilation
+    from graphprobe.diagnose.settings import Compilation, Limits
     from graphprobe.engine.finished import FinishedSteps
     from graphprobe.judge.judging import Difference
 
@@ -96,7 +95,7 @@ class ScriptOptions:
         import torch
 
         from graphprobe.diagnose.api import prepared, with_limits
-        from graphprobe.diagnose.ladder import Limits
+        from graphprobe.diagnose.settings import Limits
 
         grad = self.grad if torch.is_grad_enabled() else False
         program, compilation = prepared(fn, (), {}, asked, grad=grad, calls=calls, out=out)

@@ -1,4 +1,4 @@
-"""How the program is compiled, and the settings of torch that a repro must repeat."""
+"""How the program is compiled, how far its diagnosis goes, and the settings of torch that a repro must repeat."""
 
 from __future__ import annotations
 
@@ -14,12 +14,29 @@ from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.internals.compiler_settings import changed_values
 from graphprobe.internals.dynamo.torch_backends import registered
 from graphprobe.internals.names import require
-from graphprobe.settings.limits import STEP_LIMIT_S
+from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
 
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})
 """Changed by this package in its child processes, or without influence on results."""
 
 PACKAGES = ("inductor", "functorch", "dynamo")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far a diagnosis goes.
+
+    Attributes:
+        budget: what is left of the time for all steps.
+        deep: look into a program that is right, too.
+        first: stop at the first rung that is wrong, and at the first fault on it.
+        exact: a difference that rounding explains is a fault, too.
+    """
+
+    budget: TimeBudget = field(default_factory=lambda: TimeBudget(None))
+    deep: bool = False
+    first: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)

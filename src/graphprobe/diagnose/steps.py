@@ -236,12 +236,14 @@ def kernels(
     expose: bool = True,
     everywhere: bool = True,
     only_alone: bool = False,
+    only_far_off: bool = False,
 ) -> RungReport:
     """Inductor's kernels; with `expose`, every value of its graphs against the op run by itself.
 
     Without `everywhere` launches are replaced first where a graph is far off; where that names no op, the values are
     those of graphs that are wrong, or cannot be judged as a whole; of all if none is. With `only_alone` an op is
-    accused only if it is wrong when compiled by itself: in a graph that is wrong already, others may look wrong.
+    accused only if it is wrong when compiled by itself: in a graph that is wrong already, others may look wrong. With
+    `only_far_off` no values are shown.
     """
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, kernel_rung(watch, expose=expose), report)
@@ -253,7 +255,7 @@ def kernels(
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         suspects = [] if everywhere else far_off_launches(watch.compiled, prover)
         told: list[str] = []
-        if not suspects:
+        if not suspects and not only_far_off:
             suspects = _looked_into(watch, report, prover, told, everywhere, only_alone)
         report.compiles += len(watch.compiled) + sum(bool(compiled.shown) for compiled in watch.compiled)
         report.notes += [compiled.problem for compiled in watch.compiled if compiled.problem]

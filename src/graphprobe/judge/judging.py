@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -106,10 +106,20 @@ def far_off(reference: Reference, got: Sequence[Observation]) -> bool:
     )
 
 
-def moved_as_far(reference: Reference, got: Sequence[Observation]) -> bool:
-    """Whether all that differs is numbers that inputs two roundings off move as far."""
-    look = _Look(None, doing, only_moved=True)
-    return not any(True for i, call in enumerate(got) for _ in _compare_call(reference, i, call, look))
+def not_moved_as_far(
+    reference: Reference, got: Sequence[Observation], only: Sequence[Difference] = ()
+) -> list[Difference]:
+    """What differs, but for numbers that inputs two roundings off move as far; no more than it takes to give up.
+
+    Numbers are unsure, all else is certain. `only`: look at the numbers of these alone.
+    """
+    look = _Look(None, doing, only_moved=True, only={(d.call, d.where) for d in only})
+    found: list[Difference] = []
+    for difference in (d for i, call in enumerate(got) for d in _compare_call(reference, i, call, look)):
+        found.append(difference)
+        if difference.certain or len(found) > ENOUGH:
+            break
+    return found
 
 
 def _all_equal(expected: Sequence[Any], mine: Sequence[Any], *, stride: bool) -> bool:
@@ -153,17 +163,19 @@ class _Look:
     Attributes:
         for_worst: for the worst element of what differs, too.
         only_moved: numbers are right only if moved inputs move them as far, see `Reference.moved_inputs`.
+        only: calls and places whose numbers are looked at; empty: all.
     """
 
     enough: int | None
     tell: Callable[[str], None]
     for_worst: bool = True
     only_moved: bool = False
+    only: Collection[tuple[int, str]] = ()
 
 
 ENOUGH = 8
 """Numbers of one part of a call that are certainly wrong, after which the others need not be judged, too: one, of any
-part, where perturbed runs are few."""
+part, where perturbed runs are few. More that moved inputs do not explain are left to the float64 run."""
 
 
 class Judged(msgspec.Struct):
@@ -288,12 +300,13 @@ def _compare_value(spot: Spot, e: Any, m: Any, look: _Look, *, numbers: bool) ->
         return
     if spot.part == "outputs" and strides(e) != strides(m):
         yield Difference("wrong_stride", call, where, f"stride {m.stride()}, uncompiled {e.stride()}")
-    if equal_bits(e, m) or (is_noisy(e) and not numbers):
+    if equal_bits(e, m) or (is_noisy(e) and not numbers) or (look.only and (call, where) not in look.only):
         return
     if is_noisy(e) and spot.reference.moved_inputs and _is_moved_as_far(spot, e, m):
         return
     if look.only_moved:
-        yield Difference(_kind_of_value(spot, e, m), call, where, "moved inputs do not move it as far", weight="unsure")
+        weight: Weight = "unsure" if is_noisy(e) else "certain"
+        yield Difference(_kind_of_value(spot, e, m), call, where, "moved inputs do not move it as far", weight=weight)
         return
     judge_value = _judge_numbers if is_noisy(e) else _judge_exact
     answer = judge_value(spot, e, m)
