@@ -163,7 +163,7 @@ COMMANDS: list[tuple[str, bool | None]] = [
     ("report {d}/comparison -o {o}/comparison.html", None),
     ("profile {d}/profile.json", None),
     ("profile {d}/profile.json {d}/profile.json", None),
-    ("doctor", None),
+    ("doctor --names", None),
     ("issue {d}/run", None),
     ("reduce {d}/run", None),
     ("convert {d}/calls --to msprobe --out {o}/msprobe", None),

@@ -445,6 +445,7 @@ def test_of_a_large_program_that_is_only_a_little_wrong_values_are_shown(
     assert states(found) == PASSES_FIRST and (tmp_path / "far_off").read_text() == "0"
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("large")
 def test_of_a_large_program_that_the_passes_get_wrong_each_rung_is_run(tmp_path: Path) -> None:
     def doubles(graph: torch.fx.Graph) -> None:

@@ -296,7 +296,7 @@ FORMS = {
 }
 
 
-SOME = ("a function", "a decorator", "aot_autograd in place", "an instance that was changed", "a name")
+SOME = ("a function", "aot_autograd in place", "an instance that was changed")
 
 
 @pytest.mark.parametrize("form", [pytest.param(f, marks=() if f in SOME else pytest.mark.heavy) for f in FORMS])
