@@ -86,8 +86,8 @@ def page(name: str) -> Path:
     return ROOT / "README.md" if name == "README" else DOCS / f"{name}.md"
 
 
-SLOW = {"reduce"}
-"""Pages that take a minute."""
+SLOW = {"reduce", "tutorial"}
+"""Pages that take half a minute or more."""
 
 
 @pytest.mark.parametrize(

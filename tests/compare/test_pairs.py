@@ -38,8 +38,18 @@ def test_the_call_that_differs_is_the_only_cause(name: str, data: str, level: st
     assert [f for f in summary.findings if f.kind not in UNDECIDED_KINDS] == [first]
 
 
+LONG = {
+    "llama against compiled",
+    "llama, compiled and stepped",
+    "llama, batch against four",
+    "llama, AdamW, bfloat16",
+    "t5, bfloat16",
+}
+"""Healthy pairs that are run by `make test-all` alone: others are like them."""
+
+
 @pytest.mark.parametrize(("data", "level"), WAYS)
-@pytest.mark.parametrize("name", pairs.HEALTHY)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.heavy if n in LONG else ()) for n in pairs.HEALTHY])
 def test_healthy_pairs_are_the_same(name: str, data: str, level: str, tmp_path: Path) -> None:
     summary = dumped_and_compared(*pairs.HEALTHY[name], tmp_path, data=data, level=level)
     assert (summary.outcome, summary.findings) == ("same", []), summary.notes

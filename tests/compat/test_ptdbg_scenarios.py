@@ -141,7 +141,11 @@ def test_overflow(tmp_path: Path, run_warm: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "api", "culprit"), [("gpt2", "Torch_tanh", "torch.pow"), ("convnet", "Functional_conv2d", "conv2d")]
+    ("name", "api", "culprit"),
+    [
+        ("gpt2", "Torch_tanh", "torch.pow"),
+        pytest.param("convnet", "Functional_conv2d", "conv2d", marks=pytest.mark.heavy),
+    ],
 )
 def test_gpt2_and_a_convnet(name: str, api: str, culprit: str, tmp_path: Path, run_warm: Run) -> None:
     """All three scenarios: the second run of an operator is 3 % off; the stack of a call; a weight that overflows."""

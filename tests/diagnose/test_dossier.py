@@ -104,7 +104,10 @@ def test_the_same_without_the_fault_passes_as_its_test_does(tmp_path: Path) -> N
     assert "1 passed" in done.stdout
 
 
-@pytest.mark.parametrize(("fault", "kind"), [("compile", "crash_compile"), ("runtime", "crash_runtime")])
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("compile", "crash_compile"), pytest.param("runtime", "crash_runtime", marks=pytest.mark.heavy)],
+)
 def test_an_exception_of_the_compiler_and_one_of_the_compiled_code(tmp_path: Path, fault: str, kind: Kind) -> None:
     backend = f"relu_{fault}_error_TESTING_ONLY"
     case = case_of(lambda x: torch.relu(x) + 1, (torch.ones(3),), kind=kind, backend=backend)

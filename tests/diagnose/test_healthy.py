@@ -17,7 +17,7 @@ PRECISIONS = ("fp32", "bf16", "autocast")
 MODES = ("inference", "training", "script")
 """`script` is a training script with AdamW; the other two are made by a function."""
 
-QUICK = {("diffusion", "autocast", "inference"), ("lstm", "bf16", "inference")}
+QUICK = {("diffusion", "autocast", "inference")}
 """Run by `make test`; the rest is marked `heavy`."""
 
 

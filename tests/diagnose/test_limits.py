@@ -425,6 +425,7 @@ def broken_below(gm: Any, inputs: Any) -> Any:
     return lambda *args: [value + 1 for value in gm.forward(*args)]
 
 
+@pytest.mark.heavy
 def test_first_leaves_the_rungs_above_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
     """Dynamo's graph is wrong: what comes later would only be wrong again."""
     real = ladder.steps.dynamo

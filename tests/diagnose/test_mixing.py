@@ -51,7 +51,7 @@ def check(compiled: CompiledGraph, faults: Collection[int], report: MixingReport
     assert report.runs <= len(faults) * (2 * math.log2(report.launches) + PER_FAULT)
 
 
-@pytest.mark.parametrize("faults", [(2,), (1, 5)], ids=str)
+@pytest.mark.parametrize("faults", [pytest.param((2,), marks=pytest.mark.heavy), (1, 5)], ids=str)
 def test_two_layers(faults: tuple[int, ...]) -> None:
     (compiled,) = planted(faults, layers=2)
     report = mixed_report(compiled)

@@ -390,7 +390,11 @@ def test_a_statement_runs_behind_what_it_calls() -> None:
     ("backend", "why"),
     [
         (functools.partial(refusing, most=threading.Lock().acquire), "made by C code, which keeps its state to itself"),
-        (functools.partial(refusing, most=torch.ops.own_ops.twice.default), "it uses the operator own_ops.twice"),
+        pytest.param(
+            functools.partial(refusing, most=torch.ops.own_ops.twice.default),
+            "it uses the operator own_ops.twice",
+            marks=pytest.mark.heavy,
+        ),
         (eval("lambda gm, inputs: gm"), "<lambda> has no text of its own in a file"),
     ],
 )
@@ -466,6 +470,7 @@ fine = Derived(Settings(2))
 )
 
 
+@pytest.mark.heavy
 def test_a_class_whose_base_lies_in_another_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     for name, text in zip(("own_first", "own_second"), TWO_MODULES, strict=True):
@@ -556,6 +561,7 @@ def test_hooks_are_found_with_what_they_use() -> None:
     assert changed_settings().hooks.keys().isdisjoint(found.hooks)
 
 
+@pytest.mark.heavy
 def test_a_list_of_passes_and_a_pattern() -> None:
     told = own_hook([no_tan, graph_pass])
     assert [type(one).__name__ for one in told.make()] == ["function", "GraphPass"]

@@ -100,6 +100,7 @@ def test_what_is_wrong_is_never_healthy_and_what_is_right_is(
     assert found.verdict == "fault", found.notes
 
 
+@pytest.mark.heavy
 def test_roundings_of_sums_accuse_nobody_where_there_is_no_float64_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

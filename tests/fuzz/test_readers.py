@@ -26,7 +26,7 @@ from graphprobe.errors import EXIT_UNDECIDED, EXIT_USAGE, GraphprobeError
 from graphprobe.probe.api.plan import arguments_from_file
 from graphprobe.settings import resolve
 
-FEW, MANY = 40, 2000
+FEW, MANY = 30, 2000
 """Damages a reader: in `make test`, and in all."""
 MOST_SECONDS = 60.0
 MOST_GROWTH_KB = 500 * 1024

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from conftest import ROOT, Finished
 from doc_session import matches, run_step, steps_of
 from graphprobe.report.html import sections_run, sources
@@ -25,6 +27,7 @@ def do(text: str, folder: Path, warm: Warm) -> None:
         assert step.shown is None or matches(step.shown, said), said
 
 
+@pytest.mark.heavy
 def test_the_report_of_a_run(warm: Warm, tmp_path: Path, open_report: OpenReport) -> None:
     do(RUN, tmp_path, warm)
     opened = open_report(tmp_path / "run.html")

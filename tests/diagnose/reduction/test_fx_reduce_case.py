@@ -171,7 +171,7 @@ reduce_case(case, Path({out!r}), backend=lambda: reduction_cases.raising, on_pro
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)])
 def test_whatever_ends_it_leaves_a_repro_and_a_journal(end, tmp_path):
     out = tmp_path / "out"
     code = KILLED.format(diagnose=str(ROOT / "tests" / "diagnose"), out=str(out), resume=False)

@@ -52,7 +52,13 @@ def left(watch):
     return [str(getattr(n.target, "__name__", n.target)) for n in calls_of(watch.ended.reduction.case.graph)]
 
 
-@pytest.mark.parametrize(("backend", "level"), [("compile", 2), ("compile", 4), ("runtime", 2), ("accuracy", 4)])
+HEAVY = pytest.mark.heavy
+
+
+@pytest.mark.parametrize(
+    ("backend", "level"),
+    [pytest.param("compile", 2, marks=HEAVY), pytest.param("compile", 4, marks=HEAVY), ("runtime", 2), ("accuracy", 4)],
+)
 def test_a_program_is_left_when_that_is_all_that_is_wanted(backend, level, watching):
     watch, _ = watching("dynamo", level, exit=True)
     net, x = mlp()
@@ -63,7 +69,7 @@ def test_a_program_is_left_when_that_is_all_that_is_wanted(backend, level, watch
     assert left(watch) == ["relu"]
 
 
-@pytest.mark.parametrize("level", [2, 4])
+@pytest.mark.parametrize("level", [2, pytest.param(4, marks=HEAVY)])
 def test_a_graph_that_does_not_compile(level, watching, tmp_path):
     watch, said = watching("dynamo", level)
     net, x = mlp()
