@@ -411,7 +411,7 @@ class Ladder:
         """Which rungs of a large program have still to be run, once the passes or kernels that are far off have."""
         top = self.reports.get(self.top)
         if top is not None and self.seen_by(far_off, bool, top):
-            self._rung("kernels", self.looking("kernels", inside=False, only_far_off=True))
+            self._rung("kernels", self.looking("kernels", inside=False, values=False))
         if self.result.findings:
             self.result.notes.append(notes.KERNELS_FIRST)
             return []
@@ -434,7 +434,8 @@ class Ladder:
         if name in INSIDES and not inside:
             return partial(steps.upto, self.program, self.compilation, "aot" if name == "aot" else "post_grad")
         if name == "kernels":
-            more = {"expose": True, "everywhere": inside, "only_alone": bool(self.result.findings)} | more
+            alone, launches = bool(self.result.findings), name not in self.reports
+            more = {"expose": True, "everywhere": inside, "only_alone": alone, "launches": launches} | more
         return partial(getattr(steps, name), self.program, self.compilation, **more)
 
     def _without(self, findings: list[Finding]) -> None:

@@ -236,14 +236,15 @@ def kernels(
     expose: bool = True,
     everywhere: bool = True,
     only_alone: bool = False,
-    only_far_off: bool = False,
+    launches: bool = True,
+    values: bool = True,
 ) -> RungReport:
     """Inductor's kernels; with `expose`, every value of its graphs against the op run by itself.
 
     Without `everywhere` launches are replaced first where a graph is far off; where that names no op, the values are
-    those of graphs that are wrong, or cannot be judged as a whole; of all if none is. With `only_alone` an op is
-    accused only if it is wrong when compiled by itself: in a graph that is wrong already, others may look wrong. With
-    `only_far_off` no values are shown.
+    those of graphs that are wrong, or cannot be judged as a whole; of all if none is. Without `launches` the first of
+    this is left out, without `values` the second. With `only_alone` an op is accused only if it is wrong when compiled
+    by itself: in a graph that is wrong already, others may look wrong.
     """
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, kernel_rung(watch, expose=expose), report)
@@ -253,9 +254,9 @@ def kernels(
     report.notes += [EQUAL.format(count=count) for count in watch.equal.values() if expose and count > 1]
     with compilation.configured():
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
-        suspects = [] if everywhere else far_off_launches(watch.compiled, prover)
+        suspects = far_off_launches(watch.compiled, prover) if launches and not everywhere else []
         told: list[str] = []
-        if not suspects and not only_far_off:
+        if values and not suspects:
             suspects = _looked_into(watch, report, prover, told, everywhere, only_alone)
         report.compiles += len(watch.compiled) + sum(bool(compiled.shown) for compiled in watch.compiled)
         report.notes += [compiled.problem for compiled in watch.compiled if compiled.problem]
