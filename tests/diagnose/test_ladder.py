@@ -446,8 +446,9 @@ def test_of_a_large_program_that_is_only_a_little_wrong_values_are_shown(
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("first", [False, True])
 @pytest.mark.usefixtures("large")
-def test_of_a_large_program_that_the_passes_get_wrong_each_rung_is_run(tmp_path: Path) -> None:
+def test_of_a_large_program_that_the_passes_get_wrong_each_rung_is_run(first: bool, tmp_path: Path) -> None:
     def doubles(graph: torch.fx.Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default):
             with graph.inserting_after(node):
@@ -456,7 +457,7 @@ def test_of_a_large_program_that_the_passes_get_wrong_each_rung_is_run(tmp_path:
 
     x, w = torch.randn(160, 160), torch.randn(160, 160, requires_grad=True)
     with planting.inductor(post_grad_custom_post_pass=doubles):
-        found = graphprobe.diagnose(layers, x, w, out=tmp_path)
+        found = graphprobe.diagnose(layers, x, w, first=first, out=tmp_path)
     assert [(f.stage, f.pass_) for f in found.findings] == [("post_grad", "post_grad_custom_post_pass")], found.notes
     assert states(found)["dynamo"] == states(found)["aot"] == "right" and notes.SPARED not in found.notes
 

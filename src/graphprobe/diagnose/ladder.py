@@ -399,11 +399,14 @@ class Ladder:
         try:
             if self._spare and self.compilation.is_inductor:
                 late = self._spared(late)
-            while late and not (self.limits.first and self._wrong() - {self.top}):
+            while late:
                 self._rung(late[0], self.looking(late[0], inside=not self._spare))
                 done = late.pop(0)
-                for name in INSIDES.get(done, ()) if self._spare and done in self._wrong() else ():
+                wrong = self.states().get(done) == "wrong"
+                for name in INSIDES.get(done, ()) if self._spare and wrong else ():
                     self._rung(name, self.looking(name))
+                if wrong and self.limits.first:
+                    return
         except NoTimeLeft as spent:
             self.late(f"what is wrong on the rungs {', '.join(late)}", spent)
 
@@ -425,9 +428,6 @@ class Ladder:
     def _spare(self) -> bool:
         """Whether the program is so large that no more is run than its verdict needs."""
         return self.room.sizes.large and not (self.limits.deep or self.limits.exact)
-
-    def _wrong(self) -> set[RungName]:
-        return {name for name, state in self.states().items() if state == "wrong"}
 
     def looking(self, name: RungName, *, inside: bool = True, **more: bool) -> Callable[[], RungReport]:
         """The step that looks into a rung, or not `inside` of it where it is right; `more`: for `steps.kernels`."""
