@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from graphprobe.diagnose.exceptions import Origin
+from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung, kernel_rung, run_program, show
 from graphprobe.diagnose.settings import Compilation
@@ -33,6 +34,18 @@ def test_values_are_shown_where_that_is_asked_for(expose: bool, tmp_path: Path) 
     assert graph.problem == ""
     assert graph.shown == (["relu", "mm", "cos"] if expose else [])
     assert [len(values) for values in graph.values] == ([len(graph.shown) + 1] if expose else [])  # and the result
+
+
+def test_kernels_that_raise_when_they_show_their_values_end_nothing() -> None:
+    def raising(inputs: list[Any]) -> Any:
+        raise AssertionError("expected size 4==4, stride 1==25 at dim=1")
+
+    final = torch.fx.symbolic_trace(lambda x: x.relu())
+    graph = CompiledGraph("forward", final, inputs=[[torch.ones(3)]], to_show=lambda: raising)
+    show(Watch(), graph)
+    assert graph.problem == "its values could not be shown: AssertionError: expected size 4==4, stride 1==25 at dim=1"
+    assert graph.values == []
+    assert check_graph(graph, 0).checked == 0
 
 
 @pytest.mark.parametrize("recorded", [0, 1])

@@ -296,9 +296,17 @@ def show(watch: Watch, record: CompiledGraph) -> None:
     if showing is None:
         return
     for inputs in record.inputs:
-        shown = flat_outputs(showing(watch.copied(inputs)))
+        try:
+            shown = flat_outputs(showing(watch.copied(inputs)))
+        except Exception as error:  # as the program's own kernels do, or those that return values alone
+            record.problem = _not_shown(error)
+            return
         given = [shown.pop() for _ in record.shown][::-1]
         record.values.append([*watch.moved(given), *watch.moved(shown)])
+
+
+def _not_shown(error: Exception) -> str:
+    return f"its values could not be shown: {type(error).__name__}: {str(error)[:200]}"
 
 
 def _showing(
@@ -314,7 +322,7 @@ def _showing(
         with resumed():
             compiled = stages.compile_kernels(graph, inputs, settings, passes=False)
     except Exception as error:
-        record.problem = f"its values could not be shown: {type(error).__name__}: {str(error)[:200]}"
+        record.problem = _not_shown(error)
         return None
     record.shown = [n.name for n in nodes]
     return compiled
