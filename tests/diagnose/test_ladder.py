@@ -204,6 +204,15 @@ def test_instruments_that_break_do_not_convict(tmp_path: Path, monkeypatch: pyte
     assert any("aot could not be looked into: IndexError" in note for note in found.notes)
 
 
+def test_a_check_that_breaks_leaves_what_the_program_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("check_decompositions", "analyse", "check_graph"):
+        monkeypatch.setattr(steps, name, raising_step)
+    found = graphprobe.diagnose(program, X, out=tmp_path / "out", deep=True)
+    assert (found.verdict, states(found)) == ("healthy", dict.fromkeys(RUNGS, "right"))
+    told = [f"{name} could not be looked into: IndexError: list index out of range" for name in ("aot", "kernels")]
+    assert set(told) <= set(found.notes)
+
+
 # -- how the program is compiled -------------------------------------------------------------------------------------
 
 

@@ -357,7 +357,7 @@ class Ladder:
                 self.result.notes.append("the kernels died when compiled to show their values, and not otherwise")
             outcome = again
         if outcome.short_of_memory:
-            self.result.notes.append(f"{name} could not be looked into: {outcome.end}")
+            self.result.notes.append(notes.NOT_LOOKED_INTO.format(rung=name, why=outcome.end))
             return
         if outcome.died:
             if COMPILING.search(outcome.stack) and outcome.value is not None:
@@ -366,7 +366,7 @@ class Ladder:
             return
         if outcome.raised is not None:
             log.info("%s: %s", name, outcome.raised.trace)
-            self.result.notes.append(f"{name} could not be looked into: {outcome.raised.line}")
+            self.result.notes.append(notes.NOT_LOOKED_INTO.format(rung=name, why=outcome.raised.line))
             return
         report = msgspec.convert(outcome.value, RungReport)
         self.reports[name] = report

@@ -54,6 +54,8 @@ ONE_THREAD = (
 UNWATCHED = "not every pass was looked into: this torch lacks {names}"
 """Of a torch that announces its passes in another way."""
 
+NOT_LOOKED_INTO = "{rung} could not be looked into: {why}"
+
 SPARED = "dynamo and aot were not run by themselves: passes, which runs all that they do, is right"
 """Of a large program."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.local import LocalError, Suspect
-from graphprobe.diagnose.notes import UNWATCHED
+from graphprobe.diagnose.notes import NOT_LOOKED_INTO, UNWATCHED
 from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.prove import Prover
@@ -42,6 +44,7 @@ from graphprobe.engine.isolate import doing
 from graphprobe.engine.memory import size_of, trim
 from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
+from graphprobe.errors import raised_from
 from graphprobe.findings import Finding, LargestZ, Latent
 from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
@@ -49,6 +52,9 @@ from graphprobe.internals.operators.operators import OpMode, Overload, value_of
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.observation import ObservationRecord, plain_parts, read
 from graphprobe.judge.stage_table import GRAPHS, Graphs
+from graphprobe.judge.verdict import RungName
+
+log = logging.getLogger(__name__)
 
 
 class EagerReport(msgspec.Struct):
@@ -128,7 +134,7 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
     run_program(program, compilation, aot_rung(watch), report)
     report.raised_at, report.ops = place_of(watch.failed_nodes[0] if watch.failed_nodes else None), _ops_of(watch)
     suspects: list[Suspect] = []
-    with compilation.configured():
+    with compilation.configured(), _told(report, "aot"):
         for graph in watch.graphs:
             for inputs in graph.inputs:
                 found, checked, largest, rounded = check_decompositions(graph, inputs, strides=strides)
@@ -164,7 +170,7 @@ def passes(
     report.ops = _ops_of(watch)
     suspects: list[Suspect] = []
     right: list[str] = []
-    with compilation.configured():
+    with compilation.configured(), _told(report, "passes"):
         for step in _steps(watch) if not seek else ():
             suspects += step.suspects
             right += step.passes
@@ -182,6 +188,17 @@ def passes(
                     break  # what else is broken was not reached
         report.compiles += prover.compiles
     return report
+
+
+@contextlib.contextmanager
+def _told(report: RungReport, rung: RungName) -> Iterator[None]:
+    """What raises while a rung is looked into is told, and what the program did on it stays."""
+    try:
+        yield
+    except Exception as error:
+        raised = raised_from(error)
+        log.info("%s: %s", rung, raised.trace)
+        report.notes.append(NOT_LOOKED_INTO.format(rung=rung, why=raised.line))
 
 
 def _ops_of(watch: Watch) -> int:
@@ -252,7 +269,7 @@ def kernels(
     trim()
     report.broken = watch.broken
     report.notes += [EQUAL.format(count=count) for count in watch.equal.values() if expose and count > 1]
-    with compilation.configured():
+    with compilation.configured(), _told(report, "kernels"):
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         suspects = far_off_launches(watch.compiled, prover) if launches and not everywhere else []
         told: list[str] = []
