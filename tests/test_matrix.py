@@ -78,6 +78,7 @@ def test_what_failed_is_run_again(matrix: Any, tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "log").read_text() == "abb"
 
 
+@pytest.mark.heavy
 def test_tests_that_were_stopped_go_on(matrix: Any, tmp_path: Path) -> None:
     """One ends its process, one takes too long the first time; all outcomes are there in the end, each run once."""
     file = tmp_path / "test_some.py"

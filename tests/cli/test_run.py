@@ -294,6 +294,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 def test_environment_set_by_the_program_and_compiles_after_its_end(run_python: Python, programs: Path) -> None:
     (programs / "env.py").write_text(ENVIRONMENT)
     plain = run_python("env.py", cwd=programs)

@@ -187,6 +187,7 @@ def test_a_call_that_replaces_another_is_named() -> None:
         assert summary.first.candidate.label == "silu.0.forward", dtype
 
 
+@pytest.mark.heavy
 def test_faults_of_a_convnet() -> None:
     def wrong_norm(model: ConvNet) -> None:
         model.norms[1].eps = 1e-2
@@ -215,6 +216,7 @@ def test_the_reference_may_be_the_wrong_side() -> None:
     assert (first.verdict, first.candidate.label) == ("candidate_better", "linear.5.forward")
 
 
+@pytest.mark.heavy
 def test_a_layer_in_another_precision_than_its_peers_is_reported() -> None:
     def half(dump: MemoryDump, number: int) -> MemoryDump:
         calls = []

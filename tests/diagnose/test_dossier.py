@@ -151,6 +151,7 @@ def test_wrong_gradient_and_wrong_dtype(tmp_path: Path) -> None:
     assert text.startswith(f"{first}call 0: gradient of input 0: ")
 
 
+@pytest.mark.heavy
 def test_an_input_that_requires_a_gradient_may_be_changed_in_place(tmp_path: Path) -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")

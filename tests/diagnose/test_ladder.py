@@ -86,6 +86,7 @@ def adam(weights: list[torch.Tensor], means: list[torch.Tensor], squares: list[t
     torch._foreach_addcdiv_(weights, means, roots, -1e-3)
 
 
+@pytest.mark.heavy
 def test_lists_that_are_written_to_are_right_on_each_rung(tmp_path: Path) -> None:
     torch.manual_seed(0)
     lists = [[torch.rand(3, 4), torch.rand(5)] for _ in range(3)]

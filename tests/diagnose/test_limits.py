@@ -162,6 +162,7 @@ class SpentAt:
             raise ladder.NoTimeLeft(self.told)
 
 
+@pytest.mark.heavy
 def test_a_step_limit_makes_a_hang_of_what_a_budget_only_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SpentAt("dynamo", monkeypatch)
     found = graphprobe.diagnose(program, X, backend=hanging, out=tmp_path / "out", step_limit_s=10)
@@ -314,6 +315,7 @@ def test_a_fault_stays_one_however_little_is_found_out_of_it(
     assert any(note.startswith("the budget of 60 s is spent") for note in found.notes)
 
 
+@pytest.mark.heavy
 def test_excess_precision_that_nobody_could_tell_from_a_fault_is_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -586,6 +586,7 @@ def test_a_hook_in_a_repro(hook: Any, code: int, tmp_path: Path) -> None:
         assert made is not hook
 
 
+@pytest.mark.heavy
 def test_a_hook_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
     with torch._inductor.config.patch(post_grad_custom_post_pass=eval("lambda graph: None")):
         changes = changed_settings().of_case()

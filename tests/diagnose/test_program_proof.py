@@ -498,6 +498,7 @@ def make():
     assert lines(out) == []
 
 
+@pytest.mark.heavy
 def test_the_process_dies_or_the_program_cannot_be_built(tmp_path: Path) -> None:
     source = """
 import os

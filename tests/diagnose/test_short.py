@@ -252,6 +252,7 @@ def test_inputs_that_cannot_be_drawn_are_recorded(monkeypatch: pytest.MonkeyPatc
     assert list(only.tensors) == ["x"] and "inputs.safetensors" in only.text
 
 
+@pytest.mark.heavy
 def test_a_fault_inside_of_a_branch() -> None:
     _, found = shorts("wrong_value", torch.linspace(-2, 3, 8), config=RELU_BUG, fn=relu_in_a_branch)
     assert first_shown(found) is not None
@@ -347,6 +348,7 @@ def f(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+@pytest.mark.heavy
 def test_a_program_of_the_name_that_scripts_use() -> None:
     shown = first_shown(told(f, "side_effect", "counted", ((torch.ones(3),), {})))
     assert shown is not None and "expected [1]" in shown.output
