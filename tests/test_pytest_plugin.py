@@ -351,7 +351,6 @@ def test_what_cannot_be_told_does_not_pass(operands: tuple[torch.Tensor, torch.T
     assert caught.value.diagnosis.verdict == "undecided"
 
 
-@pytest.mark.heavy
 def test_what_differed_once_is_not_called_healthy(
     operands: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,6 @@ raise KeyError("the program's own")
 """
 
 
-@pytest.mark.heavy
 def test_a_program_that_fails_ends_as_before(run_python: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(PROGRAM)
     alone = run_python("fails.py", "--json", "x", cwd=tmp_path)

@@ -430,6 +430,7 @@ def test_of_a_large_program_only_what_is_wrong_is_looked_into(tmp_path: Path) ->
         found = graphprobe.diagnose(layers, x, w, out=tmp_path)
     assert [(f.stage, f.op) for f in found.findings] == [("codegen", "aten.relu.default")], found.notes
     assert states(found) == PASSES_FIRST | {"passes": "not_run"} and found.notes == [notes.KERNELS_FIRST]
+    assert found.ruled_out == [], "nothing but the wrong launch was looked into"
     assert (
         found.findings[0].kernel and "replaced by its part of the graph the fault is gone" in found.findings[0].reason
     )
@@ -453,6 +454,7 @@ def test_of_a_large_program_that_is_only_a_little_wrong_values_are_shown(
         found = graphprobe.diagnose(lambda x, w: (x @ w).relu() @ w, x, w, out=tmp_path)
     assert [(f.stage, f.op) for f in found.findings] == [("codegen", "aten.relu.default")], found.notes
     assert states(found) == PASSES_FIRST and (tmp_path / "far_off").read_text() == "0"
+    assert notes.SPARED in found.notes and not any(line.startswith("passes") for line in found.ruled_out)
 
 
 @pytest.mark.heavy

@@ -110,8 +110,8 @@ def explained(
     if not reference.moved_inputs:
         return False
     left = judge(partial(not_moved_as_far, reference, calls), list[Difference])
-    few = len(left or ()) <= ENOUGH and not any(d.certain for d in left or ())
-    if left and few and len(reference.moved_inputs) == PERTURBED:
+    numbers = left is not None and not any(d.certain for d in left)
+    if left and numbers and len(left) <= ENOUGH and len(reference.moved_inputs) == PERTURBED:
         reference.moved_inputs += _moved_inputs(run, reference, range(PERTURBED, 2 * PERTURBED))
         left = judge(partial(not_moved_as_far, reference, calls, left), list[Difference])
     return left == []

@@ -26,6 +26,7 @@ from graphprobe.internals.ir.index import NotEvaluated, evaluate
 from graphprobe.internals.launches.launch_io import LaunchIO, Use, launch_ios
 from graphprobe.internals.launches.launches import Launching, LaunchTap
 from graphprobe.internals.operators.operators import value_of, writes_to
+from graphprobe.internals.tensors.weak_storage import storage_ids
 
 DRAWS = torch.Tag.nondeterministic_seeded
 COPY = "aten.copy_.default"
@@ -170,11 +171,6 @@ def _piece(
     return LaunchPiece(GraphModule(final, graph), tuple(sources.values()), tuple(needed), names, expressions)
 
 
-def _address(value: Any) -> int | None:
-    plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return value.untyped_storage().data_ptr() if plain else None
-
-
 How = Literal["graph", "ir", "no"]
 
 
@@ -308,10 +304,10 @@ class MixedGraph:
         boxed = list(given)
         tap = LaunchTap(self._lowered.module, self._lowered.code, around=around)
         self.runs += 1
-        memory = {_address(value) for value in given}
+        memory = storage_ids(given)
         with torch.no_grad(), tap.recording():
             results = flat_outputs(self._compiled(boxed))
-            outputs = [value if _address(value) in memory else copied(value) for value in results]
+            outputs = [value if memory & storage_ids([value]) else copied(value) for value in results]
         return MixedRun(outputs, given, frozenset(done), ran)
 
     def _replace(self, at: int, launching: Launching) -> Any:
