@@ -179,6 +179,8 @@ def test_a_run_or_a_folder_of_runs_with_one_dump_is_a_dump(dumps: dict[str, str]
         assert run("compare", str(named), dumps["good"], "--no-replay").exit_code == 0, named
     dumped(record(tmp_path / "runs").run_dir / "api_dump")
     assert run("compare", str(one), dumps["good"], "--no-replay").exit_code == 0
+    dumped(one / "other")
+    assert run("compare", str(one), dumps["good"]).exit_code == 2
     several = run("compare", str(tmp_path / "runs"), dumps["good"])
     assert several.exit_code == 2
-    assert "holds 2 dumps: " in several.output and "graphprobe merge" in several.output
+    assert "holds 3 dumps: " in several.output and "graphprobe merge" in several.output

@@ -39,6 +39,7 @@ def only_run(folder: Path) -> Run:
     [
         ((), None),
         (("--dump", "stats", "--dump-to", "calls"), "calls dumped to calls\n"),
+        (("--dump-graph", "stats"), "/graph_dump\n"),
         (("--dump-graph", "stats", "--dump-path", "not/there"), " in not/there/worldsize1_global_rank0/"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import graphprobe
+from conftest import Finished
 from graphprobe.analysis.timing_records import Compile, Profile, Span
 from graphprobe.records import Where
 from graphprobe.report.html import flame, sections_run
@@ -289,6 +291,33 @@ def test_the_calls_of_a_run_are_in_its_report(run: MadeRun, open_report: OpenRep
     assert report.verdict.word == "NOT FINITE" and "graphs compiled" in rendered(report.verdict.body)
     opened = opened_report(open_report, folder)
     opened.see("calls")
+    assert axe_faults(opened.page) == []
+
+
+def test_both_dumps_of_a_run_are_in_its_report(
+    run_warm: Callable[..., Finished], tmp_path: Path, open_report: OpenReport
+) -> None:
+    (tmp_path / "program.py").write_text(
+        "import torch\nf = torch.compile(lambda x: (x + 1).log(), backend='aot_eager')\nf(torch.zeros(3) - 1)\n"
+    )
+    done = run_warm("-m", "graphprobe", "run", "--dump", "stats", "--dump-graph", "stats", "program.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    (folder,) = (tmp_path / layout.ROOT).iterdir()
+    assert {layout.CALLS, layout.GRAPHS} <= {path.name for path in folder.iterdir()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", layout.ROOT]
+    report = report_from(folder)
+    groups: dict[str, list[str]] = {}
+    for one in report.sections:
+        groups.setdefault(one.group, []).append(one.id)
+    assert list(groups)[:2] == ["Calls of torch's API", "Operations of compiled graphs"], (
+        "what is not finite comes first"
+    )
+    assert "calls-compiled" in groups["Operations of compiled graphs"]
+    assert report.verdict.word == "NOT FINITE"
+    opened = opened_report(open_report, folder)
+    for name in ("calls", "calls-compiled"):
+        opened.see(name)
+    assert "log" in opened.page.locator("#calls-compiled").inner_text()
     assert axe_faults(opened.page) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ class DumpedProgram:
         begin_single_ops(self._session())
 
     def _session(self) -> DumpSession:
+        with suppress(OSError):  # the session says it
+            Path(self._plan.path).mkdir(exist_ok=True)  # where it lies in a run: made for what is compiled
         session = session_for(self._plan)
         if session not in self._sessions:
             self._sessions.append(session)

@@ -110,7 +110,8 @@ class _NamedBackend:
 def get_backend(*, compiler_config: CompilerConfig | None = None, backend: str = "inductor") -> Wrapped:
     """A backend with the config's mode, collected as by `graphprobe.wrap`.
 
-    With `compiler_config.dump_config.enable_dump`, what the compiled ops read and write is dumped, see docs/dump.md.
+    With `compiler_config.dump_config.enable_dump`, what the compiled ops read and write is dumped, see docs/dump.md. A
+    dump alone makes no run; `compiler_config.debug.graph_dump.type` beside it does.
 
     Args:
         compiler_config: None is a config without any option set.
@@ -136,7 +137,9 @@ def get_backend(*, compiler_config: CompilerConfig | None = None, backend: str =
 
 
 def dumping_backend(plan: DumpPlan, *, backend: str = "inductor", mode: str | None = None, **settings: Any) -> Wrapped:
-    """A backend that compiles as `backend` does and dumps, collected with `settings` as by `graphprobe.wrap`.
+    """A backend that compiles as `backend` does and dumps; with `settings`, collected as by `graphprobe.wrap`.
+
+    Without, it makes no run: where one is on, or begins later, its compiles are in it.
 
     Args:
         plan: enabled.
@@ -149,4 +152,4 @@ def dumping_backend(plan: DumpPlan, *, backend: str = "inductor", mode: str | No
     from graphprobe.probe.dump.backend import DumpBackend
 
     dumped = DumpBackend(plan, name=backend, mode=mode)
-    return wrap(dumped, **settings)
+    return wrap(dumped, **settings) if settings else Wrapped(dumped, dumped.__name__, {})

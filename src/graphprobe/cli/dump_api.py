@@ -12,12 +12,10 @@ from graphprobe.cli.option_rows import spelled, take
 from graphprobe.dump_plan.options import API_CONFIG, API_OPTIONS
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo
+from graphprobe.store.layout import CALLS
 
 if TYPE_CHECKING:
     from graphprobe.probe.api.dump import ApiDumper
-
-FOLDER = "api_dump"
-"""Where a dump goes when nobody says: a folder of this name in that of the run."""
 
 ROWS = (*API_OPTIONS, API_CONFIG)
 PREFIX = "api_"
@@ -46,12 +44,12 @@ def take_api_dump(values: dict[str, Any]) -> Callable[[Path | None], ApiDumper |
     options["apis"] = options["apis"] and options["apis"].split(",")
     if path is None and options["config"] is not None:
         path = arguments_from_file(options["config"]).get("path")
-    dump(path or FOLDER, **options)  # every mistake is found now, before a folder is made
+    dump(path or CALLS, **options)  # every mistake is found now, before a folder is made
 
     def begin(folder: Path | None) -> ApiDumper | None:
         if path is None and folder is None:
             return None
-        wanted = Path(path) if path is not None else Path(folder or "", FOLDER)
+        wanted = Path(path) if path is not None else Path(folder or "", CALLS)
         for attempt in itertools.count(2):
             try:
                 dumper = dump(wanted, **options)
@@ -62,7 +60,7 @@ def take_api_dump(values: dict[str, Any]) -> Callable[[Path | None], ApiDumper |
                 if not isinstance(taken, FileExistsError) or Path(str(taken.filename)).parent.name != wanted.name:
                     raise
             # Of another process: each has a folder of its own.
-            wanted = wanted.with_name(f"{Path(path or FOLDER).name}-{attempt}")
+            wanted = wanted.with_name(f"{Path(path or CALLS).name}-{attempt}")
         raise AssertionError("unreachable")
 
     return begin

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from graphprobe.cli import dump_api
 from graphprobe.dump_plan import DumpPlan, plan_from
 from graphprobe.dump_plan.options import OPTIONS
 from graphprobe.errors import SettingError, UsageError
 from graphprobe.report.visible import echo
+from graphprobe.store.layout import GRAPHS
 
 if TYPE_CHECKING:
     from graphprobe.backends.dumped_program import DumpedProgram
@@ -57,8 +60,9 @@ def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPla
         options["enable_dump"] = True
     path = options.get("dump_path")
     made = _make_missing(str(path)) if path is not None and options.get("enable_dump") else []
+    spelled = {**SPELLED, "enable_dump": SPELLED["dump_data"]}
     try:
-        plan = plan_from(options=options, environ=environ, spelled={**SPELLED, "enable_dump": SPELLED["dump_data"]})
+        plan = plan_from(options=options, environ=environ, spelled=spelled, in_run=True)
     except Exception:
         for folder in reversed(made):
             os.rmdir(folder)
@@ -99,10 +103,18 @@ def _make_missing(path: str) -> list[str]:
     return made
 
 
-def begin(plan: DumpPlan) -> DumpedProgram:
-    """Stand in for `torch.compile` from now on."""
+def begin(plan: DumpPlan, run: Path | None) -> DumpedProgram | None:
+    """Stand in for `torch.compile` from now on.
+
+    Args:
+        run: the folder of the run, in which the dump lies if nobody says where to; without one, no such dump begins.
+    """
     from graphprobe.backends.dumped_program import DumpedProgram
 
+    if not plan.path:
+        if run is None:
+            return None
+        plan = msgspec.structs.replace(plan, path=os.path.abspath(run / GRAPHS))
     program = DumpedProgram(plan)
     program.install()
     return program
@@ -121,7 +133,8 @@ def summarise(program: DumpedProgram, base: Path) -> None:
             (found,) = open_dump(folder).folders
             manifest = found.manifest
             ops = len(list(found.ops()))
-            echo(f"graphprobe: dump: {ops} ops in {os.path.relpath(folder, base)}", err=True)
+            shown = folder.parents[1] if folder.parents[1].name == GRAPHS else folder
+            echo(f"graphprobe: dump: {ops} ops in {os.path.relpath(shown, base)}", err=True)
             for text in () if manifest is None else manifest.missing:
                 echo(f"graphprobe: dump: missing: {text}", err=True)
         except Exception as error:  # the program has ended; its exit code must not change now

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
+from graphprobe.store import layout
 from graphprobe.store.calls import CallDump
 from graphprobe.store.dump_records import STATS
 from graphprobe.store.files import open_file, read_file
@@ -156,9 +157,9 @@ def _opened(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:
     texts = sorted(p for p in place.glob("*.pkl") if _begins_with(p, b"["))
     if len(texts) == 1:
         return _open_file(texts[0], data_dir)
-    if _reader("graphprobe.store.graph_calls", "is_graph_dump")(place):
-        return _made("graphprobe.store.graph_calls", "open_graph_dump", place)
     found = dumps_of_runs(place)
+    if not found and _reader("graphprobe.store.graph_calls", "is_graph_dump")(place):
+        return _made("graphprobe.store.graph_calls", "open_graph_dump", place)
     if len(found) == 1:
         return open_dump(found[0])
     if found:
@@ -178,6 +179,8 @@ def dumps_of_runs(place: Path) -> list[Path]:
         return []
     api = _reader("graphprobe.store.api_reader", "is_api_dump")
     graph = _reader("graphprobe.store.graph_calls", "is_graph_dump")
+    # The folder of one process of a dump has a manifest, too, and no events.
+    runs = [one for one in runs if (one.tool_dir / layout.EVENTS).is_file()]
     folders = [folder for one in runs for folder in sorted(one.run_dir.iterdir()) if folder.is_dir()]
     return [folder for folder in folders if api(folder) or graph(folder)]
 

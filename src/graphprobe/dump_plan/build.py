@@ -26,6 +26,7 @@ def plan_from(
     context: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
     spelled: Mapping[str, str] | None = None,
+    in_run: bool = False,
 ) -> DumpPlan:
     """The plan in force. Precedence: options, context, the JSON file, environment, default.
 
@@ -34,6 +35,7 @@ def plan_from(
         context: the same, of an enclosing context manager.
         environ: environment variables; an empty one counts as unset.
         spelled: what the user knows an option by, for messages, e.g. `--steps`; else `dump_config.dump_step`.
+        in_run: where no `dump_path` is given, the caller sets one later: the working directory is not looked at.
 
     Raises:
         SettingError: an option that does not exist, or a value that it cannot take.
@@ -49,7 +51,7 @@ def plan_from(
     given = by_env | in_file | by_hand
     warnings = _overridden(given, in_file, by_hand)
     refuse_conflicts(given, file=file)
-    plan = _plan(given, file)
+    plan = _plan(given, file, in_run=in_run)
     return msgspec.structs.replace(plan, warnings=(*warnings, *_without_effect(plan, given)))
 
 
@@ -94,7 +96,7 @@ def _overridden(given: dict[str, Given], in_file: Mapping[str, Given], by_hand: 
     return warnings
 
 
-def _plan(given: Mapping[str, Given], file: str) -> DumpPlan:
+def _plan(given: Mapping[str, Given], file: str, *, in_run: bool) -> DumpPlan:
     def value(key: str) -> Any:
         default = BY_NAME[key].default if key in BY_NAME else None
         return given[key].value if key in given else default
@@ -111,7 +113,7 @@ def _plan(given: Mapping[str, Given], file: str) -> DumpPlan:
         mode="output" if watch else value("dump_mode"),
         data=value("dump_data"),
         stats=STATS if stats is None else tuple(name for name in STATS if name in stats),
-        path=_path(given.get("dump_path"), file, touch=value("enable_dump")),
+        path=_path(given.get("dump_path"), file, touch=value("enable_dump"), in_run=in_run),
         steps=None if value("dump_step") is None else steps_from_text(value("dump_step")),
         models=_models(given, watches=bool(watch), others=overflow or exceptions),
         watch=watch,
@@ -138,8 +140,10 @@ def _models(given: Mapping[str, Given], *, watches: bool, others: bool) -> tuple
     return () if watches or others else (ModelEntry(),)
 
 
-def _path(given: Given | None, file: str, *, touch: bool) -> str:
+def _path(given: Given | None, file: str, *, touch: bool, in_run: bool) -> str:
     """The folder, absolute; it is looked at only if something is to be written there."""
+    if given is None and in_run:
+        return ""
     path = given.value if given else "."
     try:
         absolute = os.path.abspath(path)

@@ -174,7 +174,7 @@ API_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "path", "path", None, "", "--dump-to",
-        "folder of the dump. Default: of calls in the run's, of graphs the working directory", "DIR", expected=_FOLDER
+        "folder of the dump. Default: api_dump or graph_dump in the run's folder", "DIR", expected=_FOLDER
     ),
     Option("mode", "choice", "all", allowed=("all", "list", "range", "stack")),
     Option("scope", "names", expected=_NAMES),

@@ -249,7 +249,7 @@ class Dump:
 
 
 def open_dump(path: str | Path) -> Dump:
-    """The dump at `path`: a dump path, a rank folder, a time folder, anything below one, or the file of one op.
+    """The dump at `path`: a dump path, a rank folder, a time folder, anything below one, the file of one op, or a run.
 
     A folder that was taken out of its tree is read by the headers of its files.
 
@@ -262,6 +262,8 @@ def open_dump(path: str | Path) -> Dump:
         return Dump([_OneFile(path)])
     if not path.is_dir():
         raise RunNotFoundError(f"{path} does not exist")
+    if (path / layout.GRAPHS).is_dir():
+        path = path / layout.GRAPHS
     for depth, above in enumerate([path.absolute(), *path.absolute().parents][: _LEVELS_ABOVE + 1]):
         manifest = _manifest_in(above)
         if manifest is not None:

@@ -29,6 +29,8 @@ BREAKS = "graph_breaks.jsonl"
 """One graph break, or one function left uncompiled, a line."""
 LOGS = "logs"
 STEPS = "steps.jsonl"
+CALLS, GRAPHS = "api_dump", "graph_dump"
+"""Folders of a run with what `graphprobe run --dump` and `--dump-graph` dump, if nobody says where to."""
 RESERVE = ".reserve"
 
 STEPS_NAME, STEPS_HEAD = "steps", "head"

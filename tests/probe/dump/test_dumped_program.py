@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 import graphprobe
 from graphprobe.backends.dumped_program import DumpedProgram
 from graphprobe.dump_plan import plan_from
+from graphprobe.store import layout
+from graphprobe.store.reader import Run
 
 from .conftest import Dumping
 
@@ -77,6 +80,25 @@ def test_a_program_that_dumps_itself_is_not_dumped_twice(program: DumpedProgram,
     assert program.folders == [] and [path.name for path in dumping.path.iterdir()] == ["own"]
 
 
+def test_a_dump_makes_no_run_unasked(dumping: Dumping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    backend = dumping.backend("aot_eager")
+    torch.compile(lambda x: x.sin(), backend=backend)(torch.ones(2))
+    assert not (tmp_path / layout.ROOT).exists()
+    torch._dynamo.reset()
+    with graphprobe.trace() as folder:
+        torch.compile(lambda x: x.cos(), backend=backend)(torch.ones(2))
+    assert Run.open(folder).manifest.models == 1, "a run that is on has it"
+    assert dumping.end().names() == ["sin", "cos"]
+    config = graphprobe.CompilerConfig()
+    config.dump_config.enable_dump = True
+    config.dump_config.dump_path = str(dumping.path)
+    config.debug.graph_dump.type = "txt"
+    graphprobe.get_backend(compiler_config=config, backend="aot_eager")
+    graphprobe.disable()
+    assert len(Run.find_all(tmp_path / layout.ROOT)) == 2, "the graphs were asked for"
+
+
 def test_mode_and_options_go_along(program: DumpedProgram, monkeypatch: pytest.MonkeyPatch) -> None:
     from graphprobe.probe.dump.backend import DumpBackend
 
@@ -91,4 +113,4 @@ def test_mode_and_options_go_along(program: DumpedProgram, monkeypatch: pytest.M
     torch.compile(lambda x: x.cos(), mode="max-autotune")(torch.ones(2))
     torch.compile(lambda x: x.tan(), options={"epilogue_fusion": False})(torch.ones(2))
     assert seen == [{}, {"mode": "max-autotune"}, {"options": {"epilogue_fusion": False}}]
-    assert graphprobe.disable() is not None
+    assert graphprobe.disable() is None, "a dump makes no run"

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,10 +250,10 @@ def test_cpp_wrapper_says_that_there_is_nothing_to_watch(dumping: Any, monkeypat
 def test_the_artifact_tree_has_the_launches_of_a_dumped_model(dumping: Any) -> None:
     """Both stand between the same launches: the tree's list has each of them, and the dump as well."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
-    dumping.compile(model)(torch.randn(2, 4)).sum().backward()
+    with graphprobe.trace() as folder:
+        dumping.compile(model)(torch.randn(2, 4)).sum().backward()
     found = dumping.end()
-    graphprobe.disable()
-    run = Run.open(Path.cwd())
+    run = Run.open(folder)
     assert run.manifest.missing == []
     for direction in ("forward", "backward"):
         trace = json.loads(run.text(run.find(f"model__0/{direction}/captured_ops")))

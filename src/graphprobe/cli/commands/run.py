@@ -68,8 +68,8 @@ def command(
     lacking: list[str] = []
     dump_options = take(graph_dumps.ROWS, values, prefix=graph_dumps.PREFIX)
     plan = _if_room(lambda: graph_dumps.plan_of(dump_options, os.environ), lacking)
-    dumped = None if plan is None else graph_dumps.begin(plan)
     folder = _if_room(lambda: active.enable_with(settings, companion=_reducer()), lacking)
+    dumped = None if plan is None else graph_dumps.begin(plan, folder)
     # At exit, the interpreter first waits for the program's threads; what they compile is still part of the run.
     # Registered before the program starts, this comes after everything that the program registers.
     ended: list[script.Ended] = []

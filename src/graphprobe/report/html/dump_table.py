@@ -170,13 +170,17 @@ COLUMNS = (
 SLOT_HEAD = ("value", "dtype, shape", "min", "max", "mean", "l2", "NaN", "+Inf", "−Inf", "zeros", "note")
 
 
-def dump_sections(dump: CallDump, sources: Sources, said: dict[str, str]) -> tuple[list[Section], Health]:
+def dump_sections(
+    dump: CallDump, sources: Sources, said: dict[str, str], suffix: str = ""
+) -> tuple[list[Section], Health]:
     """The heat map, where there is more than one cell, and the table; nothing without calls.
 
     Args:
         said: by the text of a finding, which notes of calls repeat, the word for such a call.
+        suffix: of the sections' ids.
     """
-    table, heat, judge = Table("Calls", COLUMNS), Heat((NONFINITE, RANGE, MAGNITUDE)), HealthJudge(said)
+    table = Table("Calls" if not suffix else "Compiled operations", COLUMNS)
+    heat, judge = Heat((NONFINITE, RANGE, MAGNITUDE)), HealthJudge(said)
     reader = _StatisticsReader(dump)
     left = 0
     for call in calls_of(dump):
@@ -194,7 +198,7 @@ def dump_sections(dump: CallDump, sources: Sources, said: dict[str, str]) -> tup
             table.more(SLOT_HEAD, [_slot(slot, stats.get(slot.name)) for slot in call.slots])
     constant = ("step", "rank", "direction", "kind", "notes", "module")
     notes = [f"{left:,} more calls are in the dump." if left else "", reader.note]
-    return calls_sections(table, heat, sources, constant=constant, notes=notes), judge.health
+    return calls_sections(table, heat, sources, constant=constant, notes=notes, suffix=suffix), judge.health
 
 
 def calls_of(dump: CallDump) -> Iterator[Call]:

@@ -224,7 +224,14 @@ def _matrix(
 
 
 def calls_sections(
-    table: Table, heat: Heat, sources: Sources, *, constant: Sequence[str], notes: Sequence[str], without: str = ""
+    table: Table,
+    heat: Heat,
+    sources: Sources,
+    *,
+    constant: Sequence[str],
+    notes: Sequence[str],
+    without: str = "",
+    suffix: str = "",
 ) -> list[Section]:
     """The sections of calls: the map, where there is more than one cell, and the table; nothing without rows.
 
@@ -233,6 +240,7 @@ def calls_sections(
         constant: columns that say nothing where all rows have the same.
         notes: stand above the table; empty ones are left out.
         without: what holds the rows where there is no JavaScript.
+        suffix: of the sections' ids, where a page has the calls of several dumps.
     """
     if not table.rows:
         return []
@@ -246,12 +254,14 @@ def calls_sections(
         sources.link(source)
     sections = []
     if heat.is_worth_it:
-        data = heat.data("Health of each module in each step", table=CALLS, titles=call_titles(heat.columns))
+        data = heat.data(
+            "Health of each module in each step", table=f"{CALLS}{suffix}", titles=call_titles(heat.columns)
+        )
         summary = counted(len(data["rows"]), "row")
-        sections.append(Section(HEALTH, "Health by step and module", "heat", data, summary=summary))
+        sections.append(Section(f"{HEALTH}{suffix}", "Health by step and module", "heat", data, summary=summary))
     body: list[Content] = [Note(note) for note in notes]
     body.append(html('<noscript><p class="note">The table needs JavaScript{{ more }}.</p></noscript>', more=without))
-    return [*sections, Section(CALLS, "Calls", "table", table.data(), body, f"{table.rows:,}")]
+    return [*sections, Section(f"{CALLS}{suffix}", table.label, "table", table.data(), body, f"{table.rows:,}")]
 
 
 def call_titles(columns: Sequence[tuple[int, ...]]) -> Callable[[tuple[int, ...]], str]:

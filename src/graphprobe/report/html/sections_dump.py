@@ -63,7 +63,7 @@ fill="var(--panel)" stroke="var(--line)"/>
 <rect x="{{ left }}" width="{{ width }}" height="14" fill="var(--bad)"/></svg>"""
 
 
-def findings_section(found: list[Found], sources: Sources) -> Section | None:
+def findings_section(found: list[Found], sources: Sources, suffix: str = "") -> Section | None:
     """An article for each finding; None where there are none."""
     if not found:
         return None
@@ -71,7 +71,7 @@ def findings_section(found: list[Found], sources: Sources) -> Section | None:
     left = len(found) - MOST
     body: list[Content] = [Cards(cards), Note(f"{left} more are in {FINDINGS}." if left > 0 else "")]
     counts = [f"{n} {_many(KINDS[kind][1], n)}" for kind in KINDS if (n := sum(one.line.kind == kind for one in found))]
-    return Section("findings", "Findings", body=body, summary=", ".join(counts) or f"{len(found)}")
+    return Section(f"findings{suffix}", "Findings", body=body, summary=", ".join(counts) or f"{len(found)}")
 
 
 def sentence_of(found: Found) -> str:
@@ -214,12 +214,15 @@ WORDS = {"overflow": "overflows", "overwritten": "overwritten", "exception": "ra
 HEADS = {"overflow": "OVERFLOW", "overwritten": "OVERWRITTEN", "exception": "EXCEPTION"}
 
 
-def report_from(path: Path, sources: Sources | None = None, *, source_roots: Sequence[Path] = ()) -> Report:
+def report_from(
+    path: Path, sources: Sources | None = None, *, source_roots: Sequence[Path] = (), suffix: str = ""
+) -> Report:
     """The report of a dump: of graphs, of an API, or of another tool, as `graphprobe compare` takes it.
 
     Args:
         sources: finds the lines of the program; by default those below the working directory.
         source_roots: see `sources.Sources`.
+        suffix: of the sections' ids, where a page has several dumps.
 
     Raises:
         RunNotFoundError: nothing is there.
@@ -229,13 +232,13 @@ def report_from(path: Path, sources: Sources | None = None, *, source_roots: Seq
     dump = open_dump(path)
     sources = sources if sources is not None else _sources(path, dump, source_roots)
     found, unread = findings_at(path) if dump.format == "graphprobe-graph" else ([], [])
-    section = findings_section(found, sources)
+    section = findings_section(found, sources, suffix)
     said = {text: WORDS.get(one.line.kind, "") for one in found for text in one.texts}
-    sections, health = dump_sections(dump, sources, said)
-    verdict = _verdict(found, health, sources)
+    sections, health = dump_sections(dump, sources, said, suffix)
+    verdict = _verdict(found, health, sources, suffix)
     made = [section] if section is not None else []
     made += sections
-    made.append(Section("dump", "The dump", body=_facts(dump, health, unread), summary=dump.format))
+    made.append(Section(f"dump{suffix}", "The dump", body=_facts(dump, health, unread), summary=dump.format))
     return Report(
         title=f"graphprobe dump: {verdict.word}: {dump.title}",
         subject=dump.title,
@@ -257,7 +260,7 @@ def _sources(path: Path, dump: CallDump, given: Sequence[Path]) -> Sources:
     return Sources(Path.cwd(), given=given, recorded=ran_in, since_ns=min(started, default=None))
 
 
-def _verdict(found: list[Found], health: Health, sources: Sources) -> DocumentVerdict:
+def _verdict(found: list[Found], health: Health, sources: Sources, suffix: str) -> DocumentVerdict:
     rows: list[tuple[str, Content]] = []
     if found:
         first = found[0]
@@ -266,7 +269,7 @@ def _verdict(found: list[Found], health: Health, sources: Sources) -> DocumentVe
         if first.culprit is not None and (lines := lines_of(first.culprit, sources)):
             rows.append(("lines", lines))
         if len(found) > 1:
-            rows.append(("more", Jump("findings", f"{len(found):,} findings in all")))
+            rows.append(("more", Jump(f"findings{suffix}", f"{len(found):,} findings in all")))
     else:
         tone, word, text, rows = _seen(health, sources)
     if not health.calls:
@@ -274,7 +277,7 @@ def _verdict(found: list[Found], health: Health, sources: Sources) -> DocumentVe
     else:
         rest = health.words.get("not_measured", 0)
         more = f", {rest:,} of them without numbers" if rest else ""
-        rows.append(("looked at", (Jump(CALLS, counted(health.calls, "call")), more)))
+        rows.append(("looked at", (Jump(f"{CALLS}{suffix}", counted(health.calls, "call")), more)))
     return DocumentVerdict(tone, word, text, Facts(rows))
 
 

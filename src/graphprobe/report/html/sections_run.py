@@ -57,6 +57,7 @@ from graphprobe.report.html.panes import (
 )
 from graphprobe.report.html.sections_dump import report_from as dump_report
 from graphprobe.report.html.sources import Sources
+from graphprobe.store import layout
 from graphprobe.store.layout import addresses_from_events
 from graphprobe.store.reader import Model, Run
 from graphprobe.store.step_file import read_steps
@@ -338,9 +339,6 @@ def _short(lines: Sequence[str]) -> Iterator[str]:
         yield line[:MOST_TEXT]
 
 
-CALLS = "api_dump"
-"""The folder in a run that holds its calls."""
-
 _NUMBERS = "A run doesn't check correctness; `graphprobe diagnose` does."
 _LOGS = "What the compiler did last, and its log: `graphprobe logs RUN`."
 
@@ -364,12 +362,12 @@ def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
         flame, beside = tree_from_steps(read_steps(run), sources)
     except ArtifactNotFoundError:
         flame, beside = Box("compiling"), ""
-    calls = _calls(run, sources)
-    first: list[Section] = []
+    dumps = _dumps(run, sources)
     verdict = _verdict(run, models, breaks, recompiled, flame.ns)
-    if calls is not None and calls.verdict.tone == "bad" and verdict.tone != "bad":
-        first = calls.sections
-        verdict = replace(calls.verdict, body=[calls.verdict.body, verdict.body])
+    accusing = () if verdict.tone == "bad" else ("bad",)
+    first = [one for one in dumps if one.verdict.tone in accusing]
+    if first:
+        verdict = replace(first[0].verdict, body=[*(one.verdict.body for one in first), verdict.body])
     made = [
         breaks_section(breaks, sources),
         recompiles_section(recompiled, sources),
@@ -379,14 +377,14 @@ def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
         launches_section(run, models, sources),
         flame_section(flame, beside),
         _time_table(flame),
-        *(calls.sections if calls is not None and not first else []),
+        *(section for one in dumps if one.verdict.tone not in accusing for section in one.sections),
         _missing(run, break_notes, recompiled),
     ]
     return Report(
         title=f"graphprobe: {' '.join(map(str, _command(manifest.argv)))}",
         subject=" ".join(shlex.quote(word) for word in _command(manifest.argv)) or run.run_dir.name,
         verdict=verdict,
-        sections=[*first, *(section for section in made if section is not None)],
+        sections=[*(section for one in first for section in one.sections), *(one for one in made if one is not None)],
         sources=sources,
         facts=_facts(run),
     )
@@ -400,16 +398,23 @@ def _command(argv: Sequence[str]) -> list[str]:
     return [program.parent.name if program.name == "__main__.py" else program.name, *argv[1:]]
 
 
-def _calls(run: Run, sources: Sources) -> Report | None:
-    """The report of the calls that `graphprobe run --dump` wrote into the run's folder; None without."""
-    folder = run.run_dir / CALLS
-    if not folder.is_dir():
-        return None
-    try:
-        return dump_report(folder, sources)
-    except GraphprobeError as error:
-        run.problems.append(f"{CALLS} cannot be read: {error}")
-        return None
+_DUMPS = {layout.CALLS: ("", "Calls of torch's API"), layout.GRAPHS: ("-compiled", "Operations of compiled graphs")}
+"""Of a dump by its folder: the suffix of its sections' ids, and what they are about."""
+
+
+def _dumps(run: Run, sources: Sources) -> list[Report]:
+    """The reports of what `graphprobe run --dump` and `--dump-graph` wrote into the run's folder."""
+    made = []
+    for name, (suffix, group) in _DUMPS.items():
+        folder = run.run_dir / name
+        try:
+            report = dump_report(folder, sources, suffix=suffix) if folder.is_dir() else None
+        except GraphprobeError as error:
+            run.problems.append(f"{name} cannot be read: {error}")
+            continue
+        if report is not None:
+            made.append(replace(report, sections=[replace(one, group=group) for one in report.sections]))
+    return made
 
 
 def _time_table(flame: Box) -> Section | None:
