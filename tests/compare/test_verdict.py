@@ -23,6 +23,7 @@ from graphprobe.compare.open import open_dump
 from graphprobe.compare.run import compare_dumps
 from graphprobe.diagnose.call_replay import NotReplayableError, function_of
 from graphprobe.errors import ArtifactNotFoundError, NotComparableError, UsageError
+from graphprobe.store.calls import CallSlot
 from graphprobe.store.foreign.pt_file import read_tensor
 
 
@@ -233,3 +234,30 @@ def test_a_dtype_that_a_damaged_file_made_up_is_taken_as_it_is(tmp_path: Path) -
     (path,) = (dumps[0] / "rank0/step1").glob("calls.jsonl")
     path.write_bytes(path.read_bytes().replace(b'"float32"', b'"fl>at>32"'))
     assert compared(*dumps).precision["float32 -> fl?at?32"] > 0
+
+
+@pytest.mark.parametrize("scale", [{}, {2: 1.5}])
+@pytest.mark.parametrize("turned", [False, True])
+def test_values_alone_against_statistics_alone(scale: dict[int, float], turned: bool) -> None:
+    """Those of the values are computed, so that a dump of compiled graphs of each kind can be compared."""
+    apis = [f"torch.op{i}" for i in range(6)]
+    arrays = {}
+    values = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    for one in chain(apis):
+        arrays[f"{one.position}.input.0"] = values
+        values = (np.roll(values, 1) * np.float32(scale.get(one.position, 1.0))).astype(np.float32)
+        arrays[f"{one.position}.output.0"] = values
+    calls = [
+        msgspec.structs.replace(
+            one,
+            slots=tuple(
+                CallSlot(name=slot.name, role=slot.role, meta=slot.meta, value=f"{one.position}.{slot.name}")
+                for slot in one.slots
+            ),
+        )
+        for one in chain(apis)
+    ]
+    sides = MemoryDump(calls, arrays), MemoryDump(chain(apis))
+    found = compare_dumps(*(sides[::-1] if turned else sides))
+    assert found.summary.outcome == ("different" if scale else "same")
+    assert not scale or found.summary.findings[0].candidate.label == "op2.0.forward"

@@ -24,12 +24,11 @@ from graphprobe.cli.main import main
 from graphprobe.compare.run import compare_dumps
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.export import chrome_trace, model_explorer, parquet, tensorboard
-from graphprobe.export.dump_on_graphs import WithStatistics
 from graphprobe.export.forms import FORMS, export
 from graphprobe.records import Manifest, TensorMeta, Where
 from graphprobe.report.graph_nodes import parse_graphs
 from graphprobe.store import layout
-from graphprobe.store.calls import Call, CallSlot
+from graphprobe.store.calls import Call, CallSlot, WithStatistics
 from graphprobe.store.reader import Run
 from graphprobe.store.step_file import StepLine, encode_step
 from graphprobe.store.writer import RunWriter

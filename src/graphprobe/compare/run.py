@@ -36,7 +36,7 @@ from graphprobe.compare.result_file import Spool
 from graphprobe.compare.workers import TOGETHER, blocks, judged
 from graphprobe.errors import NotComparableError
 from graphprobe.shown import ShowsItself
-from graphprobe.store.calls import Call, CallDump
+from graphprobe.store.calls import Call, CallDump, both_with_statistics
 
 GRAPH_FORMAT = "graphprobe-graph"
 """Of a dump of compiled graphs, whose calls are kernels and nodes, and never the program's own."""
@@ -100,6 +100,7 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
     """
     _check_kinds(candidate, reference)
     started = time.monotonic()
+    candidate, reference = both_with_statistics(candidate, reference)
     chosen = with_jobs(options or Options(), candidate, reference)
     found = _compared(candidate, reference, chosen)
     if found.summary.outcome == "same" and {"values", "sample"} & found.summary.counts.by_basis.keys():

@@ -1,7 +1,4 @@
-"""A dump of compiled graphs as node data on the FX graphs of the run that it belongs to, for Model Explorer.
-
-A dump that kept values only, read as if it had kept their statistics: they are computed as the calls are read.
-"""
+"""A dump of compiled graphs as node data on the FX graphs of the run that it belongs to, for Model Explorer."""
 
 from __future__ import annotations
 
@@ -9,64 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import msgspec
-import numpy as np
-import numpy.typing as npt
-
-from graphprobe.errors import ArtifactNotFoundError, UsageError
+from graphprobe.errors import UsageError
 from graphprobe.export.model_explorer import STATISTICS, Results, combined, fx_graphs, values_of, write_graphs
 from graphprobe.export.model_explorer import write_statistics as write_node_data
-from graphprobe.numerics.stats import stats_from_memory
-from graphprobe.records import TensorStats
 from graphprobe.report.graph_nodes import RunGraph, run_graphs
-from graphprobe.store.calls import Call, CallDump, CallSlot
+from graphprobe.store.calls import Call, WithStatistics
 from graphprobe.store.dump_reader import Dump
 from graphprobe.store.dump_records import DumpRecord
 from graphprobe.store.graph_calls import GraphCalls
 from graphprobe.store.reader import Run
-
-
-class WithStatistics:
-    """A `CallDump` whose slots have statistics wherever it has statistics or whole values."""
-
-    def __init__(self, dump: CallDump) -> None:
-        self.title, self.format, self.facts = dump.title, dump.format, dump.facts
-        self._dump = dump
-        self._problems: dict[str, None] = {}
-
-    def ranks(self) -> tuple[int, ...]:
-        return self._dump.ranks()
-
-    def steps(self, rank: int) -> tuple[int, ...]:
-        return self._dump.steps(rank)
-
-    def calls(self, rank: int, step: int) -> Iterator[Call]:
-        for call in self._dump.calls(rank, step):
-            if any(slot.stats is None and slot.value for slot in call.slots):
-                call = msgspec.structs.replace(call, slots=tuple(self._filled(call, slot) for slot in call.slots))
-            yield call
-
-    def values(self, call: Call, slot: CallSlot) -> npt.NDArray[np.generic]:
-        return self._dump.values(call, slot)
-
-    def problems(self) -> tuple[str, ...]:
-        return (*self._dump.problems(), *self._problems)
-
-    def _filled(self, call: Call, slot: CallSlot) -> CallSlot:
-        if slot.stats is not None or not slot.value or slot.sampled or slot.meta is None:
-            return slot
-        try:
-            values = np.ascontiguousarray(self._dump.values(call, slot))
-            stats = stats_from_memory(values.ctypes.data, slot.meta.dtype, slot.meta.shape)
-        except (ArtifactNotFoundError, UsageError) as error:
-            self._problems[str(error)] = None
-            return slot
-        digest = slot.digest or stats.digest
-        kind = slot.digest_kind or "graphprobe"
-        return msgspec.structs.replace(
-            slot, stats=stats, known=TensorStats.__struct_fields__, digest=digest, digest_kind=kind
-        )
-
 
 Key = tuple[int, str]
 """Number of the compiled graph in the dump, and its direction."""

@@ -13,11 +13,10 @@ from graphprobe.compare.open import dumps_of_runs, open_dump
 from graphprobe.compare.result import CallResult
 from graphprobe.compare.result_file import check_schema, read_rows
 from graphprobe.errors import SchemaError, UsageError
-from graphprobe.export.dump_on_graphs import WithStatistics
 from graphprobe.export.parquet import MARK as PARQUET_MARK
 from graphprobe.report.subject import KINDS, Kind, kind_of
 from graphprobe.store.api_reader import is_api_dump
-from graphprobe.store.calls import CallDump
+from graphprobe.store.calls import CallDump, WithStatistics
 from graphprobe.store.files import check_replaced
 from graphprobe.store.reader import Run
 

@@ -6,6 +6,7 @@ Readers of each format (graphprobe's own, and those of other tools) give these; 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Literal, Protocol
@@ -14,6 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from graphprobe.errors import ArtifactNotFoundError, UsageError
+from graphprobe.numerics.stats import stats_from_memory
 from graphprobe.records import TensorMeta, TensorStats, keep_on_one_line
 
 CallKind = Literal["api", "module", "optimizer", "node", "kernel", "value"]
@@ -191,3 +194,67 @@ class CallDump(Protocol):
     def problems(self) -> tuple[str, ...]:
         """What could not be read so far, and what the dump itself says is missing, in words."""
         ...
+
+
+class WithStatistics:
+    """A `CallDump` whose slots have statistics wherever it has statistics or whole values.
+
+    They are computed as the calls are read. It has no more than a `CallDump` has.
+    """
+
+    def __init__(self, dump: CallDump) -> None:
+        self.title, self.format, self.facts = dump.title, dump.format, dump.facts
+        self._dump = dump
+        self._problems: dict[str, None] = {}
+
+    def ranks(self) -> tuple[int, ...]:
+        return self._dump.ranks()
+
+    def steps(self, rank: int) -> tuple[int, ...]:
+        return self._dump.steps(rank)
+
+    def calls(self, rank: int, step: int) -> Iterator[Call]:
+        for call in self._dump.calls(rank, step):
+            if any(slot.stats is None and slot.value for slot in call.slots):
+                call = msgspec.structs.replace(call, slots=tuple(self._filled(call, slot) for slot in call.slots))
+            yield call
+
+    def values(self, call: Call, slot: CallSlot) -> npt.NDArray[np.generic]:
+        return self._dump.values(call, slot)
+
+    def problems(self) -> tuple[str, ...]:
+        return (*self._dump.problems(), *self._problems)
+
+    def _filled(self, call: Call, slot: CallSlot) -> CallSlot:
+        if slot.stats is not None or not slot.value or slot.sampled or slot.meta is None:
+            return slot
+        try:
+            values = np.ascontiguousarray(self._dump.values(call, slot))
+            stats = stats_from_memory(values.ctypes.data, slot.meta.dtype, slot.meta.shape)
+        except (ArtifactNotFoundError, UsageError) as error:
+            self._problems[str(error)] = None
+            return slot
+        digest = slot.digest or stats.digest
+        kind = slot.digest_kind or "graphprobe"
+        return msgspec.structs.replace(
+            slot, stats=stats, known=TensorStats.__struct_fields__, digest=digest, digest_kind=kind
+        )
+
+
+def both_with_statistics(one: CallDump, other: CallDump) -> tuple[CallDump, CallDump]:
+    """The two; where one has statistics and no values, and the other values alone, those of the values are computed."""
+    kept = _kept(one), _kept(other)
+    if kept == ({"values"}, {"statistics"}):
+        return WithStatistics(one), other
+    return (one, WithStatistics(other)) if kept == ({"statistics"}, {"values"}) else (one, other)
+
+
+def _kept(dump: CallDump) -> set[str]:
+    """What the first calls of a dump have of their tensors."""
+    calls = (call for rank in dump.ranks() for step in dump.steps(rank) for call in dump.calls(rank, step))
+    slots = [slot for call in itertools.islice(calls, FIRST_CALLS) for slot in call.slots]
+    return {"values" for slot in slots if slot.value} | {"statistics" for slot in slots if slot.stats is not None}
+
+
+FIRST_CALLS = 64
+"""By these is told what a dump has."""
