@@ -44,7 +44,7 @@ def compile_with(faults: Collection[int], layers: int) -> CompiledGraph:
 
 def kernels_of(compiled: CompiledGraph) -> list[int]:
     """Positions of the generated kernels among the launches."""
-    from graphprobe.engine.mixed import MixedGraph
+    from graphprobe.engine.replaced_launches import MixedGraph
 
     assert compiled.lowered is not None and compiled.compiled is not None
     launches = MixedGraph(compiled.lowered, compiled.compiled).launches

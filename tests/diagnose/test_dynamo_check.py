@@ -20,7 +20,7 @@ from graphprobe.diagnose.dynamo.accusation import Accused, named_side_effect
 from graphprobe.diagnose.dynamo.dynamo_check import Uncompiled, accused, uncompiled_calls
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.engine.isolate import isolated
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.values import from_bytes
 
 COMPILATION = Compilation("inductor", None, Path("unused"))

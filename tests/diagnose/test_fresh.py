@@ -18,7 +18,7 @@ from graphprobe.diagnose import steps
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.program_text.fresh import FreshProcesses, requested
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.engine.isolate import Board, Outcome, isolated
+from graphprobe.engine.forked_child import Board, Outcome, isolated
 from graphprobe.engine.value_file import LARGE, ValueFile
 from graphprobe.errors import SettingError
 from graphprobe.findings import Diagnosis

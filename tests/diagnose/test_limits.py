@@ -25,7 +25,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.engine import memory
 from graphprobe.engine.finished import FinishedSteps, Identity
-from graphprobe.engine.isolate import Outcome
+from graphprobe.engine.forked_child import Outcome
 from graphprobe.engine.memory import Sizes
 from graphprobe.engine.memory import told as told_size
 from graphprobe.errors import SettingError

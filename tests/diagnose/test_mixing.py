@@ -16,7 +16,7 @@ from graphprobe.diagnose.kernel_check import CompiledGraph, WholeGraph
 from graphprobe.diagnose.local import LocalError
 from graphprobe.diagnose.searches.kernel_names import MixingReport, faulty_launches, mix, name_kernels
 from graphprobe.engine.interpret import run_graph
-from graphprobe.engine.mixed import MixedGraph
+from graphprobe.engine.replaced_launches import MixedGraph
 
 PER_FAULT = 4
 """Runs besides those of a search: the first two, one to see whether more is wrong, one to confirm."""

@@ -12,7 +12,7 @@ import torch
 import torch._inductor.async_compile  # once here, not in each child
 
 from graphprobe.diagnose.program import Program, tensors_of, weighted_sum
-from graphprobe.engine.isolate import isolated
+from graphprobe.engine.forked_child import isolated
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from graphprobe.diagnose import prove, unexplained
 from graphprobe.diagnose.rungs import Watch
-from graphprobe.engine.isolate import Outcome
+from graphprobe.engine.forked_child import Outcome
 from graphprobe.findings import Finding
 from graphprobe.judge.judging import Difference
 

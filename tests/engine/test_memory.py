@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphprobe.engine import memory
-from graphprobe.engine.isolate import isolated
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.memory import STEPS, Sizes, free_memory, predicted, told
 
 MIB = 1 << 20

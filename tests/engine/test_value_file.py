@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from graphprobe.engine import value_file
-from graphprobe.engine.isolate import isolated
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.value_file import LARGE, ValueFile, is_stored_once, restored, stored
 from graphprobe.engine.values import capture, same_bits
 

@@ -165,7 +165,7 @@ def test_a_fault_of_graphprobes_own_is_told_and_harms_nothing(
     run_warm: Callable[..., Finished], tmp_path: Path
 ) -> None:
     setup = """
-from graphprobe.probe.trail import Trail
+from graphprobe.probe.pass_snapshots import Trail
 def broken(*args, **kwargs):
     raise RuntimeError("graphprobe is broken")
 Trail.pass_begins = Trail.graph = broken

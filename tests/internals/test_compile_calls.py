@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.engine.isolate import Outcome, isolated
+from graphprobe.engine.forked_child import Outcome, isolated
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, settings_of_compiled
 
 Seen = list[tuple[Compiled, tuple[Any, ...], dict[str, Any]]]

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from graphprobe.probe.formats.fx_text import fingerprint
-from graphprobe.probe.trail import GraphWatch
+from graphprobe.probe.pass_snapshots import GraphWatch
 
 
 def graph() -> fx.GraphModule:

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from graphprobe.engine.isolate import SIZE, Board, doing, isolated, told_on
+from graphprobe.engine.forked_child import SIZE, Board, doing, isolated, told_on
 from graphprobe.findings import NamedStep
 from graphprobe.report import progress
 from graphprobe.report.progress import ProgressLine, shown_in_notebook

@@ -16,7 +16,7 @@ import torch
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.program import Call, Program, RoundedRun
 from graphprobe.diagnose.references import T, measure
-from graphprobe.engine.isolate import Outcome, isolated
+from graphprobe.engine.forked_child import Outcome, isolated
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.findings import Kind

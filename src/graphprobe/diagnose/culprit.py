@@ -17,13 +17,13 @@ from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, check, reference_of
+from graphprobe.diagnose.evidence import alike
 from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable
 from graphprobe.diagnose.reduction.oracle import CompilerOracle
 from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
 from graphprobe.diagnose.reduction.service import Service
 from graphprobe.diagnose.reduction.shrinks import shrinks_for
-from graphprobe.diagnose.stage_evidence import alike
 from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.memory import free_memory
 from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of

@@ -13,8 +13,8 @@ from torch.fx.node import map_arg
 
 from graphprobe.diagnose.local import Expectation, LocalError, Suspect, comparable, local_error
 from graphprobe.diagnose.passes import different
+from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
-from graphprobe.engine.isolate import doing
 from graphprobe.engine.memory import size_of, trim
 from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of
 from graphprobe.engine.rounding import FAR, roundings_apart

@@ -25,7 +25,7 @@ from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.diagnose.whole_proof import NUMBERS, PROGRAM_S, has_long_repro, prove_by_program, shorten_by_program
 from graphprobe.engine.finished import FinishedSteps
-from graphprobe.engine.isolate import TOLD_EVERY_S, Board, Outcome, isolated, told_on
+from graphprobe.engine.forked_child import TOLD_EVERY_S, Board, Outcome, isolated, told_on
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.errors import COMPILING, Raised

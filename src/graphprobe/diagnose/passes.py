@@ -12,8 +12,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.local import LocalError, Suspect, comparable, local_error
+from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
-from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import name_of, op_of
 from graphprobe.engine.reference import is_noisy
 from graphprobe.engine.rounding import is_plain

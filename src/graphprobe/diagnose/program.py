@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import torch
 
-from graphprobe.engine.isolate import doing
+from graphprobe.engine.forked_child import doing
 from graphprobe.engine.reference import InFloat64, dtype_of, is_noisy, nudge, rough_sums
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, is_plain, untouched

@@ -21,10 +21,10 @@ from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.short import short_repros
 from graphprobe.diagnose.dossier.window import window_of
 from graphprobe.diagnose.dossier.writer import NOT_ALONE, first_shown, run_repro, write_dossier
+from graphprobe.diagnose.evidence import RAISED, evidence_of
 from graphprobe.diagnose.local import Suspect
 from graphprobe.diagnose.rungs import DynamoGraph
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
-from graphprobe.diagnose.stage_evidence import RAISED, evidence_of
 from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.naming import aten_behind, aten_ops, module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, ancestors, extract

@@ -39,8 +39,8 @@ from graphprobe.diagnose.searches.decompositions import check_decompositions
 from graphprobe.diagnose.searches.equal_graphs import EQUAL
 from graphprobe.diagnose.searches.kernel_names import MORE, far_off_launches, name_kernels
 from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import flat_outputs, run_graph
-from graphprobe.engine.isolate import doing
 from graphprobe.engine.memory import size_of, trim
 from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored

@@ -18,15 +18,15 @@ from graphprobe.diagnose.check_case import CaseResult
 from graphprobe.diagnose.culprit import LARGEST, named
 from graphprobe.diagnose.dynamo.accusation import Accused, accuse, named_side_effect
 from graphprobe.diagnose.dynamo.dynamo_check import accused
+from graphprobe.diagnose.evidence import evidence_of
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import SMALL, Prover, shown_by
 from graphprobe.diagnose.reduction.transforms import without_transforms
 from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, dynamo_rung, run_program
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.diagnose.stage_evidence import evidence_of
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import flat_outputs, run_graph
-from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import VIEWS_AND_SUCH, aten_ops, module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from graphprobe import __version__
-from graphprobe.engine.isolate import Outcome
+from graphprobe.engine.forked_child import Outcome
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, read_document
 from graphprobe.store.files import replace_file

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from graphprobe.engine.isolate import isolated
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.subgraph import isolated_calls
 from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
 

@@ -12,7 +12,7 @@ from types import TracebackType
 
 import msgspec
 
-from graphprobe.engine.isolate import descendants, end_group, forked, in_fresh_thread
+from graphprobe.engine.forked_child import descendants, end_group, forked, in_fresh_thread
 from graphprobe.errors import Raised, raised_from
 
 POLL_S = 0.1

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.engine.isolate import doing
+from graphprobe.engine.forked_child import doing
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.value_file import is_stored_once
 from graphprobe.engine.values import equal_bits

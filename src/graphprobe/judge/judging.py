@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from graphprobe.engine.isolate import doing
+from graphprobe.engine.forked_child import doing
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.rounding import FAR, RUNS, judge_narrow, of_few, roundings_apart
 from graphprobe.engine.undefined import chosen

@@ -27,8 +27,8 @@ from graphprobe.internals.ir.scheduler_nodes import Cache, donated_inputs, ir_gr
 from graphprobe.internals.launches.launches import Launch, Launching, LaunchTap
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.inputs import InputSaver
+from graphprobe.probe.pass_snapshots import Trail
 from graphprobe.probe.step_log import StepLog
-from graphprobe.probe.trail import Trail
 from graphprobe.probe.views import ir_file, output_code_source
 from graphprobe.records import Direction, Where
 from graphprobe.settings import Settings

@@ -14,8 +14,8 @@ from graphprobe.internals.observer import FrameFacts
 from graphprobe.probe.formats.fx_text import graph_text
 from graphprobe.probe.graph_facts import GraphFacts
 from graphprobe.probe.inputs import InputSaver
+from graphprobe.probe.pass_snapshots import Trail
 from graphprobe.probe.step_log import StepLog
-from graphprobe.probe.trail import Trail
 from graphprobe.probe.views import fx_file
 from graphprobe.records import CompileFacts, Direction, Where
 from graphprobe.settings import Settings

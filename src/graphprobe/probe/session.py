@@ -39,7 +39,7 @@ from graphprobe.store.writer import RunWriter, WrittenFile
 
 if TYPE_CHECKING:
     from graphprobe.probe.model import ModelRecorder
-    from graphprobe.probe.trail import Trail
+    from graphprobe.probe.pass_snapshots import Trail
 
 
 LEVELS = {"warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphprobe.settings.in_force import (
+from graphprobe.settings.option import Option, size_from_text, text_from_size
+from graphprobe.settings.option_table import (
     BY_NAME,
     TABLE,
     BackendSettings,
@@ -11,7 +12,6 @@ from graphprobe.settings.in_force import (
     resolve,
     torch_compile_debug_state,
 )
-from graphprobe.settings.option import Option, size_from_text, text_from_size
 
 __all__ = [
     "BY_NAME",

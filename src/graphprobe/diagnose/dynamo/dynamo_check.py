@@ -45,8 +45,8 @@ from graphprobe.diagnose.local import UNDEFINED, base_name
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import Recorder, copied, copy_tensor
-from graphprobe.engine.isolate import isolated
 from graphprobe.engine.naming import aten_namesakes, op_of
 from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS

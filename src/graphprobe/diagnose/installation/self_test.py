@@ -23,14 +23,14 @@ from graphprobe.backends.explain import ExplainWithBackend
 from graphprobe.backends.table import get
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.culprit import named, shortened
+from graphprobe.diagnose.evidence import loops_of
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.rungs import Watch, graphs_rung, kernel_rung, show
-from graphprobe.diagnose.stage_evidence import loops_of
 from graphprobe.dump_plan.build import plan_from
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import copied_together
-from graphprobe.engine.isolate import isolated
-from graphprobe.engine.mixed import MixedGraph
 from graphprobe.engine.naming import op_of
+from graphprobe.engine.replaced_launches import MixedGraph
 from graphprobe.engine.tensor_stats import stats_of
 from graphprobe.errors import raised_from
 from graphprobe.internals import names

@@ -27,7 +27,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.settings import PACKAGES, Compilation, changed_settings
 from graphprobe.engine.finished import Generators
-from graphprobe.engine.isolate import Board, Outcome, answer, end_with_parent, outcome_of, told_on
+from graphprobe.engine.forked_child import Board, Outcome, answer, end_with_parent, outcome_of, told_on
 from graphprobe.engine.replay import set_state
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture, safetensors_bytes

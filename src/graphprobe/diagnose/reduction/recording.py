@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import SEED
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import copied
-from graphprobe.engine.isolate import isolated
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
 from graphprobe.errors import UsageError
 from graphprobe.internals.tensors.plain_tensors import has_levels

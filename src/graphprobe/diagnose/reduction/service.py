@@ -24,7 +24,7 @@ from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable, Recipe
 from graphprobe.diagnose.reduction.judge import UNCOMPILED, Question, judge, unresolved
 from graphprobe.diagnose.reduction.problem import Problem
-from graphprobe.engine.isolate import Outcome, isolated
+from graphprobe.engine.forked_child import Outcome, isolated
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
 from graphprobe.errors import UsageError
 from graphprobe.internals import after_fork

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from graphprobe.diagnose.reduction.edits.literals import set_constant
-from graphprobe.engine.isolate import isolated
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.values import CapturedValues
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.tensors.plain_tensors import has_levels

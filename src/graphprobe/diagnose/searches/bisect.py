@@ -15,8 +15,8 @@ from graphprobe.diagnose.check_case import run_compiled
 from graphprobe.diagnose.local import LocalError, Suspect
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import StageGraph
+from graphprobe.engine.forked_child import Outcome
 from graphprobe.engine.interpret import GraphRun
-from graphprobe.engine.isolate import Outcome
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import extract, is_item, isolated_calls
 from graphprobe.engine.values import capture

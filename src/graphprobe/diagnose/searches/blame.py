@@ -17,8 +17,8 @@ from graphprobe.diagnose.local import LocalError, Suspect, comparable
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
 from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine.forked_child import doing, isolated
 from graphprobe.engine.interpret import plain_value, run_graph
-from graphprobe.engine.isolate import doing, isolated
 from graphprobe.engine.naming import aten_ops, op_of
 from graphprobe.engine.subgraph import CALLS, is_item, isolated_calls
 from graphprobe.engine.values import capture

@@ -11,8 +11,8 @@ from torch.fx import Node
 
 from graphprobe.diagnose.local import LocalError, Suspect, comparable, local_error
 from graphprobe.diagnose.rungs import StageGraph
+from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import copied, flat_outputs, run_graph
-from graphprobe.engine.isolate import doing
 from graphprobe.engine.naming import op_of
 from graphprobe.findings import Latent
 from graphprobe.internals.aot.backends import inductor_decompositions

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from graphprobe.diagnose.program import Call, Program
 from graphprobe.engine.finished import digest_of
-from graphprobe.engine.isolate import isolated
+from graphprobe.engine.forked_child import isolated
 from graphprobe.findings import Diagnosis
 from graphprobe.internals.dynamo.compile_calls import Compiled
 from graphprobe.internals.quiet import is_fake, quiet

@@ -17,7 +17,7 @@ import torch
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Call, Program
 from graphprobe.diagnose.rungs import RungReport
-from graphprobe.engine.isolate import isolated
+from graphprobe.engine.forked_child import isolated
 from graphprobe.internals import after_fork
 from graphprobe.internals.dynamo.dynamo_taps import compiled_before
 from graphprobe.internals.tensors.trees import tree_leaves

@@ -23,10 +23,10 @@ from graphprobe.diagnose.kernel_check import CompiledGraph, WholeGraph
 from graphprobe.diagnose.local import LocalError, Suspect
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.searches.alone import alone
+from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import GraphRun, run_graph
-from graphprobe.engine.isolate import doing
-from graphprobe.engine.mixed import MixedGraph, MixedLaunch, MixedRun
 from graphprobe.engine.naming import op_of
+from graphprobe.engine.replaced_launches import MixedGraph, MixedLaunch, MixedRun
 from graphprobe.internals.inductor.lowered_graph import watched_lowering
 from graphprobe.internals.launches.kernel_signatures import kernel_source
 

@@ -17,8 +17,8 @@ from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.local import local_error
 from graphprobe.diagnose.rungs import RungReport, Watch, graphs_rung, kernel_rung, run_program
 from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import copied_together, flat_outputs, run_graph
-from graphprobe.engine.isolate import isolated
 from graphprobe.engine.subgraph import output_node
 from graphprobe.engine.values import same_bits
 from graphprobe.errors import UnsupportedTorchError

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from graphprobe.diagnose import stage_evidence, steps
+from graphprobe.diagnose import evidence, steps
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.inductor import executable_snapshots
 
 
-def lacking() -> stage_evidence.Seen:
+def lacking() -> evidence.Seen:
     raise UnsupportedTorchError("torch 2.99 keeps a Kernel of its IR otherwise")
 
 
@@ -27,13 +27,13 @@ def compilation(folder: Path) -> Compilation:
 def test_a_result_that_is_none_is_right() -> None:
     """As in a backward, of an input without a gradient."""
     x = torch.ones(3)
-    assert stage_evidence.loops_of(make_fx(lambda x: (None, x * 2))(x), [x]) == "right"
+    assert evidence.loops_of(make_fx(lambda x: (None, x * 2))(x), [x]) == "right"
 
 
 def test_why_the_ir_was_not_looked_into_is_kept(tmp_path: Path) -> None:
-    lost = stage_evidence._seen(lacking, compilation(tmp_path)).lost
+    lost = evidence._seen(lacking, compilation(tmp_path)).lost
     assert lost == "UnsupportedTorchError: torch 2.99 keeps a Kernel of its IR otherwise"
-    assert stage_evidence._seen(lambda: stage_evidence.Seen(loops="right"), compilation(tmp_path)).lost == ""
+    assert evidence._seen(lambda: evidence.Seen(loops="right"), compilation(tmp_path)).lost == ""
 
 
 @pytest.mark.parametrize(("entries", "notes"), [(executable_snapshots.PATTERN_ENTRIES, []), (("NoSuch",), ["NoSuch"])])

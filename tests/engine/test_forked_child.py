@@ -21,7 +21,7 @@ import torch
 import torch._inductor.async_compile  # once here, not in each child
 import torch._inductor.config
 
-from graphprobe.engine.isolate import TAIL, compiled_to, isolated
+from graphprobe.engine.forked_child import TAIL, compiled_to, isolated
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals import after_fork
 
@@ -475,7 +475,7 @@ def test_where_a_fork_is_impossible_the_step_runs_here(monkeypatch: pytest.Monke
 AFTER_A_BACKWARD = """
 import os, sys
 import torch
-from graphprobe.engine.isolate import isolated
+from graphprobe.engine.forked_child import isolated
 from graphprobe.internals import after_fork
 
 def backward():

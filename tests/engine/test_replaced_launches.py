@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphprobe.engine.interpret import copied_together, flat_outputs
-from graphprobe.engine.mixed import CannotReplaceError, MixedGraph, MixedRun
+from graphprobe.engine.replaced_launches import CannotReplaceError, MixedGraph, MixedRun
 from graphprobe.internals.inductor import stages
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph, watched_lowering
 
