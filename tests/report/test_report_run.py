@@ -305,14 +305,16 @@ def test_both_dumps_of_a_run_are_in_its_report(
     (folder,) = (tmp_path / layout.ROOT).iterdir()
     assert {layout.CALLS, layout.GRAPHS} <= {path.name for path in folder.iterdir()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", layout.ROOT]
+    listed = run_warm("-m", "graphprobe", "ls", cwd=tmp_path).out
+    assert "api_dump  a dump of calls" in listed and "graph_dump  a dump of operations of compiled graphs" in listed
     report = report_from(folder)
     groups: dict[str, list[str]] = {}
     for one in report.sections:
         groups.setdefault(one.group, []).append(one.id)
-    assert list(groups)[:2] == ["Calls of torch's API", "Operations of compiled graphs"], (
+    assert list(groups)[:2] == ["Dump: calls of torch's API", "Dump: operations of compiled graphs"], (
         "what is not finite comes first"
     )
-    assert "calls-compiled" in groups["Operations of compiled graphs"]
+    assert "calls-compiled" in groups["Dump: operations of compiled graphs"]
     assert report.verdict.word == "NOT FINITE"
     opened = opened_report(open_report, folder)
     for name in ("calls", "calls-compiled"):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROWS = sorted(OPTIONS, key=lambda row: row.name != "dump_data")
 """As the help has them: first `--dump-graph`, which makes the others count."""
 
-SPELLED = {row.name: row.spelled for row in ROWS if row.spelled}
+SPELLED = {row.name: row.spelled for row in ROWS if row.spelled} | {"enable_dump": ROWS[0].spelled}
 """Option of the command by option of a dump."""
 
 PREFIX = "dump_"
@@ -60,9 +60,8 @@ def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPla
         options["enable_dump"] = True
     path = options.get("dump_path")
     made = _make_missing(str(path)) if path is not None and options.get("enable_dump") else []
-    spelled = {**SPELLED, "enable_dump": SPELLED["dump_data"]}
     try:
-        plan = plan_from(options=options, environ=environ, spelled=spelled, in_run=True)
+        plan = plan_from(options=options, environ=environ, spelled=SPELLED, in_run=True)
     except Exception:
         for folder in reversed(made):
             os.rmdir(folder)

@@ -37,7 +37,7 @@ from graphprobe.report.document import (
 from graphprobe.report.graph_diff import GraphDiff, Node, NodeDiff
 from graphprobe.report.visible import one_line
 from graphprobe.settings import text_from_size
-from graphprobe.store.layout import addresses_from_events
+from graphprobe.store.layout import DUMPS, addresses_from_events
 from graphprobe.store.reader import Model, Run
 
 # rich draws a number while it is imported. The generator may be that of a program which is being watched.
@@ -259,6 +259,9 @@ def tree_from_run(run: Run, *, show_all: bool) -> Tree:
     for event in run.events():
         if event.where.model is None:
             tree.add(_event_line(run, event, addresses))
+    for name, what in DUMPS.items():
+        if (run.run_dir / name).is_dir():
+            tree.add(Text.assemble(name, (f"  a dump of {what}", "dim")))
     if not models:
         tree.add(Text("no graph was collected", "yellow"))
     for problem in run.problems:

@@ -30,6 +30,7 @@ BREAKS = "graph_breaks.jsonl"
 LOGS = "logs"
 STEPS = "steps.jsonl"
 CALLS, GRAPHS = "api_dump", "graph_dump"
+DUMPS = {CALLS: "calls of torch's API", GRAPHS: "operations of compiled graphs"}
 """Folders of a run with what `graphprobe run --dump` and `--dump-graph` dump, if nobody says where to."""
 RESERVE = ".reserve"
 

@@ -398,22 +398,19 @@ def _command(argv: Sequence[str]) -> list[str]:
     return [program.parent.name if program.name == "__main__.py" else program.name, *argv[1:]]
 
 
-_DUMPS = {layout.CALLS: ("", "Calls of torch's API"), layout.GRAPHS: ("-compiled", "Operations of compiled graphs")}
-"""Of a dump by its folder: the suffix of its sections' ids, and what they are about."""
-
-
 def _dumps(run: Run, sources: Sources) -> list[Report]:
     """The reports of what `graphprobe run --dump` and `--dump-graph` wrote into the run's folder."""
     made = []
-    for name, (suffix, group) in _DUMPS.items():
-        folder = run.run_dir / name
+    for name, what in layout.DUMPS.items():
+        folder, suffix = run.run_dir / name, "-compiled" if name == layout.GRAPHS else ""
+        if not folder.is_dir():
+            continue
         try:
-            report = dump_report(folder, sources, suffix=suffix) if folder.is_dir() else None
+            report = dump_report(folder, sources, suffix=suffix)
         except GraphprobeError as error:
             run.problems.append(f"{name} cannot be read: {error}")
-            continue
-        if report is not None:
-            made.append(replace(report, sections=[replace(one, group=group) for one in report.sections]))
+        else:
+            made.append(replace(report, sections=[replace(one, group=f"Dump: {what}") for one in report.sections]))
     return made
 
 
