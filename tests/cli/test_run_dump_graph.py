@@ -17,6 +17,7 @@ from graphprobe.cli.dump_graph import SPELLED, plan_of
 from graphprobe.cli.main import main
 from graphprobe.dump_plan.options import OPTIONS
 from graphprobe.errors import DumpConfigError, SettingError, UsageError
+from graphprobe.store import layout
 from graphprobe.store.dump_reader import open_dump
 
 Python = Callable[..., Finished]
@@ -53,7 +54,8 @@ def finished(
 def test_a_script_as_it_is(backend: str, run_warm: Python, tmp_path: Path) -> None:
     done = finished(run_warm, tmp_path, "--dump-graph", "stats", "--steps", "1", backend=backend)
     assert done.out == run_warm("script.py", "--flag", cwd=tmp_path).out, "the program computes what it does without"
-    (folder,) = open_dump(tmp_path).folders
+    (run,) = (tmp_path / layout.ROOT).iterdir()
+    (folder,) = open_dump(run).folders
     ops = [op.record for op in folder.ops()]
     assert {op.place.model_name for op in ops} == {"Linear", "function"}
     assert {op.place.step for op in ops} == {1}
@@ -64,7 +66,7 @@ def test_a_script_as_it_is(backend: str, run_warm: Python, tmp_path: Path) -> No
     (note,) = [note for note in folder.manifest.notes if "'own'" in note]
     assert note.startswith("not dumped")
     said = [line for line in done.err.splitlines() if line.startswith("graphprobe: dump: ")]
-    assert said == [f"graphprobe: dump: {len(ops)} ops in {folder.time_dir.relative_to(tmp_path)}"]
+    assert said == [f"graphprobe: dump: {len(ops)} ops in {(run / layout.GRAPHS).relative_to(tmp_path)}"]
 
 
 @pytest.mark.heavy
@@ -97,7 +99,7 @@ def test_mistakes_are_told_before_the_script_runs(tmp_path: Path, monkeypatch: p
 
 
 def test_every_option_of_a_dump_has_one_of_the_command() -> None:
-    assert {*SPELLED, "enable_dump"} == {row.name for row in OPTIONS}
+    assert SPELLED.keys() == {row.name for row in OPTIONS}
     taken = Counter(parameter.name for parameter in command.params)
     assert taken.most_common(1)[0][1] == 1, "two options with one keyword: the one would bound what the other is for"
 
