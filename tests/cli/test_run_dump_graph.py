@@ -15,6 +15,7 @@ from conftest import Finished
 from graphprobe.cli.commands.run import command
 from graphprobe.cli.dump_graph import SPELLED, plan_of
 from graphprobe.cli.main import main
+from graphprobe.compare.open import open_dump as open_calls
 from graphprobe.dump_plan.options import OPTIONS
 from graphprobe.errors import DumpConfigError, SettingError, UsageError
 from graphprobe.store import layout
@@ -61,6 +62,7 @@ def test_a_script_as_it_is(backend: str, run_warm: Python, tmp_path: Path) -> No
     assert {op.place.step for op in ops} == {1}
     assert {op.op.direction for op in ops} == {"forward", "backward"}
     assert list(folder.stats())
+    assert open_calls(run.parent).steps(0) == (1,), "a folder with one run with one dump is that dump"
     assert {op.op.engine for op in ops} == {"kernel" if backend == "inductor" else "interpreter"}
     assert folder.manifest is not None
     (note,) = [note for note in folder.manifest.notes if "'own'" in note]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
-from graphprobe.store import layout
 from graphprobe.store.calls import CallDump
 from graphprobe.store.dump_records import STATS
 from graphprobe.store.files import open_file, read_file
@@ -179,9 +178,7 @@ def dumps_of_runs(place: Path) -> list[Path]:
         return []
     api = _reader("graphprobe.store.api_reader", "is_api_dump")
     graph = _reader("graphprobe.store.graph_calls", "is_graph_dump")
-    # The folder of one process of a dump has a manifest, too, and no events.
-    runs = [one for one in runs if (one.tool_dir / layout.EVENTS).is_file()]
-    folders = [folder for one in runs for folder in sorted(one.run_dir.iterdir()) if folder.is_dir()]
+    folders = [folder for one in runs if one.has_events for folder in sorted(one.run_dir.iterdir()) if folder.is_dir()]
     return [folder for folder in folders if api(folder) or graph(folder)]
 
 

@@ -11,7 +11,6 @@ from graphprobe.analysis.timing_records import FORMAT as PROFILE_FORMAT
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.result_file import ROWS, SUMMARY
 from graphprobe.errors import RunNotFoundError, UsageError
-from graphprobe.store import layout
 from graphprobe.store.diagnosis_file import FINDING, dossiers_in, is_diagnosis, result_in
 from graphprobe.store.dump_reader import is_op_file
 from graphprobe.store.files import open_file, read_file
@@ -52,8 +51,7 @@ def kind_of(path: Path) -> Kind:
     if (path / SUMMARY).is_file() or (path / ROWS).is_file():
         return "comparison"
     run = _run_at(path)
-    # The folder of one rank of a dump has a manifest, too, and no events.
-    if run is not None and (run.tool_dir / layout.EVENTS).is_file():
+    if run is not None and run.has_events:
         return "run"
     if (dump := _dump_at(path)) is not None:
         return dump

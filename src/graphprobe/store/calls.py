@@ -196,11 +196,12 @@ class CallDump(Protocol):
         ...
 
 
-class WithStatistics:
-    """A `CallDump` whose slots have statistics wherever it has statistics or whole values.
+FIRST_CALLS = 64
+"""Calls by which it is told what a dump has."""
 
-    They are computed as the calls are read. It has no more than a `CallDump` has.
-    """
+
+class WithStatistics:
+    """A `CallDump` whose slots have statistics wherever it has these or whole values: computed as they are read."""
 
     def __init__(self, dump: CallDump) -> None:
         self.title, self.format, self.facts = dump.title, dump.format, dump.facts
@@ -254,7 +255,3 @@ def _kept(dump: CallDump) -> set[str]:
     calls = (call for rank in dump.ranks() for step in dump.steps(rank) for call in dump.calls(rank, step))
     slots = [slot for call in itertools.islice(calls, FIRST_CALLS) for slot in call.slots]
     return {"values" for slot in slots if slot.value} | {"statistics" for slot in slots if slot.stats is not None}
-
-
-FIRST_CALLS = 64
-"""By these is told what a dump has."""

@@ -186,6 +186,11 @@ class Run(ShowsItself):
         return sorted(found, key=lambda run: (run.manifest.started_ns, -run.manifest.rank))
 
     @property
+    def has_events(self) -> bool:
+        """Whether it is a run: the folder of one process of a dump has a manifest, too, and no events."""
+        return (self.tool_dir / layout.EVENTS).is_file()
+
+    @property
     def state(self) -> State:
         """That of the manifest, see `state_of`."""
         return state_of(self.manifest)
