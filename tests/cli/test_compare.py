@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 import graphprobe
 from cli.test_reading import record
 from conftest import Finished
+from dump_helpers import OP, PLACE, new_writer, value
 from graphprobe.cli.main import main
 
 Run = Callable[..., Finished]
@@ -120,6 +122,19 @@ def test_parse_prints_stack_statistics_and_values(dumps: dict[str, str]) -> None
     assert "bfloat16 [8, 16], max" in result.output and "test_compare.py" in result.output and "[[" in result.output
     document = json.loads(run("parse", dumps["narrow"], "nn.functional.linear.2.forward", "--json").output)
     assert [call["module"] for call in document] == ["layers.2"]
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"), [(3.0, "FINITE: none of 2 tensors"), (np.nan, "NONFINITE: 1 of 2 tensors")]
+)
+def test_parse_tells_what_is_finite_by_values_alone(last: float, verdict: str, tmp_path: Path) -> None:
+    writer = new_writer(tmp_path / "values")
+    slots = [value("input.0", np.ones(2, np.float32)), value("output.0", np.array([-4.0, last], np.float32))]
+    writer.submit(OP, PLACE, slots)
+    writer.close()
+    lines = run("parse", str(tmp_path / "values"), "ResNet-50.1.add_1").output.splitlines()
+    assert lines[-2].startswith(verdict), lines
+    assert any("output.0 float32 [2], max" in line and "min -4" in line for line in lines), lines
 
 
 def test_merge_compares_ranks(dumps: dict[str, str], tmp_path: Path) -> None:

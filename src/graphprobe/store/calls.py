@@ -215,10 +215,11 @@ class WithStatistics:
         return self._dump.steps(rank)
 
     def calls(self, rank: int, step: int) -> Iterator[Call]:
-        for call in self._dump.calls(rank, step):
-            if any(slot.stats is None and slot.value for slot in call.slots):
-                call = msgspec.structs.replace(call, slots=tuple(self._filled(call, slot) for slot in call.slots))
-            yield call
+        return map(self.filled, self._dump.calls(rank, step))
+
+    def filled(self, call: Call) -> Call:
+        """One call of the dump, with them."""
+        return msgspec.structs.replace(call, slots=tuple(self._filled(call, slot) for slot in call.slots))
 
     def values(self, call: Call, slot: CallSlot) -> npt.NDArray[np.generic]:
         return self._dump.values(call, slot)
@@ -235,8 +236,7 @@ class WithStatistics:
         except (ArtifactNotFoundError, UsageError) as error:
             self._problems[str(error)] = None
             return slot
-        digest = slot.digest or stats.digest
-        kind = slot.digest_kind or "graphprobe"
+        digest, kind = slot.digest or stats.digest, slot.digest_kind or "graphprobe"
         return msgspec.structs.replace(
             slot, stats=stats, known=TensorStats.__struct_fields__, digest=digest, digest_kind=kind
         )

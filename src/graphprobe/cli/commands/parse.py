@@ -38,12 +38,13 @@ def command(
 
     from graphprobe.compare.open import open_dump
     from graphprobe.report.comparison import print_call
+    from graphprobe.store.calls import WithStatistics
 
     opened = open_dump(dump, data_dir=data)
-    found = _found(opened, call, step, rank)
+    found = [*map(WithStatistics(opened).filled, _found(opened, call, step, rank))]
     if not found:
-        known = _some_labels(opened)
-        raise ArtifactNotFoundError(f"{dump} has no call {call!r}", hint=f"it has, for example, {', '.join(known)}")
+        hint = f"it has, for example, {', '.join(_some_labels(opened))}"
+        raise ArtifactNotFoundError(f"{dump} has no call {call!r}", hint=hint)
     if json_to.replaces_text(lambda: msgspec.to_builtins(found)):
         return
     for one in found:
@@ -65,7 +66,7 @@ def _end(found: list[Call], dump: str) -> None:
     elif stats:
         print_closing(f"FINITE: none {told} holds NaN or infinity", follow=follow, style="bold green")
     else:
-        print_closing(f"NO STATISTICS: the dump has none of {counted(len(found), 'call')}", follow=follow)
+        print_closing(f"NO STATISTICS: none of {counted(len(found), 'call')}, and no whole values", follow=follow)
 
 
 def _found(dump: CallDump, wanted: str, step: int | None, rank: int | None) -> list[Call]:
