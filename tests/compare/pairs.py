@@ -76,22 +76,40 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def trained(steps: int = 1, *, lr: float = 1e-2, order: Callable[[int], int] = int, **net: Any) -> Inside:
+def trained(
+    steps: int = 1,
+    *,
+    lr: float = 1e-2,
+    order: Callable[[int], int] = int,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    **net: Any,
+) -> Inside:
     """A training script: builds the model, then steps."""
 
     def script(model: Any = None) -> None:
         torch.manual_seed(0)
         model = model if model is not None else Net(**net)
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        steps_with = optimizer(model.parameters(), lr=lr)
         for step in range(steps):
             torch.manual_seed(100 + order(step))
             x = torch.randn(16, 32)
             loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
             loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            steps_with.step()
+            steps_with.zero_grad()
 
     return script
+
+
+def adam(weight_decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.999), **how: Any) -> Inside:
+    """Three steps of AdamW, of which one group of parameters decays."""
+
+    def groups(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        first, *others = parameters
+        grouped = [{"params": others, "weight_decay": weight_decay}, {"params": [first], "weight_decay": 0.0}]
+        return torch.optim.AdamW(grouped, lr=lr, betas=betas, **how)
+
+    return trained(3, lr=1e-4, optimizer=groups)
 
 
 def net(**options: Any) -> Program:
@@ -282,6 +300,8 @@ FAULTS: dict[str, Fault] = {
     "built, three steps": Fault(Run(trained(3, act=gelu)), Run(trained(3)), "gelu", "blocks.0"),
     "built, relu for gelu": Fault(Run(trained()), Run(trained(act=gelu)), "relu", "blocks.0"),
     "learning rate": Fault(Run(trained(3, lr=0.02)), Run(trained(3)), "SGD"),
+    "weight decay": Fault(Run(adam(0.011)), Run(adam()), "AdamW"),
+    "betas": Fault(Run(adam(betas=(0.9, 0.998))), Run(adam()), "AdamW"),
     "data order": Fault(Run(trained(3, order=lambda i: (0, 2, 1)[i])), Run(trained(3)), "randn"),
     "hook": Fault(_llama(hooked), LLAMA, "mul"),
     "detach": Fault(_llama(detached), LLAMA, "detach", MLP),
@@ -438,6 +458,7 @@ HEALTHY: dict[str, tuple[Run, Run]] = {
     "llama against autocast": (LLAMA, Run(autocast_step, llama_with())),
     "llama, autocast twice": (Run(autocast_step, llama_with()), Run(autocast_step, llama_with())),
     "llama, one thread": (Run(on_one_thread(llama_step), llama_with()), LLAMA),
+    "AdamW, one by one": (Run(adam(foreach=False)), Run(adam(foreach=True))),
     "llama, AdamW": (Run(adam_step, llama_with()), Run(adam_step, llama_with())),
     "convnet": (Run(conv_step, convnet), Run(conv_step, convnet)),
     "convnet, bfloat16": (Run(conv_narrow, convnet), Run(conv_step, convnet)),

@@ -104,6 +104,21 @@ def test_scalars(mine: str, theirs: str, differs: bool) -> None:
     assert bool(scalar_difference(Scalar("x", mine), Scalar("x", theirs), roundoff=2.0**-9)) is differs
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "differs"),
+    [
+        ("[slice(None, None, None), slice(None, -1, None)]", "(slice(None, None, None), slice(None, -1, None))", False),
+        ("None", "<torch._C.Generator>", False),
+        ("(1, 2)", "(1, 3)", False),
+        ("'tanh'", "'none'", True),
+        ("0.1", "0.101", True),
+    ],
+)
+def test_scalars_of_two_formats(mine: str, theirs: str, differs: bool) -> None:
+    found = scalar_difference(Scalar("x", mine), Scalar("x", theirs), roundoff=2.0**-9, same_format=False)
+    assert bool(found) is differs
+
+
 OWN = frozenset(("max", "min", "mean", "l2"))
 """What tools have that reduce in the tensor's own dtype."""
 

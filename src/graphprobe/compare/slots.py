@@ -140,6 +140,9 @@ DEFAULTS = {
 }
 """Keywords that have one default in all of torch's functions that take them."""
 
+NO_NAME = ("(", "[", "<", "torch.Size")
+"""How texts of sequences and objects begin."""
+
 LITERAL_DIGITS = 6
 """Significant digits up to which a float counts as written by a person, so that it must agree exactly."""
 
@@ -152,8 +155,8 @@ def scalar_difference(mine: Scalar, theirs: Scalar, *, roundoff: float, same_for
 
     1 and 1.0 are one number. Names of dtypes and devices may differ: the first are judged with the dtypes of the run,
     the second are no fault. A float of more than six digits was computed by the program, and may differ by the noise
-    of the run's dtype, of which `roundoff` is u. Between formats only numbers and names are compared, and no lists:
-    one tells `ones(2, 3)` as two numbers, another as one list.
+    of the run's dtype, of which `roundoff` is u. Between formats only numbers and names are compared, no lists and no
+    objects: one tells `ones(2, 3)` as two numbers, another as one list, and msprobe an object as None.
     """
     if mine.text == theirs.text:
         return ""
@@ -171,7 +174,7 @@ def scalar_difference(mine: Scalar, theirs: Scalar, *, roundoff: float, same_for
             return ""
     elif _sequence(mine.text) is not None and _sequence(mine.text) == _sequence(theirs.text):
         return ""
-    elif not same_format and ((a is None) != (b is None) or _sequence(mine.text) != _sequence(theirs.text)):
+    elif not same_format and ((a is None) != (b is None) or any(s.text.startswith(NO_NAME) for s in (mine, theirs))):
         return ""
     elif _alone(mine.text) is not None and _alone(mine.text) == _alone(theirs.text):
         return ""

@@ -262,7 +262,7 @@ class TorchReplayer:
 
 def _truth(dump: CallDump, call: Call, forward: Call | None, arguments: Call) -> LocalTruth:
     if call.kind not in ("api", "node", "value"):
-        raise NotReplayableError(f"a {call.kind} cannot be called again from a dump")
+        raise NotReplayableError(f"a call of kind {call.kind} cannot be made again from a dump")
     if not comparable(call.api):
         raise NotReplayableError("it draws random numbers, or gives undefined ones")
     function = function_of(call.api)

@@ -161,7 +161,10 @@ def test_one_record_a_step_of_an_optimizer(dumped: Callable[..., Any]) -> None:
     read = dumped(lambda: train(1, model=model))
     (call,) = [c for c in read.calls if c.kind == "optimizer"]
     assert call.label == "Optimizer.AdamW.0.forward"
-    assert [s.name for s in call.slots] == [
+    scalars = {s.name: s.scalar.text for s in call.slots if s.scalar is not None}
+    assert scalars.pop("kwarg.lr") == "0.1" and scalars.pop("kwarg.betas") == "(0.9, 0.999)"
+    assert not {"kwarg.foreach", "kwarg.fused", "kwarg.params"} & set(scalars), "how a step is computed"
+    assert [s.name for s in call.slots if s.scalar is None] == [
         "parameter.weight",
         "grad_parameter.weight",
         "parameter.bias",

@@ -151,6 +151,7 @@ def test_other_arguments(tmp_path: Path) -> None:
             {"type": "torch.Size", "value": [2, 3]},
             [tensor(), [tensor(), {"type": "int", "value": 3}]],
             {"type": "float", "value": 0.1},
+            {"type": "Generator", "value": "<torch._C.Generator>"},
         ],
         "input_kwargs": {
             "dtype": {"type": "torch.dtype", "value": "torch.float16"},
@@ -172,6 +173,7 @@ def test_other_arguments(tmp_path: Path) -> None:
         "input.2": repr(torch.Size([2, 3])),
         "input.3.1.1": "3",
         "input.4": "0.1",
+        "input.5": "<torch._C.Generator>",
         "kwarg.dtype": repr(torch.float16),
         "kwarg.device": repr(torch.device("cuda:1")),
         "kwarg.memory_format": repr(torch.channels_last),

@@ -1,4 +1,4 @@
-"""Steps of optimizers: one record each, with the gradients before, the parameters after, and the state on request."""
+"""Steps of optimizers, a record each: hyperparameters and gradients before, parameters after, the state on request."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ from graphprobe.internals.operators.autograd_edges import unseen
 from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.modules import Removable
 from graphprobe.probe.api.session import ApiSession
+from graphprobe.probe.api.value_slots import has_tensor, scalar_of
+
+IMPLEMENTATION = frozenset(("foreach", "fused", "capturable", "differentiable"))
+"""Options of torch's optimizers that change how a step is computed, and not what."""
 
 
 class _Step(NamedTuple):
@@ -144,6 +148,7 @@ class OptimizerWatch:
         call = session.begin("optimizer", api, f"Optimizer.{api}", (api, "optimizer"), sys._getframe(3))
         if call is None:
             return None
+        call.take_inputs((), dict(_hyperparameters(optimizer)))
         for names, parameter in self._parameters(optimizer):
             call.slots.append(session.values.slot(names.before, "parameter", parameter))
             grad = parameter.grad
@@ -199,3 +204,13 @@ class OptimizerWatch:
                 self._hide()
 
         return run
+
+
+def _hyperparameters(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
+    """By name; where groups of parameters differ, all values that there are, in the order of the groups."""
+    for name in optimizer.defaults:
+        values = [group[name] for group in optimizer.param_groups if name in group]
+        if not has_tensor(values):
+            values = list({scalar_of(value).text: value for value in values}.values())
+        if values and name not in IMPLEMENTATION:
+            yield name, values[0] if len(values) == 1 else values

@@ -469,4 +469,4 @@ def _scalar(item: dict[str, Any]) -> Scalar:
         return Scalar(kind, f"slice({value[0]}, {value[1]}, {value[2]})")
     if kind == "ellipsis":
         return Scalar(kind, "Ellipsis")
-    return Scalar(kind, repr(value))
+    return Scalar(kind, value if isinstance(value, str) and kind != "str" else repr(value))
