@@ -38,16 +38,18 @@ def results(fn: Callable[..., Any], *calls: Sequence[Any], grad: bool | None = N
     return [read(record) for record in program.run(lambda f: f)]
 
 
-def reference_of(fn: Callable[..., Any], *calls: Sequence[Any], grad: bool | None, wide: bool) -> Reference:
+def reference_of(
+    fn: Callable[..., Any], *calls: Sequence[Any], grad: bool | None, wide: bool, runs: int = 3
+) -> Reference:
     u = max((torch.finfo(t.dtype).eps / 2 for t in calls[0] if torch.is_tensor(t) and t.is_floating_point()), default=0)
     reference = Reference([results(fn, *calls, grad=grad)], roundoff=u or ROUNDOFF)
     reference.before = [[t.clone() for t in args if isinstance(t, torch.Tensor)] for args in calls]
     if wide:
-        runs = []
-        for seed in (None, 0, 1, 2):
+        made = []
+        for seed in (None, *range(runs)):
             program = Program(fn, [(fresh(args), {}) for args in calls], grad=grad)
-            runs.append([read(r) for r in program.run_wide(seed, reference.roundoff)])
-        reference.wide, reference.perturbed = runs[0], runs[1:]
+            made.append([read(r) for r in program.run_wide(seed, reference.roundoff)])
+        reference.wide, reference.perturbed = made[0], made[1:]
     return reference
 
 
@@ -168,6 +170,50 @@ def test_a_few_runs_that_are_near_each_other_by_chance_accuse_nobody() -> None:
         1,
         1,
     ]
+
+
+def by_hand(x: torch.Tensor) -> torch.Tensor:
+    powers = (x - x.amax(-1, keepdim=True)).exp()
+    return (powers / powers.sum(-1, keepdim=True)).sum(-1)
+
+
+JUMPS = [torch.floor, lambda one: (4 * one).long(), lambda one: one >= 1, lambda one: one.frac() * 3]
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_which_elements_a_rounding_decides_is_a_matter_of_chance(jump: Callable[..., torch.Tensor]) -> None:
+    accused, asked = 0, []
+    for seed in range(6):
+        x = torch.randn(64, 33, generator=torch.Generator().manual_seed(seed))
+        reference = reference_of(lambda x: jump(x.softmax(-1).sum(-1)), [x], grad=None, wide=True, runs=11)
+        right = results(lambda x: jump(by_hand(x)), [x])
+        few = replace(reference, perturbed=reference.perturbed[:3])
+
+        def more(runs: Sequence[list[Observation]] = reference.perturbed[3:]) -> list[list[Observation]]:
+            asked.append(len(runs))
+            return [*runs]
+
+        accused += any(d.certain for d in compare(few, right))
+        assert compare(replace(few, make_perturbed=[more]), right) == []
+        gross = right[0].outputs[0] + 900
+        for count in (1, 60) if gross.is_floating_point() else ():
+            assert [d.certain for d in compare(reference, with_first(right, count, gross))] == [True]
+    assert accused and len(asked) >= accused, "three runs do not tell"
+
+
+def with_first(calls: list[Observation], count: int, wrong: torch.Tensor) -> list[Observation]:
+    """The only output, with other first elements."""
+    value = calls[0].outputs[0].clone()
+    value[:count] = wrong[:count]
+    return [replace(calls[0], outputs=[value])]
+
+
+def test_a_wrong_element_where_no_run_jumps() -> None:
+    x = torch.randn(64, 33, generator=torch.Generator().manual_seed(0))
+    reference = reference_of(lambda x: x.softmax(-1).sum(-1), [x], grad=None, wide=True, runs=11)
+    right = results(by_hand, [x])
+    assert compare(reference, right) == []
+    assert [d.certain for d in compare(reference, with_first(right, 1, right[0].outputs[0] + 1e-3))] == [True]
 
 
 def test_one_perturbed_run_convicts_what_is_grossly_wrong_and_acquits_nobody() -> None:

@@ -24,7 +24,7 @@ from graphprobe.judge.uncompiled import Asked, Reference, Spot
 from graphprobe.judge.worst import worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.noise import CHUNK, Array, Noise, flat, sigma_from_runs, widen
-from graphprobe.numerics.verdict import judge, judge_exact, judge_unrounded, tolerated
+from graphprobe.numerics.verdict import judge, judge_exact, judge_unrounded, off_alone, tolerated
 
 Weight = Literal["certain", "unsure", "better", "undefined"]
 """`unsure`: it differs, and cannot be judged. `better`: the uncompiled program is the one that is further off.
@@ -368,6 +368,10 @@ DOUBTFUL = 64.0
 """How much too large a statistic may be because three runs by chance are near each other: then more are made."""
 
 
+SURE_OF_CHANCE = 8
+"""Runs of which one that is alone shows what chance does."""
+
+
 def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
     """Whole numbers and truth values: they may differ only where roundings decide them."""
     wrong = (e.cpu() != m.cpu()).cpu()
@@ -385,12 +389,16 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifferenc
     if spot.reference.roundoff > 0 and bool(moved[wrong].all()):
         if spot.unsteady():
             return ValueDifference("unsure", UNSTEADY)
-        known = torch.cat([value.cpu().reshape(-1) for value in (e, *values)])
-        if bool(torch.isin(m.cpu()[wrong], known).all()):
+        known = np.concatenate([array_from(value).reshape(-1) for value in (e, *values)])
+        if np.isin(array_from(m.cpu()[wrong]), known).all():
             return None
         return ValueDifference("unsure", "a rounding decides it, and no uncompiled run gave what it is compiled")
-    if bool(moved.any()) and spot.reference.perturb_more():
+    if spot.reference.rounds and spot.reference.perturb_more():
         return _judge_exact(spot, e, m)
+    differ = [(value.cpu() != e.cpu()).cpu() for value in values]
+    alone = torch.stack(differ or [moved]).sum(0) == 1
+    if len(values) >= SURE_OF_CHANCE and max(int((alone & one).sum()) for one in differ) >= int((wrong & ~moved).sum()):
+        return None  # which elements change is a matter of chance, and a run is alone in as many
     text = judge_exact(array_from(m), array_from(e)).reason
     return ValueDifference("unsure", f"{UNSTEADY}; {text}") if spot.unsteady() else ValueDifference("certain", text)
 
@@ -413,8 +421,13 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
     noise = Noise(spot.sigma(wide) / facts.unit_roundoff)
     legitimate, limits = [RunValues(array, facts) for array in values], tolerated(facts)
     answer = judge(RunValues(array_from(m), facts), wide, noise, legitimate, thresholds=limits, flush=True, brief=True)
-    if answer.answer == "candidate_worse" and answer.excess < DOUBTFUL and reference.perturb_more():
-        return _judge_numbers(spot, e, m)
+    if answer.answer == "candidate_worse" and answer.statistic != "class":
+        alone = off_alone(array_from(m), wide, runs, facts, min(reference.moved, facts.unit_roundoff), limits)
+        if (answer.excess < DOUBTFUL or alone is not None) and reference.perturb_more():
+            return _judge_numbers(spot, e, m)
+        if alone is not None and len(runs) >= SURE_OF_CHANCE:
+            others = RunValues(np.where(alone, wide, array_from(m)), facts)
+            answer = judge(others, wide, noise, legitimate, thresholds=limits, flush=True, brief=True)
     if answer.answer == "candidate_better":
         return ValueDifference("better", answer.reason)
     if answer.answer != "candidate_worse":

@@ -16,7 +16,7 @@ import numpy as np
 from graphprobe.errors import UsageError
 from graphprobe.numerics.divergence import MARGIN, TAIL, Divergence, Peaks, RunValues, check_shapes, divergences
 from graphprobe.numerics.dtypes import WorkingDtype
-from graphprobe.numerics.noise import C0, CHUNK, Array, Noise, flat, scale, typical_magnitude, widen
+from graphprobe.numerics.noise import C0, CHUNK, Array, Noise, flat, scale, sigma_from_runs, typical_magnitude, widen
 
 Answer = Literal["ok", "candidate_worse", "candidate_better", "inconclusive"]
 
@@ -184,6 +184,51 @@ def judge(
         worst = tuple(int(i) for i in np.unravel_index(mine.worst, reference.shape))
     answer, reason = _answer(mine, others, blank, held, thresholds)
     return Verdict(answer, reason, mine, others, held, excess, statistic, worst)
+
+
+FEW_ALONE = 4
+"""One in so many elements may be off alone, where that is a matter of chance."""
+
+
+def off_alone(
+    candidate: Array,
+    reference: Array,
+    runs: Sequence[Array],
+    dtype: WorkingDtype,
+    roundoff: float,
+    thresholds: Thresholds = DEFAULT,
+) -> Array | None:
+    """Where the candidate is off as a run is by chance; None if no run is like that.
+
+    `floor(x)` of an x that is a whole number but for its roundings jumps in any run, in some elements in no other one.
+    So each run is held against the noise that the others show, as the candidate is against that of all: one of them
+    is beyond it in as many elements, and half as far.
+
+    Args:
+        candidate, reference, runs: as for `judge`; the runs are those that the noise is taken from.
+        roundoff: see `sigma_from_runs`; the noise is in units of the dtype's own.
+
+    Returns:
+        bool, the shape of the reference.
+    """
+    typical = typical_magnitude(reference)
+
+    def beyond(run: Array, others: Sequence[Array]) -> Array:
+        noise = Noise(sigma_from_runs(reference, others, roundoff))
+        unit = scale(reference, noise, dtype, typical, slice(None), c0=thresholds.c0, flush=True)
+        with np.errstate(invalid="ignore"):
+            step = np.abs(widen(flat(run)) - widen(flat(reference)))
+        return np.where(np.isfinite(step) & (step > thresholds.floor_max * unit), step, 0.0)
+
+    mine = beyond(candidate, runs)
+    count, far = np.count_nonzero(mine), mine.max(initial=0.0)
+    if not count or FEW_ALONE * count > mine.size:
+        return None
+    for i in range(len(runs)):
+        its = beyond(runs[i], [run for j, run in enumerate(runs) if j != i])
+        if np.count_nonzero(its) >= count and 2 * its.max() >= far:
+            return np.asarray(mine.reshape(reference.shape) > 0)
+    return None
 
 
 def _plainly_ok(
