@@ -186,9 +186,12 @@ class Prover:
 
     def finding(self, suspect: Suspect, case: Case, result: CaseResult) -> Finding | None:
         """Write the dossier of a case that fails; None if what fails in it is a call of another line alone."""
-        kind = suspect.kind
+        kind, z, reason = suspect.kind, suspect.error.z, suspect.error.reason
         if result.died is not None:
             kind = shown_by(result, kind)
+        elif shown_by(result, kind) == "missing_exception" != kind:  # uncompiled it has no numbers
+            kind, z = "missing_exception", float("inf")
+            reason = next(d.text for d in result.differences if d.certain)
         if suspect.direction == "backward" and kind == "wrong_value":
             kind = "wrong_gradient"
         lines = {source_of(n) for n in (suspect.node, *suspect.others)}
@@ -214,10 +217,10 @@ class Prover:
             kernel=suspect.kernel,
             source=place[2] or suspect.source,
             module=place[3] or suspect.module,
-            local_z=suspect.error.z,
+            local_z=z,
             accumulated_z=max((d.z for d in result.differences), default=0.0),
             flaky_rate=result.rate,
-            reason=suspect.error.reason,
+            reason=reason,
         )
         made.worst = worst_of(result.differences)
         made = msgspec.structs.replace(made, **suspect.known)

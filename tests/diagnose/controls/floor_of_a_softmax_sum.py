@@ -1,0 +1,16 @@
+"""Whole numbers of what is 1 but for its roundings: they decide which elements are 0, compiled and uncompiled."""
+
+import torch
+
+
+def program(x):
+    total = torch.softmax(x, -1).sum(-1)
+    return torch.floor(total), total >= 1, (4 * total).long()
+
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(64, 33),), {}
+
+
+EXPECT = {"kind": "control", "stage": "none", "culprit_ops": [], "direction": "forward"}
