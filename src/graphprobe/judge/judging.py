@@ -367,7 +367,6 @@ UNSTEADY = "the uncompiled program gives another value each time it runs"
 DOUBTFUL = 64.0
 """How much too large a statistic may be because three runs by chance are near each other: then more are made."""
 
-
 SURE_OF_CHANCE = 8
 """Runs of which one that is alone shows what chance does."""
 
@@ -393,7 +392,8 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifferenc
         if np.isin(array_from(m.cpu()[wrong]), known).all():
             return None
         return ValueDifference("unsure", "a rounding decides it, and no uncompiled run gave what it is compiled")
-    if spot.reference.rounds and spot.reference.perturb_more():
+    sensible = bool(moved.any()) or (spot.reference.rounds and not spot.reference.few)
+    if sensible and spot.reference.perturb_more():
         return _judge_exact(spot, e, m)
     differ = [(value.cpu() != e.cpu()).cpu() for value in values]
     alone = torch.stack(differ or [moved]).sum(0) == 1
@@ -422,7 +422,8 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
     legitimate, limits = [RunValues(array, facts) for array in values], tolerated(facts)
     answer = judge(RunValues(array_from(m), facts), wide, noise, legitimate, thresholds=limits, flush=True, brief=True)
     if answer.answer == "candidate_worse" and answer.statistic != "class":
-        alone = off_alone(array_from(m), wide, runs, facts, min(reference.moved, facts.unit_roundoff), limits)
+        unit = min(reference.moved, facts.unit_roundoff)
+        alone = None if reference.few else off_alone(array_from(m), wide, runs, facts, unit, limits)
         if (answer.excess < DOUBTFUL or alone is not None) and reference.perturb_more():
             return _judge_numbers(spot, e, m)
         if alone is not None and len(runs) >= SURE_OF_CHANCE:
