@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from graphprobe.compare.naming import canonical
-from graphprobe.compare.result import SlotResult, SlotSide
+from graphprobe.compare.result import SlotResult
 
 ADDING = frozenset("add sub add_ sub_ rsub".split())
 SUMMING = frozenset("sum mean nansum nanmean".split())
@@ -68,15 +68,18 @@ def _size(slot: SlotResult) -> int:
     return math.prod(side.shape) if side is not None and side.shape is not None else 1
 
 
-def _rms(side: SlotSide | None) -> float | None:
-    if side is None or side.l2 is None or side.shape is None:
-        return None
-    return side.l2 / math.sqrt(max(1, math.prod(side.shape)))
+def _rms(slot: SlotResult) -> list[float]:
+    """Of the sides that tell it."""
+    return [
+        side.l2 / math.sqrt(max(1, math.prod(side.shape)))
+        for side in (slot.candidate, slot.reference)
+        if side is not None and side.l2 is not None and side.shape is not None
+    ]
 
 
 def _most(slot: SlotResult) -> float:
-    return max((v for side in (slot.candidate, slot.reference) if (v := _rms(side)) is not None), default=0.0)
+    return max(_rms(slot), default=0.0)
 
 
 def _least(slot: SlotResult) -> float | None:
-    return min((v for side in (slot.candidate, slot.reference) if (v := _rms(side)) is not None), default=None)
+    return min(_rms(slot), default=None)

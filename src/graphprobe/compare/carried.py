@@ -9,8 +9,7 @@ import msgspec
 
 from graphprobe.compare.judge import Task
 from graphprobe.compare.measures import noise_unit
-from graphprobe.compare.outline import OUTPUT_ROLES, UNWRITTEN, fingerprint
-from graphprobe.compare.pairing import Plan
+from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, fingerprint
 from graphprobe.compare.result import CallResult, SlotResult
 from graphprobe.store.calls import Call, CallSlot
 
@@ -66,10 +65,9 @@ class _StateSeen:
         self.here: tuple[dict[object, tuple[object, int]], dict[object, tuple[object, int]]] = ({}, {})
 
     def enter(self, step: int) -> None:
-        """What was got in the step before `step` stays known."""
-        if step != self.step:
-            self.before = self.here if step == self.step + 1 else ({}, {})
-            self.here, self.step = ({}, {}), step
+        """Another step: what was got in the one before it stays known."""
+        self.before = self.here if step == self.step + 1 else ({}, {})
+        self.here, self.step = ({}, {}), step
 
     def add(self, marks: tuple[object, object], number: int) -> None:
         """Note what a call got on the two sides."""
@@ -98,41 +96,38 @@ class Carried:
             self._given[task.rank] = _Given(task.step)
         self._given[task.rank].add(task)
 
-    def strays(self, plan: Plan, task: Task, row: CallResult) -> tuple[Stray, ...]:
+    def strays(self, task: Task, row: CallResult) -> tuple[Stray, ...]:
         """Inputs of a pair that are, on one side alone, what a call of this step or the optimizer's last step gave, or
         what calls of this step or the last one got."""
-        kept = self._kept.setdefault(task.rank, _StateSeen(task.step))
-        kept.enter(task.step)
-        found = self._strays(plan, task, row) if row.inherited or any(slot.fault for slot in row.slots) else []
+        kept = self._kept.get(task.rank) or self._kept.setdefault(task.rank, _StateSeen(task.step))
+        if kept.step != task.step:
+            kept.enter(task.step)
+        found = self._strays(task, row)
         for slot in row.slots:
             if slot.origin == "state" and slot.role not in OUTPUT_ROLES:
-                mine, theirs = _slot(task.candidate, slot.name), _slot(task.reference, slot.reference_name or slot.name)
-                marks = (
-                    (fingerprint(mine), fingerprint(theirs))
-                    if mine is not None and theirs is not None
-                    else (None, None)
-                )
+                mine, theirs = slot_named(task.candidate, slot.name), slot_named(task.reference, _other_name(slot))
+                marks = fingerprint(mine) if mine else None, fingerprint(theirs) if theirs else None
                 if None not in marks:  # a constant, without a digest, says nothing of what is the same
                     kept.add(marks, row.number)
         return tuple(found)
 
-    def _strays(self, plan: Plan, task: Task, row: CallResult) -> list[Stray]:
+    def _strays(self, task: Task, row: CallResult) -> list[Stray]:
         found: list[Stray] = []
         for slot in row.slots:
-            if slot.origin not in ("state", "unrecorded") or slot.role in OUTPUT_ROLES or not slot.level:
+            if not slot.level or slot.origin not in ("state", "unrecorded") or slot.role in OUTPUT_ROLES:
                 continue
-            mine, theirs = _slot(task.candidate, slot.name), _slot(task.reference, slot.reference_name or slot.name)
+            mine, theirs = slot_named(task.candidate, slot.name), slot_named(task.reference, _other_name(slot))
             if mine is not None and theirs is not None and mine.meta is not None:
-                stray = self._stray(plan, task, (mine, theirs), unit_of(slot) * slot.level)
+                stray = self._stray(task, (mine, theirs), unit_of(slot) * slot.level)
                 found.extend([] if stray is None else [stray])
         return found
 
-    def _stray(self, plan: Plan, task: Task, slots: tuple[CallSlot, CallSlot], level: float) -> Stray | None:
+    def _stray(self, task: Task, slots: tuple[CallSlot, CallSlot], level: float) -> Stray | None:
+        made = _producer(task, 0, slots[0]), _producer(task, 1, slots[1])
         marks = fingerprint(slots[0]), fingerprint(slots[1])
-        value, name = hash(marks), slots[0].name
-        made = _producers(plan, task, slots)
         if UNWRITTEN in made or None in marks:
             return None
+        value, name = hash(marks), slots[0].name
         if (made[0] >= 0) != (made[1] >= 0):
             return Stray(value, name, level, 1 if made[0] >= 0 else 2, place=max(made))
         given = self._given.get(task.rank)
@@ -154,19 +149,25 @@ class Carried:
         return None if unlike is None else Stray(value, name, level, unlike[0], number=unlike[1], kept=True)
 
 
-def _producers(plan: Plan, task: Task, slots: tuple[CallSlot, CallSlot]) -> tuple[int, int]:
-    """The positions of the calls that gave the two values."""
-    found = [
-        next(by for s, by in zip(call.slots, outline.producers_of(place), strict=True) if s is slot)
-        for outline, place, call, slot in zip(
-            plan.outlines, task.places, (task.candidate, task.reference), slots, strict=True
-        )
-    ]
-    return found[0], found[1]
+def _producer(task: Task, side: int, slot: CallSlot) -> int:
+    """The position of the call that gave a value of the candidate, 0, or of the reference, 1."""
+    slots = task.reference.slots if side else task.candidate.slots
+    for one, by in zip(slots, task.producers[side], strict=True):
+        if one is slot:
+            return by
+    return UNKNOWN
 
 
-def _slot(call: Call, name: str) -> CallSlot | None:
-    return next((slot for slot in call.slots if slot.name == name), None)
+def slot_named(call: Call, name: str) -> CallSlot | None:
+    """The slot of a call that has the name, if there is one."""
+    for slot in call.slots:
+        if slot.name == name:
+            return slot
+    return None
+
+
+def _other_name(slot: SlotResult) -> str:
+    return slot.reference_name or slot.name
 
 
 def unit_of(slot: SlotResult) -> float:

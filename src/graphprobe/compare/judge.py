@@ -113,10 +113,9 @@ class Judge:
         mine, theirs = task.candidate, task.reference
         slots: list[SlotResult] = []
         if same_names(mine.slots, theirs.slots):
-            for a, b, *made in zip(mine.slots, theirs.slots, *task.producers, strict=True):
-                from_call = made[0], made[1]
+            for a, b, made in zip(mine.slots, theirs.slots, zip(*task.producers, strict=True), strict=True):
                 same = a.digest == b.digest  # also where neither has one, as of scalars
-                slots.append((same and _equal(task, a, b, from_call)) or self._slot(task, a, b, from_call))
+                slots.append((same and _equal(task, a, b, made)) or self._slot(task, a, b, made))
         else:
             given = dict(zip((s.name for s in mine.slots), task.producers[0], strict=True))
             other = dict(zip((s.name for s in theirs.slots), task.producers[1], strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -162,6 +163,7 @@ SUM = 2.0
 def mark_of(task: Task, result: CallResult) -> Mark:
     """The mark of a judged pair."""
     call = task.candidate
+    compiled = call.is_compiled or task.reference.is_compiled
     mark = Mark(
         number=result.number,
         rank=result.rank,
@@ -176,9 +178,9 @@ def mark_of(task: Task, result: CallResult) -> Mark:
         random=draws(call) or draws(task.reference),
         spot=spot_of(call),
         moved=task.rule == "moved",
-        collective=is_collective(call),
-        compiled=call.is_compiled or task.reference.is_compiled,
-        region=region_of(call, task.reference),
+        collective=is_collective(call.api),
+        compiled=compiled,
+        region=region_of(call, task.reference) if compiled else Region(),
         partner=task.reference.position,
         truths=(
             ANSWERS[result.truth.answer] if result.truth else 0,
@@ -270,7 +272,7 @@ def spot_of(call: Call) -> int:
 @functools.lru_cache(maxsize=4096)
 def _path_hashes(module: str) -> tuple[int, ...]:
     parts = module.split(".") if module else []
-    return tuple(hash(".".join(parts[: i + 1])) for i in range(len(parts)))
+    return tuple(map(hash, itertools.accumulate(parts, "{}.{}".format)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -325,30 +327,24 @@ def _tensor_facts(dtype: str, shape: tuple[int, ...]) -> tuple[int, int, float, 
     return math.prod(shape), max(shape, default=1), facts.unit_roundoff, accumulation_roundoff(facts)
 
 
-@functools.lru_cache(maxsize=256)
-def _dtype_pair(reference: str, candidate: str) -> str:
-    """Both, with `>` between them; a name in a damaged file may have that sign in it."""
-    return f"{reference.replace('>', '?')}>{candidate.replace('>', '?')}"
-
-
 def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
     pairs = []
     compared = False
     for slot in result.slots:
         a, b = slot.candidate, slot.reference
         output = slot.role in OUTPUT_ROLES
-        unit, floats = _dtypes(a.dtype, b.dtype) if a is not None and b is not None else (0.0, False)
-        if slot.basis == "digest" and a is not None and b is not None and not slot.fault:
-            compared = True
-            if floats:
-                pairs.append(_dtype_pair(b.dtype, a.dtype))
+        unit, pair = _dtypes(a.dtype, b.dtype) if a is not None and b is not None else (0.0, "")
+        if slot.basis in ("digest", "scalar") and a is not None and b is not None and not slot.fault:
+            compared = compared or slot.basis == "digest"
+            if pair:
+                pairs.append(pair)
             if output and unit > mark.unit:
                 mark.unit = unit
             continue
         mark.part = mark.part or slot.basis == "part"
         if slot.origin == "unwritten":
             compared = True
-            read = not (output or overwrites(call) or is_overwritten(call, slot.name))
+            read = not (output or overwrites(call) or is_overwritten(call.api, slot.name))
             mark.undefined = mark.undefined or read
             continue
         if not output and slot.origin == "state" and not slot.fault:
@@ -357,8 +353,8 @@ def _add_slots(mark: Mark, result: CallResult, call: Call) -> None:
         if lacks and slot.role == "grad_input" and not of_node(slot.name):
             mark.lost = (*mark.lost, (lacks, hash(slot.name.removeprefix("grad_"))))
         compared = compared or slot.basis not in ("none", "scalar")
-        if floats and slot.basis != "none" and a is not None and b is not None:
-            pairs.append(_dtype_pair(b.dtype, a.dtype))
+        if pair and slot.basis != "none":
+            pairs.append(pair)
         if slot.basis in ("values", "sample"):
             mark.values = True
         if slot.fault is not None:
@@ -445,11 +441,13 @@ def _add_fault(mark: Mark, slot: SlotResult, call: Call, unit: float) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _dtypes(candidate: str, reference: str) -> tuple[float, bool]:
-    """Their `noise_unit`, 0 where one has none; whether both are told and the reference's has a fraction."""
+def _dtypes(candidate: str, reference: str) -> tuple[float, str]:
+    """Their `noise_unit`, 0 where one has none; both, with `>` between them, where they are told and the reference's
+    has a fraction. A name in a damaged file may have that sign in it."""
     if not candidate or not reference:
-        return 0.0, False
-    return noise_unit(candidate, reference), _float(reference)
+        return 0.0, ""
+    pair = f"{reference.replace('>', '?')}>{candidate.replace('>', '?')}"
+    return noise_unit(candidate, reference), pair if _float(reference) else ""
 
 
 def _classes_differ(slot: SlotResult) -> bool:

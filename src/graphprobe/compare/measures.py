@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -187,10 +186,15 @@ def measure_values(
 
 def at_limit(stats: TensorStats, dtype: str) -> bool:
     """Whether elements stand for the largest number of their dtype, of either sign."""
+    low, high, limit = stats.min, stats.max, _limit_of(dtype)
+    return (low is not None and abs(low) >= limit) or (high is not None and abs(high) >= limit)
+
+
+@functools.cache
+def _limit_of(dtype: str) -> float:
+    """From where on elements do; NaN, which nothing reaches, of dtypes that have no such numbers."""
     facts = facts_of(dtype)
-    if facts is None or facts.is_exact or not facts.largest:
-        return False
-    return any(end is not None and abs(end) >= EXTREME * facts.largest for end in (stats.min, stats.max))
+    return math.nan if facts is None or facts.is_exact or not facts.largest else EXTREME * facts.largest
 
 
 def _limits_as_inf(values: Array, dtype: str) -> tuple[Array, str]:
@@ -243,8 +247,7 @@ def measure_statistics(
         return Measures(basis="statistics", reason="masked with the largest number of the dtype, which hides all else")
     if "nan" not in known:
         candidate, reference = _of_all_elements(candidate), _of_all_elements(reference)
-    rounding = _rounding_of(candidate, reference, known, dtypes, reduction)
-    top, worst_name, unequal, rounded = _differences(candidate, reference, known, rounding)
+    top, worst_name, unequal, rounded = _differences(candidate, reference, known, dtypes, reduction)
     wrong, worse = _other_classes(candidate, reference, known)
     reason = ""
     if top:
@@ -261,81 +264,53 @@ def measure_statistics(
     )
 
 
-class _Rounding(NamedTuple):
-    """What rounding may do to the statistics of two tensors.
-
-    Attributes:
-        u, least: of the coarser dtype; `least` is that of float32 where the dtype is exact.
-        rms: of the larger side.
-        share: of an error of one element in that of a sum.
-        smallest: the smallest normal number.
-        reduction: u of the dtype in which one side was computed, 0 if both come from one exact way.
-    """
-
-    u: float
-    least: float
-    elements: int
-    rms: float
-    share: float
-    smallest: float
-    reduction: float
-
-    def unit_of(self, name: str, size: float) -> float:
-        """What it does to a statistic of that size."""
-        if name in ("max", "min"):
-            unit = self.least * max(size, self.smallest) + C0 * self.u * self.rms
-        elif name == "mean":
-            unit = self.least * max(self.rms, self.smallest) * self.share if self.u else self.least * size
-        else:
-            unit = self.least * max(size, self.smallest) * (self.share if self.u else 1.0)
-            unit = max(unit, self.least * self.rms * self.share) if name == "std" else unit
-        # What another tool wrote as float32 has that rounding on top.
-        return unit + 2.0**-23 * size
-
-    def of_reduction(self, name: str, size: float) -> float:
-        """What torch's own reduction adds to that of a mean, l2 or standard deviation."""
-        if not self.reduction or name in ("max", "min"):
-            return 0.0
-        summed = 2.0**-23 * self.rms if name == "mean" else 2.0**-24 * size * self.elements / 1024
-        return self.reduction * size + summed
-
-
-def _rounding_of(
-    candidate: TensorStats,
-    reference: TensorStats,
-    known: frozenset[str],
-    dtypes: tuple[str, str],
-    reduction: float,
-) -> _Rounding:
-    u, count = noise_unit(*dtypes), max(1, reference.count)
-    rms = max(_rms(candidate, known), _rms(reference, known))
-    share = 1 / math.sqrt(count) + C0
-    return _Rounding(u, u if u else 2.0**-24, count, rms, share, _smallest_normal(*dtypes), reduction)
-
-
 def _differences(
-    candidate: TensorStats, reference: TensorStats, known: frozenset[str], rounding: _Rounding
+    candidate: TensorStats, reference: TensorStats, known: frozenset[str], dtypes: tuple[str, str], reduction: float
 ) -> tuple[float, str, int, bool]:
-    """The largest difference in units of rounding, of which statistic; how many differ; whether all may be rounding."""
+    """The largest difference in units of rounding, of which statistic; how many differ; whether all may be rounding.
+
+    `least` is u, or that of float32 where the dtypes are exact; `share`: of an error of one element in that of a sum;
+    `own`: what torch's own reduction adds to a mean, l2 or standard deviation.
+    """
     top, worst_name, unequal, rounded = 0.0, "", 0, True
-    for name in ("max", "min", "mean", "l2", "std"):
-        a, b = getattr(candidate, name), getattr(reference, name)
+    u, count, smallest = noise_unit(*dtypes), max(1, reference.count), _smallest_normal(*dtypes)
+    rms = max(_rms(candidate, known), _rms(reference, known))
+    least, share = u or 2.0**-24, 1 / math.sqrt(count) + C0
+    for name, a, b in (
+        ("max", candidate.max, reference.max),
+        ("min", candidate.min, reference.min),
+        ("mean", candidate.mean, reference.mean),
+        ("l2", candidate.l2, reference.l2),
+        ("std", candidate.std, reference.std),
+    ):
         if a == b or a is None or b is None or name not in known or (a != a and b != b):
             continue
-        extreme = name in ("max", "min")
-        if rounding.reduction and not extreme and _overflowed(a, b, candidate, reference, known):
+        extreme, own = name in ("max", "min"), 0.0
+        if reduction and not extreme and _overflowed(a, b, candidate, reference, known):
             continue
         error = abs(a - b)
         if not error < math.inf:
             unequal += 1
             top, worst_name, rounded = HUGE, name, False
             continue
-        size = max(abs(a), abs(b))
+        size, other = abs(a), abs(b)
+        size = other if other > size else size
+        normal = smallest if smallest > size else size
         if extreme:
-            rounded = rounded and error <= 1.0001 * rounding.u * max(size, rounding.smallest)
-        own = rounding.of_reduction(name, size)
-        unit = rounding.unit_of(name, size) + own
-        unequal += error > (2.0**-23 * size if rounding.reduction and extreme else ROUNDED * own)
+            rounded = rounded and error <= 1.0001 * u * normal
+            unit, allowed = least * normal + C0 * u * rms, 2.0**-23 * size if reduction else 0.0
+        else:
+            if reduction:
+                summed = 2.0**-23 * rms if name == "mean" else 2.0**-24 * size * count / 1024
+                own = reduction * size + summed
+            allowed = ROUNDED * own
+            if name == "mean":
+                unit = least * max(rms, smallest) * share if u else least * size
+            else:
+                unit = least * normal * (share if u else 1.0)
+                unit = max(unit, least * rms * share) if name == "std" else unit
+        unit = unit + 2.0**-23 * size + own  # what another tool wrote as float32 has that rounding on top
+        unequal += error > allowed
         z = min(error / unit, HUGE) if unit else HUGE
         if z > top:
             top, worst_name = z, name
@@ -345,12 +320,15 @@ def _differences(
 
 def _other_classes(candidate: TensorStats, reference: TensorStats, known: frozenset[str]) -> tuple[int, int]:
     """By how much the counts of NaN and infinities differ, and how many more the candidate has."""
-    gaps = [
-        getattr(candidate, name) - getattr(reference, name)
-        for name in ("nan", "positive_inf", "negative_inf")
-        if name in known
-    ]
-    return sum(map(abs, gaps)), sum(gaps)
+    wrong = worse = 0
+    for name, mine, theirs in (
+        ("nan", candidate.nan, reference.nan),
+        ("positive_inf", candidate.positive_inf, reference.positive_inf),
+        ("negative_inf", candidate.negative_inf, reference.negative_inf),
+    ):
+        if mine != theirs and name in known:
+            wrong, worse = wrong + abs(mine - theirs), worse + mine - theirs
+    return wrong, worse
 
 
 @functools.cache

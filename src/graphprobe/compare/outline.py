@@ -103,38 +103,35 @@ class _Stale:
     a buffer of which a collective fills the rest."""
 
     def __init__(self) -> None:
-        self._at: dict[int, list[int] | None] = {}
+        self.at: dict[int, list[int] | None] = {}
         self._spent: set[int] = set()
 
-    def meet(self, key: int, place: int, lives: bool, spent: bool, *, foreign: bool) -> None:
-        """A slot has the value.
+    def meet(self, key: int, place: int, lives: bool, spent: bool) -> None:
+        """A slot has a value that was met before, or that no call has given before, or one that read memory which
+        nobody has written to.
 
         Args:
             lives: it was read there, or computed, or the program holds it.
             spent: it is overwritten there.
-            foreign: no call has given it before, or one that read memory which nobody has written to.
         """
-        if not foreign and key not in self._at:
-            return
         if spent:
             self._spent.add(key)
         if lives:
-            self._at[key] = None
-        elif (at := self._at.setdefault(key, [])) is not None:
+            self.at[key] = None
+        elif (at := self.at.setdefault(key, [])) is not None:
             at.append(place)
 
     def places(self) -> Iterator[int]:
         """The slots that have such values."""
         for key in self._spent:
-            yield from self._at[key] or ()
+            yield from self.at[key] or ()
 
 
 class _Sketch:
     """An outline in the making. Values are known by the hashes of their fingerprints.
 
     Attributes:
-        last: of each value, the call that gave it last, and which slot.
-        where: of each value, the module of that call.
+        last: of each value, the call that gave it last, which slot, and the module of that call.
         unwritten: values that memory had before anybody wrote to it.
         held: of a forward call, the names of the gradients of what the program holds.
         around: of a slot, those of the modules that give the same value to the outside.
@@ -143,8 +140,7 @@ class _Sketch:
 
     def __init__(self) -> None:
         self.result = Outline()
-        self.last: dict[int, tuple[int, int]] = {}
-        self.where: dict[int, str] = {}
+        self.last: dict[int, tuple[int, int, str]] = {}
         self.unwritten: set[int] = set()
         self.held: dict[object, frozenset[str]] = {}
         self.around: dict[int, list[int]] = {}
@@ -152,47 +148,60 @@ class _Sketch:
 
     def add(self, call: Call) -> None:
         """The next call."""
-        result, number, fed = self.result, len(self.result), 0
-        undefined, leaves = is_undefined(call), self._leaves(call)
+        result, number, fed = self.result, len(self.result.exact), 0
+        undefined, leaves, optimizer = is_undefined(call), self._leaves(call), call.kind == "optimizer"
+        last, met, producers, used = self.last, self.stale.at, result.producers, result.used
         inputs: set[int] = set()
         outputs: list[tuple[int, int]] = []
-        passes, garbled = gives_alias(call), False
-        for slot in call.slots:
-            gives = role_of(call, slot) in OUTPUT_ROLES
-            print_ = fingerprint(slot)
-            producer = UNWRITTEN if undefined and gives and slot.meta is not None else UNKNOWN
+        shapes: list[tuple[int, ...]] = []
+        given: list[tuple[int, ...]] = []
+        passes, garbled, kept = gives_alias(call), False, True
+        for place, slot in enumerate(call.slots, start=len(producers)):
+            role, meta, producer = slot.role, slot.meta, UNKNOWN
+            gives = role in OUTPUT_ROLES and not (optimizer and role == "grad_parameter")  # see `role_of`
+            if meta is not None:
+                shapes.append(meta.shape)
+                if gives:
+                    given.append(meta.shape)
+                    producer = UNWRITTEN if undefined else UNKNOWN
+            print_ = (slot.digest_kind, slot.digest) if slot.digest else fingerprint(slot)
             if print_ is not None:
                 key = hash(print_)
-                producer = self._or_unwritten(key, slot, producer)
+                if undefined or self.unwritten:
+                    producer = self._or_unwritten(key, slot, producer)
                 if gives:
-                    outputs.append((key, len(result.producers)))
+                    outputs.append((key, place))
                 else:
                     inputs.add(key)
-                    spent = is_overwritten(call, slot.name)
+                    spent = is_overwritten(call.api, slot.name)
                     garbled = garbled or (producer == UNWRITTEN and not spent)
-                    lives = bool(slot.held) or not (passes or spent)
-                    self.stale.meet(key, len(result.producers), lives, spent, foreign=key not in self.last)
-                    if producer != UNWRITTEN and key in self.last:
+                    known = key in last
+                    if not known or key in met:
+                        self.stale.meet(key, place, bool(slot.held) or not (passes or spent), spent)
+                    if known and producer != UNWRITTEN:
                         producer, fed = self._take(key), 1
-            result.producers.append(producer)
-            result.used.append(leaves is not None and slot.role == "grad_input" and slot.name not in leaves)
+            producers.append(producer)
+            used.append(leaves is not None and role == "grad_input" and slot.name not in leaves)
         result.fed += fed
         for key, place in outputs:
-            lives = not (passes or garbled)
-            self.stale.meet(key, place, lives, spent=False, foreign=garbled and key not in self.last)
+            if key in met or (garbled and key not in last):
+                self.stale.meet(key, place, not (passes or garbled), spent=False)
             self._give(key, place, call, number)
-        _add_names(result, call)
-        result.first.append(len(result.producers))
-        result.outputs_kept.append(1 if outputs and all(key in inputs for key, _ in outputs) else 0)
+            kept = kept and key in inputs
+        _add_names(result, call, tuple(shapes), tuple(given))
+        result.first.append(len(producers))
+        result.outputs_kept.append(kept and bool(outputs))
         result.consumed.append(0)
 
     def _leaves(self, call: Call) -> frozenset[str] | None:
         """Of a backward, the gradients of what the program holds, as its forward told."""
-        own = (call.kind, call.api, call.index)
         if call.direction == "backward":
-            return self.held.get(own)
-        if any(slot.held is not None for slot in call.slots):
-            self.held[own] = frozenset(f"grad_{slot.name}" for slot in call.slots if slot.held)
+            return self.held.get((call.kind, call.api, call.index))
+        for slot in call.slots:
+            if slot.held is not None:
+                names = frozenset(f"grad_{slot.name}" for slot in call.slots if slot.held)
+                self.held[(call.kind, call.api, call.index)] = names
+                break
         return None
 
     def _or_unwritten(self, key: int, slot: CallSlot, producer: int) -> int:
@@ -205,7 +214,7 @@ class _Sketch:
 
     def _take(self, key: int) -> int:
         """A call gets the value: who gave it."""
-        producer, place = self.last[key]
+        producer, place, _ = self.last[key]
         self.result.consumed[producer] = 1
         self._use(place)
         return producer
@@ -213,12 +222,12 @@ class _Sketch:
     def _give(self, key: int, place: int, call: Call, number: int) -> None:
         """A call gives the value, be it again."""
         if key in self.last:
-            before = self.last[key][1]
+            _, before, module = self.last[key]
             self._use(before)
-            if call.kind == "module" and _inside(self.where[key], call.module):
+            if call.kind == "module" and _inside(module, call.module):
                 self.around.setdefault(before, []).append(place)
                 return
-        self.last[key], self.where[key] = (number, place), call.module
+        self.last[key] = number, place, call.module
 
     def _use(self, place: int) -> None:
         for each in (place, *self.around.get(place, ())):
@@ -234,11 +243,7 @@ def _inside(path: str, module: str) -> bool:
     return not module or path == module or path.startswith(f"{module}.")
 
 
-def _add_names(result: Outline, call: Call) -> None:
-    shapes = tuple(slot.meta.shape for slot in call.slots if slot.meta is not None)
-    given = tuple(
-        slot.meta.shape for slot in call.slots if slot.meta is not None and role_of(call, slot) in OUTPUT_ROLES
-    )
+def _add_names(result: Outline, call: Call, shapes: tuple[object, ...], given: tuple[object, ...]) -> None:
     what, path, api = _names(call.kind, call.api, call.direction, call.module)
     result.exact.append(hash((call.kind, call.api, call.index, call.direction, call.module)))
     result.strong.append(hash((path, shapes)))

@@ -19,6 +19,7 @@ from graphprobe.compare.measures import noise_unit
 from graphprobe.compare.naming import canonical
 from graphprobe.compare.outline import OUTPUT_ROLES, UNWRITTEN, Outline
 from graphprobe.compare.randomness import draws
+from graphprobe.compare.slots import same_names
 from graphprobe.store.calls import Call, CallDump, CallSlot
 
 
@@ -227,9 +228,9 @@ class Ends:
 
     def add_pair(self, task: Task) -> None:
         """Note what only one side of a pair gives: compiled code gives the gradients of all parameters at once."""
-        names = [{slot.name for slot in call.slots} for call in (task.candidate, task.reference)]
-        if names[0] == names[1]:
+        if same_names(task.candidate.slots, task.reference.slots):
             return
+        names = [{slot.name for slot in call.slots} for call in (task.candidate, task.reference)]
         for side, call in ((1, task.candidate), (2, task.reference)):
             for slot in call.slots:
                 if slot.role in OUTPUT_ROLES and slot.meta is not None and slot.name not in names[2 - side]:

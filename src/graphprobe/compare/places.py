@@ -98,7 +98,7 @@ def recorded_inside(marks: Sequence[Mark]) -> set[tuple[int, int, bool, int]]:
     found: set[tuple[int, int, bool, int]] = set()
     for m in marks:
         if m.kind != "module":
-            found.update((m.rank, m.step, m.backward, path) for path in (0, *m.modules))
+            found.update([(m.rank, m.step, m.backward, path) for path in (0, *m.modules)])
     return found
 
 

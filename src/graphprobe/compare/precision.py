@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +20,7 @@ CUSTOM = 0.8
 
 def precision_of(marks: Iterable[Mark]) -> Counter[str]:
     """How often each dtype of the reference became which of the candidate."""
-    return Counter(pair for mark in marks for pair in mark.dtypes)
+    return Counter(itertools.chain.from_iterable(mark.dtypes for mark in marks))
 
 
 def coarsest(marks: Iterable[Mark]) -> float:
@@ -47,7 +49,7 @@ def out_of_line(marks: Sequence[Mark]) -> dict[int, tuple[int, str]]:
         if not mark.dtypes:
             continue
         mine = frozenset(mark.dtypes)
-        if all(_same(pair) for pair in mine):
+        if all(map(_same, mine)):
             continue  # as precise as the reference, whatever its peers are
         family = families[mark.family]
         total = family.total()
@@ -62,6 +64,7 @@ def out_of_line(marks: Sequence[Mark]) -> dict[int, tuple[int, str]]:
     return found
 
 
+@functools.lru_cache(maxsize=256)
 def _same(pair: str) -> bool:
     reference, candidate = pair.split(">")
     return reference == candidate

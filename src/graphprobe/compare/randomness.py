@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from graphprobe.compare.naming import canonical
 from graphprobe.store.calls import Call
 
@@ -58,17 +60,18 @@ def overwrites(call: Call) -> bool:
     return call.api.startswith(INITIALIZERS) or canonical(call.api) in OVERWRITING or call.api.endswith(".__setitem__")
 
 
-def is_overwritten(call: Call, name: str) -> bool:
-    """Whether the call writes to the whole of an argument, and does not read it: `out`, what a collective receives."""
+@functools.lru_cache(maxsize=4096)
+def is_overwritten(api: str, name: str) -> bool:
+    """Whether a call writes to the whole of an argument, and does not read it: `out`, what a collective receives."""
     if name == "kwarg.out" or name.startswith("kwarg.out."):
         return True
     first = name == "input.0" or name.startswith("input.0.") or name in ("kwarg.output", "kwarg.output_tensor")
-    return first and is_collective(call) and canonical(call.api) in RECEIVING
+    return first and is_collective(api) and canonical(api) in RECEIVING
 
 
-def is_collective(call: Call) -> bool:
-    """Whether what the call gives comes from other ranks as well."""
-    return "distributed" in call.api or "c10d" in call.api
+def is_collective(api: str) -> bool:
+    """Whether what a call gives comes from other ranks as well."""
+    return "distributed" in api or "c10d" in api
 
 
 def gives_alias(call: Call) -> bool:

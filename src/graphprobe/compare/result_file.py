@@ -97,7 +97,7 @@ class Spool:
     """Rows by their numbers, which ascend from 0; the file goes with `close`."""
 
     def __init__(self) -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="graphprobe-compare-")  # noqa: SIM115 (it lives on)
+        self._file: IO[bytes] = tempfile.TemporaryFile(buffering=1 << 16, prefix="graphprobe-compare-")  # noqa: SIM115 (it lives on)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(CallResult)
         self._ends = array("q", [0])

@@ -13,7 +13,7 @@ import msgspec
 
 from graphprobe.compare.align import align
 from graphprobe.compare.bitwise import hold_to_bits
-from graphprobe.compare.carried import Carried, unit_of
+from graphprobe.compare.carried import Carried, slot_named, unit_of
 from graphprobe.compare.judge import Judge, Task, name_of, split_between
 from graphprobe.compare.locate import Located, locate
 from graphprobe.compare.marks import Decision, Mark, family_of, mark_of, me_of, modules_of, spot_of
@@ -276,7 +276,7 @@ class _Work:
         mark = mark_of(task, row)
         place = task.places
         mark.wired = _wires(plan, task, row)
-        mark.strays = self.carried.strays(plan, task, row)
+        mark.strays = self.carried.strays(task, row)
         if task.candidate.kind == "optimizer":
             self.carried.add(task)
         mark.fed_alone = _fed_alone(plan, task)
@@ -406,12 +406,11 @@ class _Work:
         return any(self._by_basis[basis] for basis in ("digest", "values", "sample", "statistics"))
 
 
-def _producers(plan: Plan, task: Task) -> tuple[dict[str, int], dict[str, int]]:
+def _producers(task: Task) -> tuple[dict[str, int], dict[str, int]]:
     """By the names of slots, for either side."""
-    i, j = task.places
     return (
-        dict(zip((s.name for s in task.candidate.slots), plan.outlines[0].producers_of(i), strict=True)),
-        dict(zip((s.name for s in task.reference.slots), plan.outlines[1].producers_of(j), strict=True)),
+        {slot.name: by for slot, by in zip(task.candidate.slots, task.producers[0], strict=True)},
+        {slot.name: by for slot, by in zip(task.reference.slots, task.producers[1], strict=True)},
     )
 
 
@@ -421,12 +420,13 @@ def _wires(plan: Plan, task: Task, row: CallResult) -> tuple[tuple[float, float,
     Of a gradient that comes in, both may be unknown: it is the sum of what several calls gave. An argument whose
     producer is unknown on both sides is of unrecorded origin, see `_unrecorded`.
     """
-    if not row.inherited and not any(slot.fault for slot in row.slots):
+    differing = [slot for slot in row.slots if (slot.level > 0 or slot.fault) and slot.role not in OUTPUT_ROLES]
+    if not differing:
         return ()
-    mine, theirs = _producers(plan, task)
+    mine, theirs = _producers(task)
     found = []
-    for slot in row.slots:
-        if slot.role in OUTPUT_ROLES or slot.origin in ("state", "unwritten") or not (slot.level > 0 or slot.fault):
+    for slot in differing:
+        if slot.origin in ("state", "unwritten"):
             continue
         a, b = mine.get(slot.name, UNKNOWN), theirs.get(slot.reference_name or slot.name, UNKNOWN)
         if UNWRITTEN in (a, b) or (a >= 0 and b >= 0 and plan.alignment.partner[a] == b):
@@ -441,18 +441,17 @@ def _lost_result(task: Task, row: CallResult) -> str:
     """Why a result of a call could not be compared, where a dump says why it has none; empty where all could."""
     sides = task.candidate.slots, task.reference.slots
     lost = {slot.name: slot.missing for slots in sides for slot in slots if slot.missing and slot.role in OUTPUT_ROLES}
-    return next((lost[s.name] for s in row.slots if s.name in lost and s.basis == "none" and not s.fault), "")
+    names = [s.name for s in row.slots if s.name in lost and s.basis == "none" and not s.fault] if lost else []
+    return lost[names[0]] if names else ""
 
 
 def _fed_alone(plan: Plan, task: Task) -> tuple[tuple[int, int, int], ...]:
     """Inputs, different or not, that a call without a partner gave: name, and producers."""
-    i, j = task.places
     partner, back = plan.alignment.partner, plan.alignment.back
-    if all(a < 0 or partner[a] >= 0 for a in plan.outlines[0].producers_of(i)) and all(
-        b < 0 or back[b] >= 0 for b in plan.outlines[1].producers_of(j)
-    ):
+    ours, others = task.producers
+    if not [a for a in ours if a >= 0 and partner[a] < 0] and not [b for b in others if b >= 0 and back[b] < 0]:
         return ()
-    mine, theirs = _producers(plan, task)
+    mine, theirs = _producers(task)
     found = []
     for name in mine.keys() | theirs.keys():
         a, b = mine.get(name, UNKNOWN), theirs.get(name, UNKNOWN)
@@ -468,10 +467,8 @@ def _given(task: Task, row: CallResult, *, random: bool) -> tuple[int, int]:
         if slot.fault != "unrecorded_origin" and not drawn:
             continue
         names = slot.name, slot.reference_name or slot.name
-        calls = task.candidate, task.reference
-        found = [
-            next((fingerprint(s) for s in c.slots if s.name == n), None) for c, n in zip(calls, names, strict=True)
-        ]
+        mine, theirs = slot_named(task.candidate, names[0]), slot_named(task.reference, names[1])
+        found = fingerprint(mine) if mine else None, fingerprint(theirs) if theirs else None
         if None not in found:
             return hash(found[0]), hash(found[1])
     return 0, 0

@@ -24,7 +24,10 @@ SlotPair = tuple[CallSlot | None, CallSlot | None]
 
 def same_names(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> bool:
     """Whether both sides have the same slots in the same order, as most pairs of calls do."""
-    return [slot.name for slot in mine] == [slot.name for slot in theirs]
+    for a, b in zip(mine, theirs, strict=False):
+        if a.name != b.name:
+            return False
+    return len(mine) == len(theirs)
 
 
 def pair_slots(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> list[SlotPair]:
@@ -70,6 +73,7 @@ WEIGHTS_BY_PLACE: dict[str, tuple[int, ...]] = {
 """By `naming.canonical`, the places of arguments that are weights and buffers."""
 
 
+@functools.lru_cache(maxsize=4096)
 def is_weight_by_name(api: str, slot: str) -> bool:
     """Whether an input is a weight or buffer by its keyword, or by its place in a function that is known."""
     kind, _, rest = slot.partition(".")

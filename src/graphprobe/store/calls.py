@@ -82,7 +82,8 @@ class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc
     held: Holder | None = None
 
     def __post_init__(self) -> None:
-        keep_on_one_line(self, "name")
+        if "\n" in self.name:
+            keep_on_one_line(self, "name")
 
 
 COMPILED = "compiled: what runs inside is one record; a graph dump shows it"
@@ -153,7 +154,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fal
         return self.compiled is not None or COMPILED in self.notes
 
     def __post_init__(self) -> None:
-        keep_on_one_line(self, "api", "label", "module", "source")
+        if "\n" in self.api or "\n" in self.label or "\n" in self.module or "\n" in self.source:
+            keep_on_one_line(self, "api", "label", "module", "source")
 
 
 class CallDump(Protocol):
