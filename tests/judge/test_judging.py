@@ -196,8 +196,9 @@ def test_which_elements_a_rounding_decides_is_a_matter_of_chance(jump: Callable[
         accused += any(d.certain for d in compare(few, right))
         assert compare(replace(few, make_perturbed=[more]), right) == []
         gross = right[0].outputs[0] + 900
-        for count in (1, 60) if gross.is_floating_point() else ():
-            assert [d.certain for d in compare(reference, with_first(right, count, gross))] == [True]
+        for count in (1, 60) if right[0].outputs[0].dtype != torch.bool else ():
+            (found,) = compare(reference, with_first(right, count, gross))
+            assert found.certain or not gross.is_floating_point()
     assert accused and len(asked) >= accused, "three runs do not tell"
 
 

@@ -368,7 +368,7 @@ DOUBTFUL = 64.0
 """How much too large a statistic may be because three runs by chance are near each other: then more are made."""
 
 SURE_OF_CHANCE = 8
-"""Runs of which one that is alone shows what chance does."""
+"""Runs that are enough to tell by one that is alone what chance does."""
 
 
 def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
@@ -380,24 +380,23 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifferenc
         if not own or any(bool((run.cpu() != e.cpu())[wrong].any()) for run in own if isinstance(run, torch.Tensor)):
             return ValueDifference("better", "without the roundings of the program, it is as compiled")
         return ValueDifference("unsure", f"in float64 it is as compiled, {UNEXPLAINED}")
-    moved = torch.zeros(e.shape, dtype=torch.bool)
     runs = [*spot.reference.perturbed, *spot.reference.rounded, *spot.reference.eager[1:], spot.reference.wide]
     values = [v for run in runs if isinstance(v := spot.of(run), torch.Tensor) and v.shape == e.shape]
-    for value in values:
-        moved |= (value.cpu() != e.cpu()).cpu()
-    if spot.reference.roundoff > 0 and bool(moved[wrong].all()):
+    moved = [(value.cpu() != e.cpu()).cpu() for value in values]
+    times = sum(moved, torch.zeros(e.shape, dtype=torch.int64))
+    never = int((wrong & (times == 0)).sum())
+    known = np.isin(array_from(m.cpu()[wrong]), np.concatenate([array_from(v).reshape(-1) for v in (e, *values)])).all()
+    if spot.reference.roundoff > 0 and not never:
         if spot.unsteady():
             return ValueDifference("unsure", UNSTEADY)
-        known = np.concatenate([array_from(value).reshape(-1) for value in (e, *values)])
-        if np.isin(array_from(m.cpu()[wrong]), known).all():
+        if known:
             return None
         return ValueDifference("unsure", "a rounding decides it, and no uncompiled run gave what it is compiled")
-    sensible = bool(moved.any()) or (spot.reference.rounds and not spot.reference.few)
+    sensible = bool(times.any()) or (spot.reference.rounds and not spot.reference.few)
     if sensible and spot.reference.perturb_more():
         return _judge_exact(spot, e, m)
-    differ = [(value.cpu() != e.cpu()).cpu() for value in values]
-    alone = torch.stack(differ or [moved]).sum(0) == 1
-    if len(values) >= SURE_OF_CHANCE and max(int((alone & one).sum()) for one in differ) >= int((wrong & ~moved).sum()):
+    alone = max((int((one & (times == 1)).sum()) for one in moved), default=0)
+    if known and 0 < never <= alone and len(values) >= SURE_OF_CHANCE and not spot.unsteady():
         return None  # which elements change is a matter of chance, and a run is alone in as many
     text = judge_exact(array_from(m), array_from(e)).reason
     return ValueDifference("unsure", f"{UNSTEADY}; {text}") if spot.unsteady() else ValueDifference("certain", text)

@@ -205,6 +205,20 @@ def test_a_step_that_raises_does_not_end_the_dump(dumped: Callable[..., Any]) ->
     assert read["Optimizer.Failing.0.forward"].notes == ("raised",)
 
 
+def test_an_optimizer_without_defaults_is_recorded(dumped: Callable[..., Any]) -> None:
+    model = nn.Linear(3, 1)
+
+    class Wrapper(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            with torch.no_grad():
+                model.weight.sub_(1)
+
+    optimizer = Wrapper(model.parameters(), {"lr": 0.1})
+    named = dumped(optimizer.step).slots("Optimizer.Wrapper.0.forward")
+    del optimizer.defaults
+    assert set(named) - {"kwarg.lr"} == set(dumped(optimizer.step).slots("Optimizer.Wrapper.0.forward")) < set(named)
+
+
 def test_a_closure_is_watched(dumped: Callable[..., Any]) -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)

@@ -208,7 +208,7 @@ class OptimizerWatch:
 
 def _hyperparameters(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
     """By name; where groups of parameters differ, all values that there are, in the order of the groups."""
-    for name in optimizer.defaults:
+    for name in getattr(optimizer, "defaults", ()):  # what wraps an optimizer may have none
         values = [group[name] for group in optimizer.param_groups if name in group]
         if not has_tensor(values):
             values = list({scalar_of(value).text: value for value in values}.values())
