@@ -17,6 +17,7 @@ import click
 
 import graphprobe
 from graphprobe.cli.main import GROUPS, LazyGroup, main
+from graphprobe.faces import imported_for_types
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "build" / "docs"
@@ -45,7 +46,8 @@ def commands_page() -> str:
 def api_page() -> str:
     """The signature and the documentation of every public name."""
     parts = ["# Python\n", "Written by `scripts/docs_site.py` from the sources. [What is stable](../stability.md).\n"]
-    homes: dict[str, str] = graphprobe._PUBLIC | CALLABLE
+    imported = {name: home for name, (home, _) in imported_for_types(graphprobe).items() if home != "graphprobe"}
+    homes = imported | CALLABLE
     for name in sorted(graphprobe.__all__, key=str.casefold):
         if name == "__version__":
             continue

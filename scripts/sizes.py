@@ -168,6 +168,7 @@ def edges_of(modules: Sequence[Module]) -> dict[str, set[str]]:
     The package itself is left out: whatever is imported from it, its `__init__` runs first.
     """
     names = {module.name for module in modules if module.folder or not module.is_package}
+    names |= {module_name(stub) for stub in PACKAGE.rglob("*.pyi")}  # of modules that are compiled
 
     def target(name: str) -> str | None:
         parts = name.split(".")

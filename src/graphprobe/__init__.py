@@ -11,6 +11,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from graphprobe.faces import loaded_on_use
+
 if TYPE_CHECKING:
     from graphprobe import backends as backends
     from graphprobe import compat as compat
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from graphprobe.probe.observe_pass import observe_pass
     from graphprobe.probe.profile import profile
     from graphprobe.probe.recompile_watch import Recompiles, recompiles
+    from graphprobe.report.notebook import html_of as _html_of  # noqa: F401  # for rooms before its own, see `shown`
+    from graphprobe.report.notebook import text_of as _text_of  # noqa: F401
     from graphprobe.store.calls import Call, CallDump, CallSlot
     from graphprobe.store.graph_calls import GraphCalls
     from graphprobe.store.reader import Run
@@ -57,64 +61,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_PUBLIC = {
-    "ApiDumper": "graphprobe.probe.api.dump",
-    "ArtifactNotFoundError": "graphprobe.errors",
-    "Call": "graphprobe.store.calls",
-    "CallDump": "graphprobe.store.calls",
-    "CallSlot": "graphprobe.store.calls",
-    "CaseReduction": "graphprobe.diagnose.reduction.reduce_case",
-    "Comparison": "graphprobe.compare.run",
-    "CompileProfiler": "graphprobe.backends.compile_profiler",
-    "CompiledDiffers": "graphprobe.testing.assertion",
-    "CompilerConfig": "graphprobe.compiler_config",
-    "Diagnosis": "graphprobe.findings",
-    "DumpConfigError": "graphprobe.errors",
-    "Explanation": "graphprobe.backends.explanation",
-    "Exported": "graphprobe.export.forms",
-    "Faulty": "graphprobe.backends.faulty",
-    "Finding": "graphprobe.findings",
-    "GraphCalls": "graphprobe.store.graph_calls",
-    "GraphDiedError": "graphprobe.diagnose.reduction.watch_script",
-    "GraphRaisedError": "graphprobe.backends.eager",
-    "GraphprobeError": "graphprobe.errors",
-    "GraphprobeWarning": "graphprobe.errors",
-    "NotComparableError": "graphprobe.errors",
-    "OperatorSchemaError": "graphprobe.backends.eager",
-    "OverflowFoundError": "graphprobe.probe.api.overflow",
-    "PlantedFault": "graphprobe.backends.faulty",
-    "Recompiles": "graphprobe.probe.recompile_watch",
-    "Run": "graphprobe.store.reader",
-    "RunNotFoundError": "graphprobe.errors",
-    "SchemaError": "graphprobe.errors",
-    "ScriptingError": "graphprobe.backends.torchscript",
-    "SettingError": "graphprobe.errors",
-    "UnsupportedTorchError": "graphprobe.errors",
-    "UsageError": "graphprobe.errors",
-    "Wrapped": "graphprobe.backends.wrap",
-    "assert_compiles_like_eager": "graphprobe.testing.assertion",
-    "disable": "graphprobe.probe.active",
-    "dump": "graphprobe.probe.api.dump",
-    "enable": "graphprobe.api",
-    "explain": "graphprobe.backends.explain",
-    "faulty": "graphprobe.backends.faulty",
-    "get_backend": "graphprobe.backends.wrap",
-    "observe_pass": "graphprobe.probe.observe_pass",
-    "open_dump": "graphprobe.compare.open",
-    "open_run": "graphprobe.api",
-    "profile": "graphprobe.probe.profile",
-    "recompiles": "graphprobe.probe.recompile_watch",
-    "trace": "graphprobe.api",
-    "wrap": "graphprobe.backends.wrap",
-}
-
-_HANDED = {"_html_of": "graphprobe.report.notebook", "_text_of": "graphprobe.report.notebook"}
-"""Functions, with an underscore in front, that the package hands to rooms before their own, see `shown`."""
-
-_MODULES = ("backends", "compat", "ops", "scope")
-
 _CALLABLE_PACKAGES = ("compare", "diagnose", "export", "reduce", "report")
-"""Functions whose names are those of packages, see `callable_package`."""
+"""Functions whose names are those of packages, see `faces`."""
 
 __all__ = [
     "ApiDumper",
@@ -177,16 +125,11 @@ __all__ = [
     "wrap",
 ]
 
+_load = loaded_on_use(__name__)
+
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES or name in _CALLABLE_PACKAGES:
-        return importlib.import_module(f"graphprobe.{name}")
-    module = _PUBLIC.get(name) or _HANDED.get(name)
-    if module is None:
-        raise AttributeError(f"module 'graphprobe' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name.removeprefix("_"))
-    globals()[name] = value
-    return value
+    return importlib.import_module(f"graphprobe.{name}") if name in _CALLABLE_PACKAGES else _load(name)
 
 
 def __dir__() -> list[str]:

@@ -6,28 +6,14 @@ is the order to try them in. Nothing is imported before its first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from graphprobe.faces import loaded_on_use
 
 if TYPE_CHECKING:
     from graphprobe.backends.explain import ExplainWithBackend
     from graphprobe.backends.table import LADDER, Backend, between, describe, get, names
 
-_PUBLIC = {
-    "LADDER": "graphprobe.backends.table",
-    "Backend": "graphprobe.backends.table",
-    "ExplainWithBackend": "graphprobe.backends.explain",
-    "between": "graphprobe.backends.table",
-    "describe": "graphprobe.backends.table",
-    "get": "graphprobe.backends.table",
-    "names": "graphprobe.backends.table",
-}
-
 __all__ = ["LADDER", "Backend", "ExplainWithBackend", "between", "describe", "get", "names"]
 
-
-def __getattr__(name: str) -> Any:
-    module = _PUBLIC.get(name)
-    if module is None:
-        raise AttributeError(f"module 'graphprobe.backends' has no attribute {name!r}")
-    return getattr(importlib.import_module(module), name)
+__getattr__ = loaded_on_use(__name__)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from graphprobe.callable_package import make_callable
+from graphprobe.faces import make_callable
 
 make_callable(__name__, "graphprobe.diagnose.api")

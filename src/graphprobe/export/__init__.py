@@ -1,7 +1,7 @@
-"""What lies on disk, in the forms of other tools: traces, ONNX, Model Explorer, TensorBoard, Parquet."""
+"""What lies on disk, in the forms of other tools: traces, ONNX, Model Explorer."""
 
 from __future__ import annotations
 
-from graphprobe.callable_package import make_callable
+from graphprobe.faces import make_callable
 
 make_callable(__name__, "graphprobe.export.forms")

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from graphprobe.compare.open import dumps_of_runs, open_dump
-from graphprobe.compare.result import CallResult
+from graphprobe.compare.open import open_dump
 from graphprobe.compare.result_file import check_schema, read_rows
 from graphprobe.errors import SchemaError, UsageError
-from graphprobe.export.parquet import MARK as PARQUET_MARK
 from graphprobe.report.subject import KINDS, Kind, kind_of
-from graphprobe.store.api_reader import is_api_dump
-from graphprobe.store.calls import CallDump, WithStatistics
+from graphprobe.store.calls import WithStatistics
 from graphprobe.store.files import check_replaced
 from graphprobe.store.reader import Run
 
@@ -43,14 +40,12 @@ class Request(msgspec.Struct, frozen=True):
         path, kind: what is exported.
         out: the new file or folder.
         graph: address of the one graph that is wanted; None for all.
-        graphs: the run whose graphs a dump is laid on.
     """
 
     path: Path
     kind: Kind
     out: Path
     graph: str | None = None
-    graphs: Path | None = None
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -69,10 +64,7 @@ class Form(msgspec.Struct, frozen=True):
     make: Callable[[Request], Exported]
 
 
-def export(
-    path: str | Path, out: str | Path, form: str, *, force: bool = False, graph: str | None = None,
-    graphs: str | Path | None = None,
-) -> Exported:  # fmt: skip
+def export(path: str | Path, out: str | Path, form: str, *, force: bool = False, graph: str | None = None) -> Exported:
     """Write what lies at `path` in another tool's form.
 
     Args:
@@ -81,10 +73,9 @@ def export(
         form: a key of `FORMS`.
         force: replace what is at `out`: a file, or a folder with an earlier export.
         graph: address of one graph of a run, for `onnx-text` and `model-explorer`.
-        graphs: run with the graphs of a dump of compiled graphs, for `model-explorer`.
 
     Raises:
-        UsageError: an argument does not go with the others, `out` exists, or a package is missing.
+        UsageError: an argument does not go with the others, `out` exists.
         RunNotFoundError, SchemaError: nothing that can be read lies at `path`.
     """
     if form not in FORMS:
@@ -94,11 +85,9 @@ def export(
         raise _cannot(str(path), kind, form)
     if graph is not None and (kind != "run" or form not in ("onnx-text", "model-explorer")):
         raise UsageError(f"--graph {graph}: it picks a graph of a run, for onnx-text and model-explorer")
-    if graphs is not None and (kind != "graph-dump" or form != "model-explorer"):
-        raise UsageError(f"--graphs {graphs}: it goes with a dump of compiled graphs and --to model-explorer")
     target = Path(out)
     _check_new(target, FORMS[form].folder, force)
-    request = Request(Path(path), kind, target, graph, None if graphs is None else Path(graphs))
+    request = Request(Path(path), kind, target, graph)
     try:
         return _into_folder(request, FORMS[form].make) if FORMS[form].folder else FORMS[form].make(request)
     except OSError as error:
@@ -118,10 +107,9 @@ def _cannot(path: str, kind: Kind, form: str) -> UsageError:
     words = [KINDS[one] for one in FORMS[form].kinds]
     possible = " or ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])
     forms = ", ".join(forms_of(kind)) or "no form; graphprobe report makes a page of it"
-    dumps = [dump for dump in (dumps_of_runs(Path(path)) if kind == "run" else []) if is_api_dump(dump)]
     return UsageError(
         f"{path} is {KINDS[kind]}; {form} is made from {possible}",
-        hint=f"{KINDS[kind]} can be exported to {forms}{f'; a dump of calls lies in {dumps[0]}' if dumps else ''}",
+        hint=f"{KINDS[kind]} can be exported to {forms}",
     )
 
 
@@ -145,7 +133,7 @@ def _check_new(out: Path, folder: bool, force: bool) -> None:
         )
 
 
-FILE_MARKS = (b'"format":"graphprobe export"', b'"otherData":{"graphprobe"', PARQUET_MARK)
+FILE_MARKS = (b'"format":"graphprobe export"', b'"otherData":{"graphprobe"')
 """What the forms that are one file have near their end; `--force` replaces no other."""
 
 MARK = ".graphprobe-export"
@@ -165,15 +153,6 @@ def _into_folder(request: Request, make: Callable[[Request], Exported]) -> Expor
             with contextlib.suppress(OSError):
                 shutil.rmtree(request.out)
         raise
-
-
-def _rows(path: Path) -> Iterator[CallResult]:
-    check_schema(path)
-    return read_rows(path)
-
-
-def _dump(request: Request) -> CallDump:
-    return WithStatistics(open_dump(request.path))
 
 
 def _chrome_trace(request: Request) -> Exported:
@@ -214,43 +193,18 @@ def _model_explorer(request: Request) -> Exported:
         written, count = model_explorer.export_run(run, request.out, left_out, only=request.graph)
         left_out += run.problems
     elif request.kind == "comparison":
-        written, count = model_explorer.export_comparison(_rows(request.path), request.path.name, request.out)
-    elif request.graphs is not None:
-        from graphprobe.export.dump_on_graphs import export_dump_on_graphs
-        from graphprobe.store.dump_reader import open_dump as open_graph_dump
-
-        run = Run.open(request.graphs)
-        written, count = export_dump_on_graphs(open_graph_dump(request.path), run, request.out, left_out)
+        check_schema(request.path)
+        written, count = model_explorer.export_comparison(read_rows(request.path), request.path.name, request.out)
     else:
-        dump = _dump(request)
+        dump = WithStatistics(open_dump(request.path))
         written, count = model_explorer.export_calls(dump, request.out)
         left_out += dump.problems()
     return Exported(written, count, "graphs", left_out)
-
-
-def _tensorboard(request: Request) -> Exported:
-    from graphprobe.export.tensorboard import export_tensorboard
-
-    dump = _dump(request)
-    written, count = export_tensorboard(dump, request.out)
-    return Exported(written, count, "scalars", list(dump.problems()))
-
-
-def _parquet(request: Request) -> Exported:
-    from graphprobe.export import parquet
-
-    if request.kind == "comparison":
-        return Exported([request.out], parquet.export_comparison(_rows(request.path), request.out), "rows")
-    dump = _dump(request)
-    count = parquet.export_dump(dump, request.out)
-    return Exported([request.out], count, "rows", list(dump.problems()))
 
 
 FORMS: dict[str, Form] = {
     "chrome-trace": Form("ui.perfetto.dev", ("run", "graph-dump", "profile"), False, _chrome_trace),
     "onnx-text": Form("Netron", ("run",), True, _onnx_text),
     "model-explorer": Form("Model Explorer", ("run", "graph-dump", "dump", "comparison"), True, _model_explorer),
-    "tensorboard": Form("TensorBoard", ("graph-dump", "dump"), True, _tensorboard),
-    "parquet": Form("pandas, DuckDB, Spark", ("graph-dump", "dump", "comparison"), False, _parquet),
 }
 """By name."""

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from graphprobe.callable_package import make_callable
+from typing import TYPE_CHECKING
 
+from graphprobe.faces import loaded_on_use, make_callable
+
+if TYPE_CHECKING:
+    from graphprobe.reduce.outcome import Answer, OracleVerdict
+    from graphprobe.reduce.reducer import reduce
+
+__all__ = ["Answer", "OracleVerdict", "reduce"]
+
+__getattr__ = loaded_on_use(__name__)
 make_callable(__name__, "graphprobe.api")

@@ -2,6 +2,26 @@
 
 from __future__ import annotations
 
-from graphprobe.callable_package import make_callable
+from typing import TYPE_CHECKING
 
+from graphprobe.faces import loaded_on_use, make_callable
+
+if TYPE_CHECKING:
+    from graphprobe.report.explanation import print_report as print_explanation
+    from graphprobe.report.profile_text import diff_lines, profile_lines
+    from graphprobe.report.run_diff import RunDiff, diff_runs
+    from graphprobe.report.subject import kind_of
+    from graphprobe.report.terminal import print_run
+
+__all__ = [
+    "RunDiff",
+    "diff_lines",
+    "diff_runs",
+    "kind_of",
+    "print_explanation",
+    "print_run",
+    "profile_lines",
+]
+
+__getattr__ = loaded_on_use(__name__)
 make_callable(__name__, "graphprobe.api")

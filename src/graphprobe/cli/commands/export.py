@@ -10,7 +10,7 @@ from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
-FORMS = ("chrome-trace", "onnx-text", "model-explorer", "tensorboard", "parquet")
+FORMS = ("chrome-trace", "onnx-text", "model-explorer")
 """Of `graphprobe.export.forms.FORMS`, which a test holds against this; so that the help needs no import."""
 
 
@@ -19,14 +19,9 @@ FORMS = ("chrome-trace", "onnx-text", "model-explorer", "tensorboard", "parquet"
 @click.option("--to", "form", type=click.Choice(FORMS), required=True, help="The form, see above.")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The new file or folder.")
 @click.option("--graph", metavar="ADDRESS", help="Of a run, one graph only: as `show` takes it.")
-@click.option(
-    "--graphs", metavar="RUN", type=click.Path(path_type=Path), help="Of a dump of graphs: show it on this run's."
-)
 @click.option("--force", is_flag=True, help="Replace an earlier export.")
 @json_option
-def command(
-    what: Path, form: str, out: Path, graph: str | None, graphs: Path | None, force: bool, json_to: JsonTo
-) -> None:
+def command(what: Path, form: str, out: Path, graph: str | None, force: bool, json_to: JsonTo) -> None:
     """Write WHAT in the form of another tool.
 
     WHAT is a run, a dump of compiled graphs or of calls (also msprobe's and ptdbg's), the folder of
@@ -37,20 +32,15 @@ def command(
     chrome-trace    a file    run, dump of graphs, profile    ui.perfetto.dev
     onnx-text       a folder  run                             Netron
     model-explorer  a folder  run, dump, comparison           Model Explorer
-    tensorboard     a folder  dump                            tensorboard --logdir
-    parquet         a file    dump, comparison                pandas, DuckDB
-
-    tensorboard and parquet need the extras of that name: pip install 'graphprobe[parquet]'.
 
     \b
     Examples:
       graphprobe export torch_compile_debug --to chrome-trace -o trace.json
-      graphprobe export dump --to tensorboard -o board
-      graphprobe export dump --to model-explorer --graphs torch_compile_debug -o explorer
+      graphprobe export dump --to model-explorer -o explorer
     """
     from graphprobe.export.forms import export
 
-    done = export(what, out, form, force=force, graph=graph, graphs=graphs)
+    done = export(what, out, form, force=force, graph=graph)
     if json_to.replaces_text(
         lambda: {
             "to": form,
@@ -68,5 +58,4 @@ def command(
         echo(f"Left out: {text}", err=True)
     from graphprobe.report.terminal import print_closing
 
-    follow = ["tensorboard", "--logdir", str(out)] if form == "tensorboard" else ["graphprobe", "report", str(what)]
-    print_closing(f"Wrote {shown}: {done.count} {unit}{files}", follow=follow)
+    print_closing(f"Wrote {shown}: {done.count} {unit}{files}", follow=["graphprobe", "report", str(what)])
