@@ -281,15 +281,18 @@ class NamedStep(str):
     Attributes:
         seconds: since it began; 0 when it begins.
         doing: what it does right now, e.g. `op 34 of 512`; empty where it does not say.
+        fact: what is known from now on, in one line: that the compiled program raises, dies or differs, and how; empty
+            of a step that brings nothing to light.
     """
 
     seconds: float
     doing: str
+    fact: str
 
-    def __new__(cls, name: str, seconds: float = 0.0, doing: str = "") -> NamedStep:
-        """The three together."""
+    def __new__(cls, name: str, seconds: float = 0.0, doing: str = "", fact: str = "") -> NamedStep:
+        """All of it together."""
         made = super().__new__(cls, name)
-        made.seconds, made.doing = seconds, doing
+        made.seconds, made.doing, made.fact = seconds, doing, fact
         return made
 
 
@@ -351,8 +354,44 @@ class FunctionDiagnosis(Diagnosis, kw_only=True):
     function: str
 
 
+class CallsLookedAt(msgspec.Struct, frozen=True):
+    """What a verdict on a function of a script is about.
+
+    Attributes:
+        function: `name (file:line)`.
+        calls: how many there were.
+        looked_at: numbers of the calls, from 1, that were held against the uncompiled function.
+        not_finite: number of the first call whose result holds a NaN or an infinity; None where there is none. The
+            results of all calls are looked at for that.
+    """
+
+    function: str
+    calls: int
+    looked_at: list[int]
+    not_finite: int | None = None
+
+    @property
+    def in_words(self) -> str:
+        """`10 of 300 calls (1, 2, 3, 4, 8, …, 256)`"""
+        shown = [str(number) for number in self.looked_at]
+        shown = shown if len(shown) <= MOST_NUMBERS else [*shown[: MOST_NUMBERS - 1], "…", shown[-1]]
+        return f"{len(self.looked_at)} of {self.calls} calls" + (f" ({', '.join(shown)})" if shown else "")
+
+
+def extent_in_words(calls: Sequence[CallsLookedAt]) -> str:
+    """What a verdict is about, ` on 10 of 300 calls`; empty where it is about all calls."""
+    if all(len(one.looked_at) == one.calls for one in calls):
+        return ""
+    if len(calls) == 1:
+        return f" on {calls[0].in_words}"
+    return f" on {sum(len(one.looked_at) for one in calls)} of {sum(one.calls for one in calls)} calls"
+
+
 SCHEMA = 1
 """Version of the document of a script."""
+
+MOST_NUMBERS = 6
+"""Of calls that are listed."""
 
 
 class ScriptDocument(msgspec.Struct, kw_only=True):
@@ -363,6 +402,7 @@ class ScriptDocument(msgspec.Struct, kw_only=True):
         target: the script.
         ended: how the script ended, where it did not end well; None where it did, or has not ended yet.
         diagnoses: in the order in which they were made.
+        calls: of each function, which of its calls the diagnoses are about.
         unfinished: the script has not come to its end, or something was not looked into for want of time.
     """
 
@@ -370,13 +410,15 @@ class ScriptDocument(msgspec.Struct, kw_only=True):
     target: str
     ended: str | None = None
     diagnoses: list[FunctionDiagnosis] = []
+    calls: list[CallsLookedAt] = []
     unfinished: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The document as plain values, each diagnosis as its own `to_json` gives it, behind its function."""
         made = [{"function": d.function} | d.to_json() for d in self.diagnoses]
         return {"schema": self.schema, "target": self.target, "ended": self.ended, "diagnoses": made} | {
-            "unfinished": self.unfinished
+            "calls": msgspec.to_builtins(self.calls),
+            "unfinished": self.unfinished,
         }
 
 

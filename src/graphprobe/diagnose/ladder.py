@@ -137,6 +137,8 @@ class Ladder:
                 self._rung(self.top, plain)
                 if self.failing.get(self.top) and self._drop_cut_off():
                     self._rung(self.top, plain)
+                if certain := [d for d in self.failing.get(self.top, ()) if d.certain]:
+                    self._tell(NamedStep(self._name, time.monotonic() - self._began, fact=notes.first_fact(certain)))
             self._settle()
             if self.result.verdict == "healthy" and self.top not in self.alike:
                 self._look_at_bits(self)

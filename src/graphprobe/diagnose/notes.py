@@ -11,7 +11,7 @@ import torch
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole_proof import NUMBERS
 from graphprobe.errors import Raised
-from graphprobe.findings import BitDifference, Finding, Kind, Latent, Rung, told_more
+from graphprobe.findings import BitDifference, Finding, Kind, Latent, Rung, in_words, told_more
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.uncompiled import Reference
@@ -71,6 +71,19 @@ ROUNDING = "emulate_precision_casts"
 UNSEEN = "it was not held against the uncompiled program"
 UNJUDGED = "it differs, and it is not known whether rounding explains that"
 """Of what is no difference where float64 cannot tell, or where no time, or no memory, was left to look."""
+
+FACT_LENGTH = 300
+"""Characters of the first fact, which is one line."""
+
+
+def first_fact(certain: Sequence[Difference]) -> str:
+    """What a user of the compiled program sees, in one line, before anything is known of its cause."""
+    first, more = certain[0], len(certain) - 1
+    raises = first.kind in ("crash_compile", "crash_runtime", "extra_exception") and first.log
+    what = in_words(first.worst) if first.worst is not None else first.text
+    what = f"it raises {what}" if raises else f"{first.where}: {what}" if first.where and first.worst is None else what
+    others = f"; {more} more differ" if more and not raises else ""
+    return f"compiled, {' '.join(what.split())[:FACT_LENGTH]}{others}"
 
 
 def rung(name: RungName, found: Sequence[Difference] | None) -> Rung:

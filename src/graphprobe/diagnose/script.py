@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from graphprobe.diagnose.dossier.proof_run import OtherPython, compare_pythons
 from graphprobe.errors import UsageError
-from graphprobe.findings import Diagnosis, Finding, NamedStep
+from graphprobe.findings import CallsLookedAt, Diagnosis, Finding, NamedStep
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, flattened, mapped
 from graphprobe.probe import environment, script
 from graphprobe.settings.limits import STEP_LIMIT_S, Alarm, TimeBudget
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from graphprobe.diagnose.settings import Compilation, Limits
     from graphprobe.engine.finished import FinishedSteps
     from graphprobe.judge.judging import Difference
+    from graphprobe.select.step_ranges import StepSelection
 
 MOST = 3
 """Sequences of calls that are diagnosed for one function."""
@@ -55,6 +56,7 @@ class ScriptOptions:
         pythons: interpreters under which each proof is run, too.
         out: folder that gets one folder for each diagnosis.
         deep: look into functions that are right, too.
+        calls: numbers of the calls to diagnose of each function, from 1; None leaves the choice to the watcher.
     """
 
     backend: str | None = None
@@ -67,6 +69,7 @@ class ScriptOptions:
     first: bool = False
     exact: bool = False
     pythons: tuple[OtherPython, ...] = ()
+    calls: StepSelection | None = None
 
     def overrides(self) -> dict[str, Any]:
         """The arguments of `torch.compile` that are replaced."""
@@ -123,12 +126,14 @@ class DiagnosedScript:
         problem: what ended the script, one sentence; None where it ended well.
         unfinished: the same command has something left to do.
         equal: names of functions of which several had equal graphs, and a note on these.
+        calls: of each function, which of its calls were held against the uncompiled program.
     """
 
     diagnoses: list[tuple[str, Diagnosis]]
     problem: str | None = None
     unfinished: bool = False
     equal: list[tuple[str, str]] = field(default_factory=list)
+    calls: list[CallsLookedAt] = field(default_factory=list)
 
 
 def run_diagnosed(
@@ -147,7 +152,7 @@ def run_diagnosed(
     """
     script.check(program)
     watcher = _Watcher(options, on_start, on_step, on_diagnosis, program)
-    calls = CompileCalls(watcher.before, overrides=options.overrides())
+    calls = CompileCalls(watcher.before, watcher.after, overrides=options.overrides())
     calls.install()
     try:
         with Alarm(options.budget.left_s, watcher.ring):
@@ -173,7 +178,7 @@ def run_diagnosed(
         raise KeyboardInterrupt
     if not watcher.diagnoses:
         raise _nothing(program.name, len(calls.compiled), problem)
-    return DiagnosedScript(watcher.diagnoses, problem, unfinished, watcher.equal())
+    return DiagnosedScript(watcher.diagnoses, problem, unfinished, watcher.equal(), watcher.calls_looked_at())
 
 
 def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
@@ -190,10 +195,13 @@ class _Past:
     """One function's calls that were diagnosed: mode and signature of each, and copies of the arguments.
 
     `uncompiled`: it crashed, and goes on uncompiled. `wrong`: a fault is known. `so_far`: see `CallsSoFar`.
+    `looked_at`, `not_finite`: see `CallsLookedAt`.
     """
 
     name: str
     calls: int = 0
+    looked_at: set[int] = field(default_factory=set)
+    not_finite: int | None = None
     uncompiled: bool = False
     seen: dict[Any, None] = field(default_factory=dict)
     wrong: bool = False
@@ -233,6 +241,7 @@ class _Watcher:
         self.stopped: str | None = None
         self._known: EqualGraphs | None = None
         self._pasts = WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], _Past]]]()
+        self._all: list[_Past] = []
         self._program, self._diagnosing, self._calls, self._looks = program, False, 0, 0
         self._whole: FinishedSteps | None = None
 
@@ -244,7 +253,7 @@ class _Watcher:
         compiled.uncompiled = compiled.uncompiled or past.uncompiled
         mode = mode_of(compiled.fn, args)
         signature = (mode, signature_of(args, kwargs))
-        if self.stopped is None and len(past.seen) < MOST and signature not in past.seen:
+        if self.stopped is None and self._is_wanted(past, signature):
             past.seen[signature] = None
             with self._busy():
                 self._look_at(compiled, past, mode, args, kwargs)
@@ -253,6 +262,27 @@ class _Watcher:
                 self._look_in_place(compiled, past, args, kwargs)
         if self.stopped is not None:
             raise ScriptStopped(0)
+
+    def _is_wanted(self, past: _Past, signature: Any) -> bool:
+        if self.options.calls is not None:
+            return past.calls in self.options.calls
+        return len(past.seen) < MOST and signature not in past.seen
+
+    def after(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Diagnose the first call whose result is not finite, unless it was held against the uncompiled one."""
+        past = self._past_of(compiled)
+        if self.stopped is not None or past.wrong or past.not_finite is not None or is_finite(result):
+            return
+        past.not_finite = past.calls
+        if past.calls not in past.looked_at:
+            with self._busy():
+                self._look_at(compiled, past, None, args, kwargs)
+        if self.stopped is not None:
+            raise ScriptStopped(0)
+
+    def calls_looked_at(self) -> list[CallsLookedAt]:
+        """Of each function, which of its calls were held against the uncompiled one."""
+        return [CallsLookedAt(p.name, p.calls, sorted(p.looked_at), p.not_finite) for p in self._all]
 
     def _past_of(self, compiled: Compiled) -> _Past:
         """The calls of the function so far. Where one function is given to torch.compile again and again, its calls go
@@ -265,6 +295,8 @@ class _Watcher:
                 known = self._pasts.setdefault(key, [])
                 past = next((its for what, its in known if what == asked), past)
                 known.append((asked, past))
+            if past not in self._all:
+                self._all.append(past)
             compiled.kept["past"] = past
         found: _Past = compiled.kept["past"]
         return found
@@ -292,20 +324,27 @@ class _Watcher:
         self, compiled: Compiled, past: _Past, mode: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         name = past.name if past.calls == 1 else f"{past.name}, call {past.calls}"
+        alone = mode is None or self.options.calls is not None  # this very call is wanted, with its values
         try:
             call = copied_call(compiled.fn, args, kwargs)
-            earlier = [copied_call(compiled.fn, *kept) for was, kept in past.kept if was == mode and is_whole(kept)]
-            past.kept.append((mode, copied_call(compiled.fn, *call)))
+            earlier = []
+            if not alone:
+                earlier = [copied_call(compiled.fn, *kept) for was, kept in past.kept if was == mode and is_whole(kept)]
+                past.kept.append((mode, copied_call(compiled.fn, *call)))
             calls = [*earlier, call]
             if self._known is None:
                 from graphprobe.diagnose.searches.equal_graphs import EqualGraphs
 
                 self._known = EqualGraphs()
-            if self._known.has(compiled, past.seen, calls, self.options.budget.left_s):
+            if not alone and self._known.has(compiled, past.seen, calls, self.options.budget.left_s):
+                past.looked_at.add(past.calls)
                 return
             self.on_start(name)
             diagnosis = self._diagnose(compiled, name, calls)
-            self._known.add(compiled, past.seen, calls, diagnosis)
+            if not alone:
+                self._known.add(compiled, past.seen, calls, diagnosis)
+            if diagnosis.verdict != "undecided":
+                past.looked_at.add(past.calls)
         except Exception as error:  # the program must go on as it would without being watched
             why = f"the diagnosis itself failed: {type(error).__name__}: {error}"
             diagnosis = Diagnosis(verdict="undecided", notes=[why])
@@ -333,12 +372,15 @@ class _Watcher:
         try:
             if past.so_far is not None:
                 past.so_far.add(call, copied_call(compiled.fn, args, kwargs))
-            wanted = in_place.is_looked_at(number) and (number > 1 or in_place.is_compiled(compiled.fn))
+            chosen = in_place.is_looked_at(number) if self.options.calls is None else number in self.options.calls
+            wanted = chosen and (number > 1 or in_place.is_compiled(compiled.fn))
             if compiled.called is None or not wanted or self._looks >= MOST_LOOKS or environment.world_size() > 1:
                 return
             self._looks += 1
             left_s = min(STEP_LIMIT_S, self.options.budget.left_s)
             wrong = in_place.differences_in_place(compiled.fn, compiled.called, call, left_s)
+            if wrong is not None:
+                past.looked_at.add(number)
             if not wrong:
                 return
             name = f"{past.name}, call {number}"
@@ -485,6 +527,19 @@ def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
         _mark_alike(found[key], copy)
     result: tuple[Any, Mapping[str, Any]] = mapped(lambda t: copies.get(id(t), t), (tuple(args), dict(kwargs)))
     return result
+
+
+def is_finite(result: Any) -> bool:
+    """Whether no tensor in a result holds a NaN or an infinity; tensors that cannot tell count as finite."""
+    import torch
+
+    from graphprobe.diagnose.program import tensors_of
+    from graphprobe.engine.values import why_not
+
+    floats = (
+        t.detach() for t in tensors_of(result) if why_not(t) is None and (t.is_floating_point() or t.is_complex())
+    )
+    return all(bool(torch.isfinite(tensor).all()) for tensor in floats)
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))

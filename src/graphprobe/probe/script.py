@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
 import types
 import warnings
 from types import CodeType, ModuleType, TracebackType
@@ -92,6 +93,18 @@ def run(program: ScriptTarget) -> Ended:
         _print(error)
         return Ended(130 if isinstance(error, KeyboardInterrupt) else 1, _described(error))
     return Ended(0)
+
+
+def wait_for_threads() -> None:
+    """Wait for the program's threads as `python` does at its end: pools first learn that no more work comes.
+
+    The idle thread of a pool, Inductor's too, would otherwise never end.
+    """
+    for end_pools in reversed(threading._threading_atexits):  # type: ignore[attr-defined]
+        end_pools()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
 
 
 def _described(error: BaseException) -> str:

@@ -13,7 +13,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from graphprobe.findings import Diagnosis, Finding, ProofRun, bits_in_words, expected_in_words, in_words
+from graphprobe.findings import (
+    CallsLookedAt,
+    Diagnosis,
+    Finding,
+    ProofRun,
+    bits_in_words,
+    expected_in_words,
+    extent_in_words,
+    in_words,
+)
 from graphprobe.report.document import (
     Bullets,
     Card,
@@ -308,6 +317,7 @@ def print_end(
     verdict: str,
     name: str,
     target: Sequence[str],
+    calls: Sequence[CallsLookedAt] = (),
     base: Path | None = None,
     file: IO[str] | None = None,
 ) -> None:
@@ -318,6 +328,7 @@ def print_end(
         verdict: of all of them together, "healthy", "fault" or "undecided".
         name: of what was diagnosed, with how many of what where they are several.
         target: what was diagnosed, as it was typed.
+        calls: of each function of a script, which of its calls the verdict is about.
         base, file: as for `print_diagnosis`.
     """
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
@@ -340,6 +351,13 @@ def print_end(
             follow = ["graphprobe", command if first.kind != "not_bitwise" else "diagnose", dossier]
     elif verdict == "undecided":
         facts.append(("why", next((note for d in diagnoses for note in d.notes), "")[:WIDTH]))
+    if verdict == "healthy":
+        word += extent_in_words(calls)
+        facts += [("calls", f"{one.function}: {one.in_words}") for one in calls if len(calls) > 1]
+        late = [one for one in calls if one.not_finite is not None]
+        facts += [
+            ("not finite", f"{one.function}: the result of call {one.not_finite}, uncompiled too") for one in late
+        ]
     print_closing(f"{word}: {name}", facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)
 
 

@@ -55,10 +55,17 @@ class ProgressLine:
             self._draw(f"graphprobe: {what} … {self._clock() - self._began:.0f} s", file)
 
     def tell_step(self, name: str, step: NamedStep) -> None:
-        """Show a step of what is called `name`: at once on a terminal, in other files each half a minute."""
+        """Show a step of what is called `name`: at once on a terminal, in other files each half a minute.
+
+        A fact is written at once, and stays.
+        """
         text = self.line_of(name, step)
         file = self._file if self._file is not None else sys.stderr
-        if file.isatty():
+        if step.fact:
+            self.stop()
+            file.write(f"graphprobe: {one_line(f'{name}: {step.fact}')}; looking for the smallest case …\n")
+            file.flush()
+        elif file.isatty():
             self._draw(text, file)
         elif self._clock() - self._written >= LINE_EVERY_S:
             self._written = self._clock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +24,7 @@ from graphprobe.cli.target import (
     program_options,
     words_of,
 )
-from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, UsageError
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, SettingError, UsageError
 from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
 from graphprobe.settings.limits import LIMITS, NoTimeLeft, TimeBudget, limits_from
@@ -34,8 +35,9 @@ from graphprobe.store.layout import STEPS_HEAD, STEPS_NAME
 if TYPE_CHECKING:
     from graphprobe.diagnose.dossier.proof_run import OtherPython
     from graphprobe.diagnose.script import ScriptOptions
-    from graphprobe.findings import Diagnosis
+    from graphprobe.findings import CallsLookedAt, Diagnosis
     from graphprobe.probe.script import ScriptTarget
+    from graphprobe.select.step_ranges import StepSelection
 
 
 GOES_ON = "graphprobe: not finished; the same command goes on from there"
@@ -50,6 +52,7 @@ class _Told:
     name: str
     verdict: str
     diagnoses: list[Diagnosis]
+    calls: Sequence[CallsLookedAt] = ()
 
 
 def _is_proof(word: str) -> bool:
@@ -68,6 +71,7 @@ def _is_proof(word: str) -> bool:
 )
 @click.option("--grad/--no-grad", default=None, help="Check the backward too. Default: if gradients are required.")
 @options_from(LIMITS)
+@click.option("--call", "--calls", "calls", metavar="N|N-M|all", help="Diagnose these calls of each function, from 1.")
 @click.option("--deep", is_flag=True, help="Look inside functions that are right, too, and list what disagrees there.")
 @click.option("--python", "pythons", metavar="PATH", multiple=True, help="Run the proofs under this python, too.")
 @only_function_option
@@ -85,6 +89,7 @@ def command(
     deep: bool,
     pythons: tuple[str, ...],
     only_function: tuple[str, ...],
+    calls: str | None,
     module: str | None,
     code: str | None,
     words: tuple[str, ...],
@@ -107,8 +112,7 @@ def command(
 
     Exit codes: 0 healthy, 1 a fault was found, 2 wrong usage or nothing was compiled, 125 undecided.
     """
-    named = module is not None or code is not None
-    if not named and not (words and words[0]):
+    if not (named := module is not None or code is not None) and not (words and words[0]):
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
     if not named and _is_proof(words[0]):
         _refuse_beside_proofs(ctx, words)
@@ -121,9 +125,9 @@ def command(
         check_backend(backend)
     from graphprobe.diagnose.script import ScriptOptions
 
-    with_grad: Any = "auto" if grad is None else grad
-    options = ScriptOptions(backend, dynamic, with_grad, budget, out, deep, pythons=_others(pythons), **found)
-    name = None if named else _callable_of(words)
+    found |= {"pythons": _others(pythons), "calls": _calls(calls)}
+    options = ScriptOptions(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
+    name = None if named else _callable_of(words, calls)
     base = Path.cwd()  # a script may go elsewhere
     with filtered(only_function) as only:
         if name is None:
@@ -147,8 +151,24 @@ def _others(named: tuple[str, ...]) -> tuple[OtherPython, ...]:
     return tuple(other_pythons(named, called="--python {}"))
 
 
-def _callable_of(words: tuple[str, ...]) -> str | None:
+def _calls(text: str | None) -> StepSelection | None:
+    from graphprobe.select.step_ranges import MAX_STEP, StepSelection, steps_from_text
+
+    if text is None or text == "all":
+        return None if text is None else StepSelection(((1, MAX_STEP),))
+    try:
+        wanted = steps_from_text(text)
+    except SettingError as error:
+        raise UsageError(f"--call {text}: it takes N, N-M, several of these with | between, or all") from error
+    if 0 in wanted:
+        raise UsageError(f"--call {text}: calls are counted from 1")
+    return wanted
+
+
+def _callable_of(words: tuple[str, ...], calls: str | None) -> str | None:
     name = callable_of(words[0])
+    if name is not None and calls is not None:
+        raise UsageError(f"--call {calls} goes with a script; {words[0]} is one call")
     if name is not None and len(words) > 1:
         raise UsageError(f"{words[0]} takes no arguments, and got {' '.join(words[1:])!r}")
     return name
@@ -257,7 +277,7 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
             on_step=lambda step: progress.tell_step(names[-1], step),
             on_diagnosis=made,
         )
-    document.ended, document.unfinished = ended.problem, ended.unfinished
+    document.ended, document.calls, document.unfinished = ended.problem, ended.calls, ended.unfinished
     result.replaces_text(document.to_json)
     verdicts = [diagnosis.verdict for _, diagnosis in ended.diagnoses]
     healthy = verdicts.count("healthy")
@@ -273,7 +293,7 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
         code = EXIT_USAGE
     code = EXIT_FOUND if "fault" in verdicts else code
     diagnoses = [diagnosis for _, diagnosis in ended.diagnoses]
-    return _Told(code, f"{target}: {', '.join(counts)}", _WORDS[code], diagnoses)
+    return _Told(code, f"{target}: {', '.join(counts)}", _WORDS[code], diagnoses, ended.calls)
 
 
 _WORDS: dict[int, Literal["healthy", "fault", "undecided"]] = {
@@ -290,7 +310,7 @@ def _end(told: _Told, target: list[str], base: Path, *, left_out: bool) -> None:
 
     name = f"{told.name}; --only-function left nothing to look at" if left_out else told.name
     verdict = "undecided" if left_out else told.verdict
-    print_end(told.diagnoses, verdict=verdict, name=name, target=target, base=base)
+    print_end(told.diagnoses, verdict=verdict, name=name, target=target, calls=told.calls, base=base)
     sys.stdout.flush()
 
 

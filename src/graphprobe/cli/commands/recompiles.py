@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import click
@@ -103,9 +102,7 @@ def _watched(program: ScriptTarget, allowed: int) -> tuple[RecompileReport, str 
     ended = script.run(program)
     if os.getpid() != process:
         sys.exit(ended.code)  # a forked child of the program, which has nothing to report
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    script.wait_for_threads()
     watch.close()
     return watch.result(), _problem(ended)
 

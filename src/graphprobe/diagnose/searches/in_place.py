@@ -45,10 +45,10 @@ def is_compiled(fn: Any) -> bool:
 
 def differences_in_place(
     fn: Callable[..., Any], compiled: Callable[..., Any], call: Call, left_s: float
-) -> list[Difference]:
+) -> list[Difference] | None:
     """What a call gives otherwise where the compiled function is called as it is, and not where it is compiled afresh.
 
-    Empty where that cannot be told: the program draws random numbers, differs from itself, or cannot be forked. Numbers
+    None where that cannot be told: the program draws random numbers, differs from itself, or cannot be forked. Numbers
     are compared roughly, see `judged_in_place`.
 
     Args:
@@ -57,7 +57,7 @@ def differences_in_place(
         left_s: for each of at most four runs.
     """
     if not after_fork.can_fork():
-        return []
+        return None
     program = Program(fn, [call])
 
     def run(function: Callable[..., Any], *, afresh: bool = False) -> list[Observation] | None:
@@ -65,9 +65,13 @@ def differences_in_place(
         return None if outcome.value is None else [read(record) for record in msgspec.convert(outcome.value, _RECORDS)]
 
     expected, got = run(fn), run(compiled)
+    if expected is None or got is None:
+        return None
     found = _gross(expected, got)
-    if not found or _gross(expected, run(fn)):
+    if not found:
         return []
+    if _gross(expected, run(fn)):
+        return None
     afresh = run(compiled, afresh=True)
     return [] if afresh is None or _gross(expected, afresh) else found
 

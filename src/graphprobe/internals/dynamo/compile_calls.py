@@ -5,12 +5,13 @@ Stands in for `torch.compile`, so that a program's functions are compiled otherw
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,23 +68,25 @@ NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})
 class CompileCalls(Subscription):
     """Watches every function that goes through `torch.compile` while it is installed; for good, once it was compiled.
 
-    `before(compiled, args, kwargs)` is called ahead of each call of such a function; while it runs, compiled functions
-    run uncompiled and `torch.compile` is torch's own, in this thread and in every thread of children forked meanwhile.
-    Threads take turns.
+    `before(compiled, args, kwargs)` is called ahead of each call of such a function, `after(compiled, args, kwargs,
+    result)` behind it; while they run, compiled functions run uncompiled and `torch.compile` is torch's own, in this
+    thread and in every thread of children forked meanwhile. Threads take turns.
 
     Args:
         before: may set `compiled.uncompiled`. What it raises goes to the program.
+        after: of calls that ran compiled. What it raises goes to the program.
         overrides: arguments of `torch.compile` that are put in the place of the program's.
     """
 
     def __init__(
         self,
         before: Callable[[Compiled, tuple[Any, ...], dict[str, Any]], None],
+        after: Callable[[Compiled, tuple[Any, ...], dict[str, Any], Any], None] | None = None,
         *,
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
         self.compiled: list[Compiled] = []
-        self._before, self._overrides = before, dict(overrides or {})
+        self._before, self._after, self._overrides = before, after, dict(overrides or {})
         self._inside = contextvars.ContextVar("graphprobe_inside_before", default=False)
         self._turn = threading.RLock()
         self._busy = 0  # number of the process in which `before` runs; in a child nobody would give back the turn
@@ -127,8 +130,13 @@ class CompileCalls(Subscription):
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            wanted = self._wants_compiled(record, args, kwargs)
-            return (compiled if wanted else fn)(*args, **kwargs)
+            if not self._wants_compiled(record, args, kwargs):
+                return fn(*args, **kwargs)
+            result = compiled(*args, **kwargs)
+            if self._after is not None:
+                with self._inside_turn():
+                    self._after(record, args, kwargs, result)
+            return result
 
         # So Dynamo, when it traces a caller, goes on with the function itself, as it would without this wrapper.
         vars(call).update(_torchdynamo_inline=fn, _torchdynamo_orig_callable=fn, _torchdynamo_wrapper_id=id(call))
@@ -141,14 +149,19 @@ class CompileCalls(Subscription):
         if self._is_inside():
             return False
         if not record.uncompiled:
-            with self._turn:
-                token, self._busy = self._inside.set(True), os.getpid()
-                try:
-                    self._before(record, args, kwargs)
-                finally:
-                    self._inside.reset(token)
-                    self._busy = 0
+            with self._inside_turn():
+                self._before(record, args, kwargs)
         return not record.uncompiled
+
+    @contextlib.contextmanager
+    def _inside_turn(self) -> Iterator[None]:
+        with self._turn:
+            token, self._busy = self._inside.set(True), os.getpid()
+            try:
+                yield
+            finally:
+                self._inside.reset(token)
+                self._busy = 0
 
 
 def _innermost(model: Any) -> Any:
