@@ -10,10 +10,11 @@ FAULT  := demo-diagnosis
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.graphprobe-setup
 FAST   := $(addprefix tests/,store numerics compare reduce analysis report export dump_plan test_select.py test_settings.py)
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup wheel browser msprobe demo test test-fast test-all test-matrix replay-record replay-compare release-check docs sizes check format bench clean
+.PHONY: FORCE help setup wheel browser msprobe demo test test-slow test-fast test-all durations test-matrix replay-record replay-compare release-check docs sizes check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,16 +42,24 @@ demo: $(STAMP) ## find a fault planted in the compiler, then collect what a smal
 	$(BIN)/graphprobe ls $(DEMO)
 	@echo && echo "next: . $(BIN)/activate && graphprobe diagnose examples/gpt2_train.py"
 
-test: check ## checks, then every test that needs neither a GPU nor much time
+test: $(STAMP) ## the quick tests, with the checks beside them
 	@bash scripts/setup_browser.sh
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not heavy and not cuda"
+	@mkdir -p build; $(MAKE) --no-print-directory check >build/check.log 2>&1 & checks=$$!; \
+	$(PYTEST) -m "not slow and not heavy and not cuda"; tests=$$?; \
+	wait $$checks && echo "make check: passed" || { tests=1; cat build/check.log; }; exit $$tests
+
+test-slow: $(STAMP) ## the tests of more than 3 seconds, which `make test` leaves out
+	$(PYTEST) -m "slow and not heavy and not cuda"
 
 test-fast: $(STAMP) ## the tests of the rooms that need no torch, and no checks
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not heavy and not cuda" --without-torch $(FAST)
+	$(PYTEST) -m "not slow and not heavy and not cuda" --without-torch $(FAST)
 
-test-all: check msprobe ## the heavy tests too, and random examples; those that need a GPU skip where there is none
+test-all: check msprobe ## all tests, with random examples; those that need a GPU skip where there is none
 	@bash scripts/setup_browser.sh
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --hypothesis-profile=random
+	$(PYTEST) --hypothesis-profile=random
+
+durations: $(STAMP) ## take the times of the last runs into tests/durations.json, which the marks `slow` and `heavy` follow
+	$(BIN)/python tests/durations.py
 
 test-matrix: $(STAMP) ## check each torch from 2.11 to 2.15, VERSIONS="2.11 2.15" some; MATRIX=--help lists options
 	$(BIN)/python scripts/matrix.py $(VERSIONS) $(MATRIX)

@@ -22,10 +22,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from durations import Recorder
 from warm.client import counts
 from warm.pool import Warm
 
 ROOT = Path(__file__).resolve().parent.parent
+
+pytest_plugins = ["made_once"]
 
 CHANGES_WHAT_IS_COLLECTED = ("TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE", "TORCHINDUCTOR_FORCE_DISABLE_CACHES")
 """Variables of the caller that would make a test see another run than the one it asked for."""
@@ -77,6 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Recorder(config), "durations")
     if config.getoption("--without-torch"):
         sys.meta_path.insert(0, WithoutTorch())
     chosen = config.getoption("--hypothesis-profile") or REPEATABLE
@@ -217,22 +221,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-LONGEST = (
-    *(f"diagnose/test_{name}.py" for name in ("tracker", "planted", "healthy", "injected", "controls", "applications")),
-    *(f"diagnose/test_{name}.py" for name in ("own_backend", "limits", "fresh", "exactness", "short", "dossier")),
-    *("test_docs.py", "cli/test_diagnose.py", "fuzz/test_readers.py", "cli/test_reduce.py", "diagnose/test_ladder.py"),
-    *("compare/test_faults.py", "test_pytest_plugin.py", "diagnose/reduction/test_fx_script.py"),
-)
-"""Files of tests that take minutes. They begin, so that no process ends with one while the others have nothing left."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first, where several processes share them. Tests marked `cuda` are skipped where there is no
-    device; torch is imported only if such a test was collected.
-    """
-    if hasattr(config, "workerinput"):
-        place = {ROOT / "tests" / file: i for i, file in enumerate(LONGEST)}
-        items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `cuda` where there is no device; torch is imported only if such a test was collected."""
     cuda_items = [item for item in items if item.get_closest_marker("cuda")]
     if not cuda_items:
         return

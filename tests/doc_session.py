@@ -29,6 +29,8 @@ PINNED = re.search(r"^torch==([\d.]+)", (ROOT / "constraints.txt").read_text("ut
 OTHER_TORCH = PINNED is None or importlib.metadata.version("torch").partition("+")[0] != PINNED[1]
 MEASURED = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?= (?:s|ms|KiB|MiB|GiB|B|files)\b)")
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)")
+BELOW = re.compile(r"^ +\S*\bserver\.py:\d+ in .*\n", re.M)
+"""Frames below those of a program that a warm process runs; no reader has them."""
 STAMP = re.compile(r"(?<!\d)(?:\d{14,20}|\d{8}-\d{6}-\d{6}|\d{4}(?:_\d\d){5}_\d{6}-pid_\d+)(?!\d)")
 
 
@@ -149,4 +151,4 @@ def run_step(
         (folder / "page.py").unlink()
         assert done.returncode == 0, f"the program at line {step.line}: {done.stdout}"
     assert step.shown or "Traceback" not in done.stdout, f"line {step.line}: {done.stdout}"
-    return done.stdout
+    return BELOW.sub("", done.stdout)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
-from typing import Any
 
-import click
 import msgspec
 import pytest
 
+from cli.calling import command_of
 from conftest import ROOT
 from doc_session import Step, blocks_of, matches, run_step, steps_of
 from graphprobe.analysis import timing, timing_records
 from graphprobe.cli.commands.demo import PLANTED
-from graphprobe.cli.main import COMMANDS, LazyGroup, main
-from graphprobe.numerics.pair import PairStats
-from graphprobe.records import TensorStats
-from graphprobe.report import comparison
-from graphprobe.report.html import dump_table, heat, sections_comparison
-from graphprobe.report.html.table import Column
+from graphprobe.cli.main import COMMANDS
 from warm.pool import Warm
 
 DOCS = ROOT / "docs"
@@ -60,23 +52,23 @@ SESSIONS = {
 }
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
 
-COLD = {"README", "ptdbg"}
-"""Pages that `make test` too starts as their reader does; what ptdbg shows has the frames below the program's."""
-
 ELSEWHERE = {
     "dump_config": "dump_plan/test_page.py",
     "explain": "cli/test_explain.py",
     "export": "export/test_page.py",
-    "logs": "cli/test_logs_page.py",
+    "logs": "cli/test_logs.py",
     "profile": "cli/test_profile.py",
     "pytest": "test_pytest_plugin.py",
     "recompiles": "probe/test_recompiles_page.py",
     "replay": "probe/frames/test_page.py",
     "report": "report/test_report_docs.py",
     "save_and_print": "ops/test_page.py",
-    "troubleshooting": "cli/test_logs_page.py",
+    "troubleshooting": "cli/test_logs.py",
 }
 """Pages that have a test of their own, below tests."""
+
+FIRST = ("README", "tutorial")
+"""Pages that a newcomer meets first: `make test` executes them, however long they take."""
 
 WORDS = re.compile(r"`graphprobe ([a-z][^`]*)`")
 """Commands in running text."""
@@ -86,34 +78,22 @@ def page(name: str) -> Path:
     return ROOT / "README.md" if name == "README" else DOCS / f"{name}.md"
 
 
-SLOW = {"reduce", "tutorial"}
-"""Pages that take half a minute or more."""
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.heavy if n in SLOW else ()) for n in sorted(SESSIONS.keys() - COLD)]
+    "name",
+    [pytest.param(name, marks=pytest.mark.always if name in FIRST else pytest.mark.slow) for name in SESSIONS],
 )
 def test_page(name: str, warm: Warm, tmp_path: Path) -> None:
-    follow(name, tmp_path, warm.executable)
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in COLD else pytest.mark.heavy) for n in SESSIONS])
-def test_page_from_a_cold_start(name: str, tmp_path: Path) -> None:
-    follow(name, tmp_path, sys.executable)
-
-
-def follow(name: str, tmp_path: Path, python: str) -> None:
     """Do what the page says, and hold what is printed against what it shows."""
     setup = SETUPS / name
     if setup.is_dir():
         shutil.copytree(setup, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     prelude = (setup / "prelude.py").read_text(encoding="utf-8") if (setup / "prelude.py").is_file() else ""
     for command in SESSIONS[name]:
-        run_step(Step(0, command=command), tmp_path, python=python)
+        run_step(Step(0, command=command), tmp_path, python=warm.executable)
     steps = list(steps_of(page(name).read_text(encoding="utf-8")))
     assert steps
     for step in steps:
-        said = run_step(step, tmp_path, prelude=prelude, python=python)
+        said = run_step(step, tmp_path, prelude=prelude, python=warm.executable)
         if step.shown is not None:
             assert matches(step.shown, said), f"{name}, line {step.line}, shows\n{step.shown}\nand it printed\n{said}"
 
@@ -136,18 +116,15 @@ def test_every_page_is_in_the_index() -> None:
     assert sorted(pages - linked - {"README.md"}) == []
 
 
-@pytest.mark.parametrize(
-    ("said", "same", "other"),
-    [
-        ("pass: 37 of 759 nodes, 0.5 in 9.1 ms", True, True),
+def test_numbers_are_those_of_the_torch_that_is_pinned() -> None:
+    shown = "pass: 37 of 759 nodes, 0.5 in 9.1 ms"
+    for said, same, other in (
+        (shown, True, True),
         ("pass: 28 of 765 nodes, 0.25 in 7 ms", False, True),
         ("pass: many of 759 nodes, 0.5 in 9.1 ms", False, False),
         ("pass: 37 of 759 edges, 0.5 in 9.1 ms", False, False),
-    ],
-)
-def test_numbers_are_those_of_the_torch_that_is_pinned(said: str, same: bool, other: bool) -> None:
-    shown = "pass: 37 of 759 nodes, 0.5 in 9.1 ms"
-    assert (matches(shown, said, other_torch=False), matches(shown, said, other_torch=True)) == (same, other)
+    ):
+        assert (matches(shown, said, other_torch=False), matches(shown, said, other_torch=True)) == (same, other)
 
 
 @pytest.mark.parametrize("name", ["README", "docs/README"])
@@ -157,18 +134,12 @@ def test_every_command_is_in_the_tables(name: str) -> None:
     assert sorted(COMMANDS.keys() - told) == []
 
 
-PROSE = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-
-
-@pytest.mark.parametrize("path", PROSE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.stem)
 def test_commands_in_running_text_exist(path: Path) -> None:
-    assert isinstance(main, LazyGroup)
     for text in WORDS.findall(path.read_text(encoding="utf-8")):
         words = shlex.split(text.replace("\\|", "|"))
         assert words[0] in COMMANDS, text
-        command = main.get_command(click.Context(main), words[0])
-        assert command is not None
-        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        known = {name for option in command_of(words[0]).params for name in (*option.opts, *option.secondary_opts)}
         script = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
         given = {word.partition("=")[0] for word in words[1:script] if word.startswith("-") and word != "-"}
         assert given <= known | {"--help"}, text
@@ -195,57 +166,12 @@ def test_the_picture_loads_nothing_and_shows_the_planted_fault() -> None:
         assert words in shown or words.replace("codegen", "code generation") in shown, words
 
 
-@pytest.mark.parametrize(
-    ("room", "names"),
-    [
-        (timing_records, ("Profile", "Span", "Compile", "CacheEvent")),
-        (timing, ("TimingSummary", "Row", "FunctionRow", "CacheRow")),
-        (timing, ("TimingDiff", "TimingChange")),
-    ],
-    ids=["profile", "summary", "diff"],
-)
-def test_every_field_of_a_profile_is_described(room: object, names: tuple[str, ...]) -> None:
+def test_every_field_of_a_profile_is_described() -> None:
     text = (DOCS / "formats" / "profile.md").read_text(encoding="utf-8")
-    for name in names:
-        for field in msgspec.structs.fields(getattr(room, name)):
+    names = "Profile Span Compile CacheEvent TimingSummary Row FunctionRow CacheRow TimingDiff TimingChange"
+    for name in names.split():
+        for field in msgspec.structs.fields(getattr(timing_records, name, None) or getattr(timing, name)):
             assert f"`{field.encode_name}`" in text, f"{name}.{field.name}"
-
-
-FIGURES = DOCS / "metrics.md"
-
-
-def test_every_figure_is_defined() -> None:
-    text = FIGURES.read_text(encoding="utf-8")
-    of_tables = [value for room in (sections_comparison, dump_table) for value in vars(room).values()]
-    columns = [c for value in of_tables if isinstance(value, tuple) for c in value if isinstance(c, Column)]
-    shown = {c.name for c in columns if c.kind == "number" and not c.hidden} - {"#", "step", "rank"}
-    assert {"gave", "got", "range"} <= shown
-    shown |= {value.name for value in vars(heat).values() if isinstance(value, heat.Metric)}
-    texts = {
-        "NPU Name",
-        "Bench Name",
-        "NPU Tensor Dtype",
-        "Bench Tensor Dtype",
-        "NPU Tensor Shape",
-        "Bench Tensor Shape",
-    }
-    shown |= set(comparison.SOURCE_COLUMNS) - texts - {"Err_message"} | {"Noise Level", "Max Z", "Max ULP"}
-    shown |= {field.name for field in msgspec.structs.fields(TensorStats)}
-    shown |= {field.name for field in fields_of(PairStats) if not field.name.endswith("_index")}
-    rows = "\n".join(re.findall(r"^\| .+$", text, re.M))
-    names = set(re.findall(r"`([^`\n]+)`", rows))
-    assert sorted(name for name in shown if name not in names) == []
-
-
-def fields_of(kind: type) -> tuple[Any, ...]:
-    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else msgspec.structs.fields(kind)
-
-
-def test_every_source_of_a_figure_exists() -> None:
-    tables = FIGURES.read_text(encoding="utf-8").partition("## Which figure is which")[2]
-    named = re.findall(r"`([a-z_/]+(?:\.py)?)`", " ".join(re.findall(r"\| ([^|]+) \|$", tables, re.M)))
-    assert len(named) > 20
-    assert [name for name in named if not (ROOT / "src" / "graphprobe" / name).exists()] == []
 
 
 def anchors_of(text: str) -> set[str]:

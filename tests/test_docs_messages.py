@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -16,16 +15,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from cli.calling import with_variables
 from compare.recording import MemoryDump
 from conftest import ROOT, Finished
 from doc_session import blocks_of, matches
 from graphprobe.cli.main import main
-from graphprobe.compare.run import GRAPH_FORMAT, compare_dumps
+from graphprobe.compare import GRAPH_FORMAT, compare_dumps
 from graphprobe.errors import GraphprobeError
 from graphprobe.records import Manifest, Where
-from graphprobe.store import layout
-from graphprobe.store.foreign.ptdbg import PtdbgDump
-from graphprobe.store.writer import RunWriter
+from graphprobe.store import PtdbgDump, RunWriter, layout
 from test_house import all_slugs
 
 MESSAGES = ROOT / "docs" / "messages"
@@ -33,38 +31,18 @@ CONFIG = {slug for slug in all_slugs() if slug.startswith("dump-config-")}
 """Their examples are held against what is said in tests/dump_plan/test_page.py."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """The block of a page: its command, if it has one, and what is said."""
-
-    command: str
-    said: str
-
-
-def example(slug: str) -> Example:
+def example(slug: str) -> tuple[str, str]:
+    """Of the block of a page: its command, if it has one, and what is said."""
     (block,) = (b for b in blocks_of((MESSAGES / f"{slug}.md").read_text("utf-8")) if b.language in ("console", "text"))
     if block.language == "text":
-        return Example("", block.text)
+        return "", block.text
     command, _, said = block.text.removeprefix("$ ").partition("\n")
-    return Example(command, said)
+    return command, said
 
 
 def is_shown(slug: str, said: str) -> None:
-    shown = example(slug).said
+    _, shown = example(slug)
     assert matches(shown, said), f"docs/messages/{slug}.md shows\n{shown}\nand it said\n{said}"
-
-
-def raised(do: Callable[[], Any]) -> str:
-    """The error that this ends with, as a terminal shows it."""
-    with pytest.raises(GraphprobeError) as caught:
-        do()
-    return caught.value.render()
-
-
-def ran(code: str, *, name: str = "model.py") -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(code, name, "exec"), names)
-    return names
 
 
 @pytest.fixture
@@ -84,13 +62,14 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def invoked(slug: str) -> str:
     """What the command of the page says, in this process."""
-    words = example(slug).command.split()
+    words = example(slug)[0].split()
     env = dict(word.split("=") for word in words if "=" in word)
     done = CliRunner().invoke(main, words[len(env) + 1 :], env=env)
     assert done.exit_code == 2 and done.stdout == "", done.output
     return done.stderr
 
 
+@pytest.mark.slow
 def test_every_slug_is_in_the_list_with_its_exit_code() -> None:
     rows = re.findall(
         r"^\| \[`([\w-]+)`\]\((\S+)\) \| .+ \| (\d+) \|$", (MESSAGES / "README.md").read_text("utf-8"), re.M
@@ -103,13 +82,9 @@ def test_every_slug_is_in_the_list_with_its_exit_code() -> None:
 
 def test_no_slug_is_computed() -> None:
     """The finder of slugs reads literals: a slug that is put together at run time would have no page."""
-    odd = []
-    for path in (ROOT / "src").rglob("*.py"):
-        for line in path.read_text("utf-8").splitlines():
-            given = re.search(r"(?<![\w.])slug=(?![\"'])(\w+)", line)
-            if given and given.group(1) != "slug":
-                odd.append(f"{path.name}: {line.strip()}")
-    assert odd == []
+    computed = re.compile(r"(?<![\w.])slug=(?![\"']|slug\b)\w+")
+    sources = {path.name: path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")}
+    assert {name: computed.findall(text) for name, text in sources.items() if computed.search(text)} == {}
 
 
 @pytest.mark.parametrize("slug", ["artifact-not-found", "run-not-found", "bad-setting"])
@@ -134,52 +109,37 @@ def test_usage() -> None:
 def test_not_comparable() -> None:
     graphs, calls = MemoryDump(title="graphs"), MemoryDump(title="calls")
     graphs.format = GRAPH_FORMAT
-    is_shown("not-comparable", raised(lambda: compare_dumps(graphs, calls)))
+    with pytest.raises(GraphprobeError) as caught:
+        compare_dumps(graphs, calls)
+    is_shown("not-comparable", caught.value.render())
 
 
 def test_foreign_dump(run_folder: Path) -> None:
     (run_folder / "npu_dump.pkl").write_bytes(bytes.fromhex("80049510000000000000008c"))  # a pickle begins so
-    is_shown("foreign-dump", raised(lambda: PtdbgDump(Path("npu_dump.pkl"))))
+    with pytest.raises(GraphprobeError) as caught:
+        PtdbgDump(Path("npu_dump.pkl"))
+    is_shown("foreign-dump", caught.value.render())
 
 
-PICKY = """\
+OPERATOR = """\
 import torch
 from graphprobe import backends
 
 
-@torch.library.custom_op("mylib::picky", mutates_args=())
-def picky(x: torch.Tensor) -> torch.Tensor:
-    if x.sum() < 0:
-        raise ValueError("negative")
-    return x.clone()
+@torch.library.custom_op("mylib::{name}", mutates_args=())
+def {name}(x: torch.Tensor) -> torch.Tensor:
+    {line}
+    return x + 0
 
 
-picky.register_fake(lambda x: torch.empty_like(x))
+{name}.register_fake(lambda x: torch.empty_like(x))
 def forward(x):
-    return torch.ops.mylib.picky(x)
+    return torch.ops.mylib.{name}(x)
 
 
-compiled = torch.compile(forward, backend=backends.get("eager_noexcept"))
+compiled = torch.compile(forward, backend=backends.get("{backend}"))
 """
-
-SCALE = """\
-import torch
-from graphprobe import backends
-
-
-@torch.library.custom_op("mylib::scale", mutates_args=())
-def scale(x: torch.Tensor) -> torch.Tensor:
-    x.mul_(2)
-    return x + 1
-
-
-scale.register_fake(lambda x: torch.empty_like(x))
-def forward(x):
-    return torch.ops.mylib.scale(x)
-
-
-compiled = torch.compile(forward, backend=backends.get("eager_debug"))
-"""
+RAISES = "if x.sum() < 0:\n        raise ValueError('negative')"
 
 COND = """\
 import torch
@@ -196,13 +156,19 @@ compiled = torch.compile(forward, backend=backends.get("ts"))
 
 @pytest.mark.parametrize(
     ("slug", "code", "fill"),
-    [("graph-raised", PICKY, -1.0), ("operator-schema", SCALE, 1.0), ("torchscript", COND, 1.0)],
+    [
+        ("graph-raised", OPERATOR.format(name="picky", line=RAISES, backend="eager_noexcept"), -1.0),
+        ("operator-schema", OPERATOR.format(name="scale", line="x.mul_(2)", backend="eager_debug"), 1.0),
+        ("torchscript", COND, 1.0),
+    ],
 )
 def test_backends(slug: str, code: str, fill: float) -> None:
     import torch
 
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, "model.py", "exec"), names)
     with pytest.raises(Exception) as caught:
-        ran(code)["compiled"](torch.full((3,), fill))
+        names["compiled"](torch.full((3,), fill))
     found: BaseException | None = caught.value
     while found is not None and not isinstance(found, GraphprobeError):
         found = found.__cause__ or found.__context__
@@ -256,11 +222,11 @@ torch.compile(lambda x: x + 1, backend="dying")(torch.ones(1))
 def test_graph_died(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DYING)
     env = {"TORCHDYNAMO_REPRO_AFTER": "dynamo", "TORCHDYNAMO_REPRO_LEVEL": "3"}
-    done = run_warm("-m", "graphprobe", "run", "train.py", cwd=tmp_path, env=env)
+    done = run_warm(*with_variables(env, "run", "train.py"), cwd=tmp_path)
     assert done.code != 0
     said = re.search(r"a compiled graph was not run here[^\n]*", done.err)
     assert said is not None, done.err
-    assert said.group().rstrip() in example("graph-died").said
+    assert said.group().rstrip() in example("graph-died")[1]
 
 
 def test_unsupported_torch() -> None:
@@ -277,6 +243,7 @@ def test_no_output(tmp_path: Path) -> None:
     is_shown("no-output", done.stderr.rstrip())
 
 
+@pytest.mark.slow
 def test_every_slug_is_held_here_or_there() -> None:
     here = Path(__file__).read_text("utf-8")
     without = {"internal", "unsupported-torch"}  # nothing raises the first as it is; the second needs another torch

@@ -59,16 +59,10 @@ def test_the_navigation_has_pages_that_exist_and_every_guide(gathered: Path) -> 
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - named == set()
 
 
-@pytest.mark.parametrize(
-    ("heading", "name"),
-    [
-        ("How do I compare ranks?", "how-do-i-compare-ranks"),
-        ("Choose the logs: `--logs`", "choose-the-logs---logs"),
-        ("3. NaN or infinity", "3-nan-or-infinity"),
-    ],
-)
-def test_headings_are_named_as_on_github(heading: str, name: str) -> None:
-    assert site.slug(heading, "-") == name
+def test_headings_are_named_as_on_github() -> None:
+    assert site.slug("How do I compare ranks?", "-") == "how-do-i-compare-ranks"
+    assert site.slug("Choose the logs: `--logs`", "-") == "choose-the-logs---logs"
+    assert site.slug("3. NaN or infinity", "-") == "3-nan-or-infinity"
 
 
 @pytest.mark.heavy

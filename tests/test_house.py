@@ -101,6 +101,7 @@ def test_every_release_has_a_date() -> None:
     assert sorted(found, reverse=True) == found
 
 
+@pytest.mark.slow
 def test_every_error_slug_has_a_page_and_every_page_a_slug() -> None:
     slugs = all_slugs()
     assert {"usage", "internal", "run-not-found"} <= slugs
@@ -117,6 +118,7 @@ def test_message_page_is_complete(path: Path) -> None:
         assert heading in text
 
 
+@pytest.mark.slow
 def test_every_module_has_a_docstring(modules: list[Any]) -> None:
     assert [module.name for module in modules if not (ast.get_docstring(module.tree) or "").strip()] == []
 

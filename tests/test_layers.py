@@ -6,13 +6,17 @@ The checker works on source text, so that the tests below can hand it small bad 
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import module_at
+from conftest import ROOT, module_at
+from graphprobe.faces import imported_for_types
 
 sizes = module_at("scripts", "sizes.py")
 
@@ -148,10 +152,73 @@ def faults(text: str, module: str, *, is_package: bool = False) -> list[str]:
 
 MODULES = sizes.modules_of()
 
+FACED = ("store", "judge", "compare", "numerics", "reduce", "report")
+"""Rooms that tests of other rooms know by their face: the names of the `__init__`, at most 15."""
+
+MOST_NAMES = 15
+FACES = {room: frozenset(importlib.import_module(f"graphprobe.{room}").__all__) for room in FACED}
+NAMED = re.compile(r"graphprobe\.(\w+)\.(\w+(?:\.\w+)*)")
+
+
+def behind_faces(text: str, folder: str) -> list[str]:
+    """What a test in `tests/FOLDER` takes from other rooms past their faces, in imports, patches and programs."""
+    tree = ast.parse(text)
+    imported = ((found.line, found.name) for found in sizes.imports(tree, "tests", is_package=False))
+    written = (
+        (node.lineno, found[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for found in NAMED.finditer(node.value)
+    )
+    return [
+        f"{line}: {name} is behind the face of {room}"
+        for line, name in sorted({*imported, *written})
+        for room, rest in NAMED.findall(name)
+        if room in FACES and room != folder and rest not in FACES[room]
+    ]
+
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
 def test_module_keeps_to_its_layer(module: Any) -> None:
     assert faults(module.text, module.name, is_package=module.is_package) == []
+
+
+@pytest.mark.parametrize("room", FACED)
+def test_a_face_is_small_and_each_of_its_names_loads(room: str) -> None:
+    package = importlib.import_module(f"graphprobe.{room}")
+    assert len(FACES[room]) <= MOST_NAMES
+    assert FACES[room] == set(imported_for_types(package))
+    assert [name for name in FACES[room] if getattr(package, name, None) is None] == []
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = package.nothing
+
+
+def test_tests_know_other_rooms_by_their_faces() -> None:
+    tests = ROOT / "tests"
+    found = [
+        f"{path.relative_to(ROOT)}:{fault}"
+        for path in sorted(tests.rglob("*.py"))
+        if path != Path(__file__)
+        for fault in behind_faces(path.read_text("utf-8"), path.relative_to(tests).parts[0])
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "faults"),
+    [
+        ("from graphprobe.store import Run, layout", "cli", 0),
+        ("from graphprobe.store.reader import Run", "store", 0),
+        ("from graphprobe.store.reader import Run", "cli", 1),
+        ("import graphprobe.store.reader", "cli", 1),
+        ("from graphprobe.store import reader", "cli", 1),
+        ("patch('graphprobe.store.reader.Run.find', None)", "cli", 1),
+        ("patch('graphprobe.internals.names.NAMES', None)", "cli", 0),
+        ("from graphprobe import compare", "cli", 0),
+    ],
+)
+def test_what_is_behind_a_face(text: str, folder: str, faults: int) -> None:
+    assert len(behind_faces(text, folder)) == faults
 
 
 def test_there_is_something_to_check() -> None:
@@ -163,6 +230,7 @@ def test_table_of_rooms_is_read() -> None:
     assert sorted(RANK) == sorted(THIRD_PARTY.keys() - {"__init__", "__main__"})
 
 
+@pytest.mark.slow
 def test_rooms_form_no_cycle() -> None:
     edges: dict[str, set[str]] = {}
     for module in MODULES:

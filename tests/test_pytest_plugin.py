@@ -18,12 +18,12 @@ import torch
 import graphprobe
 from conftest import ROOT, Finished
 from graphprobe.diagnose.ladder import Ladder
-from graphprobe.errors import UsageError
-from graphprobe.judge.judging import Difference
+from graphprobe.judge import Difference
 from graphprobe.testing.assertion import NEW_FOLDER, CompiledDiffers
 from graphprobe.testing.failing import folder_of, without_trace
 
 Python = Callable[..., Finished]
+Quick = tuple[Path, Finished]
 FAULTY = "graphprobe:relu_accuracy_error_TESTING_ONLY"
 
 QUICK = f'''
@@ -93,46 +93,43 @@ def told(done: Finished) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def quick(run_warm: Python, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+def quick(run_warm: Python, tmp_path_factory: pytest.TempPathFactory) -> Quick:
     folder = tmp_path_factory.mktemp("quick")
     return folder, pytest_in(folder, run_warm, QUICK, "--graphprobe", "-n", "0")
 
 
-def test_failing_tests_are_told_apart(quick: tuple[Path, Finished]) -> None:
+@pytest.mark.slow
+def test_failing_tests_are_told_apart(quick: Quick) -> None:
     folder, done = quick
     assert done.code == 1 and "4 failed, 1 passed" in done.out
     found = told(done)
     assert set(found) == {"test_wrong", "test_wrong_itself"}
     assert found["test_wrong"].startswith("FAULT net (test_net.py:8): Compiled, torch.relu gives wrong numbers at ")
     assert " at test_net.py:9. Stage: " in found["test_wrong"]
-    assert found["test_wrong_itself"].startswith(
-        "HEALTHY its compiled calls are healthy (doubled (test_net.py:12)): it"
-    )
-    assert {path.name for path in (folder / ".graphprobe").iterdir()} == {
-        "test_net.py-test_wrong",
-        "test_net.py-test_wrong_itself",
-    }
+    healthy = "HEALTHY its compiled calls are healthy (doubled (test_net.py:12)): it"
+    assert found["test_wrong_itself"].startswith(healthy)
+    names = {f"test_net.py-{test}" for test in found}
+    assert {path.name for path in (folder / ".graphprobe").iterdir()} == names
     document = json.loads((folder / ".graphprobe/test_net.py-test_wrong_itself/diagnosis.json").read_text())
-    assert (document["target"], [d["verdict"] for d in document["diagnoses"]]) == (
-        "test_net.py::test_wrong_itself",
-        ["healthy"],
-    )
+    assert document["target"] == "test_net.py::test_wrong_itself"
+    assert [d["verdict"] for d in document["diagnoses"]] == ["healthy"]
     assert done.out.count("diagnosing the compiled calls of") == 2
 
 
-def test_the_proof_fails_alone(quick: tuple[Path, Finished], run_python: Python, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_proof_fails_alone(quick: Quick, run_warm: Python, tmp_path: Path) -> None:
     folder, done = quick
     shown = done.out.rpartition("= graphprobe =")[2]
     (repro,) = re.findall(r"^  python (\S+)$", shown, re.MULTILINE)
     lines = done.out.rstrip().splitlines()
     assert repro in lines[-2], "the last line but the count of pytest"
     assert Path(repro).is_relative_to(".graphprobe/test_net.py-test_wrong")
-    alone = run_python(str(folder / repro), cwd=tmp_path)
+    alone = run_warm(str(folder / repro), cwd=tmp_path)
     assert alone.code == 1 and ": expected " in alone.out, alone.err
 
 
 @pytest.mark.heavy
-def test_workers_hand_over_what_they_found(quick: tuple[Path, Finished], run_warm: Python, tmp_path: Path) -> None:
+def test_workers_hand_over_what_they_found(quick: Quick, run_warm: Python, tmp_path: Path) -> None:
     done = pytest_in(tmp_path, run_warm, QUICK, "--graphprobe", "-n", "2", "--graphprobe-out", "found")
     assert done.code == 1 and "4 failed, 1 passed" in done.out
 
@@ -144,7 +141,7 @@ def test_workers_hand_over_what_they_found(quick: tuple[Path, Finished], run_war
 
 
 @pytest.mark.heavy
-def test_the_page_prints_what_it_shows(run_warm: Python, run_python: Python, tmp_path: Path) -> None:
+def test_the_page_prints_what_it_shows(run_warm: Python, tmp_path: Path) -> None:
     """A fault of Inductor gives a dossier whose script fails alone, its healthy twin nothing."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (shown,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
@@ -153,7 +150,7 @@ def test_the_page_prints_what_it_shows(run_warm: Python, run_python: Python, tmp
     pattern = re.escape(expected.strip()).replace("…\\\n", ".*\n", 1).replace("…", r"[^\n]*")
     assert done.code == 1 and re.fullmatch(pattern, done.out.strip(), re.DOTALL), done.out
     (repro,) = (tmp_path / ".graphprobe").glob("test_net.py-test_by_hand/0-Net/*/repro.py")
-    alone = run_python(str(repro), cwd=tmp_path)
+    alone = run_warm(str(repro), cwd=tmp_path)
     assert alone.code == 1 and ": expected " in alone.out
     again = pytest_in(tmp_path, run_warm, program, "--graphprobe", "-n", "0", "-k", "test_compiles")
     assert again.code == 0 and "= graphprobe =" not in again.out
@@ -165,10 +162,8 @@ def test_the_page_names_every_option() -> None:
     source = (ROOT / "src/graphprobe_pytest/__init__.py").read_text(encoding="utf-8")
     assert set(re.findall(r'"(--graphprobe[a-z-]*)"', source)) == named
     arguments = inspect.signature(graphprobe.assert_compiles_like_eager).parameters.values()
-    told = {
-        f"{name}={value}" for row in re.findall(r"^\| `.*?\|", PAGE, re.MULTILINE) for name, value in
-        re.findall(r"`(\w+)=([^`]+)`", row)
-    }  # fmt: skip
+    rows = "\n".join(re.findall(r"^\| `.*?\|", PAGE, re.MULTILINE))
+    told = {f"{name}={value}" for name, value in re.findall(r"`(\w+)=([^`]+)`", rows)}
     assert told == {f"{a.name}={a.default!r}".replace("'", '"') for a in arguments if a.kind is a.KEYWORD_ONLY}
 
 
@@ -217,38 +212,16 @@ def test_equal():
 """
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_exact_is_for_every_assertion_of_the_session(exact: bool, run_warm: Python, tmp_path: Path) -> None:
-    done = pytest_in(tmp_path, run_warm, EXACT, "-n", "0", *(["--graphprobe-exact"] if exact else []))
-    assert done.code == (1 if exact else 0), done.out
-    assert ("gives other last bits" in done.out) == exact
-    assert ("1 failed, 1 passed" if exact else "2 passed") in done.out
+@pytest.mark.slow
+def test_exact_is_for_every_assertion_of_the_session(run_warm: Python, tmp_path: Path) -> None:
+    for options, code, said in ((), 0, "2 passed"), (["--graphprobe-exact"], 1, "1 failed, 1 passed"):
+        done = pytest_in(tmp_path, run_warm, EXACT, "-n", "0", *options)
+        assert done.code == code and said in done.out, done.out
+        assert ("gives other last bits" in done.out) == bool(code)
 
 
 def test_off_it_imports_neither_torch_nor_graphprobe(run_python: Python, tmp_path: Path) -> None:
-    program = """
-import sys, pytest
-code = pytest.main(["-p", "graphprobe_pytest", "-p", "no:cacheprovider", "-n", "0", *sys.argv[1:]])
-names = {"torch", "graphprobe"} & sys.modules.keys()
-print("imported:", sorted(names))
-sys.exit(code)
-"""
-    (tmp_path / "test_nothing.py").write_text("def test_nothing():\n    assert False\n")
-    off = run_python("-c", program, cwd=tmp_path)
-    assert off.code == 1 and off.out.endswith("imported: []\n"), off.out + off.err
-    on = run_python("-c", program, "--graphprobe", cwd=tmp_path)
-    assert on.code == 1 and on.out.endswith("imported: ['graphprobe']\n"), on.out + on.err
-    assert "= graphprobe =" not in on.out
-    for options, said in (
-        (("--graphprobe", "--graphprobe-budget", "0"), "--graphprobe-budget 0"),
-        (("--graphprobe", "--graphprobe-out", "test_nothing.py"), "it is no folder"),
-    ):
-        wrong = run_python("-c", program, *options, cwd=tmp_path)
-        assert wrong.code == 4 and said in wrong.err, wrong.err
-
-
-def test_pytest_finds_the_plugin(run_python: Python, tmp_path: Path) -> None:
-    """As it is installed: by the entry point alone."""
+    """As it is installed, by the entry point alone; on, graphprobe is imported, and torch is not before a test does."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     ((name, module),) = project["project"]["entry-points"]["pytest11"].items()
     assert name == module, "so that `-p` and the entry point are one and the same plugin"
@@ -257,9 +230,28 @@ def test_pytest_finds_the_plugin(run_python: Python, tmp_path: Path) -> None:
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1\n")
     (installed / "entry_points.txt").write_text(f"[pytest11]\n{name} = {module}\n")
+    (tmp_path / "test_nothing.py").write_text("def test_nothing():\n    assert False\n")
+    program = """
+import sys, pytest
+code = pytest.main(["-p", "no:cacheprovider", "-n", "0", *sys.argv[1:], "test_nothing.py"])
+names = {"torch", "graphprobe"} & sys.modules.keys()
+print("imported:", sorted(names))
+sys.exit(code)
+"""
     env = {"PYTHONPATH": f"{installed.parent}{os.pathsep}{ROOT / 'src'}"}
-    done = run_python("-m", "pytest", "--help", cwd=tmp_path, env=env)
-    assert done.code == 0 and "--graphprobe-out=DIR" in done.out, done.err
+    for options, imported in ((), "[]"), (["--graphprobe"], "['graphprobe']"):
+        done = run_python("-c", program, *options, cwd=tmp_path, env=env)
+        assert done.code == 1 and done.out.endswith(f"imported: {imported}\n"), done.out + done.err
+        assert "= graphprobe =" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [("budget", "0", "--graphprobe-budget 0"), ("out", "test_net.py", "it is no folder")],
+)
+def test_wrong_options(option: str, value: str, said: str, run_warm: Python, tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, run_warm, "", "--graphprobe", f"--graphprobe-{option}", value)
+    assert done.code == 4 and said in done.err, done.err
 
 
 def test_the_trace_log_of_torch_is_out_of_the_failure_and_nothing_else_is() -> None:
@@ -287,7 +279,7 @@ def test_dossiers_of_a_session_are_in_one_folder(
                 graphprobe.assert_compiles_like_eager(torch.relu, torch.ones(3))
     finally:
         NEW_FOLDER.reset(token)
-    names = ["test_net.py-test_it", "test_net.py-test_it-2"] if differs else ["test_net.py-test_it"] * 2
+    names = ["test_net.py-test_it", "test_net.py-test_it-2" if differs else "test_net.py-test_it"]
     assert [path.name for path in asked] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == (names if differs else [])
 
@@ -306,32 +298,32 @@ def relu(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.relu(x @ w)
 
 
+Operands = tuple[torch.Tensor, torch.Tensor]
+
+
 @pytest.fixture
-def operands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
+def operands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Operands:
     monkeypatch.chdir(tmp_path)
     return torch.randn(4, 8), torch.randn(8, 8, requires_grad=True)
 
 
-def test_what_computes_the_same_passes_and_leaves_nothing(
-    operands: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
-) -> None:
+def test_what_computes_the_same_passes_and_leaves_nothing(operands: Operands, tmp_path: Path) -> None:
     state = torch.get_rng_state()
     assert graphprobe.assert_compiles_like_eager(relu, *operands, backend="aot_eager") is None
-    assert (
-        graphprobe.assert_compiles_like_eager(torch.compile(relu, backend="eager"), *operands, backend="eager") is None
-    )
+    compiled = torch.compile(relu, backend="eager")
+    assert graphprobe.assert_compiles_like_eager(compiled, *operands, backend="eager") is None
     assert operands[1].grad is None and torch.equal(state, torch.get_rng_state())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_differs_says_where(operands: tuple[torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_what_differs_says_where(operands: Operands, tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as caught:
         graphprobe.assert_compiles_like_eager(relu, *operands, backend=FAULTY, out=tmp_path / "out")
     assert isinstance(caught.value, CompiledDiffers)
     first, *rest = str(caught.value).splitlines()
-    assert first.startswith(f"FAULT: compiled with {FAULTY}, relu (") and first.endswith(
-        "does not compute what it computes uncompiled"
-    )
+    assert first.startswith(f"FAULT: compiled with {FAULTY}, relu (")
+    assert first.endswith("does not compute what it computes uncompiled")
     text = "\n".join(rest)
     assert "torch.relu gives wrong numbers. Stage: " in text and "rms of z is" in text
     line = relu.__code__.co_firstlineno + 1
@@ -341,7 +333,7 @@ def test_what_differs_says_where(operands: tuple[torch.Tensor, torch.Tensor], tm
     assert f"proof: {finding.dossier}" in text and (Path(finding.dossier) / "repro.py").is_file()
 
 
-def test_what_cannot_be_told_does_not_pass(operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_what_cannot_be_told_does_not_pass(operands: Operands) -> None:
     def wrong_arguments(x: torch.Tensor) -> torch.Tensor:
         return x @ torch.ones(3)
 
@@ -351,9 +343,8 @@ def test_what_cannot_be_told_does_not_pass(operands: tuple[torch.Tensor, torch.T
     assert caught.value.diagnosis.verdict == "undecided"
 
 
-def test_what_differed_once_is_not_called_healthy(
-    operands: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_what_differed_once_is_not_called_healthy(operands: Operands, monkeypatch: pytest.MonkeyPatch) -> None:
     compared, seen = Ladder.compared, []
 
     def differs_first(self: Ladder, *args: Any, **settings: Any) -> list[Difference]:
@@ -363,25 +354,6 @@ def test_what_differed_once_is_not_called_healthy(
 
     monkeypatch.setattr(Ladder, "compared", differs_first)
     with pytest.raises(CompiledDiffers, match="off by one") as caught:
-        graphprobe.assert_compiles_like_eager(relu, *operands, backend="eager")
+        graphprobe.assert_compiles_like_eager(relu, *operands, backend="eager", grad=False)
     assert caught.value.diagnosis.verdict != "healthy"
     assert all(finding.proof is None for finding in caught.value.diagnosis.findings)
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"backend": "no_such"}, "there is no such backend"),
-        ({"grad": "yes"}, "it takes True, False or 'auto'"),
-        ({"dynamic": 1.5}, "it takes True, False or None"),
-        ({"out": "."}, "it exists and is not an empty folder"),
-    ],
-)
-def test_wrong_use(
-    changed: dict[str, object], said: str, operands: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
-) -> None:
-    (tmp_path / "mine").touch()
-    with pytest.raises(UsageError, match=said):
-        graphprobe.assert_compiles_like_eager(relu, *operands, **changed)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="fn must be a function or module"):
-        graphprobe.assert_compiles_like_eager(3)  # type: ignore[arg-type]

@@ -28,18 +28,10 @@ def records(replay: ModuleType, warm: Warm, tmp_path_factory: pytest.TempPathFac
     return before / "quick", after / "quick"
 
 
-def changed(records: tuple[Path, Path], to: Path, name: str, old: str, new: str) -> tuple[Path, Path]:
-    """The first record, and the second with one text in one of its files replaced."""
-    shutil.copytree(records[1], to)
-    text = (to / name).read_text("utf-8")
-    assert old in text
-    (to / name).write_text(text.replace(old, new, 1), "utf-8")
-    return records[0], to
-
-
 VALUES = "files/values/rank0/values/N.safetensors.txt"
 
 
+@pytest.mark.slow
 def test_two_records_are_the_same(replay: ModuleType, records: tuple[Path, Path]) -> None:
     assert list(replay.differences(*records, "quick")) == []
     for number in range(3):
@@ -48,14 +40,25 @@ def test_two_records_are_the_same(replay: ModuleType, records: tuple[Path, Path]
     assert len((records[0] / VALUES).read_text("utf-8").splitlines()) > 10
 
 
-def test_a_changed_value_is_seen(replay: ModuleType, records: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_changed_value_and_a_changed_line_are_seen(
+    replay: ModuleType, records: tuple[Path, Path], tmp_path: Path
+) -> None:
     line = (records[1] / VALUES).read_text("utf-8").splitlines()[3]
     name, digest = line.rsplit(" ", 1)
-    pair = changed(records, tmp_path / "after", VALUES, line, f"{name} {digest[::-1]}")
-    [text] = replay.differences(*pair, "quick")
-    assert f"-{line}\n" in text and f"+{name} {digest[::-1]}\n" in text
+    for number, (file, old, new) in enumerate(
+        ((VALUES, line, f"{name} {digest[::-1]}"), ("02.txt", "exit code 0", "exit code 1"))
+    ):
+        after = tmp_path / str(number)
+        shutil.copytree(records[1], after)
+        text = (after / file).read_text("utf-8")
+        assert old in text
+        (after / file).write_text(text.replace(old, new, 1), "utf-8")
+        [found] = replay.differences(records[0], after, "quick")
+        assert f"-{old}\n" in found and f"+{new}\n" in found
 
 
+@pytest.mark.slow
 def test_a_renamed_file_is_seen(replay: ModuleType, records: tuple[Path, Path], tmp_path: Path) -> None:
     after = tmp_path / "after"
     shutil.copytree(records[1], after)
@@ -66,11 +69,7 @@ def test_a_renamed_file_is_seen(replay: ModuleType, records: tuple[Path, Path], 
     ]
 
 
-def test_a_changed_line_is_seen(replay: ModuleType, records: tuple[Path, Path], tmp_path: Path) -> None:
-    [text] = replay.differences(*changed(records, tmp_path / "after", "02.txt", "exit code 0", "exit code 1"), "quick")
-    assert "-exit code 0\n+exit code 1\n" in text
-
-
+@pytest.mark.slow
 def test_a_changed_program_is_seen(
     replay: ModuleType, records: tuple[Path, Path], warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,6 @@ from graphprobe.compat import torchair
 from graphprobe.internals.inductor.stages import stop_after
 from graphprobe.probe.dump.facts import is_scoped
 
-Marks = list[list[str]]
-
 
 def marked(gm: GraphModule) -> list[str]:
     return [node.name for node in gm.graph.nodes if is_scoped(node)]
@@ -78,30 +76,14 @@ def test_decomposed_ops_and_equal_ones_stay_marked(args: Any) -> None:
     assert "erf" in unmarked(forward) and len(marked(backward)) > 3
 
 
-def test_in_eager_code_it_is_nothing() -> None:
+def test_in_eager_code_and_without_a_block_it_is_nothing(args: Any) -> None:
     assert isinstance(graphprobe.scope.data_dump(), nullcontext)
     with graphprobe.scope.data_dump():
         assert torch.ones(1).add(1).item() == 2.0
+    assert [marked(graph) for graph in graphs_of(lambda a, b: a - b, *args)] == [[], []]
 
 
-def test_without_a_block_nothing_is_marked(args: Any) -> None:
-    found: Marks = []
-
-    def backend(gm: GraphModule, inputs: Any) -> Any:
-        found.append(marked(gm))
-        return gm
-
-    torch.compile(lambda a, b: a - b, backend=backend, fullgraph=True)(*args)
-    assert found == [[]]
-
-
-def test_importing_it_loads_no_torch(run_python: Callable[..., Finished]) -> None:
-    code = "import sys, graphprobe; graphprobe.scope.data_dump; from graphprobe.compat import torchair; torchair.scope"
-    done = run_python("-c", f"{code}; print('torch' in sys.modules)")
-    assert done.out.strip() == "False", done.err
-
-
-def test_the_first_use_may_be_inside_a_compiled_model(run_python: Callable[..., Finished], tmp_path: Any) -> None:
+def test_the_first_use_may_be_inside_a_compiled_model(run_warm: Callable[..., Finished], tmp_path: Any) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import torch, graphprobe\n"
@@ -111,6 +93,6 @@ def test_the_first_use_may_be_inside_a_compiled_model(run_python: Callable[..., 
         "    return graphprobe.ops.save(y, 'y') * 2\n"
         "print(torch.compile(f, backend='eager', fullgraph=True)(torch.ones(1)).item())\n"
     )
-    done = run_python(str(program), cwd=tmp_path)
+    done = run_warm(str(program), cwd=tmp_path)
     assert done.out.strip() == "0.0", done.err
     assert len(list(tmp_path.glob("graphprobe-saved/*/*/0/saved/0/0/save.y.0.*"))) == 1

@@ -24,6 +24,7 @@ def package(folder: Path, **files: str) -> list[Any]:
     return found
 
 
+@pytest.mark.always
 def test_no_measure_is_above_its_ceiling() -> None:
     found = sizes.measures(sizes.modules_of())
     assert {measure.name for measure in found} == set(sizes.ceilings())

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from cli.calling import command_of
 from conftest import ROOT
-from graphprobe.cli.main import COMMANDS, LazyGroup, main
+from graphprobe.cli.main import COMMANDS, main
 
 MOST_WORDS = 30
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[.!?]\))\s+")
@@ -45,12 +46,8 @@ def test_a_long_sentence_is_found_and_code_is_one_word() -> None:
     long = " ".join(["word"] * 31)
     assert long_sentences(iter([f"Short. {long}. Short."])) == [f"{long}."]
     assert long_sentences(iter([f"`{long}` and [{long[:60]}]({long})", f"{long[:100]}. {long[:100]}."])) == []
-    assert list(prose_of_markdown("# a\n\nb\nc\n\n- d\n- e\n\n| f | g |\n|---|---|\n| h | i |\n"))[:4] == [
-        "a",
-        "b\nc",
-        "d",
-        "e",
-    ]
+    markdown = "# a\n\nb\nc\n\n- d\n- e\n\n| f | g |\n|---|---|\n| h | i |\n"
+    assert list(prose_of_markdown(markdown))[:4] == ["a", "b\nc", "d", "e"]
 
 
 def test_no_sentence_of_the_readme_is_long() -> None:
@@ -59,7 +56,4 @@ def test_no_sentence_of_the_readme_is_long() -> None:
 
 @pytest.mark.parametrize("name", [*COMMANDS, ""])
 def test_no_sentence_of_the_help_is_long(name: str) -> None:
-    assert isinstance(main, LazyGroup)
-    command = main.get_command(click.Context(main), name) if name else main
-    assert command is not None
-    assert long_sentences(prose_of_help(command)) == []
+    assert long_sentences(prose_of_help(command_of(name) if name else main)) == []

@@ -7,19 +7,15 @@ import shlex
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import graphprobe
-from conftest import Finished
-from graphprobe.cli.main import COMMANDS as NAMES
-from graphprobe.cli.main import main
+from cli.calling import Python, call, record
+from graphprobe.api import obey_environment
+from graphprobe.cli.main import COMMANDS, main
 from graphprobe.errors import GraphprobeWarning, SettingError, UsageError
-
-Python = Callable[..., Finished]
 
 FORM = re.compile(r"error\[[a-z-]+\]: \S[^\n]*\n(?:  hint: \S[^\n]*\n)?")
 """All that a wrong use is told, on the standard error: what is wrong, and what to do, each on a line."""
@@ -32,69 +28,21 @@ FILES = {
     "section.json": '{"graph_probe": {}}',
     "value.json": '{"graphprobe": {"graph_dump": "svg"}}',
     "torn.json": '{"graphprobe": {',
+    "list.json": "[1, 2]",
+    "fault.json": '{"verdict": "fault", "findings": [{}]}',
+    "no_profile.json": '{"format": "graphprobe-profile", "version": 1}',
     "empty/readme.txt": "",
     "badpackage/__init__.py": "",
+    "wrong_use_model.py": """
+SIZE = 3
+def make():
+    return abs, (3,)
+def number():
+    return 3
+def swapped():
+    return (3,), abs
+""",
 }
-
-COMMANDS: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
-    "unknown option": (["run", "--sav-inputs", "ok.py"], {}, ["--sav-inputs", "--save-inputs"]),
-    "unknown command": (["rum", "ok.py"], {}, ["'rum'", "did you mean 'run'?"]),
-    "graph dump": (["run", "--graph-dump", "svg", "ok.py"], {}, ["graph_dump", "'svg'", "txt, pbtxt, py"]),
-    "graph dump by environment": (
-        ["run", "ok.py"],
-        {"GRAPHPROBE_GRAPH_DUMP": "svg"},
-        ["GRAPHPROBE_GRAPH_DUMP", "'svg'", "txt, pbtxt, py"],
-    ),
-    "flag by environment": (
-        ["run", "ok.py"],
-        {"GRAPHPROBE_SAVE_INPUTS": "maybe"},
-        ["GRAPHPROBE_SAVE_INPUTS", "'maybe'"],
-    ),
-    "log level": (["run", "--log-level", "DEBUG", "ok.py"], {}, ["log_level", "'DEBUG'", "warning, info, debug"]),
-    "size": (["run", "--max-bytes", "2 potatoes", "ok.py"], {}, ["max_bytes", "'2 potatoes'", "2GiB"]),
-    "negative size": (["run", "--max-bytes", "-1", "ok.py"], {}, ["max_bytes", "'-1'"]),
-    "empty out": (["run", "--out", "", "ok.py"], {}, ["out_dir", "''"]),
-    "no config": (["run", "--config", "none.json", "ok.py"], {}, ["'none.json'", "No such file"]),
-    "unknown key": (["run", "--config", "typo.json", "ok.py"], {}, ["save_input", "did you mean 'save_inputs'"]),
-    "unknown section": (["run", "--config", "section.json", "ok.py"], {}, ["graph_probe", "did you mean 'graphprobe'"]),
-    "value in a file": (
-        ["run", "--config", "value.json", "ok.py"],
-        {},
-        ["value.json: $.graphprobe.graph_dump", "'svg'"],
-    ),
-    "no JSON": (["run", "--config", "torn.json", "ok.py"], {}, ["torn.json", "not valid JSON"]),
-    "config by environment": (["run", "ok.py"], {"GRAPHPROBE_CONFIG": "none.json"}, ["GRAPHPROBE_CONFIG", "none.json"]),
-    "nothing to run": (["run"], {}, ["nothing to run", "graphprobe run SCRIPT"]),
-    "missing script": (["run", "none.py", "x"], {}, ["no script at 'none.py'", "-m NAME"]),
-    "folder without main": (["run", "empty"], {}, ["'empty'", "__main__.py"]),
-    "missing module": (["run", "-m", "there.is.none"], {}, ["there.is.none", "python -m"]),
-    "package without main": (["run", "-m", "badpackage"], {}, ["badpackage", "python -m"]),
-    "module option without value": (["run", "-m"], {}, ["-m"]),
-    "empty module": (["run", "-m", ""], {}, ["''"]),
-    "syntax error": (["run", "broken.py"], {}, ["broken.py, line 2", "SyntaxError"]),
-    "syntax error in code": (["run", "-c", "a b"], {}, ["<string>, line 1", "SyntaxError"]),
-    "syntax error in a module": (["run", "-m", "broken"], {}, ["broken.py, line 2", "SyntaxError", "if True print(1)"]),
-    "null byte": (["run", "nul.py"], {}, ["nul.py", "null bytes"]),
-    "torchrun": (["run", "torchrun", "--nproc-per-node", "2", "ok.py"], {}, ["torchrun", "-m graphprobe run"]),
-    "torchrun as a module": (["run", "-m", "torch.distributed.run", "ok.py"], {}, ["-m graphprobe run"]),
-}
-
-
-@pytest.mark.parametrize("case", COMMANDS)
-def test_commands(case: str, run_python: Python, tmp_path: Path) -> None:
-    args, env, words = COMMANDS[case]
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    before = sorted(tmp_path.rglob("*"))
-    done = run_python("-m", "graphprobe", *args, cwd=tmp_path, env=env)
-    assert done.code == 2, done.out + done.err
-    assert done.out == "", "the program must not run"
-    for word in words:
-        assert word in done.err, done.err
-    assert FORM.fullmatch(done.err), done.err
-    assert sorted(tmp_path.rglob("*")) == before
-
 
 USES: dict[str, list[str]] = {
     # commands, and what is common to all
@@ -106,6 +54,7 @@ USES: dict[str, list[str]] = {
     "help run ls": ["help takes one command, not 2: run ls"],
     # run
     "run --dmp stats ok.py": ["no option '--dmp'", "did you mean '--dump'?"],
+    "run --sav-inputs ok.py": ["--sav-inputs", "--save-inputs"],
     "run -x ok.py": ["no option '-x'", "see graphprobe run --help"],
     "run --dump stat ok.py": ["'--dump'", "'stat'", "did you mean 'stats'?"],
     "run --dump stats --level L7 ok.py": ["'--level'", "'L7'", "'mix'"],
@@ -117,15 +66,52 @@ USES: dict[str, list[str]] = {
     "run --only-function '' ok.py": ["only_function", "''"],
     "run --max-bytes": ["'--max-bytes' requires an argument", "see graphprobe run --help"],
     "run -o ok.py ok.py": ["ok.py", "name a folder that can be written to"],
+    "run --graph-dump svg ok.py": ["graph_dump", "'svg'", "txt, pbtxt, py"],
+    "GRAPHPROBE_GRAPH_DUMP=svg run ok.py": ["GRAPHPROBE_GRAPH_DUMP", "'svg'", "txt, pbtxt, py"],
+    "GRAPHPROBE_SAVE_INPUTS=maybe run ok.py": ["GRAPHPROBE_SAVE_INPUTS", "'maybe'"],
+    "run --log-level DEBUG ok.py": ["log_level", "'DEBUG'", "warning, info, debug"],
+    "run --max-bytes '2 potatoes' ok.py": ["max_bytes", "'2 potatoes'", "2GiB"],
+    "run --max-bytes -1 ok.py": ["max_bytes", "'-1'"],
+    "run --out '' ok.py": ["out_dir", "''"],
+    "run --config none.json ok.py": ["'none.json'", "No such file"],
+    "run --config typo.json ok.py": ["save_input", "did you mean 'save_inputs'"],
+    "run --config section.json ok.py": ["graph_probe", "did you mean 'graphprobe'"],
+    "run --config value.json ok.py": ["value.json: $.graphprobe.graph_dump", "'svg'"],
+    "run --config torn.json ok.py": ["torn.json", "not valid JSON"],
+    "GRAPHPROBE_CONFIG=none.json run ok.py": ["GRAPHPROBE_CONFIG", "none.json"],
+    "run": ["nothing to run", "graphprobe run SCRIPT"],
+    "run none.py x": ["no script at 'none.py'", "-m NAME"],
+    "run empty": ["'empty'", "__main__.py"],
+    "run -m there.is.none": ["there.is.none", "python -m"],
+    "run -m badpackage": ["badpackage", "python -m"],
+    "run -m": ["-m"],
+    "run -m ''": ["''"],
+    "run broken.py": ["broken.py, line 2", "SyntaxError"],
+    "run -c 'a b'": ["<string>, line 1", "SyntaxError"],
+    "run -m broken": ["broken.py, line 2", "SyntaxError", "if True print(1)"],
+    "run nul.py": ["nul.py", "null bytes"],
+    "run torchrun --nproc-per-node 2 ok.py": ["torchrun", "-m graphprobe run"],
+    "run -m torch.distributed.run ok.py": ["-m graphprobe run"],
+    "run --level mix ok.py": ["--level"],
+    "run --dump stats --steps 3-1 ok.py": ["3-1"],
+    "run --api-config none.json ok.py": ["none.json"],
+    "run --dump-graph stats --steps 5-3 ok.py": ["--steps = '5-3'"],
+    "run --dump-graph stats --dump-to ok.py ok.py": ["--dump-to = 'ok.py'"],
+    "run --dump-config nowhere.json ok.py": ["nowhere.json"],
+    "run --steps 0 ok.py": ["--steps: no calls are dumped"],
+    "TORCHDYNAMO_REPRO_AFTER=foo run ok.py": ["TORCHDYNAMO_REPRO_AFTER='foo': it takes dynamo or aot"],
+    "TORCHDYNAMO_REPRO_LEVEL=3 run ok.py": ["says nothing without TORCHDYNAMO_REPRO_AFTER"],
     # runs that are read
-    "ls nowhere": ["nowhere does not exist"],
+    "ls nowhere": ["error[run-not-found]: nowhere does not exist"],
     "ls ok.py": ["no run at ok.py", "name the run folder"],
     "ls run extra": ["extra argument (extra)", "see graphprobe ls --help"],
     "ls --al": ["no option '--al'", "did you mean '--all'?"],
-    "show": ["show takes [RUN] ADDRESS, not 0 arguments"],
-    "show run model__0/forward/grph": ["no artifact", "nearest: model__0/forward/graph"],
+    "show": ["error[usage]: show takes [RUN] ADDRESS, not 0 arguments"],
+    "show a b c": ["error[usage]: show takes"],
+    "show run model__0/forward/grph": ["error[artifact-not-found]: no artifact", "nearest: model__0/forward/graph"],
     "show --rwa x": ["no option '--rwa'", "did you mean '--raw'?"],
-    "diff run": ["diff takes --pass NAME, or [RUN] ADDRESS_A ADDRESS_B"],
+    "diff a b c --pass x": ["at most two runs"],
+    "diff run": ["error[usage]: diff takes --pass NAME, or [RUN] ADDRESS_A ADDRESS_B"],
     "diff --model 7 run": ["--model and --direction go with --pass"],
     "diff run --pass fuse --model 7": ["the run has no model 7", "its models: 0"],
     "diff run --pass fsue": ["no pass 'fsue' ran there", "fuse"],
@@ -141,7 +127,43 @@ USES: dict[str, list[str]] = {
     "recompiles run --alow 1": ["no option '--alow'", "did you mean '--allow'?"],
     "recompiles --allow many run": ["'--allow'", "'many' is no whole number"],
     "recompiles --json profile.json ok.py": ["--json profile.json: it exists already"],
+    "logs run --component guards": ["the run has no log 'guards'"],
+    "recompiles": ["torch_compile_debug does not exist"],
+    "recompiles .": ["no run at ."],
+    "recompiles --allow -1 ok.py": ["-1"],
+    "recompiles --json no/x.json ok.py": ["there is no folder"],
+    "recompiles -m torch.distributed.run ok.py": ["would not be observed"],
     # programs that are examined
+    "explain .": ["no run at"],
+    "explain run more": ["takes no arguments"],
+    "explain wrong_use_model.py:make more": ["takes no arguments"],
+    "explain --json profile.json ok.py": ["it exists already"],
+    "diagnose nowhere.py": ["no script at 'nowhere.py'", "FILE.py:CALLABLE"],
+    "diagnose wrong_use_model.py:mkae": ["wrong_use_model.py has no 'mkae'", "make, number, swapped"],
+    "diagnose wrong_use_model.py:SIZE": ["'SIZE' in wrong_use_model.py is a int"],
+    "diagnose wrong_use_model.py:number": ["number() in wrong_use_model.py returned 3", "(fn, args, kwargs)"],
+    "diagnose wrong_use_model.py:swapped": ["swapped() in wrong_use_model.py returned", "(fn, args, kwargs)"],
+    "diagnose --backend inducter wrong_use_model.py:make": ["--backend inducter", "inductor"],
+    "diagnose --json no/x.json wrong_use_model.py:make": ["--json no/x.json", "no folder"],
+    "diagnose --json=profile.json wrong_use_model.py:make": ["--json profile.json", "exists already"],
+    "diagnose --only-function '' wrong_use_model.py:make": ["empty pattern"],
+    "diagnose --only-function bad --only-function ' ' ok.py": ["empty pattern"],
+    "reduce --only-function '' ok.py": ["empty pattern"],
+    "reduce --only-function bad empty": ["for a script"],
+    "reduce --level 7 ok.py": ["'7' is not one of"],
+    "reduce empty/readme.txt": ["is no case"],
+    "reduce --json no/x.json ok.py": ["there is no folder"],
+    "TORCHDYNAMO_REPRO_AFTER=foo reduce ok.py": ["TORCHDYNAMO_REPRO_AFTER='foo': it takes dynamo or aot"],
+    "TORCHDYNAMO_REPRO_LEVEL=3 reduce ok.py": ["says nothing without TORCHDYNAMO_REPRO_AFTER"],
+    "replay nowhere": ["nowhere"],
+    "profile profile.json profile.json profile.json": ["not 3"],
+    "profile profile.json ok.py": ["ok.py is no profile"],
+    "profile typo.json": ["typo.json is no profile"],
+    "profile nowhere.py": ["no script"],
+    "profile --trace t.json profile.json profile.json": ["not with two"],
+    "profile --trace typo.json profile.json": ["exists already"],
+    "profile -o no/x.json ok.py": ["there is no folder"],
+    "profile -o typo.json ok.py": ["exists already"],
     "explain": ["nothing to explain", "graphprobe explain SCRIPT"],
     "explain nowhere.py": ["no script and no run at 'nowhere.py'"],
     "explain --backend inducter wrong_use_model.py:make": ["no such backend", "did you mean 'inductor'?"],
@@ -158,6 +180,9 @@ USES: dict[str, list[str]] = {
     "diagnose --budget 0 ok.py": ["--budget is '0'", "a number of seconds above 0"],
     "diagnose --step-limit -5 wrong_use_model.py:make": ["--step-limit is '-5'", "above 0"],
     "diagnose --budget 60 --step-limit 61 ok.py": ["--step-limit is 61, more than the 60 of --budget", "no more than"],
+    "diagnose --call 0 ok.py": ["--call 0", "counted from 1"],
+    "diagnose --calls 5-3 ok.py": ["--call 5-3", "N, N-M", "all"],
+    "diagnose --call 2 wrong_use_model.py:make": ["--call 2 goes with a script"],
     "diagnose -o run wrong_use_model.py:make": ["--out run", "not an empty folder"],
     "diagnose --nograd wrong_use_model.py:make": ["no option '--nograd'", "did you mean '--no-grad'?"],
     "reduce": ["nothing to reduce", "graphprobe reduce DOSSIER"],
@@ -185,6 +210,12 @@ USES: dict[str, list[str]] = {
     "profile -o ok.py --force ok.py": ["--out ok.py: it is not replaced"],
     "profile --tpo 3 profile.json": ["no option '--tpo'", "did you mean '--top'?"],
     # dumps
+    "compare dump dump --json no/x.json": ["there is no folder"],
+    "convert empty": ["no dump at"],
+    "convert dump -o ok.py": ["is a file"],
+    "convert dump --to ptdbg -o no/a.pkl": ["there is no folder"],
+    "convert dump --to msprobe -o ok.py": ["is a file"],
+    "convert dump empty --to msprobe -o x": ["takes one dump, 2 are given"],
     "compare dump": ["missing argument 'REFERENCE'", "see graphprobe compare --help"],
     "compare dump nowhere": ["there is no dump nowhere"],
     "compare dump empty": ["empty is no dump that can be read"],
@@ -212,13 +243,20 @@ USES: dict[str, list[str]] = {
     "convert dump --to msprobe -o dump": ["lie one in the other"],
     "convert dump --to ptdbg -o ok.py": ["--out ok.py", ".pkl"],
     # forms of others
+    "report empty": ["is nothing that graphprobe reads"],
+    "report empty/readme.txt": ["is nothing that graphprobe reads"],
+    "report list.json": ["is nothing that graphprobe reads"],
+    "report typo.json": ["is nothing that graphprobe reads"],
+    "report torn.json": ["is no JSON"],
+    "report fault.json": ["missing required field"],
+    "report no_profile.json": ["is no profile"],
     "export": ["missing option '--to'", "chrome-trace"],
     "export run --to chrome-trace": ["missing option '-o' / '--out'"],
     "export run --to chrme-trace -o x.json": ["'chrme-trace'", "did you mean 'chrome-trace'?"],
-    "export nowhere --to parquet -o x": ["nowhere does not exist"],
+    "export nowhere --to onnx-text -o x": ["nowhere does not exist"],
     "export run --to chrome-trace -o profile.json": ["--out profile.json: it exists already"],
     "export run --to chrome-trace --force -o run/manifest.json": ["it is not replaced"],
-    "export dump --to chrome-trace -o x.json": ["dump is a dump of calls", "tensorboard"],
+    "export dump --to chrome-trace -o x.json": ["dump is a dump of calls", "model-explorer"],
     "report nowhere": ["nowhere does not exist"],
     "report run -o nowhere/x.html": ["--out nowhere/x.html: there is no folder"],
     "report run -o ok.py --force": ["--out ok.py: it is not replaced"],
@@ -232,7 +270,7 @@ USES: dict[str, list[str]] = {
     "doctor extra": ["extra argument (extra)"],
     "doctor --jsn": ["no option '--jsn'", "did you mean '--json'?"],
 }
-"""By what is typed: words of the message."""
+"""By what is typed, variables first: words of the message."""
 
 
 @pytest.fixture(scope="module")
@@ -243,39 +281,16 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from graphprobe.probe.profile import profile
 
     folder = tmp_path_factory.mktemp("things")
-    for name, text in {**FILES, "wrong_use_model.py": MODEL}.items():
+    for name, text in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     with graphprobe.dump(folder / "dump", data="stats"):
         torch.relu(torch.ones(2))
-    _record_run(folder / "run")
+    record(tmp_path_factory.mktemp("runs")).tool_dir.rename(folder / "run")
     with profile(program="ok.py") as running:
         pass
     running.save(folder / "profile.json")
     return folder
-
-
-MODEL = "def make():\n    return abs, (3,)\n\n\ndef number():\n    return 3\n"
-
-
-def _record_run(folder: Path) -> None:
-    import shutil
-
-    from graphprobe.records import Manifest, Where
-    from graphprobe.store import layout
-    from graphprobe.store.writer import RunWriter
-
-    manifest = Manifest(graphprobe="0", python="3", platform="", argv=[], cwd="/", pid=1, parent_pid=1, started_ns=1)
-    writer = RunWriter.create(folder.parent / "runs", manifest=manifest, rank=None, max_bytes=None)
-    for kind, name, file in (
-        ("graph", "aot_forward_graph", layout.graph_file(0, "forward", number=0)),
-        ("pass", "fuse", layout.pass_file(0, "forward", "fuse", number=1)),
-    ):
-        where = Where(model=0, direction="forward", pass_name=name if kind == "pass" else None)
-        writer.event(where=where, kind=kind, name=name, file=writer.write_text(file, name), changed=True)  # type: ignore[arg-type]
-    writer.close("finished")
-    shutil.move(str(writer.tool_dir), folder)
-    shutil.rmtree(folder.parent / "runs")
 
 
 def _contents(folder: Path) -> dict[Path, bytes | None]:
@@ -283,9 +298,8 @@ def _contents(folder: Path) -> dict[Path, bytes | None]:
 
 
 def test_the_table_is_of_all_commands() -> None:
-    counted = Counter(use.split()[0] for use in USES)
-    assert len(USES) >= 60
-    assert {name: counted[name] for name in NAMES if counted[name] < 2} == {}
+    counted = Counter(word for use in USES for word in shlex.split(use)[:2])
+    assert {name: counted[name] for name in COMMANDS if counted[name] < 2} == {}
 
 
 @pytest.mark.parametrize("use", USES)
@@ -294,9 +308,12 @@ def test_every_command(
 ) -> None:
     monkeypatch.chdir(things)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    words = shlex.split(use)
+    while re.match("[A-Z_]+=", words[0]):
+        monkeypatch.setenv(*words.pop(0).split("="))
     before = _contents(things)
     with pytest.raises(SystemExit) as ended:
-        main(shlex.split(use), prog_name="graphprobe")
+        main(words, prog_name="graphprobe")
     said = capfd.readouterr()
     assert FORM.fullmatch(said.err), said.err
     assert ended.value.code == 2
@@ -307,134 +324,129 @@ def test_every_command(
     assert graphprobe.disable() is None, "nothing may be left switched on"
 
 
-def test_help_of_a_command_and_the_version(run_python: Python) -> None:
-    spelled = run_python("-m", "graphprobe", "help", "diff")
-    assert (spelled.code, spelled.out) == (0, run_python("-m", "graphprobe", "diff", "--help").out)
+def test_help_of_a_command_and_the_version() -> None:
+    assert call("help", "diff").output == call("diff", "--help").output
     asked = {"_GRAPHPROBE_COMPLETE": "bash_complete", "COMP_WORDS": "graphprobe rep", "COMP_CWORD": "1"}
-    code = "from graphprobe.cli.main import main; main(prog_name='graphprobe')"
-    assert run_python("-c", code, env=asked).out.split() == ["plain,replay", "plain,report"]
-    assert run_python("-m", "graphprobe", "-V").out == run_python("-m", "graphprobe", "--version").out != ""
+    assert call(env=asked, prog_name="graphprobe").output.split() == ["plain,replay", "plain,report"]
+    assert call("-V").output == call("--version").output == f"graphprobe {graphprobe.__version__}\n"
 
 
 @pytest.mark.parametrize("value", ["true", "True", "yes", "2", " 1", "on"])
-def test_a_value_that_torch_ignores(value: str, run_python: Python, tmp_path: Path) -> None:
-    program = "import graphprobe, torch\nprint(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)).tolist())"
-    code = "import graphprobe" if value != "2" else program
-    done = run_python("-c", code, cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": value})
-    assert done.code == 0, done.err
-    assert f"GraphprobeWarning: TORCH_COMPILE_DEBUG={value!r} switches nothing on" in done.err
-    assert "Set TORCH_COMPILE_DEBUG=1" in done.err
+def test_a_value_that_torch_ignores(value: str) -> None:
+    with pytest.warns(GraphprobeWarning, match="switches nothing on.*Set TORCH_COMPILE_DEBUG=1") as caught:
+        obey_environment({"TORCH_COMPILE_DEBUG": value})
+    assert f"TORCH_COMPILE_DEBUG={value!r} " in str(caught[0].message)
+
+
+def test_of_a_value_that_torch_ignores_a_program_is_warned_and_nothing_is_collected(
+    run_warm: Python, tmp_path: Path
+) -> None:
+    program = "import os; os.environ['TORCH_COMPILE_DEBUG'] = '2'\nimport graphprobe, torch\n"
+    program += "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1))"
+    done = run_warm("-c", program, cwd=tmp_path)
+    assert done.code == 0 and "GraphprobeWarning: TORCH_COMPILE_DEBUG='2' switches nothing on" in done.err
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("value", ["", "0"])
-def test_a_value_that_switches_off_is_no_mistake(value: str, run_python: Python, tmp_path: Path) -> None:
-    done = run_python("-W", "error", "-c", "import graphprobe", cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": value})
-    assert (done.code, done.err) == (0, "")
+CALLS: dict[type[Exception], dict[str, list[str]]] = {
+    SettingError: {
+        "graphprobe.enable(save_input=True)": ["'save_input'", "'save_inputs'"],
+        "graphprobe.enable(save_inputs='yes')": ["'yes'", "True or False"],
+        "graphprobe.enable(graph_dump='svg')": ["'svg'", "txt, pbtxt, py"],
+        "graphprobe.enable(max_bytes=-5)": ["-5", "a size"],
+        "graphprobe.wrap('eager', out_dir='x')": ["out_dir", "enable()"],
+        "graphprobe.wrap('eager', max_bytes=1)": ["max_bytes", "enable()"],
+        "graphprobe.wrap('eager', dump='py')": ["'dump'"],
+        "graphprobe.wrap('eager', graph_dump='dot')": ["'dot'", "txt, pbtxt, py"],
+        "graphprobe.get_backend(compiler_config={'mode': 'default'})": ["CompilerConfig", "dict", "mode"],
+        "config.moed = 'default'": ["moed", "mode, debug"],
+        "config.debug.graph_dmp = 'txt'": ["debug.graph_dmp", "graph_dump"],
+        "config.debugg": ["debugg", "debug"],
+        "config.mode = 'max-autotun'": ["'max-autotun'", "max-autotune"],
+        "config.mode = 'fast'": ["mode = 'fast'", "reduce-overhead"],
+        "config.mode.value = 'fast'": ["'fast'", "reduce-overhead"],
+        "config.debug.graph_dump.type = 'svg'": ["debug.graph_dump.type", "'svg'", "txt, pbtxt, py"],
+        "config.debug = 'py'": ["debug", "group", "graph_dump"],
+        "config.dump_config.dump_steps = '1'": ["dump_config.dump_steps", "dump_step"],
+        "config.dump_config.dumpmode": ["dump_config.dumpmode", "dump_mode"],
+        "config.dump_config = True": ["dump_config is a group", "enable_dump"],
+        "config.dumpconfig = True": ["dumpconfig does not exist", "dump_config"],
+        "torchair.CompilerConfig().mode = 'npu'": ["'npu'"],
+    },
+    UsageError: {
+        "graphprobe.wrap('nonsense')": ["'nonsense'", "inductor"],
+        "graphprobe.wrap('inducter')": ["'inducter'", "inductor"],
+        "graphprobe.wrap(42)": ["42", "int", "callable"],
+        "graphprobe.wrap(None)": ["None", "callable"],
+        "graphprobe.CompileProfiler('no_such')": ["no_such"],
+        "graphprobe.CompileProfiler(allowed=True)": ["allowed"],
+        "graphprobe.observe_pass(3, 'name').__enter__()": ["GraphModule", "int"],
+        "graphprobe.observe_pass(traced, '').__enter__()": ["''", "non-empty"],
+        "graphprobe.observe_pass(traced, 7).__enter__()": ["7", "non-empty"],
+        "graphprobe.observe_pass(traced, 'n', phase='fwd').__enter__()": ["'fwd'", "forward, inference"],
+        "torchair.get_npu_backend(aot_config={'a': 1})": ["aot_config", "wrap("],
+        "torchair.get_npu_backend(custom_decompositions={'a': 1})": ["custom_decompositions", "leave it out"],
+        "graphprobe.assert_compiles_like_eager(abs, 1, backend='no_such')": ["there is no such backend"],
+        "graphprobe.assert_compiles_like_eager(abs, 1, grad='yes')": ["it takes True, False or 'auto'"],
+        "graphprobe.assert_compiles_like_eager(abs, 1, dynamic=1.5)": ["it takes True, False or None"],
+        "graphprobe.assert_compiles_like_eager(abs, 1, out='.')": ["it exists and is not an empty folder"],
+        "graphprobe.assert_compiles_like_eager(3)": ["fn must be a function or module"],
+        "graphprobe.compare(candidate=3, reference='gone')": ["candidate=3", "path", "open_dump"],
+        "graphprobe.compare(candidate='a', reference='b', steps=3)": ["steps=3", "[0, 3]"],
+        "graphprobe.compare(candidate='a', reference='b', steps=[])": ["steps=[]", "[0, 3]"],
+        "graphprobe.compare(candidate='a', reference='b', ranks=[-1])": ["ranks=[-1]", "from 0"],
+        "graphprobe.compare(candidate='a', reference='b', jobs=0)": ["jobs=0", "from 1"],
+        "graphprobe.compare(candidate='a', reference='b', scheduler=8786)": ["scheduler=8786", "address"],
+        "graphprobe.open_dump(None)": ["None", "path"],
+        "graphprobe.open_dump('file.txt')": ["file.txt is no dump", "expected"],
+        "graphprobe.open_dump('file.txt', data_dir='gone')": ["no folder of values at gone"],
+        "graphprobe.open_run(b'x')": ["open_run(path=b'x')", "path"],
+        "graphprobe.report('file.txt')": ["nothing that graphprobe reads"],
+        "graphprobe.report(graphprobe)": ["report(path=", "path"],
+        "graphprobe.report('file.txt', out='.')": ["report(out='.')", "folder"],
+        "graphprobe.report('file.txt', out='no/x.html')": ["report(out='no/x.html')", "no folder"],
+        "graphprobe.report('file.txt', source_roots='.')": ["source_roots='.'", "list"],
+        "graphprobe.report('file.txt', source_roots=['gone'])": ["source_roots", "no folder gone"],
+        "graphprobe.reduce('gone')": ["there is no", "gone", "repro.py"],
+        "graphprobe.reduce('file.txt')": ["is no case", "Name a folder"],
+        "graphprobe.reduce('gone', timeout_s=0)": ["timeout_s=0", "above 0"],
+        "graphprobe.reduce('gone', memory_bytes=-1)": ["memory_bytes=-1", "above 0"],
+        "graphprobe.reduce('gone', budget_s='1')": ["budget_s='1'", "above 0"],
+        "graphprobe.reduce('gone', max_calls=True)": ["max_calls=True", "from 1"],
+        "graphprobe.reduce('gone', hints='relu')": ["hints='relu'", "['relu']"],
+        "graphprobe.reduce('gone', fail_regex='(')": ["fail_regex='('", "no regular expression"],
+        "graphprobe.export('gone', 'x', 'svg')": ["no form 'svg'", "onnx-text"],
+    },
+    graphprobe.RunNotFoundError: {
+        "graphprobe.open_run('gone')": ["gone does not exist", "graphprobe run"],
+        "graphprobe.report('gone')": ["gone does not exist", "expected"],
+        "graphprobe.compare(candidate='gone', reference='gone')": ["there is no dump gone", "expected"],
+    },
+    AttributeError: {"graphprobe.enabel": ["enabel"]},
+}
+"""By the error and the line of Python: words of the message."""
 
 
-def config_with(**values: Any) -> graphprobe.CompilerConfig:
-    config = graphprobe.CompilerConfig()
-    for name, value in values.items():
-        owner: Any = config
-        *path, last = name.split("__")
-        for part in path:
-            owner = getattr(owner, part)
-        setattr(owner, last, value)
-    return config
-
-
-def observe(*args: Any, **kwargs: Any) -> None:
-    with graphprobe.observe_pass(*args, **kwargs):
-        raise AssertionError("the block must not run")
-
-
-def torchair() -> Any:
-    from graphprobe.compat import torchair
-
-    return torchair
-
-
-def module() -> Any:
+@pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind, lines in CALLS.items() for line in lines])
+def test_calls(kind: type[Exception], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    return torch.fx.symbolic_trace(torch.nn.ReLU())
+    from graphprobe.compat import torchair
 
-
-CALLS: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
-    "enable: unknown setting": (
-        lambda: graphprobe.enable(save_input=True),
-        SettingError,
-        ["'save_input'", "'save_inputs'"],
-    ),
-    "enable: text for a flag": (lambda: graphprobe.enable(save_inputs="yes"), SettingError, ["'yes'", "True or False"]),
-    "enable: graph dump": (lambda: graphprobe.enable(graph_dump="svg"), SettingError, ["'svg'", "txt, pbtxt, py"]),
-    "enable: size": (lambda: graphprobe.enable(max_bytes=-5), SettingError, ["-5", "a size"]),
-    "wrap: unknown backend": (lambda: graphprobe.wrap("nonsense"), UsageError, ["'nonsense'", "inductor"]),
-    "wrap: near name": (lambda: graphprobe.wrap("inducter"), UsageError, ["'inducter'", "inductor"]),
-    "wrap: number": (lambda: graphprobe.wrap(42), UsageError, ["42", "int", "callable"]),  # type: ignore[arg-type]
-    "wrap: None": (lambda: graphprobe.wrap(None), UsageError, ["None", "callable"]),  # type: ignore[arg-type]
-    "wrap: out_dir": (lambda: graphprobe.wrap("eager", out_dir="x"), SettingError, ["out_dir", "enable()"]),
-    "wrap: max_bytes": (lambda: graphprobe.wrap("eager", max_bytes=1), SettingError, ["max_bytes", "enable()"]),
-    "wrap: unknown setting": (lambda: graphprobe.wrap("eager", dump="py"), SettingError, ["'dump'"]),
-    "wrap: value": (lambda: graphprobe.wrap("eager", graph_dump="dot"), SettingError, ["'dot'", "txt, pbtxt, py"]),
-    "observe_pass: no graph": (lambda: observe(3, "name"), UsageError, ["GraphModule", "int"]),
-    "observe_pass: no name": (lambda: observe(module(), ""), UsageError, ["''", "non-empty"]),
-    "observe_pass: name": (lambda: observe(module(), 7), UsageError, ["7", "non-empty"]),
-    "observe_pass: phase": (lambda: observe(module(), "n", phase="fwd"), UsageError, ["'fwd'", "forward, inference"]),
-    "get_backend: config": (
-        lambda: graphprobe.get_backend(compiler_config={"mode": "default"}),  # type: ignore[arg-type]
-        SettingError,
-        ["CompilerConfig", "dict", "mode"],
-    ),
-    "CompilerConfig: option": (lambda: config_with(moed="default"), SettingError, ["moed", "mode, debug"]),
-    "CompilerConfig: nested": (
-        lambda: config_with(debug__graph_dmp="txt"),
-        SettingError,
-        ["debug.graph_dmp", "graph_dump"],
-    ),
-    "CompilerConfig: read": (lambda: graphprobe.CompilerConfig().debugg, SettingError, ["debugg", "debug"]),
-    "CompilerConfig: mode": (lambda: config_with(mode="max-autotun"), SettingError, ["'max-autotun'", "max-autotune"]),
-    "CompilerConfig: mode.value": (
-        lambda: config_with(mode__value="fast"),
-        SettingError,
-        ["'fast'", "reduce-overhead"],
-    ),
-    "CompilerConfig: type": (
-        lambda: config_with(debug__graph_dump__type="svg"),
-        SettingError,
-        ["debug.graph_dump.type", "'svg'", "txt, pbtxt, py"],
-    ),
-    "CompilerConfig: group": (lambda: config_with(debug="py"), SettingError, ["debug", "group", "graph_dump"]),
-    "torchair: aot_config": (
-        lambda: torchair().get_npu_backend(aot_config={"a": 1}),
-        UsageError,
-        ["aot_config", "wrap("],
-    ),
-    "torchair: decompositions": (
-        lambda: torchair().get_npu_backend(custom_decompositions={"a": 1}),
-        UsageError,
-        ["custom_decompositions", "leave it out"],
-    ),
-    "torchair: mode": (lambda: torchair().CompilerConfig().__setattr__("mode", "npu"), SettingError, ["'npu'"]),
-    "no such name": (lambda: graphprobe.enabel, AttributeError, ["enabel"]),  # type: ignore[attr-defined]
-}
-
-
-@pytest.mark.parametrize("case", CALLS)
-def test_calls(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    call, kind, words = CALLS[case]
+    (tmp_path / "file.txt").write_text("here")
+    traced = torch.fx.symbolic_trace(torch.nn.ReLU())
+    names = {"graphprobe": graphprobe, "torchair": torchair, "traced": traced, "config": graphprobe.CompilerConfig()}
     with pytest.raises(kind) as raised:
-        call()
+        exec(line, names)
     assert type(raised.value) is kind
     text = raised.value.render() if isinstance(raised.value, UsageError) else str(raised.value)
-    for word in words:
+    for word in CALLS[kind][line]:
         assert word in text, text
     if isinstance(raised.value, UsageError):
         assert raised.value.exit_code == 2
     assert graphprobe.disable() is None, "nothing may be left switched on"
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
 
 
 def test_enable_twice(tmp_path: Path) -> None:

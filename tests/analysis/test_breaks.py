@@ -24,9 +24,7 @@ ITEM = """Unsupported Tensor.item() call with capture_scalar_outputs=False
 
  For more details about this graph break, please visit: https://meta-pytorch.github.io/compile-graph-break-site/gb/gb0124.html"""
 
-LOOP = (
-    ITEM
-    + """
+LOOP = f"""{ITEM}
 
 *** While handling this graph break, another graph break occurred: ***
 
@@ -35,7 +33,6 @@ graph break in loop
   Hint: This graph break may have been caused by an earlier graph break.
 
   Developer debug context: frame skipped: f (a.py line 1)"""
-)
 
 
 def at(line: int, source: str, *, file: str = "/p/a.py", inside: str | None = None) -> UserFrame:
@@ -83,9 +80,16 @@ def test_names_on_a_line(source: str, name: str, value: str) -> None:
 
 def test_calls_on_a_line() -> None:
     line = BreakLine("y = a.b(x[m > 0]).item() + torch.nonzero(z).sum(")
-    assert line.call("item") == "a.b(x[m > 0]).item()" and line.owner("item") == "a.b(x[m > 0])"
+    assert [(line.call(name), line.owner(name)) for name in ("item", "absent")] == [
+        ("a.b(x[m > 0]).item()", "a.b(x[m > 0])"),
+        ("", ""),
+    ]
     assert line.owner("nonzero") == "z" and line.mask() == ("x", "m > 0")
-    assert line.call("absent") == "" and line.owner("absent") == ""
+
+
+def test_names_of_continuations() -> None:
+    for name in ("f", "torch_dynamo_resume_in_f_at_12", "torch_dynamo_resume_in_torch_dynamo_resume_in_f_at_12_at_14"):
+        assert plain_name(name) == "f"
 
 
 @pytest.mark.parametrize(
@@ -143,26 +147,15 @@ def test_conditions_as_tensors(test: str, mask: str) -> None:
 def test_an_error_belongs_to_the_break_behind_which_it_came() -> None:
     """The continuation is that of the caller; the break is in what it calls. Another continuation has no break."""
     called = broke(stack=[at(5, "g(x)"), at(3, "y = x.item()")])
-    error = broke(
-        "KeyError: 'k'\n\nfrom user code: …", died=True, function="torch_dynamo_resume_in_f_at_5", stack=[at(6, "z")]
-    )
-    report = report_from_facts([], [broke(), called, broke(), error], [])
-    assert [(row.count, row.outcome, row.error) for row in report.breaks] == [
-        (3, "died", "KeyError: 'k' (at /p/a.py:6 in f)")
-    ]
+    text = "KeyError: 'k'\n\nfrom user code: …"
+    error = broke(text, died=True, function="torch_dynamo_resume_in_f_at_5", stack=[at(6, "z")])
+    (row,) = report_from_facts([], [broke(), called, broke(), error], []).breaks
+    assert (row.count, row.outcome, row.error) == (3, "died", "KeyError: 'k' (at /p/a.py:6 in f)")
     alone = broke("KeyError: 'k'", died=True, function="torch_dynamo_resume_in_f_at_77")
     report = report_from_facts([], [broke(), alone], [])
-    assert [(row.kind, row.outcome) for row in report.breaks] == [
-        ("dynamo-error", "died"),
-        ("tensor-item", "continued"),
-    ]
+    rows = [(row.kind, row.outcome) for row in report.breaks]
+    assert rows == [("dynamo-error", "died"), ("tensor-item", "continued")]
     assert report.break_count == 1 and report.found
-
-
-def test_names_of_continuations() -> None:
-    assert plain_name("torch_dynamo_resume_in_f_at_12") == "f"
-    assert plain_name("torch_dynamo_resume_in_torch_dynamo_resume_in_f_at_12_at_14") == "f"
-    assert plain_name("f") == "f"
 
 
 def test_same_cause_on_the_same_line_is_one_row() -> None:
@@ -177,11 +170,8 @@ def test_worst_first_and_torch_last() -> None:
     given_up = broke(LOOP, stack=[at(7, "y = x.item()")])
     skipped = UncompiledFact(reason=LOOP, broke=True, stack=given_up.stack, function="f", file="/p/a.py", first_line=1)
     report = report_from_facts([], [library, broke(), given_up], [skipped])
-    assert [(row.inside, row.outcome) for row in report.breaks] == [
-        (None, "function"),
-        (None, "continued"),
-        ("torch", "continued"),
-    ]
+    rows = [(row.inside, row.outcome) for row in report.breaks]
+    assert rows == [(None, "function"), (None, "continued"), ("torch", "continued")]
     assert report.breaks[0].kind == "tensor-item" and "inside a loop" in report.breaks[0].consequence
     assert [(row.kind, row.cause) for row in report.uncompiled] == [("break", "the graph break at /p/a.py:7")]
 
@@ -200,16 +190,12 @@ def test_nothing_found() -> None:
     assert report.found is False and len(report.uncompiled) == 1 and not report.own_uncompiled
 
 
-def test_unknown_break_gives_torchs_words() -> None:
-    row = judge(
-        broke("A new sort of break\n  Explanation: It broke.\n  Hint: Do this.\n\n  Developer debug context: ", "z")
-    )
+def test_unknown_break_gives_torchs_words_and_the_users_frame() -> None:
+    text = "A new sort of break\n  Explanation: It broke.\n  Hint: Do this.\n\n  Developer debug context: "
+    row = judge(broke(text, "z"))
     assert (row.kind, row.cause, row.remedy) == ("unsupported", "A new sort of break", "Do this.")
     row = judge(broke("", stack=[]))
-    assert row.kind == "unsupported" and (row.file, row.line) == ("/p/a.py", 1)
-
-
-def test_user_frame() -> None:
+    assert (row.kind, row.file, row.line) == ("unsupported", "/p/a.py", 1)
     torch_frame = at(1, "", inside="torch")
     assert user_frame([at(5, "a"), torch_frame]) == at(5, "a")
     assert user_frame([torch_frame]) == torch_frame and user_frame([]) is None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import io
+import operator
 import re
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from analysis.planted_breaks import PLANTS, Plant, doubled, faked, unfaked
 from graphprobe.analysis.breaks import BreakReport
 from graphprobe.backends.explain import ExplainWithBackend, explain
 from graphprobe.internals.dynamo import graph_breaks
-from graphprobe.report.explanation import print_end, print_report
+from graphprobe.report import print_explanation
 
 X = torch.ones(4)
 
@@ -39,9 +40,9 @@ def test_named_found_and_mended(name: str) -> None:
     file = planted_breaks.__file__
     assert {(row.kind, row.file, row.line) for row in own} == {(plant.kind, file, line) for line in plant.lines}
     assert all(plant.remedy in row.remedy for row in own)
-    assert "# here" in own[0].source and own[0].function in ("broken", "<listcomp>")
+    assert "# here" in own[0].source and own[0].function in (name, "<listcomp>")
     assert own[0].outcome == plant.outcome
-    assert [row.function for row in found.own_uncompiled] == ["broken"] * (plant.outcome == "function")
+    assert [row.function for row in found.own_uncompiled] == [name] * (plant.outcome == "function")
     assert not any("{" in text for row in own for text in (row.cause, row.remedy, row.consequence))
     torch._dynamo.reset()  # what Dynamo has given up on, it does not look at again
     with torch._dynamo.config.patch(plant.config):
@@ -50,10 +51,6 @@ def test_named_found_and_mended(name: str) -> None:
     assert mended.graphs and not any(graph.broken for graph in mended.graphs)
     if plant.same and plant.mended is not plant.broken:
         assert torch.equal(plant.mended(X.clone(), *plant.mended_args), plant.broken(X.clone()))
-
-
-def test_there_are_many_kinds() -> None:
-    assert len(PLANTS) >= 60 and len({plant.kind for plant in PLANTS.values()}) >= 26
 
 
 def as_remedied(plant: Plant, remedy: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -70,9 +67,8 @@ def as_remedied(plant: Plant, remedy: str) -> Iterator[tuple[str, Any, dict[str,
 
 
 def replaced(node: ast.AST, old: str, new: str) -> ast.AST:
-    if isinstance(node, ast.expr) and ast.unparse(node) == old:
-        return ast.parse(new, mode="eval").body
-    return node
+    found = isinstance(node, ast.expr) and ast.unparse(node) == old
+    return ast.parse(new, mode="eval").body if found else node
 
 
 def guarded(node: ast.AST, line: int) -> ast.AST:
@@ -86,14 +82,19 @@ def rewritten(plant: Plant, change: Callable[[ast.AST], ast.AST]) -> Any:
         def visit(self, node: ast.AST) -> Any:
             return change(self.generic_visit(node))
 
-    tree = ast.parse(textwrap.dedent(inspect.getsource(plant.broken)))
+    tree = ast.parse(inspect.getsource(plant.broken))
+    tree.body[0].decorator_list = []  # type: ignore[attr-defined]
     ast.increment_lineno(tree, plant.broken.__code__.co_firstlineno - 1)
     before = ast.unparse(tree)
     text = ast.unparse(ast.fix_missing_locations(Change().visit(tree)))
     assert text != before, "the remedy names what the program does not have"
     names = dict(vars(planted_breaks))
     exec(compile(text, "<remedied>", "exec"), names)
-    return names["broken"]
+    return names[plant.broken.__name__]
+
+
+def test_there_are_many_kinds() -> None:
+    assert len(PLANTS) >= 60 and len({plant.kind for plant in PLANTS.values()}) >= 26
 
 
 APPLIED: set[tuple[str, str]] = set()
@@ -145,10 +146,8 @@ def test_an_error_behind_a_break_is_told_with_it() -> None:
     assert row.error.startswith("AssertionError: Expected np.nditer base") and f":{line + 1} in broken)" in row.error
     assert report.to_json()["breaks"][0]["error"] == row.error
     out = io.StringIO()
-    print_report(report, file=out)
-    print_end(report, follow={"breaks": ["graphprobe", "explain", "x.py"]}, file=out)
+    print_explanation(report, file=out)
     assert "  error:   AssertionError: Expected np.nditer" in out.getvalue()
-    assert "BREAKS: 1 graph break, 0 functions not compiled, 1 compile error" in out.getvalue()
 
 
 def test_a_backend_that_fails_behind_a_break_is_told_with_it() -> None:
@@ -177,10 +176,12 @@ def test_a_backend_that_fails_behind_a_break_is_told_with_it() -> None:
 
 
 def test_consequences_are_told() -> None:
-    (row,) = explained(PLANTS["branch_in_a_loop"].broken).breaks
-    assert row.consequence == "the break is inside a loop"
-    (row,) = explained(PLANTS["break_in_a_with"].broken).breaks
-    assert row.consequence.startswith("the break is inside a `with`")
+    for name, where in (
+        ("branch_in_a_loop", "the break is inside a loop"),
+        ("break_in_a_with", "the break is inside a `with`"),
+    ):
+        (row,) = explained(PLANTS[name].broken).breaks
+        assert row.consequence.startswith(where)
 
 
 def test_fullgraph_gives_the_break_that_it_raises() -> None:
@@ -191,12 +192,10 @@ def test_fullgraph_gives_the_break_that_it_raises() -> None:
 
 
 def test_operator_without_a_rule_for_fake_tensors() -> None:
-    backend = ExplainWithBackend("eager")
-    with pytest.raises(Exception, match="no fake impl"):
+    with ExplainWithBackend("eager") as backend, pytest.raises(Exception, match="no fake impl"):
         torch.compile(lambda x: unfaked(x) + 1, backend=backend)(X)
     (row,) = backend.output().remedies
     assert (row.kind, row.outcome) == ("fake-tensor", "raised") and "register_fake" in row.remedy
-    backend.close()
     assert explained(lambda x: faked(x) + 1).found is False
 
 
@@ -246,47 +245,47 @@ def test_breaks_of_another_backend_are_not_taken() -> None:
     second.close()
 
 
-def taps() -> Iterator[Any]:
-    for patch in graph_breaks.patches(object()):  # type: ignore[arg-type]
-        module = __import__(patch.module, fromlist=["_"])
-        yield __import__("functools").reduce(getattr, patch.attribute.split("."), module)
+def taps() -> list[Any]:
+    patches = graph_breaks.patches(object())  # type: ignore[arg-type]
+    return [operator.attrgetter(patch.attribute)(importlib.import_module(patch.module)) for patch in patches]
 
 
 def test_nothing_stays_behind() -> None:
-    before = list(taps())
-    backend = ExplainWithBackend("eager")
-    other = ExplainWithBackend("eager")
-    assert list(taps()) != before
+    before = taps()
+    backend, other = ExplainWithBackend("eager"), ExplainWithBackend("eager")
+    assert taps() != before
     backend.close()
-    assert list(taps()) != before
+    assert taps() != before
     other.close()
     other.close()
-    assert list(taps()) == before
-    del backend, other
+    assert taps() == before
     unheld = ExplainWithBackend("eager")
-    assert list(taps()) != before
+    assert taps() != before
     del unheld
-    assert list(taps()) == before
+    assert taps() == before
     explain(PLANTS["item"].mended)(X)
-    assert list(taps()) == before
+    assert taps() == before
+
+
+class Failing:
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def graph_break(self, fact: object, backend: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    uncompiled = graph_break
+
+    def failed(self, what: str, details: str) -> None:
+        self.failures.append(details.strip().splitlines()[-1])
 
 
 def test_a_failing_observer_is_told_and_harms_nothing() -> None:
-    class Failing:
-        failures: list[str] = []  # noqa: RUF012
-
-        def graph_break(self, fact: object, backend: object) -> None:
-            raise ZeroDivisionError("planted")
-
-        uncompiled = graph_break
-
-        def failed(self, what: str, details: str) -> None:
-            self.failures.append(details.strip().splitlines()[-1])
-
-    stop = graph_breaks.listen(Failing())
+    observer = Failing()
+    stop = graph_breaks.listen(observer)
     try:
         out = torch.compile(PLANTS["branch"].broken, backend="eager")(X)
     finally:
         stop()
     assert torch.equal(out, PLANTS["branch"].broken(X))
-    assert Failing.failures == ["ZeroDivisionError: planted (nothing more of it is collected)"]
+    assert observer.failures == ["ZeroDivisionError: planted (nothing more of it is collected)"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from graphprobe.analysis.log_lines import at_least, records_from_text, text_records
 from graphprobe.analysis.steps import StepReport, report_from_records
 
@@ -27,38 +29,36 @@ def last(*lines: str) -> tuple[str, str] | None:
 
 
 def test_the_log_ends_inside_each_step() -> None:
-    lines = [TRACE, DONE, CALL, LOWER, LOWERED, CALLED, GUARDS, SAVED]
-    expected = [
-        ("dynamo", "f /a.py:2"),
-        None,
-        ("backend", "inductor"),
-        ("inductor", "FORWARDS graph 0"),
-        ("backend", "inductor"),
-        None,
-        None,
-        None,
-    ]
-    assert [last(*lines[: n + 1]) for n in range(len(lines))] == expected
+    tracing, backend, inductor = ("dynamo", "f /a.py:2"), ("backend", "inductor"), ("inductor", "FORWARDS graph 0")
+    ends = {TRACE: tracing, DONE: None, CALL: backend, LOWER: inductor, LOWERED: backend, CALLED: None, GUARDS: None}
+    lines = [*ends, SAVED]
+    assert [last(*lines[: n + 1]) for n in range(len(lines))] == [*ends.values(), None]
 
 
-def test_a_graph_break_ends_tracing_without_a_line_of_its_own() -> None:
-    broken = [TRACE, CALL, LOWER, LOWERED, CALLED]
-    assert last(*broken) == ("dynamo", "f /a.py:2")
-    assert last(*broken, GUARDS) is None
-    assert last(*broken, TRACE.replace("{id}", "1/0").replace("{f}", "g")) == ("dynamo", "g /a.py:2")
+MINE = ("Traceback (most recent call last):", "ValueError: mine")
+DYNAMOS = (MINE[0], "torch._dynamo.exc.InternalTorchDynamoError: AssertionError")
+BROKEN = (TRACE, CALL, LOWER, LOWERED, CALLED)
 
 
-def test_a_function_that_is_skipped_is_over() -> None:
-    assert last(TRACE, SAVED) is None
-    assert last(TRACE, EXIT) is None
-
-
-def test_an_exception_leaves_its_step_open_and_the_exit_closes_nothing_of_a_backend() -> None:
-    assert last(TRACE, DONE, CALL, SAVED, "Traceback (most recent call last):", EXIT) == ("backend", "inductor")
-    dynamo = ["Traceback (most recent call last):", "torch._dynamo.exc.InternalTorchDynamoError: AssertionError"]
-    assert last(TRACE, SAVED, *dynamo, EXIT) == ("dynamo", "f /a.py:2")
-    # The program's own, later: nothing to do with the step.
-    assert last(TRACE, DONE, SAVED, "Traceback (most recent call last):", "ValueError: mine", EXIT) is None
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        # A graph break ends tracing without a line of its own.
+        (BROKEN, ("dynamo", "f /a.py:2")),
+        ((*BROKEN, GUARDS), None),
+        ((*BROKEN, TRACE.replace("{id}", "1/0").replace("{f}", "g")), ("dynamo", "g /a.py:2")),
+        # A function that is skipped is over.
+        ((TRACE, SAVED), None),
+        ((TRACE, EXIT), None),
+        # An exception leaves its step open, and the exit closes nothing of a backend.
+        ((TRACE, DONE, CALL, SAVED, MINE[0], EXIT), ("backend", "inductor")),
+        ((TRACE, SAVED, *DYNAMOS, EXIT), ("dynamo", "f /a.py:2")),
+        # The program's own, later, has nothing to do with the step.
+        ((TRACE, DONE, SAVED, *MINE, EXIT), None),
+    ],
+)
+def test_what_ends_a_step(lines: tuple[str, ...], expected: tuple[str, str] | None) -> None:
+    assert last(*lines) == expected
 
 
 def test_how_long_before_the_last_line() -> None:

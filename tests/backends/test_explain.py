@@ -45,7 +45,7 @@ def test_text_and_json_say_the_same() -> None:
     assert facts["graphs"][0]["graph_break"]["reason"] == found.breaks[0].reason
 
 
-def test_break_before_any_op_is_counted() -> None:
+def test_break_before_any_op_is_counted_and_nothing_to_compile_is_said() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         torch._dynamo.graph_break()
         return x.sin()
@@ -54,21 +54,9 @@ def test_break_before_any_op_is_counted() -> None:
     assert (found.graph_count, found.graph_break_count) == (1, 1)
     assert sum(found.breaks_without_graph.values()) == 1
     assert "break before any op (1×)" in str(found)
-
-
-def test_nothing_to_compile() -> None:
     found = explain(lambda x: x)(3)
     assert (found.graph_count, found.op_count, found.graphs) == (0, 0, [])
     assert str(found).startswith("0 graphs, 0 graph breaks, 0 ops")
-
-
-def test_two_functions_are_not_a_break_and_recompiles_count() -> None:
-    backend = ExplainWithBackend("eager")
-    for x in (torch.ones(2), torch.ones(2, dtype=torch.float64)):
-        torch.compile(torch.sin, backend=backend)(x)
-    found = backend.output()
-    assert (found.graph_count, found.graph_break_count) == (2, 0)
-    assert len(backend.graphs) == 2 and "sin" in backend.graphs[0].code
 
 
 def test_result_and_gradient_are_the_inner_backends() -> None:
@@ -100,6 +88,12 @@ def test_nested_ops_are_listed() -> None:
     assert {"higher_order.cond", "torch.sin", "torch.cos"} <= ops
 
 
-def test_unknown_inner() -> None:
+def test_two_functions_are_not_a_break_and_recompiles_count() -> None:
+    backend = ExplainWithBackend("eager")
+    for x in (torch.ones(2), torch.ones(2, dtype=torch.float64)):
+        torch.compile(torch.sin, backend=backend)(x)
+    found = backend.output()
+    assert (found.graph_count, found.graph_break_count) == (2, 0)
+    assert len(backend.graphs) == 2 and "sin" in backend.graphs[0].code
     with pytest.raises(UsageError, match="no backend named 'nobody'"):
         ExplainWithBackend("nobody")

@@ -1,8 +1,9 @@
-"""Planted faults hit exactly the call asked for, and nothing is hit where that call is not."""
+"""Planted faults hit exactly the call asked for, and nothing where it is not; what `faulty` matches and refuses."""
 
 from __future__ import annotations
 
 import signal
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from backends.programs_debug import run, same
 from conftest import Finished
 from graphprobe import backends
 from graphprobe.backends.faulty import KINDS, Faulty, PlantedFault, faulty
-from graphprobe.errors import UsageError
+from graphprobe.errors import GraphprobeWarning, UsageError
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
@@ -77,17 +78,14 @@ def test_errors_name_what_was_hit(kind: str, where: str) -> None:
     assert len(backend.hits) == 1
 
 
-def test_dtype_and_stride_have_the_right_values_in_the_wrong_form() -> None:
-    for kind in ("dtype", "stride"):
-        output = torch.compile(torch.sin, backend=faulty(op="sin", kind=kind))(X)
-        torch.compiler.reset()
-        assert torch.equal(output.to(X.dtype), torch.sin(X))
-        assert (output.dtype == X.dtype) == (kind == "stride")
-        assert (output.stride() == X.stride()) == (kind == "dtype")
-
-
 @pytest.mark.parametrize("kind", ["dtype", "stride"])
-def test_form_in_the_backward(kind: str) -> None:
+def test_dtype_and_stride_have_the_right_values_in_the_wrong_form(kind: str) -> None:
+    output = torch.compile(torch.sin, backend=faulty(op="sin", kind=kind))(X)
+    assert torch.equal(output.to(X.dtype), torch.sin(X))
+    assert (output.dtype == X.dtype) == (kind == "stride")
+    assert (output.stride() == X.stride()) == (kind == "dtype")
+
+    torch.compiler.reset()
     seen: list[torch.Tensor] = []
     x = X.clone().requires_grad_()
     backend = faulty(op="aten.mul.Tensor", kind=kind, where="backward")
@@ -96,19 +94,17 @@ def test_form_in_the_backward(kind: str) -> None:
     y.sum().backward()
     assert len(backend.hits) == 1
     assert torch.equal(seen[0].to(X.dtype), torch.cos(X))
-    if kind == "stride":
-        assert seen[0].stride() != X.stride()
+    assert kind == "dtype" or seen[0].stride() != X.stride()
 
 
-def test_alias_forward_overwrites_the_operand() -> None:
+def test_alias_overwrites_the_operand() -> None:
     x = X.clone()
     with functorch_config.patch(error_on_custom_op_aliasing=False):  # torch turns it on where CI is set
         output = torch.compile(lambda x: torch.sin(x), backend=faulty(op="sin", kind="alias"))(x)
     assert torch.equal(output, torch.sin(X))
     assert torch.equal(x, output) and x.data_ptr() == output.data_ptr()
 
-
-def test_alias_backward_overwrites_the_operand() -> None:
+    torch.compiler.reset()
     backend = faulty(op="aten.mul.Tensor", kind="alias", where="backward")
     x = X.clone().requires_grad_()
     gradient = torch.full_like(X, 3.0)
@@ -149,9 +145,9 @@ def test_inductor(kind: str, where: str) -> None:
     assert same(healthy, compiled_run("inductor", fn), exact=False), "the fault stayed in a cache of torch"
 
 
-@pytest.mark.parametrize(("kind", "code"), [("segfault", -signal.SIGSEGV), ("hang", None)])
+@pytest.mark.parametrize(("kind", "code"), [("segfault", -signal.SIGSEGV), ("hang", 7)])
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_process_ends_or_hangs(kind: str, code: int | None, where: str, run_python: Callable[..., Finished]) -> None:
+def test_process_ends_or_hangs(kind: str, code: int, where: str, run_warm: Callable[..., Finished]) -> None:
     op = "aten.sin" if where == "forward" else "aten.cos"
     script = f"""
 import os, sys, threading, time, traceback, torch
@@ -171,6 +167,127 @@ torch.compile(torch.sin, backend=backends.get("faulty", op={op!r}, kind={kind!r}
 print("came through")
 os._exit(0)
 """
-    done = run_python("-c", script, timeout_s=60)
+    done = run_warm("-c", script, timeout_s=60)
     assert "came through" not in done.out
-    assert done.code == (7 if code is None else code), done.err
+    assert done.code == code, done.err
+
+
+def two_sines(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(torch.sin(x) * 2)
+
+
+def test_callers_graph_is_not_edited() -> None:
+    codes: list[tuple[str, str]] = []
+
+    def watching(gm: Any, inputs: Any) -> Any:
+        before = gm.code
+        compiled = faulty(op="sin", kind="accuracy", nth=None, inner="eager")(gm, inputs)
+        codes.append((before, gm.code))
+        return compiled
+
+    assert not torch.equal(torch.compile(two_sines, backend=watching)(X), two_sines(X))
+    assert codes[0][0] == codes[0][1]
+
+
+def test_names_in_dynamos_and_in_aotautograds_graph() -> None:
+    for name in ("relu", "torch.relu", "F.relu", "*.relu", "rel?"):
+        backend = faulty(op=name, inner="eager", nth=None)
+        torch.compile(lambda x: torch.relu(x), backend=backend)(X)
+        assert len(backend.hits) == (name != "F.relu")
+    for name in ("relu", "relu.default", "aten.relu", "aten.relu.default", "aten::relu", "aten.*"):
+        backend = faulty(op=name)
+        torch.compile(lambda x: torch.nn.functional.relu(x), backend=backend)(X)
+        assert [hit.op for hit in backend.hits] == ["aten.relu.default"]
+
+
+def test_what_is_not_planted_is_told() -> None:
+    def two(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.relu(x) + 1)
+
+    for fn, backend, told in (
+        (
+            two,
+            faulty(op="relux", inner="eager"),
+            "no call of 'relux', so nothing is planted in it; did you mean 'relu'",
+        ),
+        (two, faulty(op="relu", nth=5, inner="eager"), "no call 5 of 'relu', so nothing is planted in it; it has 2"),
+        (torch.sin, "graphprobe:relu_accuracy_error_TESTING_ONLY", "no call of 'relu'"),
+    ):
+        with pytest.warns(GraphprobeWarning, match=told):
+            torch.compile(fn, backend=backend)(X)
+        torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GraphprobeWarning)
+        torch.compile(two, backend=faulty(op="relu", nth=1, inner="eager"))(X)
+
+
+def test_methods_tuples_branches_and_custom_ops() -> None:
+    method = faulty(op="relu", inner="eager")
+    torch.compile(lambda x: x.relu(), backend=method)(X)
+    assert [hit.op for hit in method.hits] == ["Tensor.relu"]
+    several = faulty(op="aten.topk")
+    values, where = torch.compile(lambda x: torch.topk(x, 2), backend=several)(X)
+    assert torch.equal(values, torch.topk(X, 2).values + 1) and torch.equal(where, torch.topk(X, 2).indices)
+    branch = faulty(op="aten.sin")
+    fn = torch.compile(lambda x: torch.cond(x.sum() > 5, torch.sin, torch.cos, (x,)), backend=branch)
+    ten = torch.full((2,), 10.0)
+    assert torch.equal(fn(ten), torch.sin(ten) + 1) and len(branch.hits) == 1
+
+
+def test_options_reach_the_backend_through_torch_compile() -> None:
+    function = backends.describe("faulty").function
+    out = torch.compile(torch.sin, backend=function, options={"op": "sin", "amount": 2.0, "inner": "eager"})(X)
+    assert torch.equal(out, torch.sin(X) + 2)
+
+
+def test_wrong_options() -> None:
+    for options, message in (
+        ({"op": "sin", "kind": "rot"}, "there are compile"),
+        ({"op": "sin", "where": "up"}, "'forward' or 'backward'"),
+        ({"op": "sin", "nth": -1}, "a number from 0"),
+        ({"op": "sin", "nth": True}, "a number from 0"),
+        ({"op": "sin", "inner": "nobody"}, "no backend named"),
+        ({"op": "sin", "inner": "eager", "where": "backward", "kind": "dtype"}, "needs the backward graph"),
+        ({"kind": "nan"}, "op"),
+        ({"op": "sin", "nht": 1}, "nht"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            faulty(**options)
+
+
+def test_fault_that_cannot_be() -> None:
+    for fn, op, kind, message in (
+        (lambda x: x > 0, "aten.gt", "nan", "has no NaN"),
+        (lambda x: x > 0, "aten.gt", "dtype", "no dtype"),
+        (lambda x: x.sum(), "aten.sum", "alias", "an alias needs an operand"),
+    ):
+        torch.compiler.reset()
+        with pytest.raises(Exception, match=message):
+            torch.compile(fn, backend=faulty(op=op, kind=kind))(X)
+
+
+def test_crossref_catches_a_planted_lie() -> None:
+    backend = faulty(op="sin", kind="dtype", inner="aot_eager_decomp_partition_crossref")
+    with pytest.raises(Exception, match=r"graphprobe\.fault.*mismatched tensor metadata"):
+        torch.compile(torch.sin, backend=backend)(X)
+
+
+def test_the_sources_four() -> None:
+    module = torch.nn.ReLU()
+    fns: list[Callable[..., Any]] = [lambda x: torch.relu(x) * 2, lambda x: x.relu() * 2, lambda x: module(x) * 2]
+    for fn in fns:
+        torch.compiler.reset()
+        wrong = torch.compile(fn, backend=backends.get("relu_accuracy_error_TESTING_ONLY"))(X)
+        assert torch.equal(wrong, fn(X) + 2)
+        with pytest.raises(PlantedFault):
+            torch.compile(fn, backend=backends.get("relu_runtime_error_TESTING_ONLY"))(X)
+        with pytest.raises(Exception, match="ReluCompileError"):
+            torch.compile(fn, backend=backends.get("relu_compile_error_TESTING_ONLY"))(X)
+    for name in ("relu_accuracy_error", "relu_runtime_error", "relu_compile_error", "non_leaf_compile_error"):
+        torch.compiler.reset()
+        fine = torch.compile(without_sines, backend=backends.get(f"{name}_TESTING_ONLY"))
+        assert torch.equal(fine(X), without_sines(X))
+    torch.compiler.reset()
+    non_leaf = torch.compile(without_sines, backend=backends.get("non_leaf_compile_error_TESTING_ONLY"))
+    with pytest.raises(Exception, match="TestingOnlyCompileError"):
+        non_leaf(X.clone().requires_grad_() * 1)

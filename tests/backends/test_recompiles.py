@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 import graphprobe
-from graphprobe.errors import UsageError
 
 
 def f(x: Any) -> Any:
@@ -25,7 +23,10 @@ def test_as_the_profiler_of_torch_was_used() -> None:
     assert "torch._dynamo.mark_dynamic(x, 0)" in prof.report()
 
 
-def test_others_do_not_count() -> None:
+def test_others_do_not_count_and_one_that_is_never_used_says_so() -> None:
+    with graphprobe.CompileProfiler() as prof:
+        torch.compile(lambda x: x - 1, backend="eager")(torch.ones(3))
+    assert prof.report() == "no recompilations: nothing was compiled with this backend"
     other = torch.compile(lambda x: x + 1, backend="eager")
     with graphprobe.CompileProfiler() as prof:
         compiled = torch.compile(f, backend=prof)
@@ -49,16 +50,3 @@ def test_without_a_block_it_begins_by_itself() -> None:
     assert inside.exceeds_recompile_limit is before
     compiled(torch.ones(4, 4))
     assert [group.kind for group in prof.result().groups] == ["requires-grad-changed"]
-
-
-def test_one_that_is_never_used_says_so() -> None:
-    with graphprobe.CompileProfiler() as prof:
-        torch.compile(f, backend="eager")(torch.ones(3))
-    assert prof.report() == "no recompilations: nothing was compiled with this backend"
-
-
-def test_wrong_use() -> None:
-    with pytest.raises(UsageError, match="no_such"):
-        graphprobe.CompileProfiler("no_such")
-    with pytest.raises(UsageError, match="allowed"):
-        graphprobe.CompileProfiler(allowed=True)

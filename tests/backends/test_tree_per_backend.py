@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import graphprobe
-from graphprobe.store.reader import Run
+from graphprobe.store import Run
 
 
 def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -29,6 +29,10 @@ def train(**options: Any) -> list[torch.Tensor]:
     with torch.no_grad():
         again = compiled(torch.ones(6, 8), w)
     return [loss.detach(), w.grad, again]
+
+
+def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 def own(gm: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -51,64 +55,55 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 }
 
 
-def files_of(run: Run) -> list[str]:
-    return sorted(str(path.relative_to(run.tool_dir)) for path in run.tool_dir.rglob("*") if path.is_file())
-
-
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("how", ["trace", "wrap"])
-def test_tree(case: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options, expected, absent = CASES[case]
+def test_tree(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, _, _ = CASES[case]
     plain = train(**options)
-    monkeypatch.chdir(tmp_path)
     torch.compiler.reset()
-    if how == "trace":
-        with graphprobe.trace(tmp_path):
-            seen = train(**options)
-    else:
-        wrapped = graphprobe.wrap(options.get("backend", "inductor"))
-        seen = train(**{**options, "backend": wrapped})
-        graphprobe.disable()
-    assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
+    with graphprobe.trace(tmp_path / "trace"):
+        assert equal(plain, train(**options))
+    check_tree(case, tmp_path / "trace")
+    (tmp_path / "wrap").mkdir()
+    monkeypatch.chdir(tmp_path / "wrap")
+    torch.compiler.reset()
+    wrapped = graphprobe.wrap(options.get("backend", "inductor"))
+    assert equal(plain, train(**{**options, "backend": wrapped}))
+    graphprobe.disable()
+    check_tree(case, tmp_path / "wrap")
 
-    run = Run.open(tmp_path)
-    files = files_of(run)
+
+def check_tree(case: str, folder: Path) -> None:
+    _, expected, absent = CASES[case]
+    run = Run.open(folder)
+    files = sorted(str(path.relative_to(run.tool_dir)) for path in run.tool_dir.rglob("*") if path.is_file())
     assert set(expected) <= set(files), files
     assert not [file for file in files for part in absent if part in file.removeprefix("model__")]
-    for number in (0, 1):
-        assert {f"model__{number}/dynamo_out_graph.txt", f"model__{number}/compile.json"} <= set(files)
-    assert run.manifest.models == 2
-    assert run.manifest.state == "finished"
-    assert run.manifest.missing == []
+    assert {f"model__{n}/{name}" for n in (0, 1) for name in ("dynamo_out_graph.txt", "compile.json")} <= set(files)
+    assert (run.manifest.models, run.manifest.state, run.manifest.missing) == (2, "finished", [])
     assert run.verify() == []
     name = case if case in ("aot_eager", "eager", "own") else "inductor"
     assert {model.compile["backend"] for model in run.models()} == {name}
     if "output_code.py" not in absent:
-        for folder in ("model__0/forward", "model__0/backward", "model__1/forward"):
-            stages = [f for f in files if re.fullmatch(rf"{folder}/\d+_aot_\w+_(original|optimized)_graph\.txt", f)]
+        for part in ("model__0/forward", "model__0/backward", "model__1/forward"):
+            stages = [f for f in files if re.fullmatch(rf"{part}/\d+_aot_\w+_(original|optimized)_graph\.txt", f)]
             assert len(stages) == 2, files
             assert "_original_" in stages[0]
 
 
 @pytest.mark.parametrize("kind", ["txt", "pbtxt", "py"])
-@pytest.mark.parametrize("how", ["attribute", "value"])
-def test_configured_backend(kind: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_backend(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options are set as they are or by their `value`: tests/test_compiler_config.py."""
     plain = train(mode="max-autotune")
     monkeypatch.chdir(tmp_path)
     config = graphprobe.CompilerConfig()
-    if how == "attribute":
-        config.mode = "max-autotune"  # type: ignore[assignment]
-        config.debug.graph_dump.type = kind
-    else:
-        config.mode.value = "max-autotune"
-        config.debug.graph_dump.type.value = kind
+    config.mode = "max-autotune"  # type: ignore[assignment]
+    config.debug.graph_dump.type.value = kind
     seen = train(backend=graphprobe.get_backend(compiler_config=config))
     graphprobe.disable()
-    assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
+    assert equal(plain, seen)
     run = Run.open(tmp_path)
     ir = {Path(e.path).suffix for e in run.events() if e.kind == "ir" and e.path is not None}
-    assert ir == {f".{kind}"}
-    assert run.manifest.missing == []
+    assert (ir, run.manifest.missing) == ({f".{kind}"}, [])
 
 
 def test_configured_modes_are_torchs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ SHOWN = {
 """Commands that read it, by the name of their file."""
 
 
-def make_data(folder: Path) -> None:
+def make_data(folder: Path, *, python: str = sys.executable) -> None:
     """The demo's program, and what graphprobe makes of it; nothing where it is there already."""
     if (folder / "warm.json").is_file():
         return
@@ -93,7 +93,7 @@ def make_data(folder: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
     for command in MADE:
         done = subprocess.run(
-            [sys.executable, "-m", "graphprobe", *command.split()], cwd=folder, env=env, capture_output=True, text=True
+            [python, "-m", "graphprobe", *command.split()], cwd=folder, env=env, capture_output=True, text=True
         )
         if done.returncode not in (0, 1) or "Traceback" in done.stderr:
             raise RuntimeError(f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from conftest import ROOT, Finished
+from cli.calling import Python, call
+from conftest import ROOT
 from graphprobe.cli.commands import demo
-from graphprobe.cli.main import main
-
-Python = Callable[..., Finished]
 
 FINDING = {"op": "aten.relu.default", "stage": "codegen", "module": "blocks.0.mlp"}
 SHOWN = "print('FAULT: wrong_value'); raise SystemExit(1)"
@@ -28,7 +26,9 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resu
     """The demo with results that are made up, in the place of those that it takes a minute to get."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*args: str, healthy: int = 0, finding: dict[str, Any] | None = None, repro: str = SHOWN) -> Result:
+    def run(
+        *args: str, code: int | None = None, healthy: int = 0, finding: dict[str, Any] = FINDING, repro: str = SHOWN
+    ) -> Result:
         def command(*words: str) -> int:
             print("$ graphprobe", *words)
             if words[0] == "report":
@@ -40,26 +40,25 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resu
             proof.mkdir(parents=True)
             (proof / "repro.py").write_text(repro)
             source = str(Path(words[-1].partition(":")[0]).absolute()) + ":27"
-            made = {**(FINDING if finding is None else finding), "dossier": str(proof.absolute()), "source": source}
+            made = {**finding, "dossier": str(proof.absolute()), "source": source}
             Path(words[words.index("--json") + 1]).write_text(json.dumps({"findings": [made]}))
             return 1
 
         monkeypatch.setattr(demo, "_graphprobe", command)
-        return CliRunner().invoke(main, ["demo", *args])
+        return call("demo", *args, code=code)
 
     return run
 
 
 def test_found_as_planted(quick: Callable[..., Result]) -> None:
-    done = quick("--out", "there")
-    assert done.exit_code == 0, done.output
+    done = quick("--out", "there", code=0)
     assert "def faulty()" in Path("there/transformer.py").read_text()
     *_, verdict, where, proof, _, follow = done.stdout.splitlines()
     assert verdict.startswith("FOUND: the planted fault, as it was planted: aten.relu.default, codegen (")
     assert where.split(": ")[1].strip() == "there/transformer.py:27 in blocks.0.mlp"
     assert proof.endswith("python there/proofs/proof/repro.py")
     assert follow.endswith("graphprobe help diagnose")
-    assert "exit code 1: the fault is there" in done.stdout
+    assert "exit code 1: the fault is there" in done.stdout and ":healthy" in done.stdout
     assert [path.name for path in Path().iterdir()] == ["there"]
 
 
@@ -74,16 +73,13 @@ def test_found_as_planted(quick: Callable[..., Result]) -> None:
     ],
 )
 def test_anything_else_ends_with_1(quick: Callable[..., Result], made: dict[str, Any], said: str) -> None:
-    done = quick(**made)
-    assert done.exit_code == 1, done.output
+    done = quick(code=1, **made)
     (verdict,) = [line for line in done.stdout.splitlines()[-5:] if line.startswith("NOT FOUND AS PLANTED: ")]
     assert said in verdict
 
 
 def test_the_control_can_be_left_out(quick: Callable[..., Result]) -> None:
-    assert ":healthy" in quick("--out", "a").stdout
-    done = quick("--out", "b", "--no-control", healthy=1)
-    assert ":healthy" not in done.stdout and done.exit_code == 0
+    assert ":healthy" not in quick("--out", "b", "--no-control", healthy=1, code=0).stdout
 
 
 def test_nothing_is_overwritten(quick: Callable[..., Result]) -> None:
@@ -91,35 +87,28 @@ def test_nothing_is_overwritten(quick: Callable[..., Result]) -> None:
     Path("used/mine").write_text("kept")
     Path("file").write_text("kept")
     for name in ("used", "file", "file/below"):
-        done = quick("--out", name)
-        assert done.exit_code == 2, done.output
-        assert f"--out {name}: it " in done.stderr
+        assert f"--out {name}: it " in quick("--out", name, code=2).stderr
     assert sorted(map(str, Path().rglob("*"))) == ["file", "used", "used/mine"]
 
 
 @pytest.mark.parametrize(
     ("terminal", "env", "args", "opened"),
     [
-        (True, {"DISPLAY": ":0"}, (), True),
-        (True, {"BROWSER": "firefox"}, (), True),
-        (True, {}, (), False),
-        (True, {"DISPLAY": ":0", "CI": "true"}, (), False),
-        (False, {"DISPLAY": ":0"}, (), False),
-        (True, {"DISPLAY": ":0"}, ("--no-open",), False),
+        (True, "DISPLAY=:0", (), True),
+        (True, "BROWSER=firefox", (), True),
+        (True, "", (), False),
+        (True, "DISPLAY=:0 CI=true", (), False),
+        (False, "DISPLAY=:0", (), False),
+        (True, "DISPLAY=:0", ("--no-open",), False),
     ],
-    ids=["terminal", "its browser", "no display", "ci", "pipe", "--no-open"],
 )
 def test_the_report_is_opened_for_a_person_alone(
-    quick: Callable[..., Result],
-    monkeypatch: pytest.MonkeyPatch,
-    terminal: bool,
-    env: dict[str, str],
-    args: tuple[str, ...],
-    opened: bool,
+    terminal: bool, env: str, args: tuple[str, ...], opened: bool, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
+    given = dict(word.split("=") for word in env.split())
     for name in ("CI", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.setenv(name, env.get(name, ""))
+        monkeypatch.setenv(name, given.get(name, ""))
     monkeypatch.setattr(webbrowser, "open", seen.append)
     monkeypatch.setattr(demo, "_on_terminal", lambda: terminal)
     quick(*args)
@@ -127,7 +116,7 @@ def test_the_report_is_opened_for_a_person_alone(
 
 
 @pytest.mark.heavy
-def test_the_whole_demo(run_python: Python, tmp_path: Path) -> None:
+def test_the_whole_demo(run_python: Python, run_warm: Python, tmp_path: Path) -> None:
     """From caches that are empty, as on the first day; in 90 s of the processor, whatever else this machine does."""
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CI": ""}
     began = time.monotonic()
@@ -138,7 +127,7 @@ def test_the_whole_demo(run_python: Python, tmp_path: Path) -> None:
     assert any(line.startswith("FOUND: the planted fault") for line in done.out.splitlines()[-5:])
     assert done.cpu_s < 90, f"{time.monotonic() - began:.0f} s, {done.cpu_s:.0f} s of the processor"
     (proof,) = (tmp_path / "demo" / "proofs").iterdir()
-    again = run_python(str(proof / "repro.py"), cwd=tmp_path, env=env)
+    again = run_warm(str(proof / "repro.py"), cwd=tmp_path, env=env)
     assert again.code == 1, again.out + again.err
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert (proof / "repro.py").read_text(encoding="utf-8") in readme, "as the README shows it"

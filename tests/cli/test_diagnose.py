@@ -1,14 +1,18 @@
-"""`graphprobe diagnose`: targets, exit codes, the JSON, and scripts that go wrong by themselves."""
+"""`graphprobe diagnose`: targets, exit codes, the JSON, scripts that go wrong by themselves, and `--only-function`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from click.testing import Result
 
+from cli.calling import call as invoke
 from conftest import ROOT, Finished, module_at
 from graphprobe.findings import Diagnosis, ScriptDocument, read_document
 
@@ -17,24 +21,11 @@ Python = Callable[..., Finished]
 TARGETS = """\
 import torch
 
-number = 3
-
 def small():
     def double(x, *, budget_s):
         return x * budget_s + 1
     return double, (torch.linspace(-1, 1, 8),), {"budget_s": 2.0}
 
-def pair():
-    return torch.sin, [torch.ones(3)]
-
-def garbage():
-    return "nothing of use"
-
-def swapped():
-    return (torch.ones(3),), torch.sin
-
-def raising():
-    raise KeyError("no weights")
 """
 
 RELU = """\
@@ -100,69 +91,66 @@ def diagnose(run_warm: Python, tmp_path: Path) -> Python:
     return run
 
 
-def test_healthy_callable(diagnose: Python, tmp_path: Path) -> None:
+@pytest.fixture
+def diagnosed(diagnose: Python, tmp_path: Path) -> Callable[..., tuple[Finished, dict[str, Any]]]:
+    """How diagnosing a script ended, and its document."""
+
+    def run(script: str, code: int, *options: str) -> tuple[Finished, dict[str, Any]]:
+        (tmp_path / "script.py").write_text(script)
+        done = diagnose("--json", "result.json", *options, "script.py", "--epochs", "1")
+        assert done.code == code, done.out + done.err
+        return done, json.loads((tmp_path / "result.json").read_text())
+
+    return run
+
+
+@pytest.mark.parametrize(("options", "inside"), [((), "not_run"), (("--deep",), "right")])
+def test_healthy_callable(options: tuple[str, ...], inside: str, diagnose: Python, tmp_path: Path) -> None:
+    """What the user runs is right: that is all, unless one looks inside."""
     # Options may stand behind a callable, which takes no arguments of its own.
-    done = diagnose("targets.py:small", "--json", "small.json", "--backend", "aot_eager")
+    done = diagnose("targets.py:small", "--json", "small.json", "--backend", "aot_eager", *options)
     assert done.code == 0, done.err
     assert done.out.startswith("HEALTHY: targets.py:small:")
     document = json.loads((tmp_path / "small.json").read_text())
-    fields = (
-        "verdict seconds graphs compiles findings ruled_out latent differences largest_z notes raises rungs unfinished"
-    )
-    assert list(document) == fields.split()
-    assert msgspec.convert(document, Diagnosis).verdict == "healthy"
-    states = [(rung["name"], rung["state"]) for rung in document["rungs"]]
-    assert states == [("dynamo", "not_run"), ("kernels", "right")], "what the user runs is right: that is all"
+    assert tuple(document) == Diagnosis.__struct_fields__
+    diagnosis = msgspec.convert(document, Diagnosis)
+    assert (diagnosis.verdict, diagnosis.latent) == ("healthy", [])
+    assert [(rung.name, rung.state) for rung in diagnosis.rungs] == [("dynamo", inside), ("kernels", "right")]
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["small.json", "targets.py"]
 
 
-def test_deep_looks_inside_of_what_is_healthy(diagnose: Python, tmp_path: Path) -> None:
-    done = diagnose("targets.py:small", "--json", "small.json", "--backend", "aot_eager", "--deep")
-    assert done.code == 0, done.err
-    document = json.loads((tmp_path / "small.json").read_text())
-    assert (document["verdict"], document["latent"]) == ("healthy", [])
-    assert [(rung["name"], rung["state"]) for rung in document["rungs"]] == [("dynamo", "right"), ("kernels", "right")]
-
-
 @pytest.mark.heavy
-def test_fault_in_a_script(diagnose: Python, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(RELU)
-    done = diagnose("--json", "result.json", "--out", "proofs", "train.py", "--epochs", "1")
-    assert done.code == 1, done.out + done.err
-    assert "arguments ['train.py', '--epochs', '1'] __main__" in done.out
-    document = json.loads((tmp_path / "result.json").read_text())
+def test_fault_in_a_script(diagnosed: Any, tmp_path: Path) -> None:
+    done, document = diagnosed(RELU, 1, "--out", "proofs")
+    assert "arguments ['script.py', '--epochs', '1'] __main__" in done.out
     assert read_document(document, ScriptDocument).schema == 1
-    assert (document["target"], document["ended"]) == ("train.py", None)
+    assert (document["target"], document["ended"]) == ("script.py", None)
     names = [d["function"] for d in document["diagnoses"]]
     # Calls with the same shapes are not diagnosed again, and no function more than three times.
-    right = "right (train.py:10)"
-    assert names == ["wrong (train.py:6)", right, f"{right}, call 3", f"{right}, call 4"]
+    right = "right (script.py:10)"
+    assert names == ["wrong (script.py:6)", right, f"{right}, call 3", f"{right}, call 4"]
     assert [d["verdict"] for d in document["diagnoses"]] == ["fault", "healthy", "healthy", "healthy"]
     ladders = [[rung["state"] for rung in diagnosis["rungs"]] for diagnosis in document["diagnoses"]]
-    assert ladders == [
-        ["right", "right", "right", "wrong", "wrong"],
-        *[["not_run", "right"]] * 3,
-    ]  # the second has a backend of its own
+    assert ladders[0] == ["right", "right", "right", "wrong", "wrong"]
+    assert ladders[1:] == [["not_run", "right"]] * 3, "the second has a backend of its own"
     found = document["diagnoses"][0]["findings"][0]
     assert (found["kind"], found["op"]) == ("wrong_value", "aten.relu.default")
-    assert found["source"] == f"{tmp_path / 'train.py'}:8"
+    assert found["source"] == f"{tmp_path / 'script.py'}:8"
     assert Path(found["dossier"]).parent == tmp_path / "proofs" / "0-wrong"
     assert (Path(found["dossier"]) / "repro.py").is_file()
     assert "return torch.relu(x * 2)" in done.out
     assert f"python {Path(found['dossier']).relative_to(tmp_path)}/repro.py\n" in done.out
-    assert "train.py: 3 healthy, 1 fault" in done.out
+    assert "script.py: 3 healthy, 1 fault" in done.out
 
 
-def test_script_that_raises(diagnose: Python, tmp_path: Path) -> None:
-    (tmp_path / "raising.py").write_text(RAISING)
-    done = diagnose("--json", "result.json", "raising.py")
-    assert done.code == 125, done.out + done.err
+@pytest.mark.slow
+def test_script_that_raises(diagnosed: Any) -> None:
+    done, document = diagnosed(RAISING, 125)
     assert done.out.count("HEALTHY") == 1
     assert "nothing was compiled" in done.out, "nn.Linear.compile() compiles nothing, in plain torch too"
     assert "gradient None torch.Size([2, 2])" in done.out, "diagnosing leaves no trace in the script"
-    assert "raising.py: the script was ended by ValueError: the data is gone\n" in done.out
+    assert "script.py: the script was ended by ValueError: the data is gone\n" in done.out
     assert 'raise ValueError("the data is gone' in done.err
-    document = json.loads((tmp_path / "result.json").read_text())
     assert document["ended"] == "the script was ended by ValueError: the data is gone"
     assert [d["function"].split()[0] for d in document["diagnoses"]] == ["f", "Linear"]
 
@@ -185,14 +173,12 @@ print(model(torch.ones(2)).shape)
 """
 
 
-def test_nothing_that_was_compiled_is_no_all_clear(diagnose: Python, tmp_path: Path) -> None:
-    (tmp_path / "left_alone.py").write_text(LEFT_ALONE)
-    done = diagnose("--json", "result.json", "left_alone.py")
-    assert done.code == 2, done.out + done.err
+@pytest.mark.slow
+def test_nothing_that_was_compiled_is_no_all_clear(diagnosed: Any) -> None:
+    done, document = diagnosed(LEFT_ALONE, 2)
     shown = " ".join(done.out.split())
     assert "HEALTHY" not in shown and "why: nothing was compiled: torch.compile made no graph" in shown
-    found = json.loads((tmp_path / "result.json").read_text())["diagnoses"]
-    assert [(d["verdict"], d["graphs"]) for d in found] == [("undecided", 0)] * 2
+    assert [(d["verdict"], d["graphs"]) for d in document["diagnoses"]] == [("undecided", 0)] * 2
 
 
 AGAIN_AND_AGAIN = """\
@@ -214,11 +200,9 @@ for size in (4, 5):
 """
 
 
-def test_a_function_that_is_compiled_anew_goes_on_from_its_calls(diagnose: Python, tmp_path: Path) -> None:
-    (tmp_path / "again.py").write_text(AGAIN_AND_AGAIN)
-    done = diagnose("--json", "result.json", "again.py")
-    assert done.code == 1, done.out + done.err
-    found = json.loads((tmp_path / "result.json").read_text())["diagnoses"]
+@pytest.mark.slow
+def test_a_function_that_is_compiled_anew_goes_on_from_its_calls(diagnosed: Any) -> None:
+    found = diagnosed(AGAIN_AND_AGAIN, 1)[1]["diagnoses"]
     named = [(d["function"].partition(" (")[0] + d["function"].partition(")")[2], d["verdict"]) for d in found]
     names = ("fn", "<lambda>")
     assert named == [*((name, "healthy") for name in names), *((f"{name}, call 2", "fault") for name in names)]
@@ -239,15 +223,12 @@ print(torch.compile(Net(), backend="eager")(torch.ones(2, 1, 4)).shape)
 """
 
 
-def test_what_dynamo_gives_up_on_runs_uncompiled_and_is_right(diagnose: Python, tmp_path: Path) -> None:
-    (tmp_path / "left.py").write_text(LEFT_AS_IT_IS)
-    done = diagnose("--json", "result.json", "left.py")
-    assert done.code == 0, done.out + done.err
+def test_what_dynamo_gives_up_on_runs_uncompiled_and_is_right(diagnosed: Any) -> None:
+    done, document = diagnosed(LEFT_AS_IT_IS, 0)
     assert "0 graphs compiled" not in done.out
     said = " ".join(done.out.split())
     assert "torch.compile makes no graph of it and runs it uncompiled (Attempted to wrap RNN" in said
-    (found,) = json.loads((tmp_path / "result.json").read_text())["diagnoses"]
-    assert (found["verdict"], found["graphs"]) == ("healthy", 0)
+    assert [(d["verdict"], d["graphs"]) for d in document["diagnoses"]] == [("healthy", 0)]
 
 
 NOT_TRIED = """\
@@ -260,59 +241,43 @@ print(torch.compile(torch.nn.parallel.DistributedDataParallel(own), backend="eag
 """
 
 
-def test_a_generator_that_dynamo_leaves_does_not_make_a_program_healthy(diagnose: Python, tmp_path: Path) -> None:
-    (tmp_path / "left.py").write_text(NOT_TRIED)
-    done = diagnose("--json", "result.json", "left.py")
-    assert done.code == 2, done.out + done.err
-    (found,) = json.loads((tmp_path / "result.json").read_text())["diagnoses"]
+def test_a_generator_that_dynamo_leaves_does_not_make_a_program_healthy(diagnosed: Any) -> None:
+    (found,) = diagnosed(NOT_TRIED, 2)[1]["diagnoses"]
     assert (found["verdict"], found["graphs"]) == ("undecided", 0)
     assert found["notes"][0].startswith("nothing was compiled")
 
 
-def test_script_goes_on_after_a_crash(diagnose: Python, tmp_path: Path) -> None:
-    (tmp_path / "crashing.py").write_text(CRASHING)
-    done = diagnose("crashing.py")
-    assert done.code == 1, done.out + done.err
+@pytest.mark.slow
+def test_script_goes_on_after_a_crash(diagnosed: Any) -> None:
+    done, _ = diagnosed(CRASHING, 1)
     assert "went on with 2.0 2.0" in done.out
     assert "kills the whole process" in done.out
     assert "the script went on with the uncompiled function" in done.out
 
 
-WRONG: dict[str, tuple[list[str], list[str]]] = {
-    "nothing": ([], ["nothing to diagnose", "FILE.py:CALLABLE"]),
-    "missing script": (["none.py"], ["no script at 'none.py'", "FILE.py:CALLABLE"]),
-    "missing file": (["none.py:make"], ["no file at 'none.py'"]),
-    "missing callable": (["targets.py:smal"], ["targets.py has no 'smal'", "small, pair, garbage"]),
-    "no callable": (["targets.py:number"], ["'number' in targets.py is a int"]),
-    "garbage": (["targets.py:garbage"], ["garbage() in targets.py returned 'nothing of use'", "(fn, args, kwargs)"]),
-    "swapped": (["targets.py:swapped"], ["swapped() in targets.py returned", "(fn, args, kwargs)"]),
-    "callable raises": (["targets.py:raising"], ["raising() in targets.py raised KeyError: 'no weights'"]),
-    "file does not import": (["broken.py:make"], ["broken.py cannot be imported: NameError"]),
-    "arguments for a callable": (["targets.py:small", "8"], ["takes no arguments", "'8'"]),
-    "backend": (["--backend", "inducter", "targets.py:small"], ["--backend inducter", "inductor"]),
-    "json folder": (["--json", "there/is/none.json", "targets.py:small"], ["--json there/is/none.json", "no folder"]),
-    "json exists": (["--json=targets.py", "targets.py:small"], ["--json targets.py", "exists already"]),
-    "out is used": (["--out", ".", "targets.py:small"], ["--out .", "empty folder"]),
-    "budget": (["--budget", "0", "targets.py:small"], ["--budget is '0'"]),
-    "compiles nothing": (["quiet.py"], ["quiet.py compiled nothing: no call of torch.compile"]),
-    "calls nothing": (["unused.py"], ["unused.py compiled nothing: it gave 1 functions to torch.compile"]),
-    "raises first": (["broken.py"], ["broken.py compiled nothing", "NameError: name 'x'", "run it with python"]),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_use(case: str, diagnose: Python, tmp_path: Path) -> None:
-    args, expected = WRONG[case]
-    (tmp_path / "broken.py").write_text("x\n")
-    (tmp_path / "quiet.py").write_text("print(1)\n")
-    (tmp_path / "unused.py").write_text("import torch\ntorch.compile(lambda x: x)\n")
-    before = {p.name for p in tmp_path.iterdir()}
-    done = diagnose(*args)
+@pytest.mark.parametrize(
+    ("target", "source", "said"),
+    [
+        ("program.py", "print(1)\n", ["compiled nothing: no call of torch.compile"]),
+        (
+            "program.py",
+            "import torch\ntorch.compile(abs)\n",
+            ["it gave 1 functions to torch.compile"],
+        ),
+        ("program.py", "x\n", ["compiled nothing", "NameError: name 'x'", "run it with python"]),
+        ("program.py:make", "x\n", ["program.py cannot be imported: NameError"]),
+        ("program.py:make", "def make(): {}['weights']\n", ["make() in program.py raised KeyError: 'weights'"]),
+    ],
+)
+def test_wrong_use(target: str, source: str, said: list[str], diagnose: Python, tmp_path: Path) -> None:
+    """What shows a traceback or runs the program; the rest is in tests/test_wrong_use.py."""
+    (tmp_path / "program.py").write_text(source)
+    done = diagnose(target)
     assert done.code == 2, done.out + done.err
-    assert done.err.splitlines()[-1].startswith(("error[usage]: ", "error[bad-setting]: ", "  hint: "))
-    for word in expected:
+    assert done.err.splitlines()[-1].startswith(("error[usage]: ", "  hint: "))
+    for word in said:
         assert word in done.err
-    assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == before
+    assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"targets.py", "program.py"}
 
 
 def test_published_schema_is_current() -> None:
@@ -322,3 +287,99 @@ def test_published_schema_is_current() -> None:
     for name, component in script.diagnosis_schema()["$defs"].items():
         for field in component["properties"]:
             assert f"`{field}`" in page, f"{name}.{field} is not on the page"
+
+
+BACKEND = "relu_accuracy_error_TESTING_ONLY"
+"""Adds one to every relu: `bad` is wrong when it is compiled, `good` never is."""
+
+PROGRAM = f"""\
+import torch
+
+
+def good(x):
+    return x.sin()
+
+
+def bad(x):
+    return torch.relu(x)
+
+
+def whole(x):
+    return good(x) + bad(x)
+
+
+def make():
+    return whole, (torch.linspace(-1, 1, 8),)
+
+
+if __name__ == "__main__":
+    fn, args = make()
+    print("sum", torch.compile(fn, backend={BACKEND!r})(*args).sum().item())
+"""
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a command beside `program.py`, in this process."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def run(*args: str) -> Result:
+        for name in ("argv", "path"):
+            monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        monkeypatch.delitem(sys.modules, "program", raising=False)
+        return invoke(*args)
+
+    return run
+
+
+DIAGNOSE = ("diagnose", "--backend", BACKEND, "--no-grad", "--json", "result.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "code", "verdict", "said"),
+    [
+        ("bad", 1, "FAULT", "compiled: 1 function: bad (program.py:8)"),
+        ("good", 0, "HEALTHY", "bad (program.py:8)"),
+        ("nobody", 2, "UNDECIDED", "'nobody' matched no function"),
+    ],
+)
+def test_diagnose(call, name: str, code: int, verdict: str, said: str) -> None:
+    done = call(*DIAGNOSE, "--only-function", name, "program.py:make")
+    assert done.exit_code == code, done.output
+    assert any(line.startswith(f"{verdict}: program.py:make") for line in done.stdout.splitlines()[-5:]), done.stdout
+    assert said in done.stderr
+    findings = json.loads(Path("result.json").read_text())["findings"]
+    assert [finding["source"].rpartition("/")[2] for finding in findings] == ["program.py:9"] * (name == "bad")
+
+
+@pytest.mark.heavy
+def test_without_it_the_whole_is_diagnosed(call) -> None:
+    """The control: with nothing left out the fault is there, in the graph of the outer function."""
+    done = call(*DIAGNOSE, "program.py:make")
+    assert done.exit_code == 1
+    assert "only_function" not in done.stderr
+
+
+def test_diagnose_of_a_script_by_the_environment(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHPROBE_ONLY_FUNCTION", "good")
+    done = call("diagnose", "program.py")
+    assert (done.exit_code, "HEALTHY: program.py: 1 healthy" in done.stdout) == (0, True), done.output
+    assert "bad (program.py:8)" in done.stderr.partition("left uncompiled")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        pytest.param("bad", 1, "REDUCED: 1 call -> 1", marks=pytest.mark.heavy),
+        ("good", 0, "NOT REDUCED: program.py: nothing fails: 1 graphs"),
+        ("nobody", 2, "error[usage]: program.py compiled nothing"),
+    ],
+)
+def test_reduce(call, name: str, code: int, said: str) -> None:
+    done = call("reduce", "-o", "small", "--only-function", name, "program.py")
+    assert done.exit_code == code, done.output
+    assert any(line.startswith(said) for line in (done.stdout + done.stderr).splitlines()[-5:]), done.output
+    assert Path("small/repro/repro.py").is_file() == (name == "bad")

@@ -6,51 +6,63 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from conftest import Finished
+from cli.calling import Python, call, with_variables
 from graphprobe.cli.commands import doctor as doctor_command
-from graphprobe.cli.main import main
 from graphprobe.diagnose.installation import self_test
 from graphprobe.internals.names import LOSES
 from graphprobe.numerics import native
 from numerics.stats_both import INSTRUCTION_SETS, instruction_set
 
 
-def doctor(*args: str) -> Result:
-    return CliRunner().invoke(main, ["doctor", *args])
-
-
-FEATURES = {trial.feature for trial in self_test.TRIALS}
+def doctor(*args: object, **options: Any) -> Result:
+    return call("doctor", *args, **options)
 
 
 def rows(*args: str) -> dict[str, dict[str, Any]]:
     return {row["feature"]: row for row in json.loads(doctor("--json", *args).output)["features"]}
 
 
-def test_everything_works_here() -> None:
-    done = doctor("--json")
-    assert done.exit_code == 0, done.output
-    facts = json.loads(done.output)
+@pytest.mark.slow
+def test_everything_works_here_and_caches_of_the_user_are_let_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    facts = json.loads(doctor("--json", code=0).output)
     assert facts["torch"].startswith("2.") and facts["devices"][0] == "cpu"
     assert [row["feature"] for row in facts["features"]] == list(LOSES)
     assert {row["status"] for row in facts["features"]} == {"works"}
-    assert {row["feature"] for row in facts["features"] if row["tried"]} == FEATURES
+    assert {row["feature"] for row in facts["features"] if row["tried"]} == {t.feature for t in self_test.TRIALS}
     assert not any(row["detail"] for row in facts["features"])
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_names_alone() -> None:
-    done = doctor("--names")
-    assert done.exit_code == 0, done.output
-    assert f"torch {importlib.import_module('torch').__version__} on cpu" in done.output
+def native_core() -> tuple[str, dict[str, Any]]:
+    """What it says of the native core, as a line and as JSON."""
+    done = doctor("--names", code=0)
+    (line,) = [line for line in done.output.splitlines() if line.startswith("native core: ")]
+    return line, json.loads(doctor("--json", "--names").output)["native"]
+
+
+def test_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = doctor("--names").output
+    assert f"torch {torch.__version__} on cpu" in shown
     for feature in LOSES:
-        assert re.search(rf"^  {feature} +works \(its names are there; it was not tried\)$", done.output, re.M), feature
+        assert re.search(rf"^  {feature} +works \(its names are there; it was not tried\)$", shown, re.M), feature
+    assert "warning: deterministic mode may switch itself off" in shown
+    line, facts = native_core()
+    assert line == f"native core: {native.description()}"
+    assert facts["available"] == (native.core is not None)
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    assert "warning" not in doctor("--names").output
 
 
 @pytest.mark.parametrize(
@@ -66,8 +78,7 @@ def test_what_is_lost_without_a_name(
     module: str, attribute: str, features: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(importlib.import_module(module), attribute)
-    done = doctor("--names")
-    assert done.exit_code == 1, done.output
+    done = doctor("--names", code=1)
     lost = {name: row for name, row in rows("--names").items() if row["status"] != "works"}
     assert set(lost) == features
     for name, row in lost.items():
@@ -82,6 +93,10 @@ def tried(features: str, *, kernels: bool = True) -> dict[str, dict[str, str | N
 
 def nothing(*args: Any, **kwargs: Any) -> Any:
     return []
+
+
+EMPTY = SimpleNamespace(calls=nothing)
+"""A dump without a call."""
 
 
 @pytest.mark.parametrize(
@@ -100,19 +115,8 @@ def nothing(*args: Any, **kwargs: Any) -> Any:
 def test_a_tap_that_yields_nothing_is_lost(
     target: str, yields: Any, feature: str, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not any(tried(feature, kernels=False)[feature].values())
     monkeypatch.setattr(target, yields)
     assert tried(feature, kernels=False)[feature][part]
-
-
-class Nothing:
-    """A dump without a call."""
-
-    def calls(self, rank: int, step: int) -> list[Any]:
-        return []
-
-
-EMPTY = Nothing()
 
 
 def test_a_trial_that_ends_its_process_is_lost_and_the_others_are_tried() -> None:
@@ -134,45 +138,22 @@ def test_what_is_lost_in_part_and_what_could_not_be_tried() -> None:
     }
 
 
-def test_torch_is_known_to_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "warning: deterministic mode may switch itself off" in doctor("--names").output
-    monkeypatch.setattr(torch, "__version__", "2.11.0")
-    assert "warning" not in doctor("--names").output
-
-
-def test_caches_of_the_user_are_let_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    assert tried("dump_kernel")["dump_kernel"] == {"": ""}
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_native_core() -> None:
-    done = doctor("--names")
-    line = next(line for line in done.output.splitlines() if line.startswith("native core: "))
-    assert line == f"native core: {native.description()}"
-    assert json.loads(doctor("--json", "--names").output)["native"]["available"] == (native.core is not None)
-
-
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_the_instruction_set_in_use(name: str) -> None:
     with instruction_set(name):
-        line = next(line for line in doctor("--names").output.splitlines() if line.startswith("native core: "))
-        assert line.endswith(f", instruction set {name}")
-        assert json.loads(doctor("--json", "--names").output)["native"]["instruction_set"] == name
+        line, facts = native_core()
+    assert line.endswith(f", instruction set {name}") and facts["instruction_set"] == name
 
 
 def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "core", None)
     monkeypatch.setattr(native, "missing", "not built (No module named '_native')")
-    done = doctor("--names")
-    assert done.exit_code == 0, done.output
-    assert "native core: not built (No module named '_native'): statistics of tensors come from numpy" in done.output
-    found = json.loads(doctor("--json", "--names").output)["native"]
-    assert (found["available"], found["instruction_set"]) == (False, None)
+    line, facts = native_core()
+    assert "native core: not built (No module named '_native'): statistics of tensors come from numpy" in line
+    assert (facts["available"], facts["instruction_set"]) == (False, None)
 
 
-def test_without_torch(run_python: Callable[..., Finished], tmp_path: Path) -> None:
+def test_without_torch(run_python: Python, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['graphprobe', 'doctor']\n"
         "from graphprobe.cli.main import main; main()"
@@ -183,13 +164,13 @@ def test_without_torch(run_python: Callable[..., Finished], tmp_path: Path) -> N
 
 
 @pytest.mark.heavy
-def test_the_switch_collects_nothing_while_the_doctor_looks(run_python: Callable[..., Any], tmp_path: Path) -> None:
-    done = run_python("-m", "graphprobe", "doctor", cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
+def test_the_switch_collects_nothing_while_the_doctor_looks(run_warm: Python, tmp_path: Path) -> None:
+    done = run_warm(*with_variables({"TORCH_COMPILE_DEBUG": "1"}, "doctor"), cwd=tmp_path)
     assert done.code == 0, done.err
     assert not list(tmp_path.rglob("graphprobe"))
 
 
-def test_a_missing_tap_is_told_in_the_run(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_missing_tap_is_told_in_the_run(run_warm: Python, tmp_path: Path) -> None:
     """Simulated on a module that torch imports on its own: what else is collected, and what the manifest says."""
     (tmp_path / "program.py").write_text(
         "import torch, torch._functorch.aot_autograd as aot\n"
@@ -208,7 +189,7 @@ def test_a_missing_tap_is_told_in_the_run(run_python: Callable[..., Any], tmp_pa
         "sys.argv = ['graphprobe', 'run', 'program.py']\n"
         "from graphprobe.cli.main import main; main()"
     )
-    done = run_python("-c", code, cwd=tmp_path)
+    done = run_warm("-c", code, cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out == "[1.0, 1.0]\n"
     assert f"graphprobe: missing: this torch lacks what the tap guards stands on: {LOSES['guards']}" in done.err

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from conftest import ROOT, Finished
-from graphprobe.cli.main import main
+from cli.calling import Python, call
+from conftest import ROOT
 
-Python = Callable[..., Finished]
 PAGE = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
 
 PROGRAM = """\
@@ -55,11 +55,9 @@ def whole():
     return torch.sin, (torch.ones(3),)
 """
 
-NOTHING = "import sys\nprint('torch' in sys.modules)\n"
 
-
-def invoke(*args: str) -> Result:
-    return CliRunner().invoke(main, ["explain", *args])
+def invoke(*args: object, **options: Any) -> Result:
+    return call("explain", *args, **options)
 
 
 def masked(text: str) -> str:
@@ -89,39 +87,34 @@ def test_page_scripts(page_files: Path, run_warm: Python, name: str, code: int) 
     assert masked(done.out) == masked(shown(f"graphprobe explain {name}")) and done.code == code
 
 
-def test_page_run_is_explained_from_its_folder(
-    page_files: Path, run_python: Python, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = run_python("-m", "graphprobe", "run", "-q", "--out", "runs", "toy.py", cwd=page_files)
+@pytest.fixture(scope="module")
+def page_runs(page_files: Path, run_warm: Python) -> Path:
+    done = run_warm("-m", "graphprobe", "run", "-q", "--out", "runs", "toy.py", cwd=page_files)
     assert (done.out, done.code) == (shown("graphprobe run -q --out runs toy.py"), 0)
-    monkeypatch.chdir(page_files)
-    told = invoke("runs", "--json", "toy.json")
-    assert told.exit_code == 1
+    return page_files / "runs"
+
+
+def test_page_run_is_explained_from_its_folder(page_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(page_runs.parent)
+    told = invoke("runs", "--json", "toy.json", code=1)
     table = shown("graphprobe explain toy.py").removeprefix("woo\n")
     story, blank, closing = masked(table.replace("explain toy.py", "report runs")).rpartition("\nBREAKS: ")
-    assert masked(told.stdout) == f"{story}Wrote {page_files / 'toy.json'}\n{blank}{closing}"
+    assert masked(told.stdout) == f"{story}Wrote {Path.cwd() / 'toy.json'}\n{blank}{closing}"
     document = json.loads(Path("toy.json").read_text(encoding="utf-8"))
-    assert [(row["kind"], row["line"], row["count"]) for row in document["breaks"]] == [
-        ("print", 8, 1),
-        ("data-dependent-branch", 9, 1),
-    ]
+    rows = [(row["kind"], row["line"], row["count"]) for row in document["breaks"]]
+    assert rows == [("print", 8, 1), ("data-dependent-branch", 9, 1)]
     assert [graph["ops"] for graph in document["graphs"]] == [3, 2, 1] and document["op_count"] == 6
     assert all(graph["guards"] > 0 for graph in document["graphs"])
     assert json.loads(invoke("runs", "--json").stdout) == document
-    cold = "import sys; from graphprobe.cli.main import main; main(['explain', 'runs'], standalone_mode=False)"
-    told = run_python("-c", f"{cold}; print('torch' in sys.modules)", cwd=page_files)  # type: ignore[assignment]
-    assert told.out.endswith("False\n")  # type: ignore[attr-defined]
 
 
 def test_page_python(page_files: Path) -> None:
     exec(compile((page_files / "api.py").read_text(encoding="utf-8"), str(page_files / "api.py"), "exec"), {})
 
 
-def test_killed_run_and_run_of_before(page_files: Path, tmp_path: Path) -> None:
+def test_killed_run_and_run_of_before(page_runs: Path, tmp_path: Path) -> None:
     """A torn last line is said; a run without the file has the breaks that ended a graph."""
-    import shutil
-
-    (run,) = (page_files / "runs").iterdir()
+    (run,) = page_runs.iterdir()
     torn = tmp_path / "torn"
     shutil.copytree(run, torn)
     facts = torn / "graphprobe" / "graph_breaks.jsonl"
@@ -194,59 +187,30 @@ def test_an_error_of_dynamo_is_tied_to_its_break(tmp_path: Path, run_warm: Pytho
 
 
 def test_script_that_compiles_nothing(tmp_path: Path, run_python: Python) -> None:
-    (tmp_path / "nothing.py").write_text(NOTHING, encoding="utf-8")
+    (tmp_path / "nothing.py").write_text("import sys\nprint('torch' in sys.modules)\n", encoding="utf-8")
     done = run_python("-m", "graphprobe", "explain", "nothing.py", cwd=tmp_path)
     assert (done.out, done.code) == ("False\n", 2) and "compiled nothing" in done.err
 
 
-def test_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callable_and_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "targets.py").write_text(TARGETS, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     told = invoke("targets.py:broken", "--json")
     found = json.loads(told.stdout)
     assert told.exit_code == 1 and [(row["kind"], row["line"]) for row in found["breaks"]] == [("explicit-break", 6)]
-    assert invoke("targets.py:whole").exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ([], "nothing to explain"),
-        (["absent.py"], "no script and no run"),
-        (["."], "no run at"),
-        (["--backend", "nobody", "here.py"], "there is no such backend"),
-        (["here.py:absent"], "has no 'absent'"),
-        (["here.py:make", "more"], "takes no arguments"),
-        ([".", "more"], "takes no arguments"),
-        ([".", "--backend", "eager"], "has been compiled already"),
-        (["--json", "there.json", "here.py"], "it exists already"),
-        (["--json", "no/folder/a.json", "here.py"], "there is no folder"),
-    ],
-)
-def test_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], words: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "here.py").write_text("raise SystemExit(3)\n" if "here.py" in args else "", encoding="utf-8")
-    (tmp_path / "there.json").write_text("kept", encoding="utf-8")
-    told = invoke(*args)
-    assert told.exit_code in (2, 3) and words in told.stderr, told.output
-    assert (tmp_path / "there.json").read_text(encoding="utf-8") == "kept"
-
-
-def test_force_writes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "targets.py").write_text(TARGETS, encoding="utf-8")
     (tmp_path / "there.json").write_text('{"not_observed": []}', encoding="utf-8")
-    assert invoke("--force", "--json", "there.json", "targets.py:whole").exit_code == 0
+    invoke("--force", "--json", "there.json", "targets.py:whole", code=0)
     assert json.loads((tmp_path / "there.json").read_text(encoding="utf-8"))["break_count"] == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_nobody_prepared() -> None:
     import torch
 
     import graphprobe
     import models
 
-    model = models.gpt2(n_layer=2).eval()
+    model = models.gpt2(n_layer=1).eval()
     ids = torch.randint(0, 32, (1, 8))
     with_loss = graphprobe.explain(model)(ids, labels=ids).report
     assert {(row.kind, Path(row.file).name, row.inside) for row in with_loss.breaks} == {
@@ -254,4 +218,4 @@ def test_a_model_that_nobody_prepared() -> None:
     }
     torch._dynamo.reset()
     without = graphprobe.explain(model)(ids)
-    assert not without.report.found and without.graph_count == 1 and without.op_count > 50
+    assert not without.report.found and without.graph_count == 1 and without.op_count > 30

@@ -6,13 +6,13 @@ import ast
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
+from cli.calling import call
 from conftest import ROOT
-from graphprobe.cli.main import main
-from graphprobe.report.issue import Issue, private
 
 GOLDEN = ROOT / "tests" / "diagnose" / "golden"
 
@@ -52,8 +52,8 @@ RuntimeError: no
 """
 
 
-def invoke(*args: object) -> Result:
-    return CliRunner().invoke(main, ["issue", *map(str, args)])
+def invoke(*args: object, **options: Any) -> Result:
+    return call("issue", *args, **options)
 
 
 @pytest.fixture
@@ -83,49 +83,50 @@ def test_a_reduction_is_taken_too(dossier: Path) -> None:
 
 
 def test_what_is_no_dossier_is_refused(dossier: Path) -> None:
-    result = invoke(dossier.parent)
-    assert result.exit_code == 2 and "has no REPORT.md" in result.output
+    result = invoke(dossier.parent, code=2)
+    assert "has no REPORT.md" in result.output
     assert "codegen-aten.relu.default" in result.output, "it names what lies there"
-    assert invoke(dossier / "nothing").exit_code == 2
+    invoke(dossier / "nothing", code=2)
     (dossier / "REPORT.md").write_text("Changed\n")
-    result = invoke(dossier)
-    assert result.exit_code == 2 and "no title" in result.output
+    result = invoke(dossier, code=2)
+    assert "no title" in result.output
+
+
+def private(folder: Path, title: str, body: str, **finding: str) -> str:
+    """What `--private` makes of a dossier with this report."""
+    (folder / "REPORT.md").write_text(f"# {title}\n\n{body}", encoding="utf-8")
+    (folder / "finding.json").write_text(json.dumps({"worst": {"label": "output 0"}, **finding}))
+    result = invoke("--private", folder, code=0)
+    assert "before you post it" in result.stderr, result.output
+    return result.stdout
 
 
 def test_private(dossier: Path) -> None:
-    result = CliRunner().invoke(main, ["issue", "--private", str(dossier)])
-    assert result.exit_code == 0 and "before you post it" in result.stderr
-    text = result.stdout
+    result = invoke("--private", dossier, code=0)
+    assert "before you post it" in result.stderr
     for gone in ("wrong_value.py", "2;", "0.125", "addmm", "module_1"):
-        assert gone not in text, gone
-    for kept in (
-        "aten.relu.default",
-        "PyTorch version: …",
-        "off by 1",
-        "128 of 128",
-        "`inductor`",
-        "file_1.py",
-    ):
-        assert kept in text, kept
-    assert "- *Expected*: a value at (0, 24) of output 0\n- *Actual*: another value; off by" in text
+        assert gone not in result.stdout, gone
+    for kept in ("aten.relu.default", "PyTorch version: …", "off by 1", "128 of 128", "`inductor`", "file_1.py"):
+        assert kept in result.stdout, kept
+    assert "- *Expected*: a value at (0, 24) of output 0\n- *Actual*: another value; off by" in result.stdout
 
 
-def test_private_scripts_do_the_same_under_other_names() -> None:
+def test_private_scripts_do_the_same_under_other_names(tmp_path: Path) -> None:
     body = f"### 🐛 Describe the bug\n\nIn `secret_program`:\n\n```python\n{CODE}```\n\n"
     body += "```\nexpected 3, actual -0.5e-3\n```\n"
     body += f"\n### Error logs\n\n```\n{LOG}```\n\n### Versions\n\ntorch 2.13.0\n"
-    made = private(
-        Issue("torch.compile: hang from secret_lab.op", body), {"op": "secret_lab.op", "source": "model.py:3"}
-    )
-    assert "secret" not in made.title + made.body and "model.py" not in made.body
-    assert "2.13.0" in made.body and "expected …, actual …" in made.body and "raise e" in made.body
-    code = re.search(r"```python\n(.*?)```", made.body, re.DOTALL)
+    title = "torch.compile: hang from secret_lab.op"
+    made = private(tmp_path, title, body, op="secret_lab.op", source="model.py:3")
+    assert "secret" not in made and "model.py" not in made
+    assert "2.13.0" in made and "expected …, actual …" in made and "raise e" in made
+    code = re.search(r"```python\n(.*?)```", made, re.DOTALL)
     assert code is not None
     tree = ast.parse(code[1])
-    kinds = [type(node).__name__ for node in ast.walk(tree) if not isinstance(node, ast.expr_context)]
-    assert kinds == [
-        type(node).__name__ for node in ast.walk(ast.parse(CODE)) if not isinstance(node, ast.expr_context)
-    ]
+    kinds, before = (
+        [type(node).__name__ for node in ast.walk(one) if not isinstance(node, ast.expr_context)]
+        for one in (tree, ast.parse(CODE))
+    )
+    assert kinds == before
     assert "torch.tensor([[1.0, 1], [0, 1]])" in code[1] and "[1.0, -1.0, 0.0]" in code[1]
     assert "def forward(self" in code[1] and "torch.ones(3)" in code[1]
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -133,6 +134,6 @@ def test_private_scripts_do_the_same_under_other_names() -> None:
     assert "method_1" in names & called
 
 
-def test_private_without_code_that_can_be_read() -> None:
+def test_private_without_code_that_can_be_read(tmp_path: Path) -> None:
     body = "```python\ndef f(:  # secret\n# secret\n    x = 1\n```\n"
-    assert private(Issue("t", body), {}).body == "```python\ndef f(:  # secret\n    x = 1\n```\n"
+    assert private(tmp_path, "t", body).endswith("```python\ndef f(:  # secret\n    x = 1\n```\n")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cli.calling import Python
 from conftest import Finished
-
-Python = Callable[..., Finished]
 
 pytestmark = pytest.mark.heavy
 
@@ -21,17 +19,14 @@ import torch
 import transformers as t
 
 torch.manual_seed(0)
+sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+batches = [{"input_ids": torch.randint(128, (2, n))} for n in (8, 12)]
 if sys.argv[1] == "llama":
-    sizes = dict(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
-    model = t.LlamaForCausalLM(t.LlamaConfig(num_key_value_heads=2, **sizes))
-    batches = [{"input_ids": torch.randint(128, (2, n))} for n in (8, 12)]
+    model = t.LlamaForCausalLM(t.LlamaConfig(vocab_size=128, num_key_value_heads=2, **sizes))
 elif sys.argv[1] == "bert":
-    sizes = dict(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
-    model = t.BertForMaskedLM(t.BertConfig(**sizes))
-    batches = [{"input_ids": torch.randint(128, (2, n))} for n in (8, 12)]
+    model = t.BertForMaskedLM(t.BertConfig(vocab_size=128, **sizes))
 else:
-    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=32)
-    model = t.ViTForImageClassification(t.ViTConfig(patch_size=8, **sizes))
+    model = t.ViTForImageClassification(t.ViTConfig(patch_size=8, image_size=32, **sizes))
     batches = [{"pixel_values": torch.randn(n, 3, 32, 32)} for n in (2, 3)]
 model.eval()  # no dropout: the losses of two runs are the same
 model.compile(backend=sys.argv[2])
@@ -43,7 +38,7 @@ for batch in batches:
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "vit"])
-def test_the_kit(name: str, run_python: Python, tmp_path: Path) -> None:
+def test_the_kit(name: str, run_warm: Python, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN, "utf-8")
 
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}  # empty, so that the profile is of a whole compile
@@ -51,9 +46,9 @@ def test_the_kit(name: str, run_python: Python, tmp_path: Path) -> None:
     def kit(*words: str, backend: str = "aot_eager") -> Finished:
         at = words.index("train.py") + 1 if "train.py" in words else len(words)
         program = (name, backend) if "train.py" in words else ()
-        return run_python("-m", "graphprobe", *words[:at], *program, *words[at:], cwd=tmp_path, env=cache)
+        return run_warm("-m", "graphprobe", *words[:at], *program, *words[at:], cwd=tmp_path, env=cache)
 
-    plain = run_python("train.py", name, "aot_eager", cwd=tmp_path)
+    plain = run_warm("train.py", name, "aot_eager", cwd=tmp_path)
     assert plain.code == 0 and len(plain.out.split()) == 2
 
     explained = kit("explain", "train.py")
@@ -67,7 +62,7 @@ def test_the_kit(name: str, run_python: Python, tmp_path: Path) -> None:
 
     profiled = kit("profile", "-o", "p.json", "train.py", backend="inductor")
     assert profiled.code == 0
-    assert profiled.out == run_python("train.py", name, "inductor", cwd=tmp_path).out
+    assert profiled.out == run_warm("train.py", name, "inductor", cwd=tmp_path).out
     document = json.loads(kit("profile", "--json", "p.json").out)
     assert {"bytecode_tracing", "GraphLowering.run"} <= {row["name"] for row in document["phases"]}
 

@@ -5,26 +5,25 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from analysis.test_timing import check_trace, compiled, profile_of
+from cli.calling import Python, call
 from conftest import ROOT
 from graphprobe.analysis.timing import GLOSSES
 from graphprobe.analysis.timing_records import read_profile, write_profile
-from graphprobe.cli.main import main
 
 PAGE = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
 SCRIPT, BLOCK = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (CONSOLE,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
 
 
-def profile(*args: str) -> Result:
-    return CliRunner().invoke(main, ["profile", *args])
+def profile(*args: object, **options: Any) -> Result:
+    return call("profile", *args, **options)
 
 
 def shape(line: str) -> str:
@@ -32,7 +31,7 @@ def shape(line: str) -> str:
     return re.sub(r"[\d.]+", "#", line.split(" on torch ")[0]).strip()
 
 
-def test_page(run_python: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page(run_warm: Python, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # Without the C++ compiler, which takes a minute here; tests/probe/test_profile.py has Inductor.
     quick = SCRIPT.replace("torch.compile(model)", 'torch.compile(model, backend="aot_eager")')
@@ -40,7 +39,7 @@ def test_page(run_python: Callable[..., Any], tmp_path: Path, monkeypatch: pytes
     (tmp_path / "train.py").write_text(quick)
     command, *shown = CONSOLE.splitlines()
     words = command.removeprefix("$ graphprobe ").split()
-    done = run_python("-m", "graphprobe", *words, cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", *words, cwd=tmp_path)
     assert done.code == 0, done.err[-4000:]
     got = {shape(line) for line in done.err.splitlines()}
     for line in (*shown[:2], "phases, by time of their own", "s      %  CPU s  count  phase"):
@@ -54,9 +53,9 @@ def test_page(run_python: Callable[..., Any], tmp_path: Path, monkeypatch: pytes
 
     assert "compiling: " in profile("before.json").output
     document = json.loads(profile("--json", "before.json").output)
-    assert document["accounted"] > 0.9 and document["phases"][0]["self_ns"] > 0
-    same = profile("before.json", "before.json")
-    assert same.exit_code == 0 and "+0.000 s (+0%)" in same.output
+    assert document["accounted"] > 0.6 and document["phases"][0]["self_ns"] > 0
+    same = profile("before.json", "before.json", code=0)
+    assert "+0.000 s (+0%)" in same.output
 
     import torch
 
@@ -72,10 +71,11 @@ raise KeyError("the program's own")
 """
 
 
-def test_a_program_that_fails_ends_as_before(run_python: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text(PROGRAM)
-    alone = run_python("fails.py", "--json", "x", cwd=tmp_path)
-    done = run_python("-m", "graphprobe", "profile", "-q", "fails.py", "--json", "x", cwd=tmp_path)
+def test_a_program_that_fails_ends_as_before(run_warm: Python, tmp_path: Path) -> None:
+    program = tmp_path / "fails.py"
+    program.write_text(PROGRAM)
+    alone = run_warm(str(program), "--json", "x", cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "profile", "-q", str(program), "--json", "x", cwd=tmp_path)
     assert (done.code, done.out) == (alone.code, alone.out) == (1, "['--json', 'x'] [2.0]\n")
     assert done.err == alone.err
     result = read_profile(tmp_path / "profile-fails.json")
@@ -83,53 +83,10 @@ def test_a_program_that_fails_ends_as_before(run_python: Callable[..., Any], tmp
     assert result.compiles[0].function == "<lambda>"
 
 
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_options_may_stand_behind_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_profile(profile_of(compiled()), tmp_path / "a.json")
     write_profile(profile_of(compiled()[:9]), tmp_path / "b.json")
-    (tmp_path / "ok.py").write_text("")
-    (tmp_path / "other.json").write_text("{}")
-    return tmp_path
-
-
-def test_options_may_stand_behind_a_profile(files: Path) -> None:
     assert json.loads(profile("a.json", "b.json", "--json").output)["phases"][0]["delta_ns"] == 250_000_000
-    assert profile("a.json", "--top", "1", "--trace", "t.json").exit_code == 0
-    check_trace(json.loads((files / "t.json").read_text()))
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ([], "nothing to profile"),
-        (["a.json", "b.json", "a.json"], "not 3"),
-        (["a.json", "ok.py"], "ok.py is no profile"),
-        (["other.json"], "other.json is no profile"),
-        (["none.json"], "cannot be read"),
-        (["-o", "x.json", "a.json"], "nothing is run"),
-        (["--trace", "t.json", "a.json", "b.json"], "not with two"),
-        (["--trace", "other.json", "a.json"], "exists already"),
-        (["-o", "no/x.json", "ok.py"], "there is no folder"),
-        (["-o", "other.json", "ok.py"], "exists already"),
-        (["--json", "ok.py"], "profiles that are read"),
-        (["none.py"], "no script"),
-    ],
-    ids=" ".join,
-)
-def test_wrong_use(args: list[str], message: str, files: Path) -> None:
-    before = sorted(path.name for path in files.iterdir())
-    done = profile(*args)
-    assert done.exit_code == 2, done.output
-    assert message in done.output
-    assert sorted(path.name for path in files.iterdir()) == before
-
-
-def test_reading_imports_no_torch(run_python: Callable[..., Any], files: Path) -> None:
-    code = (
-        "import sys; from graphprobe.cli.main import main\n"
-        "try: main(['profile', 'a.json', 'b.json'])\n"
-        "finally: print('torch' in sys.modules)"
-    )
-    done = run_python("-c", code, cwd=files)
-    assert done.code == 0 and done.out.splitlines()[-1] == "False", done.err
+    profile("a.json", "--top", "1", "--trace", "t.json", code=0)
+    check_trace(json.loads(Path("t.json").read_text()))

@@ -1,69 +1,37 @@
+"""Commands that read a run, and the one grammar of all: an option has one spelling and one meaning."""
+
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
-import graphprobe
-from conftest import Finished
-from graphprobe.cli.main import COMMANDS, main
-from graphprobe.records import SCHEMA_VERSION, Manifest, Where
+from cli.calling import FUSED, START, call, command_of, record
+from graphprobe.cli import dump_api, dump_graph
+from graphprobe.cli.main import COMMANDS, GROUPS
+from graphprobe.cli.option_rows import options_from, take
+from graphprobe.cli.output import JSON_METAVAR, word_of_json
+from graphprobe.records import SCHEMA_VERSION
+from graphprobe.settings import Option
 from graphprobe.store import layout
-from graphprobe.store.writer import RunWriter
-
-GRAPH = 'class G(torch.nn.Module):\n    def forward(self, a: "f32[2]"):\n        # File: x.py:3 in f, code: y = a + 1\n'
-START = GRAPH + '        add: "f32[2]" = f(a)\n        return add\n'
-FUSED = GRAPH + '        fused: "f32[2]" = g(a)\n        return fused\n'
-
-
-def record(root: Path, after: str = FUSED) -> RunWriter:
-    manifest = Manifest(
-        graphprobe="0.1",
-        python="3.11",
-        platform="linux",
-        argv=["x.py"],
-        cwd="/",
-        pid=os.getpid(),
-        parent_pid=1,
-        started_ns=time.time_ns(),
-    )
-    writer = RunWriter.create(root, manifest=manifest, rank=None, max_bytes=None)
-    where = Where(model=0, direction="forward")
-    file = writer.write_text(layout.graph_file(0, "forward", number=0), START)
-    writer.event(where=where, kind="graph", name="aot_forward_graph", file=file)
-    file = writer.write_text(layout.pass_file(0, "forward", "fuse", number=1), after)
-    where = Where(model=0, direction="forward", pass_name="fuse")
-    writer.event(where=where, kind="pass", name="fuse", file=file, changed=True)
-    writer.event(where=Where(model=0, direction="forward", pass_name="idle"), kind="pass", name="idle", changed=False)
-    writer.close("finished")
-    return writer
 
 
 @pytest.fixture
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Calls the command in a working directory with one run under the default root."""
+    """Calls a command in a working directory with one run under the default root."""
     monkeypatch.chdir(tmp_path)
     record(tmp_path / layout.ROOT)
-
-    def call(*args: str) -> Result:
-        result = CliRunner().invoke(main, args)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result
-
     return call
 
 
 def test_ls(invoke: Callable[..., Result]) -> None:
-    result = invoke("ls")
-    assert result.exit_code == 0
-    assert "forward/after:fuse" in result.output
-    assert "idle" not in result.output
+    result = invoke("ls", code=0)
+    assert "forward/after:fuse" in result.output and "idle" not in result.output
     assert "idle" in invoke("ls", layout.ROOT, "--all").output
     assert json.loads(invoke("ls", "--json").output)["state"] == "finished"
 
@@ -72,101 +40,136 @@ def test_show(invoke: Callable[..., Result]) -> None:
     assert invoke("show", "after:fuse").stdout == FUSED
     assert invoke("show", layout.ROOT, "model__0/forward/graph").stdout == START
     document = json.loads(invoke("show", "model__0/forward/graph", "--json").output)
-    assert document["text"] == START
-    assert document["event"]["kind"] == "graph"
+    assert (document["text"], document["event"]["kind"]) == (START, "graph")
 
 
-def test_diff_of_a_pass(invoke: Callable[..., Result]) -> None:
-    result = invoke("diff", "--pass", "fuse")
-    assert result.exit_code == 1
-    assert '-  add: "f32[2]" = f(a)' in result.output
-    assert "# File: x.py:3" in result.output
-    document: dict[str, Any] = json.loads(invoke("diff", "--pass", "fuse", "--json").output)
+def test_diff(invoke: Callable[..., Result]) -> None:
+    result = invoke("diff", "--pass", "fuse", code=1)
+    assert '-  add: "f32[2]" = f(a)' in result.output and "# File: x.py:3" in result.output
+    document = json.loads(invoke("diff", "--pass", "fuse", "--json").output)
     assert document["different"] is True
     assert [node["name"] for node in document["graphs"][0]["removed"]] == ["add"]
-    result = invoke("diff", "--pass", "idle", "--model", "0", "--direction", "forward")
-    assert result.exit_code == 0
-    assert "no difference" in result.output
-    assert "the pass changed nothing" in result.output
-
-
-def test_diff_of_two_addresses(invoke: Callable[..., Result]) -> None:
-    assert invoke("diff", "forward/graph", "after:fuse").exit_code == 1
-    assert invoke("diff", layout.ROOT, "forward/graph", "forward/graph").exit_code == 0
+    result = invoke("diff", "--pass", "idle", "--model", "0", "--direction", "forward", code=0)
+    assert "no difference" in result.output and "the pass changed nothing" in result.output
+    invoke("diff", "forward/graph", "after:fuse", code=1)
+    invoke("diff", layout.ROOT, "forward/graph", "forward/graph", code=0)
 
 
 def test_diff_across_two_runs(invoke: Callable[..., Result], tmp_path: Path) -> None:
     same, other = record(tmp_path / "b"), record(tmp_path / "c", FUSED.replace("g(a)", "h(a)"))
-    assert invoke("diff", layout.ROOT, str(same.run_dir), "--pass", "fuse").exit_code == 0
-    result = invoke("diff", layout.ROOT, str(other.run_dir), "--pass", "fuse")
-    assert result.exit_code == 1
-    assert "1 changed" in result.output
-    assert other.run_dir.name in result.output
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("ls", "nowhere"), "error[run-not-found]: nowhere does not exist"),
-        (("show", "nothing"), "error[artifact-not-found]: no artifact 'nothing'"),
-        (("show",), "error[usage]: show takes"),
-        (("show", "a", "b", "c"), "error[usage]: show takes"),
-        (("diff",), "error[usage]: diff takes"),
-        (("diff", "a", "b", "--model", "1"), "--model and --direction go with --pass"),
-        (("diff", "a", "b", "c", "--pass", "x"), "at most two runs"),
-        (("diff", "--pass", "fuze"), "no pass 'fuze'"),
-        (("diff", "--pass", "fuse", "--direction", "sideways"), "sideways"),
-        (("lss",), "lss"),
-    ],
-)
-def test_wrong_usage_ends_with_two_and_says_why(
-    invoke: Callable[..., Result], args: tuple[str, ...], said: str
-) -> None:
-    result = invoke(*args)
-    assert result.exit_code == 2
-    assert said in result.stderr
-    assert result.stdout == ""
+    invoke("diff", layout.ROOT, same.run_dir, "--pass", "fuse", code=0)
+    result = invoke("diff", layout.ROOT, other.run_dir, "--pass", "fuse", code=1)
+    assert "1 changed" in result.output and other.run_dir.name in result.output
 
 
 def test_a_newer_schema_cannot_be_decided(invoke: Callable[..., Result], tmp_path: Path) -> None:
     writer = record(tmp_path / "new")
     path = writer.tool_dir / layout.MANIFEST
     path.write_text(path.read_text().replace(f'"schema": {SCHEMA_VERSION}', '"schema": 7'))
-    result = invoke("ls", str(writer.run_dir))
-    assert result.exit_code == 125
+    result = invoke("ls", writer.run_dir, code=125)
     assert "schema 7" in result.stderr
 
 
-def test_help_and_version(invoke: Callable[..., Result]) -> None:
-    result = invoke("--help")
+def options_of(name: str) -> dict[str, click.Option]:
+    return {s: o for o in command_of(name).params if isinstance(o, click.Option) for s in (*o.opts, *o.secondary_opts)}
+
+
+def test_json_is_one_option() -> None:
+    with_json = {name: options["--json"] for name in COMMANDS if "--json" in (options := options_of(name))}
+    assert COMMANDS.keys() - with_json.keys() == {"demo", "issue", "report", "run"}
+    assert {name: option.metavar for name, option in with_json.items() if option.metavar != JSON_METAVAR} == {}
+    assert [name for name, option in with_json.items() if option.is_flag] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_json_needs_no_file(name: str) -> None:
+    if "--json" in options_of(name):  # other arguments are missing, and are not asked for
+        context = command_of(name).make_context(name, ["--json"], resilient_parsing=True)
+        parsed = context.params.get("json_to") or next(v for k, v in context.params.items() if k.startswith("json"))
+        assert str(parsed) == "-" or parsed.printed
+
+
+def test_a_file_behind_json_ends_in_json_and_is_none_that_is_read(tmp_path: Path) -> None:
+    for words, value in (
+        (["--json"], "--json=-"),
+        (["--json", "run_1"], "--json=-"),
+        (["--json", "-"], "--json"),
+        (["--json", "new.json"], "--json"),
+        (["--json", "--all"], "--json=-"),
+        (["--json=x"], "--json=x"),
+    ):
+        assert word_of_json(words, 0) == value
+    assert word_of_json(["--", "--json"], 1) == "--json", "behind two dashes nothing is an option"
+    profile = tmp_path / "profile.json"
+    assert word_of_json(["--json", str(profile)], 0, reads=True) == "--json"
+    profile.write_text("{}")
+    assert word_of_json(["--json", str(profile)], 0, reads=True) == "--json=-"
+
+
+def test_json_beside_the_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / "runs")
+    printed = call("ls", "--json", "runs")
+    written = call("ls", "runs", "--json", "listed.json")
+    assert json.loads((tmp_path / "listed.json").read_text()) == json.loads(printed.stdout)
+    assert written.stdout.startswith("run_")
+    again = call("ls", "runs", "--json", "listed.json", code=2)
+    assert "listed.json" in again.stderr
+
+
+def test_options_that_several_commands_have() -> None:
+    for name in ("diagnose", "explain", "profile", "recompiles", "reduce", "run"):
+        assert {"-m", "-c", "--only-function"} <= options_of(name).keys(), "whatever runs a program takes it alike"
+    for name in COMMANDS:
+        options = options_of(name)
+        assert ("-o" in options) == ("--out" in options), name
+
+
+def test_the_help_is_grouped_and_begins_with_diagnose() -> None:
+    shown = call("--help").output
     for name, line in COMMANDS.items():
-        assert name in result.output
-        assert line in " ".join(result.output.split())
+        assert name in shown and line in " ".join(shown.split())
     for name in ("ls", "show", "diff"):
-        assert "Examples:" in invoke(name, "--help").output
-    assert invoke("--version").output == f"graphprobe {graphprobe.__version__}\n"
+        assert "Examples:" in call(name, "--help").output
+    at = [shown.index(f"\n{title}:") for title in GROUPS]
+    assert at == sorted(at)
+    assert shown[at[0] :].splitlines()[2].split()[0] == "diagnose"
+    assert sorted(COMMANDS) == sorted(name for group in GROUPS.values() for name in group)
 
 
-def test_reading_imports_no_torch(run_python: Callable[..., Finished], tmp_path: Path) -> None:
-    record(tmp_path)
-    for args in (["ls", str(tmp_path)], ["diff", str(tmp_path), "--pass", "fuse"]):
-        code = f"""
-import sys
-from graphprobe.cli.main import main
-main({args!r}, standalone_mode=False)
-assert not {{"torch", "numpy"}} & set(sys.modules)
-sys.exit(3)
-"""
-        assert run_python("-c", code).code == 3
+ROWS = (Option("steps", "steps", None, "", "--steps", "which steps", "STEPS", former="--dump-step"),)
 
 
-def test_help_imports_no_rich(run_python: Callable[..., Finished]) -> None:
-    code = """
-import sys
-from graphprobe.cli.main import main
-try:
-    main(["--help"])
-finally:
-    assert not {"rich", "msgspec", "graphprobe.store"} & set(sys.modules)
-"""
-    assert run_python("-c", code).code == 0
+def test_an_old_spelling_works_with_a_note_and_is_not_in_the_help() -> None:
+    @click.command()
+    @options_from(ROWS)
+    def command(**values: Any) -> None:
+        click.echo(f"taken: {take(ROWS, values)['steps']}")
+
+    old, new = (CliRunner().invoke(command, [word, "3"]) for word in ("--dump-step", "--steps"))
+    assert old.stdout == new.stdout == "taken: 3\n"
+    assert old.stderr == "graphprobe: note: --dump-step is called --steps now\n" and new.stderr == ""
+    assert "--dump-step" not in CliRunner().invoke(command, ["--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "calls", "graphs"),
+    [
+        ({"api_data": "stats"}, {}, ("3", "there"), (None, None)),
+        ({"api_data": "stats"}, {"GRAPHPROBE_ENABLE_DUMP": "1"}, ("3", "there"), (None, None)),
+        ({"dump_dump_data": "stats"}, {}, (None, None), ("3", "there")),
+        ({"dump_dump_config_path": "c.json"}, {}, (None, None), ("3", "there")),
+        ({"api_data": "stats", "dump_dump_data": "stats"}, {}, ("3", "there"), ("3", None)),
+        ({}, {"GRAPHPROBE_ENABLE_DUMP": "1"}, (None, None), ("3", "there")),
+        ({}, {}, ("3", "there"), (None, None)),
+    ],
+)
+def test_steps_and_folder_are_for_the_dump_that_is_asked_for(
+    given: dict[str, str], environ: dict[str, str], calls: tuple[Any, Any], graphs: tuple[Any, Any]
+) -> None:
+    names = [f"{dump_api.PREFIX}{name}" for name in ("data", "config", "steps", "path")]
+    names += [f"{dump_graph.PREFIX}{name}" for name in ("dump_data", "dump_config_path")]
+    values: dict[str, Any] = dict.fromkeys(names) | {"api_steps": "3", "api_path": "there"} | given
+    dump_graph.share(values, environ)
+    assert (values["api_steps"], values["api_path"]) == calls
+    assert (values.get("dump_dump_step"), values.get("dump_dump_path")) == graphs

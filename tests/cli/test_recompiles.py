@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
+from cli.calling import Python, call
 from graphprobe.analysis.recompiles import Function, RecompileReport
 from graphprobe.cli.commands import recompiles as command
-from graphprobe.cli.main import main
 from graphprobe.probe.script import Ended
+from graphprobe.store import Run
 
 RECOMPILES = """
 import sys, threading
@@ -30,16 +31,19 @@ def work():
         fast(torch.ones(4), n)
 threading.Thread(target=work, name="late").start()
 print("program")
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)  # its idle thread ends only as Python does
+pool.submit(int).result()
 """
 SILENT = "import torch\nf = torch.compile(lambda x: x + 1, backend='eager')\nf(torch.ones(3)), f(torch.ones(3))\n"
 
 
-def invoke(*args: str) -> Result:
-    return CliRunner().invoke(main, ["recompiles", *args])
+def invoke(*args: object, **options: Any) -> Result:
+    return call("recompiles", *args, **options)
 
 
 @pytest.fixture(scope="module")
-def recorded(run_warm: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(run_warm: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the program."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "program.py").write_text(RECOMPILES)
@@ -48,7 +52,7 @@ def recorded(run_warm: Callable[..., Any], tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def test_a_script(run_warm: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_script(run_warm: Python, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(RECOMPILES)
     done = run_warm("-m", "graphprobe", "recompiles", "--json", "out.json", "program.py", "--epochs", "2", cwd=tmp_path)
     assert done.code == 1, done.err
@@ -67,7 +71,7 @@ def test_a_script(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     assert (group["kind"], group["where"]["line"], group["count"]) == ("int-changed", 6, 2)
 
 
-def test_a_silent_script(run_warm: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_silent_script(run_warm: Python, tmp_path: Path) -> None:
     done = run_warm("-m", "graphprobe", "recompiles", "-c", SILENT, cwd=tmp_path)
     story, _, follow = done.out.partition("  next: graphprobe profile -c ")
     assert (done.code, story) == (0, "no recompilations\n\nSTEADY: nothing was compiled again\n"), done.err
@@ -87,88 +91,51 @@ def test_a_program_that_fails_is_undecided_unless_something_was_found() -> None:
     assert command._exit_code(RecompileReport(complete=False), None) == 125
 
 
-def test_a_run_on_disk(recorded: Path, run_warm: Callable[..., Any]) -> None:
-    """Without torch: the same groups as of the script itself."""
-    code = (
-        "import sys; sys.modules['torch'] = None; sys.argv = ['graphprobe', 'recompiles']\n"
-        "from graphprobe.cli.main import main; main()"
-    )
-    done = run_warm("-c", code, cwd=recorded)
-    assert done.code == 1, done.err
-    assert "  int-changed ×2: n changed: 2, 3, 4" in done.out
-    assert "    guard at program.py:6 in scale" in done.out and "    called from program.py:12 in work" in done.out
-    assert "3 versions of at most 8" in done.out and "note" not in done.out
-
-
-def test_a_run_as_json(recorded: Path) -> None:
+def test_a_run_on_disk(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same groups as of the script itself."""
+    monkeypatch.chdir(recorded)
+    done = invoke(str(recorded), code=1)
+    assert "  int-changed ×2: n changed: 2, 3, 4" in done.output
+    assert "    guard at program.py:6 in scale" in done.output
+    assert "    called from program.py:12 in work" in done.output
+    assert "3 versions of at most 8" in done.output and "note" not in done.output
     done = invoke("--json", str(recorded / "torch_compile_debug"))
     document = json.loads(done.output)
     assert done.exit_code == 1 and document["recompilations"] == 2
-    allowed = invoke("--allow", "2", str(recorded))
-    assert allowed.exit_code == 0 and "allowed: 2 of each function; kept" in allowed.output
     assert [group["values"] for group in document["groups"]] == [["2", "3", "4"]]
-    (run,) = (recorded / "torch_compile_debug").iterdir()
-    (event,) = [
-        event
-        for event in map(json.loads, (run / "graphprobe" / "events.jsonl").read_text().splitlines())
-        if event["name"] == "recompiles"
-    ]
-    assert (event["kind"], event["path"]) == ("log", "recompiles.jsonl")
-    assert len((run / "graphprobe" / "recompiles.jsonl").read_text().splitlines()) == 2
-
-
-def test_options_may_stand_behind_a_run(recorded: Path) -> None:
+    allowed = invoke("--allow", "2", str(recorded), code=0)
+    assert "allowed: 2 of each function; kept" in allowed.output
     before, behind = invoke("--json", "--allow", "1", str(recorded)), invoke(str(recorded), "--allow", "1", "--json")
     assert json.loads(before.stdout) == json.loads(behind.stdout)
     assert before.exit_code == behind.exit_code == 1
 
 
-def test_an_older_run(recorded: Path, tmp_path: Path) -> None:
-    """One that has no recompiles.jsonl is read from compile.json, and says what is not known."""
+def test_the_file_of_a_run(recorded: Path) -> None:
+    run = Run.open(recorded)
+    (event,) = [event for event in run.events() if event.name == "recompiles"]
+    assert (event.kind, event.path) == ("log", "recompiles.jsonl")
+    assert len((run.tool_dir / "recompiles.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.fixture
+def copy(recorded: Path, tmp_path: Path) -> Path:
+    """The run, to be changed."""
     (run,) = (recorded / "torch_compile_debug").iterdir()
-    tool = tmp_path / "run_old" / "graphprobe"
-    (tool / "model__0").mkdir(parents=True)
-    manifest = json.loads((run / "graphprobe" / "manifest.json").read_text())
+    return Path(shutil.copytree(run / "graphprobe", tmp_path / "run_copy" / "graphprobe"))
+
+
+def test_an_older_run(copy: Path) -> None:
+    """One that has no recompiles.jsonl is read from compile.json, and says what is not known."""
+    manifest = json.loads((copy / "manifest.json").read_text())
     del manifest["taps"]["recompiles"]
-    (tool / "manifest.json").write_text(json.dumps(manifest))
-    (tool / "events.jsonl").write_text((run / "graphprobe" / "events.jsonl").read_text())
-    for folder in (run / "graphprobe").glob("model__*"):
-        (tool / folder.name).mkdir(exist_ok=True)
-        (tool / folder.name / "compile.json").write_text((folder / "compile.json").read_text())
-    done = invoke(str(tmp_path))
-    assert done.exit_code == 1, done.output
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (copy / "recompiles.jsonl").unlink()
+    done = invoke(str(copy.parent), code=1)
     assert "int-changed ×2: n changed: 2, 3" in done.output and "guard at" in done.output
     assert "note: recorded before recompilations were" in done.output
 
 
-def test_a_run_with_a_torn_line_is_incomplete(recorded: Path, tmp_path: Path) -> None:
-    (run,) = (recorded / "torch_compile_debug").iterdir()
-    tool = tmp_path / "run_torn" / "graphprobe"
-    tool.mkdir(parents=True)
-    for name in ("manifest.json", "events.jsonl"):
-        (tool / name).write_text((run / "graphprobe" / name).read_text())
-    (tool / "recompiles.jsonl").write_text('{"function": "sca')
-    done = invoke(str(tmp_path))
-    assert done.exit_code == 125
+def test_a_run_with_a_torn_line_is_incomplete(copy: Path) -> None:
+    (copy / "recompiles.jsonl").write_text('{"function": "sca')
+    done = invoke(str(copy.parent), code=125)
     assert "recompiles.jsonl, line 1 cannot be read" in done.output and "incomplete" in done.output
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["no_such_script.py"], "no script at 'no_such_script.py'"),
-        (["--allow", "-1", "x.py"], "-1"),
-        (["--json", "there_is/no_folder.json", "x.py"], "there is no folder"),
-        (["."], "no run at ."),
-        ([".", "epochs"], "takes no arguments"),
-        ([".", "--epochs"], "no option '--epochs'"),
-        ([], "torch_compile_debug does not exist"),
-        (["-m", "torch.distributed.run", "x.py"], "would not be observed"),
-    ],
-)
-def test_wrong_use(args: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = invoke(*args)
-    assert done.exit_code == 2, done.output
-    assert says in done.output
-    assert not list(tmp_path.iterdir())

@@ -5,10 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
+from cli.calling import call, with_variables
 from conftest import ROOT, Finished
-from graphprobe.cli.main import main
 
 MAKE = """
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction.case_folder import finding_of
 from reduction.reduction_cases import case_of, mlp
-fn, args = mlp(depth=4, at=2)
+fn, args = mlp(depth=2, at=1)
 case = case_of(fn, args, backend="eager")
 write_dossier(Path("case"), case, finding_of(case, ""), versions={{}})
 """
@@ -32,93 +31,44 @@ def dossier(tmp_path_factory, run_warm):
     return folder / "case"
 
 
-def call(*args: str) -> Result:
-    result = CliRunner().invoke(main, ["reduce", *args])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
+@pytest.mark.slow
 def test_a_dossier_is_reduced(dossier: Path, tmp_path: Path) -> None:
     out, document = tmp_path / "out", tmp_path / "result.json"
-    done = call(str(dossier), "-o", str(out), "--check", HAS_RELU, "--json", str(document))
-    assert done.exit_code == 1, done.output
-    assert "8 calls -> 1" in done.output
+    done = call("reduce", dossier, "-o", out, "--check", HAS_RELU, "--json", document, code=1)
+    assert "4 calls -> 1" in done.output
     assert "torch.nn.functional.relu" in done.output
     assert (out / "repro" / "repro.py").is_file()
     plain = json.loads(document.read_text())
-    assert (plain["failed"], plain["minimal"], plain["before"], plain["after"]) == (True, True, 8, 1)
-    again = call(str(dossier), "-o", str(out), "--check", HAS_RELU, "--resume")
-    assert again.exit_code == 1
+    assert (plain["failed"], plain["minimal"], plain["before"], plain["after"]) == (True, True, 4, 1)
+    again = call("reduce", dossier, "-o", out, "--check", HAS_RELU, "--resume", code=1)
     assert "(0 candidates" in again.output
-    here = call(str(out), "--check", HAS_RELU, "--resume")
-    assert here.exit_code == 1
+    here = call("reduce", out, "--check", HAS_RELU, "--resume", code=1)
     assert "(0 candidates" in here.output
 
 
-def test_a_case_that_does_not_fail(dossier: Path, tmp_path: Path) -> None:
-    done = call(str(dossier), "-o", str(tmp_path / "out"), "--check", "exit 0")
-    assert done.exit_code == 0
-    assert "does not fail" in done.output
-
-
-def test_a_case_that_cannot_be_judged(dossier: Path, tmp_path: Path) -> None:
-    done = call(str(dossier), "-o", str(tmp_path / "out"), "--check", "exit 125")
-    assert done.exit_code == 125
-    assert done.stdout.splitlines()[-2].startswith("UNDECIDED: whether the case fails could not be told")
+@pytest.mark.parametrize(
+    ("code", "said"), [(0, "does not fail"), (125, "UNDECIDED: whether the case fails could not be told")]
+)
+def test_a_case_that_does_not_fail_or_cannot_be_judged(code: int, said: str, dossier: Path, tmp_path: Path) -> None:
+    done = call("reduce", dossier, "-o", tmp_path / "out", "--check", f"exit {code}", code=code)
+    assert said in " ".join(done.stdout.splitlines()[-2:])
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["missing"], "no script and no case at 'missing'"),
-        (["{empty}"], "holds no repro.py"),
-        (["-o", "{full}", "{script}"], "holds something"),
         (["--after", "aot", "{case}"], "are for a script"),
         (["{case}", "extra"], "are for a script"),
-        (["--level", "7", "{script}"], "'7' is not one of"),
-        (["{text}"], "is no case"),
-        (["{case}", "--timeout", "0"], "--timeout 0"),
-        (["{case}", "--fail-regex", "("], "no regular expression"),
-        (["{case}", "--json", "nowhere/file.json"], "there is no folder"),
-        (["{case}", "--import", "no_such_module_here"], "--import no_such_module_here"),
         (["{case}", "-o", "{full}", "--check", "exit 0"], "holds something"),
         (["{case}", "-o", "{full}", "--resume", "--check", "exit 0"], "holds no reduction to go on with"),
-        (["-o", "{full}", "--resume", "{script}"], "holds no reduction to go on with"),
         (["{case}", "-o", "{new}", "--hint", "nothing", "--check", "exit 0"], "no call named nothing"),
     ],
 )
 def test_wrong_use(args: list[str], words: str, dossier: Path, tmp_path: Path) -> None:
-    places = {name: tmp_path / name for name in ("empty", "full", "new")}
-    places |= {"script": tmp_path / "script.py", "text": tmp_path / "notes.txt", "case": dossier}
-    places["empty"].mkdir()
-    places["full"].mkdir()
-    for file in (places["full"] / "file", places["text"]):
-        file.write_text("here")
-    places["script"].write_text("import torch\n")
-    done = call(*(arg.format(**places) for arg in args))
-    assert done.exit_code == 2, done.output
+    """Of a case; the rest is in tests/test_wrong_use.py."""
+    (tmp_path / "file").write_text("here")
+    done = call("reduce", *(arg.format(case=dossier, full=tmp_path, new=tmp_path / "new") for arg in args), code=2)
     assert words in done.output
-    assert os.listdir(places["empty"]) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("TORCHDYNAMO_REPRO_AFTER", "foo", "TORCHDYNAMO_REPRO_AFTER='foo': it takes dynamo or aot"),
-        ("TORCHDYNAMO_REPRO_LEVEL", "3", "says nothing without TORCHDYNAMO_REPRO_AFTER"),
-    ],
-)
-@pytest.mark.parametrize("command", ["reduce", "run"])
-def test_wrong_variables(
-    command: str, name: str, value: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(name, value)
-    (tmp_path / "script.py").write_text("open('ran', 'w')\n")
-    done = CliRunner().invoke(main, [command, "script.py"])
-    assert done.exit_code == 2
-    assert words in done.output
-    assert os.listdir(tmp_path) == ["script.py"]
 
 
 SCRIPT = """
@@ -146,7 +96,7 @@ def reduce_script(run_warm, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
 
     def run(*args: str, command: str = "reduce", env: dict[str, str] | None = None) -> Finished:
-        done: Finished = run_warm("-m", "graphprobe", command, *args, cwd=tmp_path, env=env)
+        done: Finished = run_warm(*with_variables(env or {}, command, *args), cwd=tmp_path)
         return done
 
     return run

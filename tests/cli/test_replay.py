@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from graphprobe.cli.main import main
+from cli.calling import call
 from store.test_frame_record import RECORD, put
 
 SCRIPT = """
@@ -47,8 +46,7 @@ def record(folder: Path, verdict: str) -> Path:
 )
 def test_exit_codes(tmp_path: Path, verdict: str, code: int, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
-    done = CliRunner().invoke(main, ["replay", str(record(tmp_path / "r", verdict)), "--backend", "eager"])
-    assert done.exit_code == code, done.output
+    done = call("replay", record(tmp_path / "r", verdict), "--backend", "eager", code=code)
     lines = done.output.splitlines()
     assert lines[-2] == last
     assert lines[1] == "frame     f (/a/train.py:3)" and lines[2] == "recorded  E: m"
@@ -61,21 +59,14 @@ def test_exit_codes(tmp_path: Path, verdict: str, code: int, last: str, monkeypa
 def test_several_records_and_json(tmp_path: Path) -> None:
     for i, verdict in enumerate(("gone", "reproduced", "undecided")):
         record(tmp_path / "frames" / f"00{i}_f", verdict)
-    done = CliRunner().invoke(main, ["replay", str(tmp_path), "--json"])
-    assert done.exit_code == 1
+    done = call("replay", tmp_path, "--json", code=1)
     answers = json.loads(done.output)["replays"]
     assert [answer["verdict"] for answer in answers] == ["gone", "reproduced", "undecided"]
     assert answers[0]["record"].endswith("frames/000_f") and answers[0]["function"] == "f"
 
 
 def test_no_end_and_no_script(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["replay", str(record(tmp_path / "r", "hangs")), "--timeout", "1"])
-    assert done.exit_code == 125 and "did not end within 1 s" in done.output
-    done = CliRunner().invoke(main, ["replay", str(put(tmp_path / "s", RECORD))])
-    assert done.exit_code == 125 and "replay.py is missing" in done.output
-
-
-@pytest.mark.parametrize("arguments", [["nowhere"], ["."], ["--timeout", "0", "."], []])
-def test_wrong_use(tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(main, ["replay", *arguments]).exit_code == 2
+    done = call("replay", record(tmp_path / "r", "hangs"), "--timeout", "1", code=125)
+    assert "did not end within 1 s" in done.output
+    done = call("replay", put(tmp_path / "s", RECORD), code=125)
+    assert "replay.py is missing" in done.output

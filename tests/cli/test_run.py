@@ -1,21 +1,27 @@
-"""`graphprobe run` runs a program as `python` does."""
+"""`graphprobe run` runs a program as `python` does, and dumps one that knows nothing of graphprobe."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from conftest import Finished
-from graphprobe.store.reader import Run
-
-Python = Callable[..., Finished]
+from cli.calling import Python
+from conftest import ROOT, Finished
+from graphprobe.cli.commands.run import command
+from graphprobe.cli.dump_graph import SPELLED, plan_of
+from graphprobe.compare import open_dump as open_calls
+from graphprobe.dump_plan.options import OPTIONS
+from graphprobe.errors import DumpConfigError, SettingError, UsageError
+from graphprobe.store import Run, layout, open_api_dump, open_dump
 
 INTROSPECT = '''\
 """The docstring."""
@@ -43,21 +49,13 @@ print("exec", nested(), annotated.__annotations__ if "annotated" in globals() el
 def programs(tmp_path: Path) -> Path:
     """A folder with a script, a package, a folder to run, and a module that each of them imports."""
     folder = tmp_path / "work"
-    for sub in ("", "scripts", "package", "package/inner", "runnable"):
-        (folder / sub).mkdir(exist_ok=True, parents=True)
-    sibling = "x = 1\n"
-    for name in (
-        "module.py",
-        "scripts/script.py",
-        "package/__main__.py",
-        "package/inner/leaf.py",
-        "runnable/__main__.py",
-    ):
-        (folder / name).write_text(INTROSPECT)
-    for name in ("sibling.py", "scripts/sibling.py", "runnable/sibling.py"):
-        (folder / name).write_text(sibling)
-    (folder / "package/__init__.py").write_text("")
-    (folder / "package/inner/__init__.py").write_text("print('inner is imported')")
+    files = dict.fromkeys(("sibling.py", "scripts/sibling.py", "runnable/sibling.py"), "x = 1\n")
+    scripts = "module.py scripts/script.py package/__main__.py package/inner/leaf.py runnable/__main__.py"
+    files |= dict.fromkeys(scripts.split(), INTROSPECT)
+    files |= {"package/__init__.py": "", "package/inner/__init__.py": "print('inner is imported')"}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(text)
     return folder
 
 
@@ -88,62 +86,55 @@ def alike(run_python: Python, folder: Path, *args: str, code: int | None = None)
         ("runnable", "-x"),
         ("runnable/", "-x"),
         ("-c", INTROSPECT, "-x", "--max-bytes", "none"),
+        ("link.py",),
+        ("{folder}/module.py",),
     ],
     ids=lambda args: "code" if args[0] == "-c" else " ".join(args),
 )
 def test_the_program_sees_itself_as_under_python(args: tuple[str, ...], run_python: Python, programs: Path) -> None:
-    done = alike(run_python, programs, *args, code=0)
+    (programs / "link.py").symlink_to(programs / "scripts" / "script.py")
+    done = alike(run_python, programs, *(arg.replace("{folder}", str(programs)) for arg in args), code=0)
     assert "name __main__" in done.out
     assert "flags []" in done.out, "graphprobe must not import these on the program's behalf"
 
 
-def test_absolute_path_and_a_link(run_python: Python, programs: Path) -> None:
-    (programs / "link.py").symlink_to(programs / "scripts" / "script.py")
-    alike(run_python, programs, "link.py", code=0)
-    alike(run_python, programs, str(programs / "module.py"), code=0)
-
-
 ENDINGS = {
-    "end": ("pass", None),
-    "exit 3": ("import sys; sys.exit(3)", None),
-    "exit text": ("import sys; sys.exit('some text')", None),
-    "exit None": ("raise SystemExit", None),
-    "exit large": ("raise SystemExit(263)", None),
-    "exit negative": ("raise SystemExit(-1)", None),
-    "exit float": ("raise SystemExit(2.5)", None),
-    "os._exit": ("import os; print('x', flush=True); os._exit(5)", None),
-    "exception": ("def f():\n    raise ValueError('no')\nprint('before')\nf()", None),
-    "chained": ("try:\n    1/0\nexcept Exception as e:\n    raise KeyError('k') from e", None),
-    "group": ("raise ExceptionGroup('several', [ValueError(1), TypeError(2)])", None),
-    "base exception": ("class Mine(BaseException): pass\nraise Mine('x')", None),
-    "noted": ("e = ValueError('v'); e.add_note('a note')\nraise e", None),
-    "syntax error below": ("exec('a b')", None),
-    "import error": ("import there_is_no_such_module", None),
-    "excepthook": ("import sys\nsys.excepthook = lambda *a: print('HOOK', a[0].__name__)\n1/0", None),
-    "interrupt": ("print('x')\nraise KeyboardInterrupt", 130),
-    "exit in a thread": (
-        "import threading, sys\nt = threading.Thread(target=sys.exit, args=(4,))\nt.start(); t.join()",
-        None,
-    ),
-    "error in atexit": ("import atexit\natexit.register(lambda: print('bye'))\natexit.register(exec, '1/0')", None),
-    "syntax warning": ("print('\\d'), 1 is 1", None),
-    "warning": ("import warnings\nwarnings.warn('look')", None),
+    "end": "pass",
+    "exit 3": "import sys; sys.exit(3)",
+    "exit text": "import sys; sys.exit('some text')",
+    "exit None": "raise SystemExit",
+    "exit large": "raise SystemExit(263)",
+    "exit negative": "raise SystemExit(-1)",
+    "exit float": "raise SystemExit(2.5)",
+    "os._exit": "import os; print('x', flush=True); os._exit(5)",
+    "exception": "def f():\n    raise ValueError('no')\nprint('before')\nf()",
+    "chained": "try:\n    1/0\nexcept Exception as e:\n    raise KeyError('k') from e",
+    "group": "raise ExceptionGroup('several', [ValueError(1), TypeError(2)])",
+    "base exception": "class Mine(BaseException): pass\nraise Mine('x')",
+    "noted": "e = ValueError('v'); e.add_note('a note')\nraise e",
+    "syntax error below": "exec('a b')",
+    "import error": "import there_is_no_such_module",
+    "excepthook": "import sys\nsys.excepthook = lambda *a: print('HOOK', a[0].__name__)\n1/0",
+    "interrupt": "print('x')\nraise KeyboardInterrupt",
+    "exit in a thread": "import threading, sys\nt = threading.Thread(target=sys.exit, args=(4,))\nt.start(); t.join()",
+    "error in atexit": "import atexit\natexit.register(lambda: print('bye'))\natexit.register(exec, '1/0')",
+    "syntax warning": "print('\\d'), 1 is 1",
+    "dealt with": "import sys\ntry:\n    1/0\nexcept ZeroDivisionError as e:\n    sys.last_value = e",
+    "forked child": "import os, sys\nif os.fork() == 0: sys.exit(7)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))",
+    "warning": "import warnings\nwarnings.warn('look')",
 }
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_endings(ending: str, run_python: Python, programs: Path) -> None:
-    source, code = ENDINGS[ending]
-    (programs / "ends.py").write_text(source + "\n")
-    done = alike(run_python, programs, "ends.py", code=code)
+    (programs / "ends.py").write_text(ENDINGS[ending] + "\n")
+    done = alike(run_python, programs, "ends.py", code=130 if ending == "interrupt" else None)
     run = Run.open(programs.parent / "out")
-    state = {0: "finished", 130: "failed", 5: "killed"}.get(done.code, run.state)
-    assert run.state == state
+    if done.code in (0, 3, 5):
+        assert run.state == ("killed" if ending == "os._exit" else "finished") and run.manifest.exception is None
+    assert done.err.count("graphprobe: in ") <= 1, "a child has nothing to sum up"
     if ending in ("exception", "chained", "interrupt", "excepthook"):
-        assert run.state == "failed"
-        assert run.manifest.exception is not None
-    if ending == "exit 3":
-        assert run.state == "finished"
+        assert run.state == "failed" and run.manifest.exception is not None
 
 
 def test_the_packages_around_a_module_are_part_of_the_program(run_python: Python, programs: Path) -> None:
@@ -155,36 +146,51 @@ def test_the_packages_around_a_module_are_part_of_the_program(run_python: Python
     assert done.out.startswith("True ['-m', '-x']\n"), done.out
     (programs / "package/__init__.py").write_text("raise RuntimeError('in the package')")
     done = run_python("-m", "graphprobe", "run", "-m", "package", "-x", cwd=programs)
-    assert done.code == 1
-    assert done.err.count("Traceback") == 1
+    assert done.code == 1 and done.err.count("Traceback") == 1
     assert "RuntimeError: in the package" in done.err
     assert "graphprobe/" not in without_summary(done.err)
     assert Run.open(programs).manifest.exception == "RuntimeError: in the package"
 
 
-def test_a_traceback_has_no_frame_of_ours_and_the_code_of_dash_c_too(run_python: Python, programs: Path) -> None:
+def test_a_traceback_has_no_frame_of_ours(run_python: Python, programs: Path) -> None:
     done = alike(run_python, programs, "-c", "import sibling\ndef f():\n    sibling.nope\nf()", code=1)
-    assert "AttributeError" in done.err
-    assert "graphprobe/" not in without_summary(done.err)
+    assert "AttributeError" in done.err and "graphprobe/" not in without_summary(done.err)
 
 
-def test_an_error_that_the_program_dealt_with_is_no_failure(run_python: Python, programs: Path) -> None:
-    source = "import sys\ntry:\n    1/0\nexcept ZeroDivisionError as e:\n    sys.last_value = e\n"
-    alike(run_python, programs, "-c", source, code=0)
-    run = Run.open(programs.parent / "out")
-    assert (run.state, run.manifest.exception) == ("finished", None)
+def started(programs: Path, script: str, source: str) -> subprocess.Popen[bytes]:
+    """A program under `graphprobe run`, with pipes to all of its streams."""
+    (programs / script).write_text(source)
+    return subprocess.Popen(
+        [sys.executable, "-m", "graphprobe", "run", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=programs,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        # A shell starts its background jobs, and so perhaps this test, with SIGINT ignored; that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def test_stdin_and_binary_stdout_pass_through(programs: Path) -> None:
-    (programs / "cat.py").write_text("import sys\nsys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])")
     data = bytes(range(256)) * 10
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    done = subprocess.run(
-        [sys.executable, "-m", "graphprobe", "run", "cat.py"],
-        input=data, capture_output=True, cwd=programs, env=env, check=True,
-    )  # fmt: skip
-    assert done.stdout == data[::-1]
-    assert done.stderr.startswith(b"graphprobe: nothing was compiled")
+    with started(programs, "cat.py", "import sys\nsys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])") as process:
+        out, err = process.communicate(data, timeout=60)
+    assert (process.returncode, out) == (0, data[::-1])
+    assert err.startswith(b"graphprobe: nothing was compiled")
+
+
+def test_ctrl_c(programs: Path) -> None:
+    with started(programs, "waits.py", "import time\nprint('ready', flush=True)\ntime.sleep(60)\n") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"KeyboardInterrupt" in err
+    run = Run.open(programs)
+    assert (run.state, run.manifest.exception) == ("failed", "KeyboardInterrupt: ")
 
 
 def test_summary_is_on_stderr_and_quiet_leaves_it_out(run_python: Python, programs: Path) -> None:
@@ -227,44 +233,6 @@ def test_spawned_children_import_the_script_again(run_python: Python, programs: 
         assert "[(2, ['-a']), (4, ['-a'])]" in done.out
 
 
-def test_forked_children_do_not_end_the_run(run_python: Python, programs: Path) -> None:
-    source = (
-        "import os, sys\npid = os.fork()\n"
-        "if pid == 0: sys.exit(7)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-    )
-    (programs / "forks.py").write_text(source)
-    done = run_python("-m", "graphprobe", "run", "forks.py", cwd=programs)
-    assert done.out == "7\n"
-    assert Run.open(programs).state == "finished"
-    assert done.err.count("graphprobe: in ") == 1, "the child has nothing to sum up"
-
-
-def test_ctrl_c(programs: Path) -> None:
-    (programs / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    command = [sys.executable, "-m", "graphprobe", "run", "waits.py"]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=programs,
-        env=env,
-        # A shell starts its background jobs, and so perhaps this test, with SIGINT ignored; that is inherited.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "KeyboardInterrupt" in err
-    run = Run.open(programs)
-    assert (run.state, run.manifest.exception) == ("failed", "KeyboardInterrupt: ")
-
-
 ENVIRONMENT = """\
 import os, sys, threading, atexit, time
 assert "torch" not in sys.modules
@@ -300,20 +268,17 @@ def test_environment_set_by_the_program_and_compiles_after_its_end(run_python: P
     plain = run_python("env.py", cwd=programs)
     done = run_python("-m", "graphprobe", "run", "env.py", cwd=programs)
     assert done.code == plain.code == 0, done.err
-    assert done.out == plain.out
-    assert done.out.startswith("threads 1\n")
+    assert done.out == plain.out and done.out.startswith("threads 1\n")
     assert plain.err.count("TRACED GRAPH") == done.err.count("TRACED GRAPH") > 0
     run = Run.open(programs)
     assert [model.compile["function"] for model in run.models()] == ["f", "late", "last"]
-    assert run.manifest.state == "finished"
-    assert run.manifest.missing == []
+    assert (run.manifest.state, run.manifest.missing) == ("finished", [])
 
 
 def test_switches_of_the_command_line_are_in_the_manifest(run_python: Python, programs: Path) -> None:
     args = ("--save-inputs", "--graph-dump", "py", "--log-level", "warning", "--max-bytes", "1.5MiB", "--no-ops")
-    done = run_python(
-        "-m", "graphprobe", "run", *args, "module.py", "x", cwd=programs, env={"GRAPHPROBE_GRAPH_DUMP": "pbtxt"}
-    )
+    env = {"GRAPHPROBE_GRAPH_DUMP": "pbtxt"}
+    done = run_python("-m", "graphprobe", "run", *args, "module.py", "x", cwd=programs, env=env)
     assert done.code == 0, done.err
     manifest = Run.open(programs).manifest
     found = {name: setting.value for name, setting in manifest.settings.items() if setting.source == "argument"}
@@ -321,3 +286,142 @@ def test_switches_of_the_command_line_are_in_the_manifest(run_python: Python, pr
         "save_inputs": True, "graph_dump": "py", "log_level": "warning", "max_bytes": 1572864, "capture_ops": False,
     }  # fmt: skip
     assert manifest.argv[-1] == "x"
+
+
+SCRIPT = """\
+import sys
+import torch
+torch.manual_seed(0)
+
+def own(gm, inputs):
+    return gm
+
+model = torch.compile(torch.nn.Linear(3, 3), backend="BACKEND")
+cos = torch.compile(backend="BACKEND", fullgraph=True)(lambda x: x.cos())
+function = torch.compile(lambda x: x.sin(), backend=own)
+off = torch.compile(lambda x: x.tan(), disable=True)
+for _ in range(2):
+    y = off(function(cos(model(torch.ones(2, 3)))))
+    y.sum().backward()
+print(y.sum().item(), sys.argv)
+"""
+
+
+def finished(
+    run_warm: Python, folder: Path, *options: str, script: str = SCRIPT, backend: str = "aot_eager"
+) -> Finished:
+    (folder / "script.py").write_text(script.replace("BACKEND", backend), "utf-8")
+    done = run_warm("-m", "graphprobe", "run", *options, "script.py", "--flag", cwd=folder)
+    assert done.code == 0, done.err
+    return done
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.heavy)])
+def test_a_script_as_it_is(backend: str, run_warm: Python, tmp_path: Path) -> None:
+    done = finished(run_warm, tmp_path, "--dump-graph", "stats", "--steps", "1", backend=backend)
+    assert done.out == run_warm("script.py", "--flag", cwd=tmp_path).out, "the program computes what it does without"
+    (run,) = (tmp_path / layout.ROOT).iterdir()
+    (folder,) = open_dump(run).folders
+    ops = [op.record for op in folder.ops()]
+    assert {op.place.model_name for op in ops} == {"Linear", "function"}
+    assert {op.place.step for op in ops} == {1}
+    assert {op.op.direction for op in ops} == {"forward", "backward"}
+    assert list(folder.stats())
+    assert open_calls(run.parent).steps(0) == (1,), "a folder with one run with one dump is that dump"
+    assert {op.op.engine for op in ops} == {"kernel" if backend == "inductor" else "interpreter"}
+    assert folder.manifest is not None
+    (note,) = [note for note in folder.manifest.notes if "'own'" in note]
+    assert note.startswith("not dumped")
+    said = [line for line in done.err.splitlines() if line.startswith("graphprobe: dump: ")]
+    assert said == [f"graphprobe: dump: {len(ops)} ops in {(run / layout.GRAPHS).relative_to(tmp_path)}"]
+
+
+@pytest.mark.heavy
+def test_single_ops_begin_with_the_import_of_torch(run_warm: Python, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(json.dumps({"dump": {"dump_path": ".", "dump_list": [], "dump_op_switch": "on"}}))
+    script = "import torch\nx = torch.ones(2)\ntorch.compile(lambda x: x.sin(), backend='BACKEND')(x)\nx.cos()\n"
+    finished(run_warm, tmp_path, "--dump-config", "c.json", "--dump-to", ".", "--dump-layer", "ones cos", script=script)
+    (folder,) = open_dump(tmp_path).folders
+    assert [op.record.op.op_name for op in folder.ops() if op.record.op.engine == "eager"] == ["ones", "cos"]
+
+
+CALLS = """
+import sys, torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("arguments", sys.argv[1:])
+sys.exit(7)
+"""
+
+
+def test_calls_are_dumped_by_options(run_warm: Python, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CALLS)
+    options = ("--dump", "tensor", "--level", "mix", "--steps", "0|2", "--apis", "Linear,*linear", "--dump-to", "d")
+    done = run_warm("-m", "graphprobe", "run", *options, "train.py", "--own", cwd=tmp_path)
+    assert done.code == 7, done.err
+    assert done.out == "arguments ['--own']\n"
+    assert "8 calls dumped to d" in done.err
+    dump = open_api_dump(tmp_path / "d")
+    assert dump.steps(0) == (0, 2) and dump.problems() == ()
+    assert [call.label for call in dump.calls(0, 2)] == [
+        "nn.functional.linear.0.forward",
+        "Module.Linear.0.forward",
+        "nn.functional.linear.0.backward",
+        "Module.Linear.0.backward",
+    ]
+    assert [call.source for call in dump.calls(0, 0)] == ["train.py:6"] * 4
+
+
+# -- what is in force -------------------------------------------------------------------------------------------------
+
+
+def test_every_option_of_a_dump_has_one_of_the_command() -> None:
+    assert SPELLED.keys() == {row.name for row in OPTIONS}
+    taken = Counter(parameter.name for parameter in command.params)
+    assert taken.most_common(1)[0][1] == 1, "two options with one keyword: the one would bound what the other is for"
+
+
+def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.json").write_text(json.dumps({"dump": {"dump_path": ".", "dump_step": "2", "dump_mode": "input"}}))
+    environ = {"GRAPHPROBE_DUMP_STEP": "1", "GRAPHPROBE_DUMP_MODE": "output", "GRAPHPROBE_DUMP_LAYER": "sin"}
+    plan = plan_of({"dump_data": "stats", "dump_step": "3", "dump_config_path": "c.json"}, environ)
+    assert plan is not None
+    assert (plan.data, plan.mode) == ("stats", "input")
+    assert plan.steps is not None and plan.steps.ranges == ((3, 3),)
+    sources = [plan.sources[name] for name in ("enable_dump", "dump_step", "dump_mode", "dump_layer", "engine")]
+    assert sources == ["argument", "argument", "file:c.json", "env:GRAPHPROBE_DUMP_LAYER", "default"]
+    assert "--steps = '3' wins over $.dump.dump_step = '2'" in plan.warnings
+
+
+def test_the_environment_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of({"dump_step": "4"}, {"GRAPHPROBE_ENABLE_DUMP": "1", "GRAPHPROBE_DUMP_DATA": "stats"})
+    assert plan is not None and (plan.data, plan.sources["enable_dump"]) == ("stats", "env:GRAPHPROBE_ENABLE_DUMP")
+    assert plan_of({}, {}) is None and capsys.readouterr().err == ""
+    assert plan_of({}, {"GRAPHPROBE_DUMP_STEP": "1"}) is None
+    assert "environment variable GRAPHPROBE_DUMP_STEP is set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"dump_data": "all"}, SettingError),
+        ({"max_bytes": "none", "dump_data": "stats"}, SettingError),
+        ({"engine": "kernel"}, UsageError),
+        ({"quant_dumpable": True}, UsageError),
+    ],
+)
+def test_values_that_mean_nothing(values: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        plan_of(values, {})
+
+
+def test_a_conflict_with_the_file_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.json").write_text(json.dumps({"dump": {"dump_path": ".", "dump_debug": "on"}}))
+    with pytest.raises(DumpConfigError, match=r"\$\.dump\.dump_debug.*--dump-layer"):
+        plan_of({"dump_config_path": "c.json", "dump_layer": "add"}, {})

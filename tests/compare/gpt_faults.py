@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +66,7 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
+@cache
 def gpt(dtype: torch.dtype = torch.float32, plant: Plant | None = None) -> Run:
     """One step of training, built before the dump begins; trained weights are larger than those of the start."""
 
@@ -143,16 +145,8 @@ def narrow(self: Any, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x.to(lower).to(x.dtype), self.weight, self.bias)
 
 
-def tanh_gelu(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-
-
 def relu_mlp(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.fc2(torch.relu(self.fc1(x)))
-
-
-def detached_mlp(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.fc2(F.gelu(self.fc1(x.detach())))
 
 
 def transposed(model: Gpt) -> None:
@@ -167,54 +161,70 @@ def drawn_anew(model: Gpt) -> None:
         weight.copy_(torch.empty_like(weight).normal_(std=0.02, generator=torch.Generator().manual_seed(3)))
 
 
-def wide_eps(model: Gpt) -> None:
-    model.blocks[2].ln2.eps = 1e-2
+def attention_by_hand(self: Any, x: torch.Tensor) -> torch.Tensor:
+    batch, length, width = x.shape
+    q, k, v = (
+        part.reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
+        for part in self.qkv(x).chunk(3, dim=-1)
+    )
+    scores = q @ k.transpose(-2, -1) / (width // self.heads) ** 0.5
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    mixed = torch.softmax(scores.masked_fill(~mask, float("-inf")), -1) @ v
+    return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
-def without_residual(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.mlp(self.ln2(x + self.attn(self.ln1(x))))
+def in_another_order(self: Any, ids: torch.Tensor) -> torch.Tensor:
+    x = self.token(ids) + self.place(torch.arange(ids.shape[1]))
+    for number in (0, 2, 1, 3):
+        x = self.blocks[number](x)
+    return self.head(self.norm(x))
 
 
 def swapped(model: Gpt) -> None:
     model.blocks[1], model.blocks[2] = model.blocks[2], model.blocks[1]
 
 
-def scaled_gradient(model: Gpt) -> None:
-    model.blocks[2].attn.proj.weight.register_hook(lambda g: g * 1.05)
-
-
-def frozen(model: Gpt) -> None:
-    model.blocks[1].mlp.fc2.weight.requires_grad_(False)
-
-
 class Planted(NamedTuple):
-    """What changes the model, and the module that the first finding must lie in."""
+    """What changes the model, the module that the first finding must lie in, and its kind."""
 
     plant: Plant
     module: str
+    kind: str = "extra_call"
 
 
 FAULTS: dict[str, Planted] = {
     "flipped element": Planted(around(lambda m: m.blocks[2].attn.proj, flipped), "blocks.2"),
-    "flipped, unseen": Planted(around(lambda m: m.blocks[2].attn.proj, flipped_unseen), "blocks.2"),
+    "flipped, unseen": Planted(around(lambda m: m.blocks[2].attn.proj, flipped_unseen), "blocks.2", "changed_unseen"),
     "NaN": Planted(around(lambda m: m.blocks[1].mlp.fc1, with_nan), "blocks.1.mlp"),
-    "weight noise": Planted(noisy, "blocks.2.mlp.fc1"),
+    "weight noise": Planted(noisy, "blocks.2.mlp.fc1", "state"),
     "narrow layer": Planted(instead(lambda m: m.blocks[1].attn.proj, narrow), "blocks.1.attn"),
-    "gelu by tanh": Planted(instead(lambda m: m.blocks[1].mlp, tanh_gelu), "blocks.1.mlp"),
-    "scale": Planted(around(lambda m: m.blocks[1].attn, lambda f, x: f(x, scale=0.125)), "blocks.1.attn"),
-    "no causal mask": Planted(around(lambda m: m.blocks[1].attn, lambda f, x: f(x, is_causal=False)), "blocks.1.attn"),
-    "eps": Planted(wide_eps, "blocks.2.ln2"),
-    "residual lost": Planted(instead(lambda m: m.blocks[2], without_residual), "blocks.2"),
-    "relu for gelu": Planted(instead(lambda m: m.blocks[1].mlp, relu_mlp), "blocks.1.mlp"),
-    "lost gradient": Planted(instead(lambda m: m.blocks[2].mlp, detached_mlp), "blocks.2"),
-    "transposed weight": Planted(transposed, "blocks.1.attn.proj"),
-    "weight drawn anew": Planted(drawn_anew, "blocks.2.attn.qkv"),
+    "gelu by tanh": Planted(
+        instead(lambda m: m.blocks[1].mlp, lambda mlp, x: mlp.fc2(F.gelu(mlp.fc1(x), approximate="tanh"))),
+        "blocks.1.mlp",
+        "scalar",
+    ),
+    "scale": Planted(around(lambda m: m.blocks[1].attn, lambda f, x: f(x, scale=0.125)), "blocks.1.attn", "scalar"),
+    "no causal mask": Planted(
+        around(lambda m: m.blocks[1].attn, lambda f, x: f(x, is_causal=False)), "blocks.1.attn", "scalar"
+    ),
+    "eps": Planted(lambda m: setattr(m.blocks[2].ln2, "eps", 1e-2), "blocks.2.ln2", "scalar"),
+    "residual lost": Planted(
+        instead(lambda m: m.blocks[2], lambda b, x: b.mlp(b.ln2(x + b.attn(b.ln1(x))))), "blocks.2", "missing_call"
+    ),
+    "relu for gelu": Planted(instead(lambda m: m.blocks[1].mlp, relu_mlp), "blocks.1.mlp", "replaced_call"),
+    "lost gradient": Planted(
+        instead(lambda m: m.blocks[2].mlp, lambda mlp, x: mlp.fc2(F.gelu(mlp.fc1(x.detach())))), "blocks.2"
+    ),
+    "transposed weight": Planted(transposed, "blocks.1.attn.proj", "state"),
+    "weight drawn anew": Planted(drawn_anew, "blocks.2.attn.qkv", "state"),
     "data order": Planted(around(lambda m: m.token, lambda f, ids: f(ids.flip(0))), "token"),
-    "swapped blocks": Planted(swapped, "blocks.1"),
+    "swapped blocks": Planted(swapped, "blocks.1", "state"),
     "doubled gradient": Planted(around(lambda m: m.blocks[2].mlp.fc1, lambda f, x: f(Doubled.apply(x))), "blocks.2"),
     "times 1.02": Planted(around(lambda m: m.blocks[1].ln2, lambda f, x: f(x) * 1.02), "blocks.1.ln2"),
     "one more op": Planted(around(lambda m: m.blocks[2].ln2, lambda f, x: f(x * 1.5)), "blocks.2.ln2"),
     "head plus 0.01": Planted(around(lambda m: m.head, lambda f, x: f(x) + 0.01), "head"),
-    "weight gradient times 1.05": Planted(scaled_gradient, ""),
-    "frozen weight": Planted(frozen, "blocks.1.mlp.fc2"),
+    "weight gradient times 1.05": Planted(lambda m: m.blocks[2].attn.proj.weight.register_hook(lambda g: g * 1.05), ""),
+    "frozen weight": Planted(
+        lambda m: m.blocks[1].mlp.fc2.weight.requires_grad_(False), "blocks.1.mlp.fc2", "lost_gradient"
+    ),
 }

@@ -1,16 +1,57 @@
-"""Calls made up by hand, for tests that need no torch."""
+"""Calls made up by hand, and dumps of them in memory, for tests that need no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from graphprobe.numerics.stats import stats_from_array
+from graphprobe.numerics import stats_from_array
 from graphprobe.records import TensorMeta
-from graphprobe.store.calls import Call, CallSlot, Scalar
+from graphprobe.store import Call, CallSlot, Scalar
 
 KNOWN = ("min", "max", "mean", "std", "l2", "nan", "positive_inf", "negative_inf", "zeros")
+
+
+class MemoryDump:
+    """A `CallDump` of calls that somebody made up or recorded."""
+
+    format = "memory"
+
+    def __init__(
+        self, calls: Sequence[Call] = (), values: dict[str, np.ndarray] | None = None, *, title: str = "memory"
+    ) -> None:
+        self.title = title
+        self.facts: dict[str, str] = {}
+        self.list = list(calls)
+        self.arrays = values or {}
+        self.read = 0
+
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({c.rank for c in self.list}))
+
+    def steps(self, rank: int) -> tuple[int, ...]:
+        return tuple(sorted({c.step for c in self.list if c.rank == rank}))
+
+    def calls(self, rank: int, step: int) -> Iterator[Call]:
+        return iter([c for c in self.list if (c.rank, c.step) == (rank, step)])
+
+    def values(self, call: Call, slot: CallSlot) -> np.ndarray:
+        self.read += 1
+        return self.arrays[slot.value]
+
+    def problems(self) -> tuple[str, ...]:
+        return ()
+
+    def without_values(self) -> MemoryDump:
+        """The same with statistics only."""
+        calls = [replaced(c, slots=tuple(replaced(s, value="") for s in c.slots)) for c in self.list]
+        return MemoryDump(calls, title=self.title)
+
+
+replaced = msgspec.structs.replace
 
 
 def tensor(
@@ -22,34 +63,18 @@ def tensor(
     if values is not None:
         key = f"v{len(values)}"
         values[key] = array
-    return CallSlot(
-        name=name,
-        role=role,
-        meta=TensorMeta(array.dtype.name, array.shape),
-        stats=stats,
-        known=KNOWN,
-        digest=stats.digest if digest else "",
-        digest_kind="graphprobe" if digest else "",
-        value=key,
-    )
+    found = {"digest": stats.digest, "digest_kind": "graphprobe"} if digest else {}
+    meta = TensorMeta(array.dtype.name, array.shape)
+    return CallSlot(name=name, role=role, meta=meta, stats=stats, known=KNOWN, value=key, **found)
 
 
 def scalar(name: str, value: object) -> CallSlot:
     return CallSlot(name=name, role="input", scalar=Scalar(type(value).__name__, repr(value)))
 
 
-def call(position: int, api: str, *slots: CallSlot, index: int = 0, module: str = "", **more: Any) -> Call:
-    label = more.pop("label", f"{api.rpartition('.')[2]}.{index}.{more.get('direction', 'forward')}")
-    return Call(
-        position=position,
-        kind=more.pop("kind", "api"),
-        api=api,
-        label=label,
-        index=index,
-        module=module,
-        slots=slots,
-        **more,
-    )
+def call(position: int, api: str, *slots: CallSlot, index: int = 0, **more: Any) -> Call:
+    label = f"{api.rpartition('.')[2]}.{index}.{more.get('direction', 'forward')}"
+    return Call(position=position, api=api, index=index, slots=slots, **{"kind": "api", "label": label, **more})
 
 
 def chain(apis: list[str], *, seed: int = 0, scale: dict[int, float] | None = None) -> list[Call]:

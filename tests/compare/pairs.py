@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,31 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import graphprobe
-from graphprobe.compare.open import open_dump
+from graphprobe.compare import compare_dumps, open_dump
 from graphprobe.compare.options import Options
 from graphprobe.compare.result import Summary
-from graphprobe.compare.run import compare_dumps
 from graphprobe.diagnose.call_replay import TorchReplayer
+from made_once import GRAPHS
 
 Program = Callable[[], Any]
 Inside = Callable[..., Any]
 """What runs under the dump; gets what `before` has made."""
+Dumps = Callable[..., Path]
+"""`dumps(run, side="candidate", **options)`, the fixture of `conftest.py`: the dump of a program, not to be changed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A program: `before` runs without a dump, `inside` under it with what `before` gave."""
+    """A program: `before` runs without a dump, `inside` under it with what `before` gave.
+
+    What makes programs is cached, so that equal ones are dumped once.
+    """
 
     inside: Inside
     before: Program | None = None
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +54,6 @@ class Fault:
     reference: Run
     api: str
     module: str = ""
-    kinds: tuple[str, ...] = ()
 
 
 class Block(nn.Module):
@@ -76,6 +81,7 @@ class Net(nn.Module):
         return self.head(x)
 
 
+@cache
 def trained(
     steps: int = 1,
     *,
@@ -101,6 +107,7 @@ def trained(
     return script
 
 
+@cache
 def adam(weight_decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.999), **how: Any) -> Inside:
     """Three steps of AdamW, of which one group of parameters decays."""
 
@@ -112,6 +119,7 @@ def adam(weight_decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.999), 
     return trained(3, lr=1e-4, optimizer=groups)
 
 
+@cache
 def net(**options: Any) -> Program:
     def build() -> Net:
         torch.manual_seed(0)
@@ -157,8 +165,6 @@ class Square(torch.autograd.Function):
 class Scale(torch.autograd.Function):
     """x·s with s of one dimension: its gradient is the mean over rows where it should be the sum."""
 
-    wrong = True
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, s)
@@ -168,28 +174,19 @@ class Scale(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, s = ctx.saved_tensors
         rows = (grad * x).reshape(-1, s.numel())
-        return grad * s, rows.mean(0) if Scale.wrong else rows.sum(0)
+        return grad * s, rows.mean(0)
 
 
-def llama(layers: int = 3, **config: Any) -> nn.Module:
+def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            use_cache=False,
-            **config,
-        )
-    ).train()
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, num_hidden_layers=3, use_cache=False)).train()
 
 
+@cache
 def llama_with(
     mlp: Callable[[Any, torch.Tensor], torch.Tensor] | None = None, dtype: torch.dtype | None = None
 ) -> Program:
@@ -223,18 +220,6 @@ def hooked(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.down_proj(h)
 
 
-def detached(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.down_proj(self.act_fn(self.gate_proj(x)).detach() * self.up_proj(x))
-
-
-def scaled(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.down_proj(_hidden(self, x)) * 1.01
-
-
-def doubled(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.down_proj(Doubled.apply(_hidden(self, x)))
-
-
 def square(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.down_proj(Square.apply(_hidden(self, x)))
 
@@ -244,38 +229,10 @@ def square_right(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.down_proj(h * h)
 
 
-def scale_wrong(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return Scale.apply(self.down_proj(_hidden(self, x)), self.down_proj.weight[:, 0])
-
-
-def scale_right(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.down_proj(_hidden(self, x)) * self.down_proj.weight[:, 0]
-
-
 def through_numpy(self: Any, x: torch.Tensor) -> torch.Tensor:
     h = _hidden(self, x)
     h.detach().numpy()[0, 2, 3] += 0.5
     return self.down_proj(h)
-
-
-def gelu_for_silu(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.down_proj(F.gelu(self.gate_proj(x)) * self.up_proj(x))
-
-
-def without_act(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.down_proj(self.gate_proj(x) * self.up_proj(x))
-
-
-def clamped(self: Any, x: torch.Tensor, limit: float) -> torch.Tensor:
-    return self.down_proj(torch.clamp(_hidden(self, x), max=limit))
-
-
-def clamped_low(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return clamped(self, x, 0.001)
-
-
-def clamped_high(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return clamped(self, x, 0.002)
 
 
 def wrong_init() -> nn.Module:
@@ -289,6 +246,52 @@ def _llama(mlp: Any = None, **more: Any) -> Run:
     return Run(llama_step, llama_with(mlp, **more))
 
 
+def convnet(eps: float = 1e-5) -> nn.Module:
+    torch.manual_seed(3)
+    conv, norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8, eps=eps)
+    return nn.Sequential(conv, norm, nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(2048, 10))
+
+
+def conv_step(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    torch.manual_seed(4)
+    x, target = torch.randn(4, 3, 16, 16), torch.randint(0, 10, (4,))
+    F.cross_entropy(model(x.to(dtype)).float(), target).backward()
+
+
+def conv_narrow(model: nn.Module) -> None:
+    conv_step(model.bfloat16(), torch.bfloat16)
+
+
+class WrongKernel(TorchDispatchMode):
+    """The `index`-th run of `op` gives what `change` makes of its result."""
+
+    def __init__(self, op: Any, index: int, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.op, self.left, self.change = op, index, change
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():  # the program has not called these operators
+            result = func(*args, **(kwargs or {}))
+            self.left -= func is self.op
+            if func is not self.op or self.left != -1:
+                return result
+            if isinstance(result, tuple):
+                return tuple(None if r is None else self.change(r) for r in result)
+            return self.change(result)
+
+
+@cache
+def wrong(run: Run, op: Any, index: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Run:
+    """The same program with a kernel that is wrong."""
+
+    def inside(model: nn.Module) -> None:
+        with WrongKernel(op, index, change):
+            run.inside(model)
+
+    return Run(inside, run.before)
+
+
+CONV, CONV_NARROW = Run(conv_step, convnet), Run(conv_narrow, convnet)
 LLAMA = _llama()
 MLP = "model.layers.1.mlp"
 
@@ -304,16 +307,31 @@ FAULTS: dict[str, Fault] = {
     "betas": Fault(Run(adam(betas=(0.9, 0.998))), Run(adam()), "AdamW"),
     "data order": Fault(Run(trained(3, order=lambda i: (0, 2, 1)[i])), Run(trained(3)), "randn"),
     "hook": Fault(_llama(hooked), LLAMA, "mul"),
-    "detach": Fault(_llama(detached), LLAMA, "detach", MLP),
-    "scaled": Fault(_llama(scaled), LLAMA, "mul", MLP),
-    "custom gradient doubled": Fault(_llama(doubled), LLAMA, "Doubled", MLP),
+    "detach": Fault(
+        _llama(lambda m, x: m.down_proj(m.act_fn(m.gate_proj(x)).detach() * m.up_proj(x))), LLAMA, "detach", MLP
+    ),
+    "scaled": Fault(_llama(lambda m, x: m.down_proj(_hidden(m, x)) * 1.01), LLAMA, "mul", MLP),
+    "custom gradient doubled": Fault(
+        _llama(lambda m, x: m.down_proj(Doubled.apply(_hidden(m, x)))), LLAMA, "Doubled", MLP
+    ),
     "custom gradient of square": Fault(_llama(square), _llama(square_right), "Square", MLP),
-    "custom gradient is a mean": Fault(_llama(scale_wrong), _llama(scale_right), "Scale", MLP),
+    "custom gradient is a mean": Fault(
+        _llama(lambda m, x: Scale.apply(m.down_proj(_hidden(m, x)), m.down_proj.weight[:, 0])),
+        _llama(lambda m, x: m.down_proj(_hidden(m, x)) * m.down_proj.weight[:, 0]),
+        "Scale",
+        MLP,
+    ),
     "numpy": Fault(_llama(through_numpy), LLAMA, "linear", MLP),
-    "replaced": Fault(_llama(gelu_for_silu), LLAMA, "gelu", MLP),
-    "removed": Fault(_llama(without_act), LLAMA, "silu", MLP),
-    "scalar": Fault(_llama(clamped_low), _llama(clamped_high), "clamp", MLP),
+    "replaced": Fault(_llama(lambda m, x: m.down_proj(F.gelu(m.gate_proj(x)) * m.up_proj(x))), LLAMA, "gelu", MLP),
+    "removed": Fault(_llama(lambda m, x: m.down_proj(m.gate_proj(x) * m.up_proj(x))), LLAMA, "silu", MLP),
+    "scalar": Fault(
+        _llama(lambda m, x: m.down_proj(torch.clamp(_hidden(m, x), max=0.001))),
+        _llama(lambda m, x: m.down_proj(torch.clamp(_hidden(m, x), max=0.002))),
+        "clamp",
+        MLP,
+    ),
     "wrong init": Fault(Run(llama_step, wrong_init), LLAMA, "linear", f"{MLP}.up_proj"),
+    "batch norm": Fault(Run(conv_step, lambda: convnet(eps=1e-2)), CONV, "batch_norm", "1"),
 }
 
 
@@ -325,6 +343,7 @@ def autocast_step(model: nn.Module) -> None:
     llama_step(model, autocast=True)
 
 
+@cache
 def on_one_thread(inside: Inside) -> Inside:
     def run(model: nn.Module) -> None:
         threads = torch.get_num_threads()
@@ -343,23 +362,6 @@ def batch_split(model: nn.Module) -> None:
     ids = torch.randint(0, 64, (2, 12))
     for half in ids.chunk(2):
         (model(input_ids=half, labels=half).loss / 2).backward()
-
-
-def convnet() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(2048, 10)
-    )
-
-
-def conv_step(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-    torch.manual_seed(4)
-    x, target = torch.randn(4, 3, 16, 16), torch.randint(0, 10, (4,))
-    F.cross_entropy(model(x.to(dtype)).float(), target).backward()
-
-
-def conv_narrow(model: nn.Module) -> None:
-    conv_step(model.bfloat16(), torch.bfloat16)
 
 
 def tied() -> nn.Module:
@@ -387,6 +389,7 @@ def adam_step(model: nn.Module) -> None:
         optimizer.zero_grad()
 
 
+@cache
 def in_parts(parts: int) -> Inside:
     """Two steps of AdamW, each of a batch of four that is taken in some parts."""
 
@@ -403,6 +406,7 @@ def in_parts(parts: int) -> Inside:
     return run
 
 
+@cache
 def t5(dtype: torch.dtype = torch.float32) -> Program:
     """Its masks hold the largest number of the dtype that it runs in."""
 
@@ -433,6 +437,7 @@ def t5_autocast(model: nn.Module) -> None:
     t5_step(model, autocast=True)
 
 
+@cache
 def sgd(inside: Inside) -> Inside:
     """The same, and a step of SGD after it."""
 
@@ -460,8 +465,8 @@ HEALTHY: dict[str, tuple[Run, Run]] = {
     "llama, one thread": (Run(on_one_thread(llama_step), llama_with()), LLAMA),
     "AdamW, one by one": (Run(adam(foreach=False)), Run(adam(foreach=True))),
     "llama, AdamW": (Run(adam_step, llama_with()), Run(adam_step, llama_with())),
-    "convnet": (Run(conv_step, convnet), Run(conv_step, convnet)),
-    "convnet, bfloat16": (Run(conv_narrow, convnet), Run(conv_step, convnet)),
+    "convnet": (CONV, CONV),
+    "convnet, bfloat16": (CONV_NARROW, CONV),
     "llama, compiled": (Run(compiled_step, llama_with()), LLAMA),
     "llama against compiled": (LLAMA, Run(compiled_step, llama_with())),
     "llama, compiled and stepped": (Run(sgd(compiled_step), llama_with()), Run(sgd(llama_step), llama_with())),
@@ -475,9 +480,10 @@ HEALTHY: dict[str, tuple[Run, Run]] = {
 }
 
 
-def compared(candidate: Path, reference: Path) -> Summary:
-    """Two dumps on disk, with what torch computes again where that decides."""
-    with compare_dumps(open_dump(candidate), open_dump(reference), Options(replayer=TorchReplayer())) as comparison:
+def compared(candidate: Path, reference: Path, *, replay: bool = True) -> Summary:
+    """Two dumps on disk, with what torch computes again where that decides, unless `replay` is False."""
+    options = Options(replayer=TorchReplayer() if replay else None)
+    with compare_dumps(open_dump(candidate), open_dump(reference), options) as comparison:
         return comparison.summary
 
 
@@ -485,31 +491,13 @@ def dumped(run: Run, path: Any, **options: Any) -> None:
     """Run the program under a dump into `path`."""
     made = run.before() if run.before is not None else None
     given: dict[str, Any] = {"model": made} if isinstance(made, nn.Module) else {}
-    with graphprobe.dump(path, **given, **run.options, **options):
+    with graphprobe.dump(path, **given, **options):
         run.inside(made) if run.before is not None else run.inside()
 
 
-GRAPHS = """
-import json, pathlib, sys, torch, graphprobe
-for name in sys.argv[1:]:
-    folder = pathlib.Path(name)
-    folder.mkdir()
-    plan = folder.with_suffix(".json")
-    data = "tensor" if folder.name == "values" else "stats"
-    plan.write_text(json.dumps({"dump": {"dump_path": str(folder), "dump_data": data}}))
-    config = graphprobe.CompilerConfig()
-    config.dump_config.enable_dump = True
-    config.dump_config.dump_config_path = str(plan)
-    with torch.no_grad():
-        torch.compile(lambda x: torch.sin(x) + 1, backend=graphprobe.get_backend(compiler_config=config))(torch.ones(4))
-"""
-
-
-def graphs_dumped(*folders: Path) -> None:
+def graphs_dumped(*folders: Path, python: str = sys.executable) -> None:
     """Dumps of one compiled graph, by a process of its own: what it opens stays open to the end of the process.
 
     A folder called `values` gets values, any other one statistics.
     """
-    subprocess.run(
-        [sys.executable, "-c", GRAPHS, *map(str, folders)], check=True, capture_output=True, cwd=folders[0].parent
-    )
+    subprocess.run([python, "-c", GRAPHS, *map(str, folders)], check=True, capture_output=True, cwd=folders[0].parent)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,8 @@ from torch import nn
 
 from compare import pairs
 from compare.gpt_faults import Gpt, Plant, around, instead, relu_mlp
-from graphprobe.compare.open import open_dump
+from compare.pairs import Dumps
 from graphprobe.compare.result import Summary
-from graphprobe.compare.run import compare_dumps
 
 BF16 = torch.bfloat16
 
@@ -41,6 +42,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
 def gpt(
     backend: str,
     plant: Plant | None = None,
@@ -88,31 +90,28 @@ FAULTS: dict[str, tuple[Plant, str]] = {
 }
 
 
-def compared(candidate: pairs.Run, reference: pairs.Run, folder: Path, **options: Any) -> Summary:
-    for run, name in ((candidate, "candidate"), (reference, "reference")):
-        pairs.dumped(run, folder / name, **options)
-    return of_dumps(folder)
+def compared(dumps: Dumps, candidate: pairs.Run, reference: pairs.Run, *, data: str = "tensor") -> Summary:
+    return pairs.compared(dumps(candidate, data=data), dumps(reference, "reference", data=data), replay=False)
 
 
-def of_dumps(folder: Path) -> Summary:
-    with compare_dumps(open_dump(folder / "candidate"), open_dump(folder / "reference")) as comparison:
-        return comparison.summary
+def undecided(summary: Summary, *kinds: str) -> bool:
+    return (summary.outcome, *(f.kind for f in summary.findings)) == ("undecided", *kinds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["tensor", pytest.param("stats", marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", pytest.param("inductor", marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("mode", MODES)
-def test_two_backends_give_the_same(mode: str, backend: str, data: str, tmp_path: Path) -> None:
-    summary = compared(gpt(backend, **MODES[mode]), gpt("aot_eager", **MODES[mode]), tmp_path, data=data)
+def test_two_backends_give_the_same(mode: str, backend: str, data: str, dumps: Dumps) -> None:
+    summary = compared(dumps, gpt(backend, **MODES[mode]), gpt("aot_eager", **MODES[mode]), data=data)
     assert (summary.outcome, summary.findings) == ("same", []), summary.notes
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("mode", [m if m == "float32" else pytest.param(m, marks=pytest.mark.heavy) for m in MODES])
-def test_a_fault_inside_is_that_of_the_region(mode: str, fault: str, tmp_path: Path) -> None:
+def test_a_fault_inside_is_that_of_the_region(mode: str, fault: str, dumps: Dumps) -> None:
     plant, kind = FAULTS[fault]
-    candidate, reference = gpt("aot_eager", plant, **MODES[mode]), gpt("aot_eager", **MODES[mode])
-    summary = compared(candidate, reference, tmp_path, data="tensor")
+    summary = compared(dumps, gpt("aot_eager", plant, **MODES[mode]), gpt("aot_eager", **MODES[mode]))
     assert summary.outcome == "different", summary.notes
     (finding,) = summary.findings
     assert finding.candidate is not None
@@ -131,15 +130,15 @@ def without_field(folder: Path) -> None:
     assert changed == 2
 
 
-def test_dumps_that_do_not_tell_what_is_inside_are_undecided(tmp_path: Path) -> None:
+def test_dumps_that_do_not_tell_what_is_inside_are_undecided(dumps: Dumps, tmp_path: Path) -> None:
     plant, _ = FAULTS["relu for gelu"]
-    assert compared(gpt("aot_eager", plant), gpt("aot_eager"), tmp_path, data="tensor").outcome == "different"
+    shutil.copytree(dumps(gpt("aot_eager", plant), data="tensor"), tmp_path / "candidate")
     without_field(tmp_path / "candidate")
-    summary = of_dumps(tmp_path)
-    assert summary.outcome == "undecided"
-    assert [f.kind for f in summary.findings] == ["growth"]
+    reference = dumps(gpt("aot_eager"), "reference", data="tensor")
+    assert undecided(pairs.compared(tmp_path / "candidate", reference, replay=False), "growth")
 
 
+@cache
 def small(function: Callable[..., torch.Tensor], backend: str = "eager", *, warm: bool = False) -> pairs.Run:
     def build() -> Any:
         torch._dynamo.reset()
@@ -162,66 +161,64 @@ def region_in(folder: Path) -> dict[str, Any]:
     return dict(region)
 
 
-def scaled(by: float) -> Callable[[torch.Tensor], torch.Tensor]:
+def sine(by: float) -> Callable[[torch.Tensor], torch.Tensor]:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.sin(x) * by
 
     return program
 
 
-def dropping(chance: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(x, chance)
-
-    return program
+PLAIN, SCALED = sine(1.0), sine(1.01)
 
 
 def halved(x: torch.Tensor) -> torch.Tensor:
     return x.sin().to(BF16).float() / 2
 
 
-def test_casts_and_autocast_inside_are_told(tmp_path: Path) -> None:
-    pairs.dumped(small(halved), tmp_path / "cast", data="stats")
-    assert region_in(tmp_path / "cast") == {"dtypes": ["bfloat16", "float32"], "operations": 4}
+def test_casts_and_autocast_inside_are_told(dumps: Dumps) -> None:
+    region = region_in(dumps(small(halved), data="stats"))
+    assert region == {"dtypes": ["bfloat16", "float32"], "operations": 4}
     with torch.autocast("cpu", dtype=BF16):
-        pairs.dumped(small(lambda x: x @ x), tmp_path / "autocast", data="stats")
-    region = region_in(tmp_path / "autocast")
+        region = region_in(dumps(small(lambda x: x @ x), data="stats"))
     assert (region["autocast"], region["dtypes"]) == (["cpu bfloat16"], ["bfloat16", "float32"])
 
 
-def test_a_fault_of_a_compiled_function_is_named(tmp_path: Path) -> None:
-    summary = compared(small(scaled(1.01)), small(scaled(1.0)), tmp_path, data="tensor")
+def test_a_fault_of_a_compiled_function_is_named(dumps: Dumps) -> None:
+    summary = compared(dumps, small(SCALED), small(PLAIN))
     first = summary.first
     assert summary.outcome == "different" and first is not None and first.candidate is not None
-    assert (first.kind, first.candidate.api) == ("wrong_value", "compiled.scaled.<locals>.program")
+    assert (first.kind, first.candidate.api) == ("wrong_value", "compiled.sine.<locals>.program")
 
 
-@pytest.mark.parametrize(
-    ("inside", "says"),
-    [
-        (lambda x: x.topk(3).values * 1.01, {"unsteady": ["topk"]}),
-        (lambda x: torch._dynamo.graph_break() or x * 1.01, {"unknown": "parts of it run uncompiled"}),
-    ],
-    ids=["unsteady", "graph break"],
-)
-def test_an_inside_that_is_not_known_well_is_undecided(
-    inside: Callable[..., torch.Tensor], says: dict[str, Any], tmp_path: Path
-) -> None:
-    other = small(lambda x: x.topk(3).values) if "unsteady" in says else small(lambda x: x * 1.0)
-    summary = compared(small(inside), other, tmp_path, data="tensor")
-    assert (summary.outcome, [f.kind for f in summary.findings]) == ("undecided", ["growth"])
-    region = region_in(tmp_path / "candidate")
-    assert all(region[key] == value or region[key].startswith(value) for key, value in says.items()), region
+INSIDES: dict[str, tuple[pairs.Run, pairs.Run, tuple[str, ...], dict[str, Any]]] = {
+    # candidate, reference, findings, what the candidate's record tells of its inside
+    "unsteady": (
+        small(lambda x: x.topk(3).values * 1.01),
+        small(lambda x: x.topk(3).values),
+        ("growth",),
+        {"unsteady": ["topk"]},
+    ),
+    "graph break": (
+        small(lambda x: torch._dynamo.graph_break() or x * 1.01),
+        small(lambda x: x * 1.0),
+        ("growth",),
+        {"unknown": "parts of it run uncompiled"},
+    ),
+    "compiled before": (
+        small(SCALED, warm=True),
+        small(PLAIN),
+        ("growth",),
+        {"unknown": "it was compiled before the dump began"},
+    ),
+    "random": (small(lambda x: F.dropout(x, 0.5)), small(lambda x: F.dropout(x, 0.4)), (), {"draws": True}),
+}
 
 
-def test_code_compiled_before_the_dump_is_not_known(tmp_path: Path) -> None:
-    summary = compared(small(scaled(1.01), warm=True), small(scaled(1.0)), tmp_path, data="tensor")
-    assert summary.outcome == "undecided"
-    assert region_in(tmp_path / "candidate")["unknown"] == "it was compiled before the dump began"
-
-
-def test_random_numbers_inside_are_told(tmp_path: Path) -> None:
-    summary = compared(small(dropping(0.5)), small(dropping(0.4)), tmp_path, data="tensor")
-    assert summary.outcome == "undecided"
-    assert any("random numbers" in note for note in summary.notes)
-    assert region_in(tmp_path / "candidate")["draws"] is True
+@pytest.mark.parametrize("name", INSIDES)
+def test_an_inside_that_is_not_known_well_is_undecided(name: str, dumps: Dumps) -> None:
+    candidate, reference, kinds, says = INSIDES[name]
+    summary = compared(dumps, candidate, reference)
+    assert undecided(summary, *kinds), summary.findings
+    assert name != "random" or any("random numbers" in note for note in summary.notes)
+    region = region_in(dumps(candidate, data="tensor"))
+    assert all(region[key] == value or str(region[key]).startswith(str(value)) for key, value in says.items()), region

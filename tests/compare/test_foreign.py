@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,29 +15,20 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import graphprobe
-from compare.made import call, scalar, tensor
-from compare.recording import MemoryDump
-from graphprobe.compare.open import open_dump
-from graphprobe.compare.run import Comparison, compare_dumps
-from graphprobe.store.calls import CallDump
-from graphprobe.store.foreign.msprobe_write import write_msprobe
+from compare.made import MemoryDump, call, scalar, tensor
+from conftest import module_at
+from graphprobe.compare import Comparison, compare_dumps, open_dump
+from graphprobe.store import CallDump
 from msprobe_tool import DATA, compared, dumped, needs_msprobe
+from store.dump_helpers import write_msprobe
 
 KINDS = ["statistics", "tensor", "md5", "modules"]
 Change = Callable[[nn.Module], None]
 
 
-def programs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("made_msprobe", DATA / "make.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def ours(kind: str, path: Path, change: Change | None = None) -> CallDump:
+def dumped_by_us(kind: str, path: Path, change: Change | None = None) -> CallDump:
     """Our dump of the program that `make.py` ran for `kind`."""
-    made = programs()
+    made = module_at("tests", "data", "msprobe", "make.py")
     torch.manual_seed(0)
     tokens, labels = torch.randint(0, 7, (2, 3)), torch.randint(0, 7, (2, 3))
     image, classes = torch.randn(2, 1, 4, 4), torch.tensor([0, 2])
@@ -61,10 +50,26 @@ def ours(kind: str, path: Path, change: Change | None = None) -> CallDump:
     return open_dump(path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_program_is_the_same(tmp_path: Path, kind: str) -> None:
-    mine, theirs = ours(kind, tmp_path / "ours"), open_dump(DATA / kind)
-    for pair in ((mine, theirs), (theirs, mine)):
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def ours(kind: str, tmp_path_factory: pytest.TempPathFactory) -> CallDump:
+    return dumped_by_us(kind, tmp_path_factory.mktemp("ours") / kind)
+
+
+@pytest.fixture
+def written(ours: CallDump, tmp_path: Path) -> CallDump:
+    """Ours in msprobe's layout."""
+    write_msprobe(ours, tmp_path / "written", values=False)
+    return open_dump(tmp_path / "written")
+
+
+def test_the_same_program_is_the_same(ours: CallDump, kind: str) -> None:
+    theirs = open_dump(DATA / kind)
+    for pair in ((ours, theirs), (theirs, ours)):
         with compare_dumps(*pair) as found:
             assert found.summary.outcome == "same", found.summary.findings
             assert found.summary.counts.pairs >= 6
@@ -82,9 +87,8 @@ def counterpart(name: str) -> tuple[str, str, str]:
     return f"{prefix}.{parts[1].removeprefix('__').removesuffix('__')}.{parts[2]}", parts[3], ""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_that_msprobe_records_is_in_our_dump(tmp_path: Path, kind: str) -> None:
-    calls = list(ours(kind, tmp_path / "ours").calls(0, 0))
+def test_all_that_msprobe_records_is_in_our_dump(ours: CallDump, kind: str) -> None:
+    calls = list(ours.calls(0, 0))
     file = next((DATA / kind / "step0").rglob("dump.json"))
     names = list(json.loads(file.read_bytes())["data"])
     assert len(names) >= 8
@@ -100,32 +104,27 @@ def scaled(model: nn.Module) -> None:
         model.get_submodule("head" if hasattr(model, "head") else "fc").weight.mul_(1.05)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_weight_that_differs_is_found(tmp_path: Path, kind: str) -> None:
-    with compare_dumps(ours(kind, tmp_path / "ours", scaled), open_dump(DATA / kind)) as found:
+    with compare_dumps(dumped_by_us(kind, tmp_path / "ours", scaled), open_dump(DATA / kind)) as found:
         first = found.summary.first
         assert first is not None and first.kind == "state", found.summary.findings
         assert first.candidate is not None and ("linear" in first.candidate.api or first.candidate.api == "Linear")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_required_where_msprobe_says_so(tmp_path: Path, kind: str) -> None:
+def test_gradients_are_required_where_msprobe_says_so(written: CallDump, kind: str) -> None:
     """And the same after our dump was written in msprobe's layout."""
-    mine, theirs = ours(kind, tmp_path / "ours"), open_dump(DATA / kind)
-    write_msprobe(mine, tmp_path / "written", values=False)
-    written = open_dump(tmp_path / "written")
-    asked = {(c.label, s.name): s.requires_grad for c in theirs.calls(0, 0) for s in c.slots if s.meta is not None}
-    told = {(c.label, s.name): s.requires_grad for c in written.calls(0, 0) for s in c.slots if s.meta is not None}
+    asked, told = (
+        {(c.label, s.name): s.requires_grad for c in dump.calls(0, 0) for s in c.slots if s.meta is not None}
+        for dump in (open_dump(DATA / kind), written)
+    )
     shared = asked.keys() & told.keys()
     assert len(shared) >= 15 and {asked[key] for key in shared} == {True, False}
     assert {key: told[key] for key in shared} == {key: asked[key] for key in shared}
 
 
-def test_an_export_is_not_held_to_tell_arguments_as_msprobe_does(tmp_path: Path) -> None:
+def test_an_export_is_not_held_to_tell_arguments_as_msprobe_does(written: CallDump, kind: str) -> None:
     """Ours tell the defaults that torch passes on; msprobe tells what the program gave."""
-    mine = ours("md5", tmp_path / "ours")
-    write_msprobe(mine, tmp_path / "written", values=False)
-    with compare_dumps(open_dump(tmp_path / "written"), open_dump(DATA / "md5")) as found:
+    with compare_dumps(written, open_dump(DATA / kind)) as found:
         assert [f.kind for f in found.summary.findings if f.kind == "scalar"] == []
 
 
@@ -162,12 +161,6 @@ def test_an_argument_of_one_side(given: dict[str, object], between_formats: str,
         assert found.summary.outcome == within
 
 
-@pytest.mark.parametrize("below", ["", "step0", "step0/proc1000"])
-def test_processes_without_a_rank_are_opened(below: str) -> None:
-    assert open_dump(DATA / "modules" / below).format == "msprobe"
-    assert open_dump(DATA / "tensor").format == "msprobe"
-
-
 def test_a_folder_of_another_name_is_no_dump_of_msprobe(tmp_path: Path) -> None:
     (tmp_path / "step0" / "processes").mkdir(parents=True)
     (tmp_path / "step0" / "processes" / "dump.json").write_text("{}")
@@ -180,7 +173,7 @@ def test_a_folder_of_another_name_is_no_dump_of_msprobe(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [False, True])
 def test_msprobe_finds_gradients_required_alike(tmp_path: Path, wrong: bool) -> None:
     """Its own comparison of our dump with its own, by the column that says so."""
-    write_msprobe(ours("statistics", tmp_path / "dump"), tmp_path / "ours", values=False)
+    write_msprobe(dumped_by_us("statistics", tmp_path / "dump"), tmp_path / "ours", values=False)
     if wrong:
         path = tmp_path / "ours" / "step0" / "rank0" / "dump.json"
         path.write_text(path.read_text().replace('"requires_grad": true', '"requires_grad": false'))
@@ -193,12 +186,11 @@ def test_msprobe_finds_gradients_required_alike(tmp_path: Path, wrong: bool) -> 
 
 @pytest.mark.heavy
 @needs_msprobe
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_msprobe_dumps_now(tmp_path: Path, kind: str) -> None:
+def test_what_msprobe_dumps_now(ours: CallDump, kind: str, tmp_path: Path) -> None:
     """Not the stored dumps, which are of another day and machine."""
     theirs = open_dump(dumped(kind, tmp_path))
-    with compare_dumps(ours(kind, tmp_path / "ours"), theirs) as found:
+    with compare_dumps(ours, theirs) as found:
         assert found.summary.outcome == "same", found.summary.findings
         assert found.summary.counts.pairs >= 6
-    with compare_dumps(ours(kind, tmp_path / "wrong", scaled), theirs) as found:
+    with compare_dumps(dumped_by_us(kind, tmp_path / "wrong", scaled), theirs) as found:
         assert found.summary.first is not None and found.summary.first.kind == "state", found.summary.findings

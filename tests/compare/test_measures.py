@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
-from compare.made import KNOWN
+from compare.made import KNOWN, replaced
 from graphprobe.compare.measures import HUGE, measure_statistics, measure_values, typical_of_sample
 from graphprobe.compare.slots import scalar_difference
-from graphprobe.numerics.stats import stats_from_array
+from graphprobe.numerics import stats_from_array
 from graphprobe.records import TensorStats
-from graphprobe.store.calls import Scalar
+from graphprobe.store import Scalar
 
 VALUES = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
 SINGLE, NARROW = ("float32", "float32"), ("bfloat16", "float32")
@@ -42,14 +41,11 @@ def test_bfloat16_that_a_format_widened_is_judged_as_bfloat16() -> None:
     assert (a.level, a.ulp, a.rounding) == (b.level, b.ulp, True)
 
 
-def test_a_flipped_element_is_the_worst() -> None:
+def test_a_flipped_element_is_the_worst_and_classes_are_counted() -> None:
     other = VALUES.copy()
     other[1234] *= -1
     found = measure_values(other, VALUES, SINGLE)
     assert found.worst == 1234 and found.level > 1e4 and found.cosine is not None and found.cosine > 0.99
-
-
-def test_classes_are_counted() -> None:
     other = VALUES.copy()
     other[[3, 5]] = np.nan, np.inf
     found = measure_values(other, VALUES, SINGLE)
@@ -73,50 +69,42 @@ def test_statistics_show_what_they_can(change) -> None:  # type: ignore[no-untyp
 
 
 def test_statistics_of_another_class() -> None:
-    a = msgspec.structs.replace(stats_from_array(VALUES), nan=3)
+    a = replaced(stats_from_array(VALUES), nan=3)
     found = measure_statistics(a, stats_from_array(VALUES), frozenset(KNOWN), SINGLE)
     assert found.mismatched == 3 and found.candidate_worse
     blind = frozenset(KNOWN) - {"nan"}
     assert measure_statistics(a, stats_from_array(VALUES), blind, SINGLE).mismatched == 0
-    infinite = msgspec.structs.replace(stats_from_array(VALUES), l2=float("inf"))
+    infinite = replaced(stats_from_array(VALUES), l2=float("inf"))
     assert measure_statistics(infinite, stats_from_array(VALUES), frozenset(KNOWN), SINGLE).level == HUGE
 
 
-@pytest.mark.parametrize(
-    ("mine", "theirs", "differs"),
-    [
-        ("1e-05", "1e-06", True),
-        ("'tanh'", "'none'", True),
-        ("0.1", "0.101", True),
-        ("True", "False", True),
-        ("1", "1.0", False),
-        ("nan", "nan", False),
-        ("(1, 2)", "[1, 2]", False),
-        ("(1, 2)", "(1, 3)", True),
-        ("torch.float32", "torch.bfloat16", False),
-        ("device(type='cuda', index=0)", "device(type='cpu')", False),
-        ("0.12345678901", "0.12345678999", False),
-        ("0.12345678901", "0.22345678999", True),
-        ("<object object at 0x7f01>", "<object object at 0x7f02>", False),
-    ],
-)
-def test_scalars(mine: str, theirs: str, differs: bool) -> None:
-    assert bool(scalar_difference(Scalar("x", mine), Scalar("x", theirs), roundoff=2.0**-9)) is differs
+SLICES = "[slice(None, None, None), slice(None, -1, None)]", "(slice(None, None, None), slice(None, -1, None))"
+SCALARS: list[tuple[str, str, bool, bool | None]] = [
+    # one side, the other, whether they differ in one format, and in two formats
+    ("1e-05", "1e-06", True, None),
+    ("'tanh'", "'none'", True, True),
+    ("0.1", "0.101", True, True),
+    ("True", "False", True, None),
+    ("1", "1.0", False, None),
+    ("nan", "nan", False, None),
+    ("(1, 2)", "[1, 2]", False, None),
+    ("(1, 2)", "(1, 3)", True, False),
+    ("torch.float32", "torch.bfloat16", False, None),
+    ("device(type='cuda', index=0)", "device(type='cpu')", False, None),
+    ("0.12345678901", "0.12345678999", False, None),
+    ("0.12345678901", "0.22345678999", True, None),
+    ("<object object at 0x7f01>", "<object object at 0x7f02>", False, None),
+    ("None", "<torch._C.Generator>", True, False),
+    (*SLICES, True, False),
+]
 
 
-@pytest.mark.parametrize(
-    ("mine", "theirs", "differs"),
-    [
-        ("[slice(None, None, None), slice(None, -1, None)]", "(slice(None, None, None), slice(None, -1, None))", False),
-        ("None", "<torch._C.Generator>", False),
-        ("(1, 2)", "(1, 3)", False),
-        ("'tanh'", "'none'", True),
-        ("0.1", "0.101", True),
-    ],
-)
-def test_scalars_of_two_formats(mine: str, theirs: str, differs: bool) -> None:
-    found = scalar_difference(Scalar("x", mine), Scalar("x", theirs), roundoff=2.0**-9, same_format=False)
-    assert bool(found) is differs
+@pytest.mark.parametrize(("mine", "theirs", "differs", "between"), SCALARS)
+def test_scalars(mine: str, theirs: str, differs: bool, between: bool | None) -> None:
+    pair = Scalar("x", mine), Scalar("x", theirs)
+    assert bool(scalar_difference(*pair, roundoff=2.0**-9)) is differs
+    if between is not None:
+        assert bool(scalar_difference(*pair, roundoff=2.0**-9, same_format=False)) is between
 
 
 OWN = frozenset(("max", "min", "mean", "l2"))
@@ -142,9 +130,9 @@ def test_a_reduction_in_the_own_dtype_is_no_difference(dtype: torch.dtype, shift
     for pair in ((own, exact), (exact, own)):
         found = measure_statistics(*pair, OWN, (name, name), reduction=u)
         assert found.unequal == 0 and found.rounding and found.level <= 1
-        wrong = msgspec.structs.replace(pair[0], l2=(pair[0].l2 or 0) * 1.1)
+        wrong = replaced(pair[0], l2=(pair[0].l2 or 0) * 1.1)
         assert measure_statistics(wrong, pair[1], OWN, (name, name), reduction=u).unequal == 1
-        wrong = msgspec.structs.replace(pair[0], max=(pair[0].max or 0) * 1.01)
+        wrong = replaced(pair[0], max=(pair[0].max or 0) * 1.01)
         assert measure_statistics(wrong, pair[1], OWN, (name, name), reduction=u).unequal == 1
 
 
@@ -153,7 +141,7 @@ def test_a_norm_that_overflowed_says_nothing() -> None:
     assert own.l2 == np.inf and exact.l2 is not None and np.isfinite(exact.l2)
     assert measure_statistics(own, exact, OWN, ("float16", "float16"), reduction=2.0**-11).level == 0
     assert measure_statistics(own, exact, OWN, ("float16", "float16")).level == HUGE
-    infinite = msgspec.structs.replace(own, max=np.inf)
+    infinite = replaced(own, max=np.inf)
     assert measure_statistics(infinite, exact, OWN, ("float16", "float16"), reduction=2.0**-11).level == HUGE
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,16 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import graphprobe
-from compare.pairs import compared
+from compare.pairs import Dumps, Run, compared
 from graphprobe.cli.main import main
-from graphprobe.compare.open import open_dump
+from graphprobe.compare import open_dump
 from graphprobe.compare.slots import is_weight_by_name
 
 
 def unseen(make: Callable[[], torch.Tensor]) -> torch.Tensor:
     """What `make` gives, called in another thread, where a dump sees no functions."""
-    found: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(make()))
-    thread.start()
-    thread.join()
-    return found[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
 
 
 class Net(nn.Module):
@@ -51,23 +48,25 @@ class Net(nn.Module):
         return self.third(x) * self.scale
 
 
-def dumped(path: Path, change: Callable[[Net], Any] | None = None, *, data: str = "tensor", **program: Any) -> Path:
+def dumped(
+    path: Path,
+    change: Callable[[Net], Any] = lambda net: None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    leaf: float = 0.0,
+    batch: float = 0.0,
+) -> Path:
+    """One backward; `leaf` and `batch` are added to an element of the leaf tensor and of the input."""
     torch.manual_seed(0)
-    net = Net()
-    leaf = torch.randn(16)
-    if change is not None:
-        change(net)
-    if program.get("leaf"):
-        leaf[3] += 1e-3
-    dtype = program.get("dtype", torch.float32)
-    net = net.to(dtype)
-    leaf = leaf.bfloat16().to(dtype).requires_grad_()
+    net, other = Net(), torch.randn(16)
+    change(net)
+    other[3] += leaf
+    other = other.bfloat16().to(dtype).requires_grad_()
     torch.manual_seed(1)
     x = torch.randn(8, 16).bfloat16().to(dtype)
-    if program.get("batch"):
-        x[0, 0] += 1
-    with graphprobe.dump(path, model=net, data=data):
-        net(x, leaf).sum().backward()
+    x[0, 0] += batch
+    with graphprobe.dump(path, model=net.to(dtype), data="tensor"):
+        net(x, other).sum().backward()
     return path
 
 
@@ -118,7 +117,7 @@ def test_the_same_program_is_silent(good: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_held_is_state(name: str, label: str, slot: str, good: Path, tmp_path: Path) -> None:
-    planted: dict[str, Any] = {"leaf": True} if name == "leaf" else {"change": noisy(name)}
+    planted: dict[str, Any] = {"leaf": 1e-3} if name == "leaf" else {"change": noisy(name)}
     summary = compared(dumped(tmp_path / "dump", **planted), good)
     first = summary.first
     assert summary.outcome == "different" and first is not None and first.candidate is not None
@@ -146,20 +145,19 @@ def test_what_nobody_saw_is_not_accused(good: Path, tmp_path: Path) -> None:
 
 
 def test_another_batch_cannot_be_told_from_it(good: Path, tmp_path: Path) -> None:
-    summary = compared(dumped(tmp_path / "dump", batch=True), good)
+    summary = compared(dumped(tmp_path / "dump", batch=1), good)
     assert summary.outcome == "undecided" and summary.first is not None and summary.first.candidate is not None
-    assert (summary.first.kind, summary.first.candidate.label) == (
-        "unrecorded_origin",
-        "nn.functional.linear.0.forward",
-    )
+    found = (summary.first.kind, summary.first.candidate.label)
+    assert found == ("unrecorded_origin", "nn.functional.linear.0.forward")
 
 
 def test_what_is_found_besides_decides(good: Path, tmp_path: Path) -> None:
-    summary = compared(dumped(tmp_path / "dump", attribute(factor=2.5, scale=1.5)), good)
+    folder = dumped(tmp_path / "dump", attribute(factor=2.5, scale=1.5))
+    summary = compared(folder, good)
     assert summary.outcome == "different"
     assert [f.kind for f in summary.findings] == ["unrecorded_origin", "scalar"]
     assert summary.first is not None and summary.first.kind == "scalar"
-    result = CliRunner().invoke(main, ["compare", str(tmp_path / "dump"), str(good)])
+    result = CliRunner().invoke(main, ["compare", str(folder), str(good)])
     assert result.exit_code == 1 and "DIFFERENT 1 cause found" in result.output
 
 
@@ -198,23 +196,26 @@ def test_weights_by_name(api: str, slot: str, weight: bool) -> None:
     assert is_weight_by_name(api, slot) is weight
 
 
-@pytest.mark.parametrize("data", ["tensor", "stats"])
-def test_a_lone_call_is_named_though_others_pass_on_what_it_gives(data: Any, tmp_path: Path) -> None:
+def viewed(factor: float | None) -> Callable[[torch.Tensor], None]:
     """Between the call that is wrong and the one that gets its result, a view gives the same value again."""
 
-    def program(path: Path, factor: float | None) -> Path:
-        torch.manual_seed(0)
-        x = torch.randn(6, 8)
-        with graphprobe.dump(path, data=data):
-            y = torch.tanh(x)
-            if factor is not None:
-                flat = y.flatten()
-                y = torch.cat([flat[:1] * factor, flat[1:]]).view_as(y)
-            torch.exp(y).sum()
-        return path
+    def program(x: torch.Tensor) -> None:
+        y = torch.tanh(x)
+        if factor is not None:
+            flat = y.flatten()
+            y = torch.cat([flat[:1] * factor, flat[1:]]).view_as(y)
+        torch.exp(y).sum()
 
-    good, healthy = program(tmp_path / "good", None), program(tmp_path / "healthy", 1.0)
-    wrong = program(tmp_path / "wrong", 1.05)
+    return program
+
+
+def some_values() -> torch.Tensor:
+    return torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+def test_a_lone_call_is_named_though_others_pass_on_what_it_gives(data: Any, dumps: Dumps) -> None:
+    good, healthy, wrong = (dumps(Run(viewed(factor), some_values), data=data) for factor in (None, 1.0, 1.05))
     assert compared(healthy, good).outcome == "same"
     for candidate, reference, kind in ((wrong, good, "extra_call"), (good, wrong, "missing_call")):
         summary = compared(candidate, reference)

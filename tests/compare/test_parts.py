@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compare.made import call, scalar, tensor
-from compare.recording import MemoryDump
+from compare.made import MemoryDump, call, scalar, tensor
+from graphprobe.compare import compare_dumps
 from graphprobe.compare.judge import UNEVEN, is_part, parts_between
 from graphprobe.compare.result import Summary
-from graphprobe.compare.run import compare_dumps
 
 
 def dump(rows: int, world: int, *, view: int | None = None, scale: float = 1.0) -> MemoryDump:

@@ -13,11 +13,19 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, Finished
-from graphprobe.store.foreign.ptdbg import PtdbgDump
+from graphprobe.store import PtdbgDump
 
 SCENARIOS = ROOT / "tests" / "compat" / "ptdbg_scenarios"
-ENV = {"OMP_NUM_THREADS": "1", "CI": "true", "PYTHONWARNINGS": "error::graphprobe.errors.GraphprobeWarning"}
+ENV = {"OMP_NUM_THREADS": "1", "CI": "true"}
+STRICT = """
+import warnings
+from graphprobe.errors import GraphprobeWarning
+warnings.simplefilter("error", GraphprobeWarning)
+"""
 Run = Callable[..., Finished]
+
+NORM, LINEAR, GELU, MUL = "1_Functional_layer_norm", "2_Functional_linear", "3_Functional_gelu", "4_Tensor_mul_"
+"""The first calls of the network."""
 
 
 def run_scenario(name: str, folder: Path, run_warm: Run, helper: str = "network", *arguments: str) -> Finished:
@@ -25,7 +33,7 @@ def run_scenario(name: str, folder: Path, run_warm: Run, helper: str = "network"
     changed = text.replace("from ptdbg_ascend import *", "from graphprobe.compat.ptdbg import *")
     assert sum(a != b for a, b in zip(text.splitlines(), changed.splitlines(), strict=True)) == 1
     (folder / "run.py").write_text(changed)
-    (folder / f"{helper}.py").write_text((SCENARIOS / f"{helper}.py").read_text())
+    (folder / f"{helper}.py").write_text((SCENARIOS / f"{helper}.py").read_text() + STRICT)
     return run_warm("run.py", *arguments, cwd=folder, env=ENV)
 
 
@@ -64,11 +72,8 @@ def test_a_sampled_dump_of_the_whole_network(accuracy: Path) -> None:
     values = np.load(folder / f"{row[0]}.npy")
     assert values.shape == (256 + (800 - 512) // 2 + 256,)
     assert values.max() <= row[5][0]  # statistics are of all elements
-    assert names_of(pkl)[:4] == [
-        "1_Functional_layer_norm_forward", "2_Functional_linear_forward", "3_Functional_gelu_forward",
-        "4_Tensor_mul__forward",
-    ]  # fmt: skip
-    assert names_of(pkl)[-1] == "1_Functional_layer_norm_backward"
+    assert names_of(pkl)[:4] == [f"{name}_forward" for name in (NORM, LINEAR, GELU, MUL)]
+    assert names_of(pkl)[-1] == f"{NORM}_backward"
 
 
 def test_in_place_the_input_is_that_before_the_call(accuracy: Path) -> None:
@@ -80,10 +85,8 @@ def test_in_place_the_input_is_that_before_the_call(accuracy: Path) -> None:
 
 def test_the_comparison_names_the_line_that_was_planted(accuracy: Path) -> None:
     lines = rows_of_result(accuracy / "output")
-    assert list(lines[0])[:8] == [
-        "NPU Name", "Bench Name", "NPU Tensor Dtype", "Bench Tensor Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
-        "Cosine", "MaxAbsErr",
-    ]  # fmt: skip
+    sides = [f"{side} {text}" for text in ("Name", "Tensor Dtype", "Tensor Shape") for side in ("NPU", "Bench")]
+    assert list(lines[0])[:8] == [*sides, "Cosine", "MaxAbsErr"]
     assert "NPU_Stack_Info" in lines[0]
     first = next(line for line in lines if line["Verdict"] != "ok")
     planted = ("5_Tensor_clone", "6_Tensor___getitem__", "7_Tensor_add_", "8_Tensor___setitem__")
@@ -95,21 +98,17 @@ def test_the_comparison_names_the_line_that_was_planted(accuracy: Path) -> None:
 
 
 def test_modes(accuracy: Path) -> None:
-    assert names_of(accuracy / "npu_dump_list.pkl") == [
-        "2_Functional_linear_forward", "4_Tensor_mul__forward", "2_Functional_linear_backward",
-    ]  # fmt: skip
-    assert names_of(accuracy / "npu_dump_scope.pkl") == [
-        *(f"{name}_forward" for name in ("2_Functional_linear", "3_Functional_gelu", "4_Tensor_mul_")),
-        *(f"{name}_backward" for name in ("4_Tensor_mul_", "3_Functional_gelu", "2_Functional_linear")),
-    ]
+    listed = [f"{LINEAR}_forward", f"{MUL}_forward", f"{LINEAR}_backward"]
+    assert names_of(accuracy / "npu_dump_list.pkl") == listed
+    forward = [f"{name}_forward" for name in (LINEAR, GELU, MUL)]
+    backward = [f"{name}_backward" for name in (MUL, GELU, LINEAR)]
+    assert names_of(accuracy / "npu_dump_scope.pkl") == forward + backward
     for name in ("list", "scope", "stack"):
         stacks = [row for row in rows_of(accuracy / f"npu_dump_{name}.pkl") if row[0].endswith("_stack_info")]
         assert stacks and all(frames[0][0] == "network.py" for _, frames in stacks)
     stack = accuracy / "npu_dump_stack.pkl"
     assert all(row[0].endswith("_stack_info") for row in rows_of(stack))
-    assert names_of(stack)[:3] == [
-        "1_Functional_layer_norm_forward", "2_Functional_linear_forward", "3_Functional_gelu_forward",
-    ]  # fmt: skip
+    assert names_of(stack)[:3] == [f"{name}_forward" for name in (NORM, LINEAR, GELU)]
     (folder,) = accuracy.glob("npu_dump_stack_2*")
     assert list(folder.iterdir()) == []
 
@@ -140,6 +139,7 @@ def test_overflow(tmp_path: Path, run_warm: Run) -> None:
         assert np.isfinite(np.load(folder / f"{output.replace('output', 'input')}.npy")).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "api", "culprit"),
     [

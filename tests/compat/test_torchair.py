@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+import graphprobe
 from conftest import Finished
 from graphprobe.compat import torchair
-from graphprobe.store.reader import Run
+from graphprobe.store import Run
 
 HEAD = """\
 import os
@@ -74,16 +76,10 @@ def tree(folder: Path, script: str, run_warm: Callable[..., Finished]) -> tuple[
 def test_max_autotune(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     run, files = tree(tmp_path, MAX_AUTOTUNE, run_warm)
     text = "\n".join(files)
-    assert {
-        "torchdynamo/debug.log",
-        "graphprobe/debug.log",
-        "graphprobe/manifest.json",
-        "graphprobe/model__0/dynamo_out_graph.txt",
-        "graphprobe/model__0/forward/000_aot_forward_graph.txt",
-        "graphprobe/model__0/backward/000_aot_backward_graph.txt",
-        "graphprobe/model__1/dynamo_out_graph.txt",
-        "graphprobe/model__1/forward/000_aot_forward_graph.txt",
-    } <= set(files), text
+    parts = """debug.log manifest.json model__0/dynamo_out_graph.txt model__0/forward/000_aot_forward_graph.txt
+        model__0/backward/000_aot_backward_graph.txt model__1/dynamo_out_graph.txt
+        model__1/forward/000_aot_forward_graph.txt"""
+    assert {"torchdynamo/debug.log", *(f"graphprobe/{part}" for part in parts.split())} <= set(files), text
     for folder in ("model__0/forward", "model__0/backward", "model__1/forward"):
         direction = folder.partition("/")[2]
         for stage in ("original", "optimized"):
@@ -91,47 +87,31 @@ def test_max_autotune(run_warm: Callable[..., Finished], tmp_path: Path) -> None
     assert "model__1/backward" not in text
     assert "[10, 10]" in run.text(run.find("model__0/forward/graph"))
     assert "[20, 20]" in run.text(run.find("model__1/forward/graph"))
-    assert run.manifest.state == "finished"
-    assert run.manifest.missing == []
+    assert (run.manifest.state, run.manifest.missing) == ("finished", [])
     assert (run.run_dir / "torchdynamo/debug.log").stat().st_size > 0  # the script has set_logs on
 
 
 def test_reduce_overhead(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     run, files = tree(tmp_path, REDUCE_OVERHEAD, run_warm)
-    assert {
-        "torchdynamo/debug.log",
-        "graphprobe/debug.log",
-        "graphprobe/model__0/dynamo_out_graph.txt",
-        "graphprobe/model__0/forward/000_aot_forward_graph.txt",
-        "graphprobe/model__0/forward/output_code.py",
-        "graphprobe/model__0/forward/captured_ops.json",
-    } <= set(files), files
-    assert run.manifest.models == 1
-    assert run.manifest.missing == []
+    parts = """debug.log model__0/dynamo_out_graph.txt model__0/forward/000_aot_forward_graph.txt
+        model__0/forward/output_code.py model__0/forward/captured_ops.json"""
+    assert {"torchdynamo/debug.log", *(f"graphprobe/{part}" for part in parts.split())} <= set(files), files
+    assert (run.manifest.models, run.manifest.missing) == (1, [])
 
 
-def test_names() -> None:
-    assert isinstance(torchair.logger, logging.Logger)
-    assert torchair.CompilerConfig().mode == "max-autotune"
-    assert torchair.CompilerConfig().mode.value == "max-autotune"
-    assert torchair.CompilerConfig().debug.graph_dump.type.value is None
-
-
-@pytest.mark.parametrize("value", [None, {}, []])
-def test_what_says_nothing_is_accepted(value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import graphprobe
-
+def test_names_defaults_and_what_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    backend = torchair.get_npu_backend(compiler_config=None, aot_config=value, custom_decompositions=value)
-    graphprobe.disable()
-    assert callable(backend)
+    assert isinstance(torchair.logger, logging.Logger)
+    config = torchair.CompilerConfig()
+    assert config.mode == config.mode.value == "max-autotune"
+    assert config.debug.graph_dump.type.value is None
+    for value in (None, {}, []):
+        backend = torchair.get_npu_backend(compiler_config=None, aot_config=value, custom_decompositions=value)
+        graphprobe.disable()
+        assert callable(backend)
 
 
 def test_what_the_logger_says_is_in_the_runs_log(tmp_path: Path) -> None:
-    import torch
-
-    import graphprobe
-
     with graphprobe.trace(tmp_path) as folder:
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
         torchair.logger.warning("a word from the script")

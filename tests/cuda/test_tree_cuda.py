@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from graphprobe.store.reader import Run
+from graphprobe.store import Run
 
 pytestmark = pytest.mark.cuda
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import cases
 import pytest
@@ -20,39 +19,34 @@ QUICK = {
     "postgrad_sub_swapped",
     "masked_attention",
 }
-"""Run by `make test`; the rest is marked `heavy`."""
+"""Run by `make test-slow`; the rest is marked `heavy`."""
 
 MISSED: dict[str, set[str]] = {
     "postgrad_cast_sunk_matmul": {"found", "stage", "op"},  # suspected rightly, but no piece of it fails by itself
 }
 """What is known not to be told of a fault; the rest must be, and `undecided` is the most that may be said instead."""
 
-Record = Callable[[str, object], None]
 
+def judged(folder: str) -> Callable[..., None]:
+    """A test of each case of a folder: of a fault every point of `score.judge` but those of `MISSED`, of a control that
+    nothing is accused."""
+    marks = {name: pytest.mark.slow if name in QUICK else pytest.mark.heavy for name in cases.names(folder)}
 
-def listed(folder: str) -> list[Any]:
-    """The cases of a folder, as parameters."""
-    marks = {name: () if name in QUICK else (pytest.mark.heavy,) for name in cases.names(folder)}
-    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
+    @pytest.mark.timeout(900)
+    @pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in marks.items()])
+    def test(name: str, warm: Warm, record_property: Callable[[str, object], None]) -> None:
+        row = score.run(name, timeout_s=800, python=warm.executable)
+        record_property("row", json.dumps(row))
+        points = row["score"]
+        assert "error" not in points, points["error"]
+        if row["expected"]["kind"] == "control":
+            assert points["silent"] and points["healthy"], row["diagnosis"]
+            return
+        missed = MISSED.get(name, set())
+        assert row["diagnosis"]["verdict"] != "healthy"
+        asked = ("found", "stage", "op", "source", "repro") if "source" in points else ("found", "stage", "op")
+        assert all(points[point] for point in asked if point not in missed), row
+        longest = row["expected"].get("lines")
+        assert longest is None or (points["lines"] or longest + 1) <= longest, row
 
-
-def fault_is_found(name: str, warm: Warm, record_property: Record) -> None:
-    """Every point of `score.judge` but those of `MISSED`."""
-    row = score.run(name, timeout_s=800, python=warm.executable)
-    record_property("row", json.dumps(row))
-    points = row["score"]
-    assert "error" not in points, points["error"]
-    missed = MISSED.get(name, set())
-    assert row["diagnosis"]["verdict"] != "healthy"
-    asked = ("found", "stage", "op", "source", "repro") if "source" in points else ("found", "stage", "op")
-    assert all(points[point] for point in asked if point not in missed), row
-    longest = row["expected"].get("lines")
-    assert longest is None or (points["lines"] or longest + 1) <= longest, row
-
-
-def control_is_silent(name: str, warm: Warm, record_property: Record) -> None:
-    """Nothing is accused."""
-    row = score.run(name, timeout_s=800, python=warm.executable)
-    record_property("row", json.dumps(row))
-    assert "error" not in row["score"], row["score"]
-    assert row["score"]["silent"] and row["score"]["healthy"], row["diagnosis"]
+    return test

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -15,62 +16,36 @@ from torch._dynamo.variables import ConstantVariable, builtin
 TABLE = {"a": 2}
 
 
+def answers(function: Any, result: Any) -> Any:
+    """Dynamo takes a builtin of plain values to be `result`; it fails where that is None."""
+
+    def plant() -> Any:
+        right = builtin.BuiltinVariable.call_function
+
+        def wrong(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            if getattr(self, "fn", None) is not function or "/torch/" in tx.f_code.co_filename:
+                return right(self, tx, args, kwargs)
+            assert result is not None, "planted"
+            return ConstantVariable.create(result)
+
+        return mock.patch.object(builtin.BuiltinVariable, "call_function", wrong)
+
+    return plant
+
+
 def fails(function: Any) -> Any:
     """Dynamo fails where it reads a builtin of plain values."""
-
-    @contextlib.contextmanager
-    def plant() -> Iterator[None]:
-        right = builtin.BuiltinVariable.call_function
-
-        def wrong(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-            if getattr(self, "fn", None) is function and "/torch/" not in tx.f_code.co_filename:
-                raise AssertionError("planted")
-            return right(self, tx, args, kwargs)
-
-        with changed(builtin.BuiltinVariable, "call_function", wrong):
-            yield
-
-    return plant
+    return answers(function, None)
 
 
-def answers(function: Any, result: Any) -> Any:
-    """Dynamo takes a builtin of plain values to be `result`."""
-
-    @contextlib.contextmanager
-    def plant() -> Iterator[None]:
-        right = builtin.BuiltinVariable.call_function
-
-        def wrong(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-            plain = getattr(self, "fn", None) is function and "/torch/" not in tx.f_code.co_filename
-            return ConstantVariable.create(result) if plain else right(self, tx, args, kwargs)
-
-        with changed(builtin.BuiltinVariable, "call_function", wrong):
-            yield
-
-    return plant
-
-
-@contextlib.contextmanager
-def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`owner.name` is `value`."""
-    old = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)
-
-
-@contextlib.contextmanager
-def draws() -> Iterator[None]:
+def draws() -> Any:
     """Dynamo takes each random number of Python's to be 0.75."""
     right = random.random
 
     def wrong() -> float:
         return 0.75 if torch.compiler.is_compiling() else right()
 
-    with changed(random, "random", wrong):
-        yield
+    return mock.patch.object(random, "random", wrong)
 
 
 def formats() -> Any:
@@ -80,7 +55,7 @@ def formats() -> Any:
         self.pop()
         self.push(ConstantVariable.create("?"))
 
-    return changed(symbolic_convert.InstructionTranslatorBase, "_format_value", wrong)
+    return mock.patch.object(symbolic_convert.InstructionTranslatorBase, "_format_value", wrong)
 
 
 def rounded(x: torch.Tensor, n: float) -> torch.Tensor:

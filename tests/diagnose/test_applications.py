@@ -17,6 +17,7 @@ HERE = Path(__file__).parent / "applications"
 CALLS = {"module_compile.py": 2, "loop.py": 1, "trainer.py": 1, "generate.py": 2, "regional.py 24": 1}
 """Diagnoses that each takes at the least: of training and evaluation, of the prompt and of one token more."""
 
+EQUAL = "{} equal graphs, looked into once, with the values of the first"
 Run = Callable[..., tuple[int, dict[str, Any], str]]
 
 
@@ -33,13 +34,13 @@ def run(run_warm: Callable[..., Any], tmp_path: Path) -> Run:
     return diagnose
 
 
-@pytest.mark.parametrize(("script", "equal"), [("regional.py 5", [5]), ("regional.py 5 other", [3, 2])])
-def test_equal_blocks_are_diagnosed_once(script: str, equal: list[int], run: Run) -> None:
-    code, found, told = run(script, "--backend", "eager")
-    assert (code, [d["verdict"] for d in found["diagnoses"]]) == (0, ["healthy"] * len(equal)), told
-    for count, diagnosis in zip(equal, found["diagnoses"], strict=True):
-        assert f"{count} equal graphs, looked into once, with the values of the first" in diagnosis["notes"]
-        assert f"{diagnosis['function']}: {count} equal graphs, looked into once, with the values of the first" in told
+@pytest.mark.slow
+def test_equal_blocks_are_diagnosed_once(run: Run) -> None:
+    code, found, told = run("regional.py 5 other", "--backend", "eager")
+    assert (code, [d["verdict"] for d in found["diagnoses"]]) == (0, ["healthy"] * 2), told
+    for count, diagnosis in zip((3, 2), found["diagnoses"], strict=True):
+        assert EQUAL.format(count) in diagnosis["notes"]
+        assert f"{diagnosis['function']}: {EQUAL.format(count)}" in told
     assert "step 1 True" in told, "the script itself went on"
 
 
@@ -64,7 +65,7 @@ def test_an_application_is_healthy(script: str, run: Run) -> None:
     assert code == 0 and set(verdicts) == {"healthy"} and len(verdicts) >= CALLS[script], told
     assert "step" in told
     if script == "regional.py 24":
-        assert "24 equal graphs, looked into once, with the values of the first" in found["diagnoses"][0]["notes"]
+        assert EQUAL.format(24) in found["diagnoses"][0]["notes"]
 
 
 @pytest.mark.heavy
@@ -75,9 +76,7 @@ def test_a_planted_fault_is_found_in_an_application(script: str, run: Run) -> No
     assert code == 1, told
     findings = [finding for diagnosis in found["diagnoses"] for finding in diagnosis["findings"]]
     assert findings, told
-    assert {(finding["kind"], finding["stage"]) for finding in findings} <= {
-        ("wrong_value", "codegen"),
-        ("wrong_gradient", "codegen"),
-    }
+    assert {finding["kind"] for finding in findings} <= {"wrong_value", "wrong_gradient"}
+    assert {finding["stage"] for finding in findings} == {"codegen"}
     assert any("relu" in (finding["op"] or "") for finding in findings)
     assert all(finding["dossier"] and finding["proof"] for finding in findings)

@@ -37,24 +37,13 @@ def test_a_call_is_made_again(op: str, result: torch.Tensor) -> None:
     assert torch.equal(again, result)
 
 
-def test_calls_until_the_program_raises() -> None:
-    def raising(x: torch.Tensor) -> torch.Tensor:
-        return torch.add(x, 1) + torch.add(x, torch.ones(7))
-
-    one, *others = graphs_of_calls(Program(raising, [((X,), {})]), "torch.add")
-    assert torch.equal(one.graph(*one.calls[0].restore()), X + 1)
-    assert len(others) == 1
-
-
-def test_values_are_those_before_the_call() -> None:
-    assert torch.equal(graphs("torch.Tensor.add_", lambda x: x.clone().add_(1).add_(1))[1], X + 2)
-
-
-def test_no_more_than_so_many_and_none_of_another_name() -> None:
-    assert len(graphs("torch.neg", lambda x: [torch.neg(x) for _ in range(MOST + 3)])) == MOST
-    assert graphs("torch.sigmoid") == []
-
-
-def test_arguments_that_no_graph_takes() -> None:
+def test_which_calls_with_which_values() -> None:
     generator = torch.Generator()
-    assert graphs("torch.randn", lambda x: torch.randn(3, generator=generator) + x) == []
+    first, second = graphs("torch.Tensor.add_", lambda x: x.clone().add_(1).add_(1))
+    assert torch.equal(first, X + 1) and torch.equal(second, X + 2), "values are those before the call"
+    assert len(graphs("torch.neg", lambda x: [torch.neg(x) for _ in range(MOST + 3)])) == MOST
+    assert graphs("torch.sigmoid") == [], "the program does not call it"
+    assert graphs("torch.randn", lambda x: torch.randn(3, generator=generator) + x) == [], "no graph takes that"
+    failing = Program(lambda x: torch.add(x, 1) + torch.add(x, torch.ones(7)), [((X,), {})])
+    one, _ = graphs_of_calls(failing, "torch.add")
+    assert torch.equal(one.graph(*one.calls[0].restore()), X + 1), "until the program raises"

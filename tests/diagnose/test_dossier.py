@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from reduction.reduction_cases import captured
 
+from conftest import Finished, module_at
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier import watch
 from graphprobe.diagnose.dossier.comparison import CallOutcome, compare, compare_call, sharing
-from graphprobe.diagnose.dossier.writer import run_repro, write_dossier
+from graphprobe.diagnose.dossier.writer import TEST, run_repro, write_dossier
 from graphprobe.engine.values import capture
 from graphprobe.errors import UsageError
 from graphprobe.findings import Finding, Kind
@@ -24,49 +25,44 @@ from graphprobe.findings import Finding, Kind
 VERSIONS = {"torch": torch.__version__}
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 
+Run = Callable[..., tuple[int, str]]
 
-def case_of(
-    fn: Callable[..., Any], *calls: tuple[Any, ...], kind: Kind, dynamic: bool | None = None, **more: Any
-) -> Case:
+
+def case_of(fn: Callable[..., Any], *calls: tuple[Any, ...], kind: Kind = "wrong_value", **more: Any) -> Case:
     """The graph that Dynamo makes of `fn`, with the values it gets in each call."""
-    graphs: list[torch.fx.GraphModule] = []
-    captured = []
+    graph, values = captured(fn, *calls, grad=more.get("grad", False), dynamic=more.get("dynamic"))
+    return Case(graph, values, kind, **more)
 
-    def keep(gm: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
-        graphs.append(gm)
 
-        def run(*args: Any) -> Any:
-            captured.append(capture(list(args)))
-            return gm.forward(*args)
-
-        return run
-
-    compiled = torch.compile(fn, backend=keep, dynamic=dynamic, fullgraph=True)
-    for args in calls:
-        compiled(*args)
-    assert len(graphs) == 1
-    return Case(graphs[0], captured, kind, dynamic=dynamic, **more)
+def case_of_calls(*calls: tuple[Any, Any], x: torch.Tensor, kind: Kind, **more: Any) -> Case:
+    """A graph of these calls of a method or function; None as its arguments: the input. The last one is returned."""
+    graph = torch.fx.Graph()
+    last = inner = graph.placeholder("x")
+    for target, args in calls:
+        call = graph.call_method if isinstance(target, str) else graph.call_function
+        last = call(target, (inner,) if args is None else args)
+    graph.output(last)
+    return Case(torch.fx.GraphModule({}, graph), [capture([x])], kind, **more)
 
 
 def finding_of(case: Case, **more: Any) -> Finding:
-    return Finding(kind=case.kind, stage="codegen", op="aten.relu.default", **more)  # type: ignore[arg-type]
+    return Finding(kind=case.kind, stage="codegen", op="aten.relu.default", **more)
 
 
-def write(folder: Path, case: Case, **more: Any) -> Path:
-    assert write_dossier(folder, case, finding_of(case), versions=VERSIONS, **more) == []
+def write(folder: Path, case: Case) -> Path:
+    assert write_dossier(folder, case, finding_of(case), versions=VERSIONS) == []
     return folder
 
 
-def run(folder: Path, *options: str) -> tuple[int, str]:
-    """The exit code, and what the repro printed."""
-    done = subprocess.run(
-        [sys.executable, "-I", str(folder / "repro.py"), *options],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + "\n--\n" + done.stderr[-2000:]
+@pytest.fixture
+def run(run_warm: Callable[..., Finished]) -> Run:
+    """Runs a repro: the exit code, and what it printed."""
+
+    def run(folder: Path, *options: str) -> tuple[int, str]:
+        done = run_warm(str(folder / "repro.py"), *options, cwd=Path("/"))
+        return done.code, f"{done.out}\n--\n{done.err[-2000:]}"
+
+    return run
 
 
 def grow(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -76,147 +72,137 @@ def grow(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def grow_case(**more: Any) -> Case:
     calls = [(torch.linspace(-1, 1, 4 * n).reshape(n, 4), torch.zeros(n, 4)) for n in (3, 5)]
-    return case_of(grow, *calls, kind="wrong_value", dynamic=True, **more)
-
-
-def test_wrong_value_and_mutated_input_in_two_calls_of_different_sizes(tmp_path: Path) -> None:
-    case = grow_case(inductor_config=RELU_BUG)
     bounds = [[torch.full((n,), 1e-5), torch.tensor(1e-6), torch.tensor(1e-6)] for n in (3, 5)]
-    case = Case(**{**case.__dict__, "allowed": [[t.double() for t in call] for call in bounds]})
-    code, text = run(write(tmp_path / "a" / "b", case))
-    assert code == 1, text
-    lines = text.splitlines()
-    for place in ("call 0: output 0: 3 of 3", "call 1: output 0: 5 of 5", "call 1: input", "FAULT: wrong_value"):
-        assert any(line.startswith(place) for line in lines), text
-    assert "allowed 1e-05" in text and "allowed 1e-06" in text
+    return case_of(grow, *calls, dynamic=True, allowed=[[t.double() for t in call] for call in bounds], **more)
 
 
-def test_the_same_without_the_fault_passes_as_its_test_does(tmp_path: Path) -> None:
-    folder = write(tmp_path / "gone", grow_case())
-    options = ["-p", "no:cacheprovider", "-q", "--rootdir", str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(folder / "test_repro.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout
+def raising(when: str, kind: Kind) -> Case:
+    backend = f"relu_{when}_error_TESTING_ONLY"
+    return case_of(lambda x: torch.relu(x) + 1, (torch.ones(3),), kind=kind, backend=backend)
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [("compile", "crash_compile"), pytest.param("runtime", "crash_runtime", marks=pytest.mark.heavy)],
-)
-def test_an_exception_of_the_compiler_and_one_of_the_compiled_code(tmp_path: Path, fault: str, kind: Kind) -> None:
-    backend = f"relu_{fault}_error_TESTING_ONLY"
-    case = case_of(lambda x: torch.relu(x) + 1, (torch.ones(3),), kind=kind, backend=backend)
-    code, text = run(write(tmp_path / "it", case))
-    assert code == 1, text
-    assert "call 0: compiled raises torch._dynamo.exc" in text if fault == "compile" else "compiled raises" in text
+def missing_exception() -> Case:
+    half, backend = torch.full((2,), 0.5), "aot_eager_decomp_partition"
+    loss = torch.nn.functional.binary_cross_entropy
+    case = case_of(loss, (half, torch.ones(2)), kind="missing_exception", backend=backend)
+    case.calls[0] = capture([half, torch.full((2,), 1.5)])
+    return case
 
 
-def test_missing_exception(tmp_path: Path) -> None:
-    case = case_of(
-        torch.nn.functional.binary_cross_entropy,
-        (torch.full((2,), 0.5), torch.ones(2)),
-        kind="missing_exception",
-        backend="aot_eager_decomp_partition",
-    )
-    case.calls[0] = capture([torch.full((2,), 0.5), torch.full((2,), 1.5)])
-    code, text = run(write(tmp_path / "it", case))
-    assert code == 1, text
-    assert "uncompiled raises RuntimeError: all elements of target" in text
-
-
-def test_a_killed_process(tmp_path: Path) -> None:
+def killed() -> Case:
     a = torch.tensor([True, False, True, False] * (1 << 18))
-    case = case_of(lambda a, b: torch.add(a, b, alpha=2), (a, a.roll(1)), kind="segfault")
-    code, text = run(write(tmp_path / "it", case))
-    assert code == 1, text
-    assert "the process was killed by SIG" in text
+    return case_of(lambda a, b: torch.add(a, b, alpha=2), (a, a.roll(1)), kind="segfault")
 
 
-def test_wrong_gradient_and_wrong_dtype(tmp_path: Path) -> None:
-    def pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = torch.ones((2, 4), dtype=torch.bool).cumsum(1, dtype=torch.bfloat16)
-        return torch.nn.functional.avg_pool2d(x, 3, 2, ceil_mode=True), positions
-
-    x = torch.randn(1, 1, 8, 8, requires_grad=True)
-    folder = write(tmp_path / "it", case_of(pool, (x,), kind="wrong_gradient", grad=True))
-    code, text = run(folder)
-    assert code == 1, text
-    gone = torch.compile(pool)(x)[1].dtype is torch.bfloat16  # in torch 2.15
-    first = "" if gone else "call 0: output 1: dtype torch.int64, expected torch.bfloat16\n"
-    assert text.startswith(f"{first}call 0: gradient of input 0: ")
+def pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    positions = torch.ones((2, 4), dtype=torch.bool).cumsum(1, dtype=torch.bfloat16)
+    return torch.nn.functional.avg_pool2d(x, 3, 2, ceil_mode=True), positions
 
 
-@pytest.mark.heavy
-def test_an_input_that_requires_a_gradient_may_be_changed_in_place(tmp_path: Path) -> None:
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    graph.output(graph.call_method("relu_", (x,)))
-    values = [capture([torch.linspace(-1, 1, 6).reshape(2, 3).t().requires_grad_()])]
-    case = Case(torch.fx.GraphModule({}, graph), values, "wrong_gradient", backend="aot_eager", grad=True)
-    assert run_repro(write(tmp_path / "it", case)) == 0
+def pool_case() -> Case:
+    return case_of(pool, (torch.randn(1, 1, 8, 8, requires_grad=True),), kind="wrong_gradient", grad=True)
 
 
-def test_what_lacks_a_file_or_fails_uncompiled_or_takes_too_long_is_undecided(tmp_path: Path) -> None:
-    case = case_of(lambda x: x + 1, (torch.ones(3),), kind="wrong_value", backend="eager")
-    folder = write(tmp_path / "file", case)
+def changed_in_place() -> Case:
+    x = torch.linspace(-1, 1, 6).reshape(2, 3).t().requires_grad_()
+    return case_of_calls(("relu_", None), x=x, kind="wrong_gradient", backend="aot_eager", grad=True)
+
+
+def refused_by_dynamo() -> Case:
+    calls = (print, ("here",)), (torch.relu, None)
+    return case_of_calls(*calls, x=torch.ones(2), kind="wrong_value", backend="aot_eager")
+
+
+def dies_uncompiled() -> Case:
+    return case_of_calls((os.abort, ()), x=torch.ones(3), kind="segfault", backend="eager")
+
+
+GROWN = ["^call 0: output 0: 3 of 3", "^call 1: output 0: 5 of 5", "^call 1: input", "^FAULT: wrong_value"]
+DTYPE = r"\Acall 0: output 1: dtype torch.int64, expected torch.bfloat16$"
+SHOWN: dict[str, tuple[Callable[[], Case], int, list[str]]] = {
+    "wrong value and input, two sizes": (
+        lambda: grow_case(inductor_config=RELU_BUG),
+        1,
+        [*GROWN, "allowed 1e-05", "allowed 1e-06"],
+    ),
+    "no fault": (grow_case, 0, []),
+    "compiler raises": (lambda: raising("compile", "crash_compile"), 1, ["call 0: compiled raises torch._dynamo.exc"]),
+    "compiled code raises": (lambda: raising("runtime", "crash_runtime"), 1, ["compiled raises"]),
+    "missing exception": (missing_exception, 1, ["uncompiled raises RuntimeError: all elements of target"]),
+    "killed": (killed, 1, ["the process was killed by SIG"]),
+    "wrong gradient and dtype": (
+        pool_case,
+        1,
+        ["^call 0: gradient of input 0: ", *([DTYPE] if torch.__version__ < (2, 15) else [])],
+    ),
+    "input with a gradient, changed in place": (changed_in_place, 0, []),
+    "refused by Dynamo": (refused_by_dynamo, 0, ["its backend gets it directly"]),
+    "dies uncompiled": (dies_uncompiled, 125, ["killed by SIGABRT before the uncompiled run was done"]),
+}
+MORE = ("compiled code raises", "input with a gradient, changed in place")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.heavy] if n in MORE else []) for n in SHOWN])
+def test_what_a_repro_shows(name: str, run: Run, tmp_path: Path) -> None:
+    case, code, parts = SHOWN[name]
+    found, text = run(write(tmp_path / "a" / "b", case()))
+    assert found == code, text
+    for part in parts:
+        assert re.search(part, text, re.MULTILINE), text
+
+
+@pytest.mark.usefixtures("warm_proofs")
+def test_what_lacks_a_file_or_takes_too_long_is_undecided(run: Run, tmp_path: Path) -> None:
+    folder = write(tmp_path / "file", case_of(lambda x: x + 1, (torch.ones(3),), backend="eager"))
+    assert run(folder, "--timeout", "0.01")[0] == 125
     (folder / "call0.inputs.json").unlink()
     code, text = run(folder)
-    assert code == 125, text
-    assert "call0.inputs.json is missing" in text
-    assert run(folder, "--timeout", "0.01")[0] == 125
+    assert code == 125 and "call0.inputs.json is missing" in text, text
+    assert run_repro(folder) == 125
     (folder / "repro.py").unlink()
     assert run_repro(folder) == 125
 
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    graph.call_function(os.abort, ())
-    graph.output(x)
-    aborting = Case(torch.fx.GraphModule({}, graph), case.calls, "segfault", backend="eager")
-    code, text = run(write(tmp_path / "abort", aborting))
-    assert code == 125, text
-    assert "killed by SIGABRT before the uncompiled run was done" in text
 
-
-def test_a_graph_that_dynamo_refuses_goes_to_its_backend_directly(tmp_path: Path) -> None:
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    graph.call_function(print, ("here",))
-    graph.output(graph.call_function(torch.relu, (x,)))
-    case = Case(torch.fx.GraphModule({}, graph), [capture([torch.ones(2)])], "wrong_value", backend="aot_eager")
-    code, text = run(write(tmp_path / "it", case))
-    assert code == 0, text
-    assert "its backend gets it directly" in text
+def test_its_test_passes_once_the_repro_does(tmp_path: Path) -> None:
+    (tmp_path / "test_repro.py").write_text(TEST)
+    (tmp_path / "repro.py").write_text("import sys\nsys.exit(sys.flags.isolated)")
+    with pytest.raises(AssertionError, match="exit code 1"):
+        module_at(str(tmp_path), "test_repro.py").test_fault_is_gone()
+    (tmp_path / "repro.py").write_text("")
+    module_at(str(tmp_path), "test_repro.py").test_fault_is_gone()
 
 
 def test_what_the_folder_holds(tmp_path: Path) -> None:
     case = case_of(lambda x: torch.relu(x) * torch.ones(2), (torch.ones(2),), kind="nonfinite", backend="eager")
     finding = finding_of(case, pass_="a_pass", source="model.py:3", local_z=float("inf"), flaky_rate=0.5)
-    (tmp_path / "it").mkdir()
+    folder = tmp_path / "it"
+    folder.mkdir()
     more: dict[str, Any] = {"neighbour": "without relu it passes.", "before": case.graph}
-    assert write_dossier(tmp_path / "it", case, finding, versions=VERSIONS, **more) == []
+    assert write_dossier(folder, case, finding, versions=VERSIONS, **more) == []
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
-    report = (tmp_path / "it" / "REPORT.md").read_text()
+    report = (folder / "REPORT.md").read_text()
     for part in ("a_pass", "model.py:3", "without relu", torch.__version__, "torch.relu(", "flaky", "python repro.py"):
         assert part in report
-    for path in (tmp_path / "it").iterdir():
+    for path in folder.iterdir():
         assert path.name == "REPORT.md" or f"`{path.name}`" in report
-    found = json.loads((tmp_path / "it" / "finding.json").read_text())
+    assert (folder / "test_repro.py").read_text() == TEST
+    found = json.loads((folder / "finding.json").read_text())
     assert found["pass"] == "a_pass" and found["local_z"] == "inf"
-    text = (tmp_path / "it" / "repro.py").read_text()
+    text = (folder / "repro.py").read_text()
     assert "'repeats': 10" in text
-    assert "import graphprobe" not in text and "from graphprobe" not in text and "import safetensors" not in text
+    assert not re.search("(import|from) graphprobe|import safetensors", text)
     with pytest.raises(UsageError, match="holds something"):
-        write_dossier(tmp_path / "it", case, finding, versions=VERSIONS)
+        write_dossier(folder, case, finding, versions=VERSIONS)
 
 
-def test_what_cannot_be_saved_is_said(tmp_path: Path) -> None:
-    case = case_of(lambda x: x + 1, (torch.ones(3),), kind="wrong_value", backend="eager")
-    bad = Case(case.graph, [capture([torch.ones(3).to_sparse()])], "wrong_value", inductor_config={"f": print})
+def test_what_cannot_be_saved_is_said(run: Run, tmp_path: Path) -> None:
+    bad = Case(
+        case_of(lambda x: x + 1, (torch.ones(3),), backend="eager").graph,
+        [capture([torch.ones(3).to_sparse()])],
+        "wrong_value",
+        inductor_config={"f": print},
+    )
     problems = write_dossier(tmp_path / "it", bad, finding_of(bad), versions=VERSIONS)
     assert len(problems) == 2
     code, text = run(tmp_path / "it")

@@ -24,24 +24,19 @@ def made(fn: Callable[..., Any], x: torch.Tensor) -> str:
     return fingerprint(make_fx(fn)(x))
 
 
-def test_other_values_are_the_same_graph() -> None:
-    assert made(doubled, torch.randn(4, 3)) == made(doubled, torch.randn(4, 3))
+OTHERS: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
+    "op": (lambda x: torch.tanh(x * 2) + ONES, torch.randn(4, 3)),
+    "number": (lambda x: torch.relu(x * 3) + ONES, torch.randn(4, 3)),
+    "constant": (lambda x: torch.relu(x * 2) + 2 * ONES, torch.randn(4, 3)),
+    "shape": (doubled, torch.randn(5, 3)),
+    "strides": (doubled, torch.randn(3, 4).t()),
+    "dtype": (doubled, torch.randn(4, 3).double()),
+}
 
 
-@pytest.mark.parametrize(
-    ("fn", "x"),
-    [
-        (lambda x: torch.tanh(x * 2) + ONES, torch.randn(4, 3)),
-        (lambda x: torch.relu(x * 3) + ONES, torch.randn(4, 3)),
-        (lambda x: torch.relu(x * 2) + 2 * ONES, torch.randn(4, 3)),
-        (doubled, torch.randn(5, 3)),
-        (doubled, torch.randn(3, 4).t()),
-        (doubled, torch.randn(4, 3).double()),
-    ],
-    ids=["op", "number", "constant", "shape", "strides", "dtype"],
-)
-def test_another_graph(fn: Callable[..., Any], x: torch.Tensor) -> None:
-    assert made(fn, x) != made(doubled, torch.randn(4, 3))
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_graph(other: str) -> None:
+    assert made(*OTHERS[other]) != made(doubled, torch.randn(4, 3)) == made(doubled, torch.randn(4, 3))
 
 
 class Block(torch.nn.Module):
@@ -55,11 +50,7 @@ class Block(torch.nn.Module):
 
 
 def test_functions_are_counted_with_the_first_that_has_their_graphs() -> None:
-    first, second, other = (
-        Compiled(Block(0), "eager"),
-        Compiled(Block(1), "eager"),
-        Compiled(Block(2, scale=2), "eager"),
-    )
+    first, second, other = (Compiled(Block(i, scale=scale), "eager") for i, scale in enumerate((1, 1, 2)))
     first.uncompiled = True
     calls, known = [((torch.randn(3),), {})], EqualGraphs()
     diagnosis = Diagnosis(verdict="fault", notes=["another"])
@@ -73,9 +64,6 @@ def test_functions_are_counted_with_the_first_that_has_their_graphs() -> None:
     assert diagnosis.notes == ["another", EQUAL.format(count=2)]
     note = "2 equal graphs, looked into once, with the values of the first"
     assert known.told([("Block", diagnosis)]) == [("Block", note)]
-
-
-def test_what_is_not_finished_stands_for_nothing() -> None:
-    block, known = Compiled(Block(0), "eager"), EqualGraphs()
-    known.add(block, [], [((torch.randn(3),), {})], Diagnosis(verdict="undecided", unfinished=True))
-    assert not known.has(block, [], [((torch.randn(3),), {})], 600)
+    unfinished = EqualGraphs()
+    unfinished.add(first, [], calls, Diagnosis(verdict="undecided", unfinished=True))
+    assert not unfinished.has(first, [], calls, 600), "that stands for nothing"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +11,12 @@ import pytest
 import torch
 
 import graphprobe
+from conftest import Finished
 from graphprobe.testing.assertion import CompiledDiffers
 
 X = torch.linspace(-2, 2, 24).reshape(4, 6)
+INFINITE = "torch.full_like(value, torch.inf)"
+"""Without it, the results of `one_ulp_off` are right."""
 
 
 def program(x: torch.Tensor) -> torch.Tensor:
@@ -41,19 +41,22 @@ def test_without_exact_it_is_healthy_and_says_by_how_much_it_differs(tmp_path: P
     assert found.to_json()["differences"][0]["worst"]["of"] == 4
 
 
-def test_with_exact_it_is_a_fault_with_a_proof(tmp_path: Path) -> None:
-    found = graphprobe.diagnose(program, X, backend=one_ulp_off, exact=True, out=tmp_path / "out")
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_proofs")
+def test_with_exact_it_is_a_fault_with_a_proof(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+    """The assertion takes it, too."""
+    with pytest.raises(CompiledDiffers, match="gives other last bits") as caught:
+        graphprobe.assert_compiles_like_eager(program, X, backend=one_ulp_off, exact=True, out=tmp_path / "out")
+    found = caught.value.diagnosis
     assert found.verdict == "fault" and found.exit_code == 1
     (finding,) = found.findings
     assert (finding.kind, finding.stage, finding.proof) == ("not_bitwise", "codegen", "program"), finding.reason
     assert "All of the elements of output 0 differ, by up to 1 unit in the last place" in finding.reason
     repro = Path(finding.dossier or "") / "repro.py"
-    alone = subprocess.run([sys.executable, str(repro)], capture_output=True, text=True, check=False)
-    assert alone.returncode == 1, alone.stderr
-    mended = repro.with_name("mended.py")
-    mended.write_text(repro.read_text("utf-8").replace("torch.full_like(value, torch.inf)", "value"), "utf-8")
-    right = subprocess.run([sys.executable, str(mended)], capture_output=True, text=True, check=False)
-    assert right.returncode == 0, right.stderr + right.stdout
+    for text, code in ((repro.read_text("utf-8"), 1), (repro.read_text("utf-8").replace(INFINITE, "value"), 0)):
+        repro.write_text(text, "utf-8")
+        done = run_warm(str(repro))
+        assert done.code == code, done.out + done.err
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -64,25 +67,14 @@ def test_equal_bits_are_healthy_and_nothing_is_said(exact: bool, tmp_path: Path)
 
 def test_what_does_not_repeat_itself_cannot_be_held_to_its_bits(tmp_path: Path) -> None:
     """A number that is another each time, and far below what rounding explains."""
-    counter = itertools.count()
-    seen = tmp_path / "seen"
 
     def unsteady(x: torch.Tensor) -> torch.Tensor:
-        with seen.open("a") as file:  # a child of its own each time
-            file.write(f"{next(counter)}\n")
-        runs = len(seen.read_text().splitlines())
-        return (x.sin() * 3).sum(1) * (1 + runs * 2.0**-22)
+        with (tmp_path / "seen").open("a") as file:  # a child of its own each time
+            file.write("one more")
+        return (x.sin() * 3).sum(1) * (1 + (tmp_path / "seen").stat().st_size * 2.0**-25)
 
     found = graphprobe.diagnose(unsteady, X, backend="eager", exact=True, out=tmp_path / "out")
     assert found.verdict != "fault" and found.findings == []
-
-
-@pytest.mark.heavy
-def test_the_assertion_takes_it(tmp_path: Path) -> None:
-    graphprobe.assert_compiles_like_eager(program, X, backend=one_ulp_off, out=tmp_path / "a")
-    with pytest.raises(CompiledDiffers, match="gives other last bits") as caught:
-        graphprobe.assert_compiles_like_eager(program, X, backend=one_ulp_off, exact=True, out=tmp_path / "b")
-    assert caught.value.diagnosis.findings[0].kind == "not_bitwise"
 
 
 @pytest.mark.parametrize("value", ["2", "yes please"])
@@ -133,11 +125,13 @@ def equal():
         ("equal", "", (), ""),
     ],
 )
-def test_inductor(name: str, stage: str, ops: tuple[str | None, ...], told: str, tmp_path: Path) -> None:
+def test_inductor(
+    name: str, stage: str, ops: tuple[str | None, ...], told: str, run_warm: Callable[..., Finished], tmp_path: Path
+) -> None:
     (tmp_path / "program.py").write_text(INDUCTOR)
-    command = [sys.executable, "-m", "graphprobe", "diagnose", "--exact", "--json", "found.json", f"program.py:{name}"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == (1 if stage else 0), ended.stdout + ended.stderr
+    words = ("-m", "graphprobe", "diagnose", "--exact", "--json", "found.json", f"program.py:{name}")
+    ended = run_warm(*words, cwd=tmp_path)
+    assert ended.code == (1 if stage else 0), ended.out + ended.err
     found = json.loads((tmp_path / "found.json").read_text())
     if not stage:
         assert found["verdict"] == "healthy" and found["differences"] == []
@@ -146,5 +140,4 @@ def test_inductor(name: str, stage: str, ops: tuple[str | None, ...], told: str,
     assert (finding["kind"], finding["stage"], finding["proof"]) == ("not_bitwise", stage, "program")
     assert finding["op"] in ops  # showing a value may end what it is to show
     assert told in finding["reason"], finding["reason"]
-    alone = subprocess.run([sys.executable, f"{finding['dossier']}/repro.py"], capture_output=True, check=False)
-    assert alone.returncode == 1
+    assert run_warm(str(tmp_path / finding["dossier"] / "repro.py")).code == 1

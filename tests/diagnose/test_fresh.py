@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ LOCK = threading.Lock()
 
 
 class Net(torch.nn.Module):
+    """It counts its calls, and draws random numbers."""
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(8, 8)
@@ -36,15 +38,11 @@ class Net(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls[0] += 1
-        return torch.relu(self.linear(x)).sum(-1)
+        return torch.relu(self.linear(x)).sum(-1) + torch.rand(1)
 
 
 def function(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x @ x) + 1
-
-
-def drawing(x: torch.Tensor) -> torch.Tensor:
-    return x + torch.rand(8, 8)
 
 
 def locked(x: torch.Tensor) -> torch.Tensor:
@@ -99,37 +97,24 @@ def outcome(step: partial[Any], program: Program, compilation: Compilation, limi
     return found
 
 
+@pytest.mark.slow
 def test_a_step_gives_what_it_gives_in_a_fork() -> None:
+    """Random numbers are drawn from where the program stands; large values come through the file that both have."""
     torch.manual_seed(3)
     program, compilation = of(Net(), grad=True)
+    big = torch.ones(LARGE, 1).view(-1, 8)[:, :8]
+    program = dataclasses.replace(program, calls=[((X,), {}), ((big,), {})])
     step = partial(steps.eager, program, unlike=False)
     forked, fresh = isolated(step), outcome(step, program, compilation)
     assert fresh.raised is None and forked.raised is None, fresh
-    assert msgspec.convert(fresh.value, steps.EagerReport) == msgspec.convert(forked.value, steps.EagerReport)
+    one, other = (msgspec.convert(outcome.value, steps.EagerReport) for outcome in (fresh, forked))
+    assert (one.before, one.calls[0], one.draws) == (other.before, other.calls[0], other.draws) and one.draws
     assert program.fn.calls == [0]
+    assert program.file is not None and program.file.size > big.nbytes
 
 
-def test_random_numbers_are_drawn_from_where_the_program_stands() -> None:
-    torch.manual_seed(5)
-    program, compilation = of(drawing)
-    step = partial(steps.eager, program)
-    forked, fresh = isolated(step).value, outcome(step, program, compilation).value
-    assert fresh == forked and fresh["draws"]
-
-
-def test_large_values_come_through_the_file_that_both_have() -> None:
-    program, compilation = of(function)
-    big = torch.ones(LARGE, 1)
-    program = Program(function, [((big.reshape(256, -1)[:, :256],), {})], file=program.file)
-    assert program.file is not None
-    assert outcome(partial(steps.eager, program), program, compilation).raised is None
-    assert program.file.size > big.nbytes
-
-
-def test_a_crash_and_a_hang_are_told_and_end_nothing_here() -> None:
-    program, compilation = of(function, crashing)
-    crash = outcome(partial(steps.plain, program, compilation), program, compilation)
-    assert crash.signal == "SIGSEGV" and not crash.timed_out
+@pytest.mark.slow
+def test_a_hang_is_told_and_ends_nothing_here() -> None:
     program, compilation = of(function, hanging)
     hang = outcome(partial(steps.plain, program, compilation), program, compilation, limit_s=3)
     assert hang.timed_out and ", in run" in hang.stack and "test_fresh.py" in hang.stack
@@ -186,19 +171,16 @@ def test_a_program_that_cannot_be_saved_is_said_and_left_to_the_caller() -> None
     notes: list[str] = []
     program, compilation = of(locked)
     processes = FreshProcesses(program, compilation, notes.append)
-    step = partial(steps.eager, program)
-    assert processes.outcome(step, 60, float("inf"), Board(), lambda: None) is None
+    assert processes.outcome(partial(steps.eager, program), 60, float("inf"), Board(), lambda: None) is None
     (note,) = notes
     assert "LOCK" in note and "the steps ran in this process" in note
 
 
-@pytest.mark.parametrize("other", ["lambda", "another program"])
-def test_only_steps_of_the_program_are_asked_for(other: str) -> None:
+def test_only_steps_of_the_program_are_asked_for() -> None:
     program, _ = of(function)
-    step: Callable[[], Any] = partial(steps.eager, program)
-    assert requested(step, program, 1, 0, Board()) is not None
-    step = (lambda: steps.eager(program)) if other == "lambda" else partial(steps.eager, of(function)[0])
-    assert requested(step, program, 1, 0, Board()) is None
+    assert requested(partial(steps.eager, program), program, 1, 0, Board()) is not None
+    assert requested(lambda: steps.eager(program), program, 1, 0, Board()) is None
+    assert requested(partial(steps.eager, of(function)[0]), program, 1, 0, Board()) is None
 
 
 def test_a_value_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

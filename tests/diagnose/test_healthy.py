@@ -18,7 +18,7 @@ MODES = ("inference", "training", "script")
 """`script` is a training script with AdamW; the other two are made by a function."""
 
 QUICK = {("diffusion", "autocast", "inference")}
-"""Run by `make test`; the rest is marked `heavy`."""
+"""Run by `make test-slow`; the rest is marked `heavy`."""
 
 
 def chosen() -> list[Any]:
@@ -28,7 +28,9 @@ def chosen() -> list[Any]:
         for i, family in enumerate(FAMILIES)
         for j, precision in enumerate(PRECISIONS)
     ]
-    return [pytest.param(*x, marks=() if x in QUICK else pytest.mark.heavy, id="-".join(x)) for x in triples]
+    return [
+        pytest.param(*x, marks=pytest.mark.slow if x in QUICK else pytest.mark.heavy, id="-".join(x)) for x in triples
+    ]
 
 
 @pytest.mark.timeout(1800)

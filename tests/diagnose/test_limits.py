@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-import torch
+from ladders import LATE, OFF, MadeUp, X, program, states
 
 import graphprobe
-from graphprobe.diagnose import check_case, ladder, notes, references
+from conftest import Finished
+from graphprobe.diagnose import check_case, ladder, notes, references, unexplained
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.engine import memory
 from graphprobe.engine.finished import FinishedSteps, Identity
@@ -30,190 +31,60 @@ from graphprobe.engine.memory import Sizes
 from graphprobe.engine.memory import told as told_size
 from graphprobe.errors import SettingError
 from graphprobe.findings import Diagnosis, Finding, Rung, Worst, read_document
-from graphprobe.judge import judging
-from graphprobe.judge.uncompiled import Reference
+from graphprobe.judge import Difference, Reference
 from graphprobe.settings.limits import Alarm, TimeBudget
-
-X = torch.linspace(-2, 2, 24).reshape(4, 6)
-
-PROGRAM = '''
-import logging
-import os
-import sys
-import time
-
-import torch
-
-import graphprobe
-
-
-def program(x):
-    return (x * 2).relu().sum(1)
-
-
-def wrong(gm, inputs):
-    def run(*args):
-        stop_at("compiled")
-        return [value + 1 for value in gm.forward(*args)]
-
-    return run
-
-
-def stop_at(what):
-    """Wait to be killed, where the test wants that."""
-    if os.environ.get("STOP_AT") == what:
-        open("stopped", "w").close()
-        time.sleep(1000)
-
-
-def told(step):
-    stop_at(str(step))
-
-
-log = logging.FileHandler("steps.log")
-for name in ("graphprobe.diagnose.ladder", "graphprobe.engine.finished"):
-    logging.getLogger(name).addHandler(log)
-    logging.getLogger(name).setLevel(logging.INFO)
-found = graphprobe.diagnose(program, torch.ones(4, 6), backend=wrong, out="out", on_step=told)
-rungs = [(rung.name, rung.state) for rung in found.rungs]
-findings = [(f.kind, f.stage, f.op, f.proof, f.dossier) for f in found.findings]
-print([found.verdict, rungs, findings, found.notes])
-'''
-
-LOGGED = re.compile(r"^(\w+: \S+): [\d.]+ s$", re.MULTILINE)
-
-
-def program(x: torch.Tensor) -> torch.Tensor:
-    return (x * 2).relu().sum(1)
-
-
-def hanging(gm: Any, inputs: Any) -> Any:
-    time.sleep(1000)
-    return gm.forward
-
-
-def wrong(gm: Any, inputs: Any) -> Any:
-    return lambda *args: [value + 1 for value in gm.forward(*args)]
-
-
-def rounded_otherwise(gm: Any, inputs: Any) -> Any:
-    return lambda *args: [value * (1 + 2**-23) for value in gm.forward(*args)]
-
-
-def infinite(gm: Any, inputs: Any) -> Any:
-    return lambda *args: [value / 0 for value in gm.forward(*args)]
-
 
 # -- the budget ------------------------------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def told() -> list[str]:
-    return []
-
-
-def only_begun(told: list[str]) -> Callable[[Any], None]:
-    return lambda step: None if step.seconds else told.append(step)
+SPENT = "the budget of 60 s is spent: "
+NOT_FOUND_OUT = SPENT + "whether the compiled program is right was not found out"
+WRONG_PLAIN = {"plain": [OFF]}
 
 
 def test_a_step_that_hangs_is_ended_and_the_budget_is_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 0.0
-
-    def begun(step: Any) -> None:
-        nonlocal now
-        now = 50.0 if step == "kernels" else 0.0
-        only_begun(told)(step)
-
-    budget = TimeBudget(60, clock=lambda: now)
-    monkeypatch.setattr("graphprobe.diagnose.api.TimeBudget", lambda seconds: budget)
-    found = graphprobe.diagnose(program, X, backend=hanging, out=tmp_path / "out", on_step=begun)
+    made = MadeUp(monkeypatch, kernels=LATE, plain=LATE)
+    found = made.diagnosis(tmp_path / "out", backend="other")
     assert (found.verdict, found.exit_code, found.unfinished, found.findings) == ("undecided", 125, True, [])
-    reason = found.notes[0]
-    assert reason.startswith("the budget of 60 s is spent: whether the compiled program is right was not found out")
-    assert "the last 10 s in the step kernels in hanging" in reason and "test_limits.py" in reason
-    assert told == ["uncompiled", "kernels"], "what the user runs is the first that is compiled"
-    assert [rung.state for rung in found.rungs] == ["not_run", "not_run"]
+    assert found.notes[0] == f"{NOT_FOUND_OUT}; the last 60 s in the step kernels in hanging (program.py:3)"
+    assert made.begun == ["uncompiled", "kernels"], "what the user runs is the first that is compiled"
+    assert states(found) == {"dynamo": "not_run", "kernels": "not_run"}
 
 
-class SpentAt:
-    """A budget that is spent from the moment on at which a step of that name is to run."""
-
-    seconds, told = 60.0, "the budget of 60 s is spent"
-    left_s = float("inf")
-
-    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._name = name
-        monkeypatch.setattr("graphprobe.diagnose.api.TimeBudget", lambda seconds: self)
-        monkeypatch.setattr(Ladder, "on_step", self._on_step(Ladder.on_step))
-        self._now, self._spent = "", False
-
-    def _on_step(self, real: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
-        def on_step(made: Any, name: str) -> None:
-            self._now = name
-            real(made, name)
-
-        return on_step
-
-    def check(self) -> None:
-        self._spent = self._spent or self._now == self._name
-        if self._spent:
-            raise ladder.NoTimeLeft(self.told)
-
-
-@pytest.mark.heavy
 def test_a_step_limit_makes_a_hang_of_what_a_budget_only_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    SpentAt("dynamo", monkeypatch)
-    found = graphprobe.diagnose(program, X, backend=hanging, out=tmp_path / "out", step_limit_s=10)
+    found = MadeUp(monkeypatch, plain=LATE, spent_at="dynamo").diagnosis(tmp_path / "out", timeout_s=10)
     assert (found.verdict, [finding.kind for finding in found.findings]) == ("fault", ["hang"])
-    assert found.unfinished and any("what is wrong on the rungs dynamo was not" in note for note in found.notes)
+    assert found.unfinished and any("what is wrong on the rungs dynamo, aot" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("backend", [rounded_otherwise, wrong, infinite])
+def test_no_budget_is_left_for_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeUp(monkeypatch, spent_at="uncompiled")
+    found = made.diagnosis(tmp_path / "out")
+    assert (found.verdict, found.exit_code, found.unfinished) == ("undecided", 125, True)
+    assert made.begun == ["uncompiled"] and found.notes[0].startswith(NOT_FOUND_OUT)
+
+
 def test_numbers_that_differ_are_neither_right_nor_a_fault_before_rounding_is_measured(
-    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    SpentAt("float64", monkeypatch)
-    found = graphprobe.diagnose(program, X, backend=backend, out=tmp_path / "out")
+    found = MadeUp(monkeypatch, WRONG_PLAIN, spent_at="float64").diagnosis(tmp_path / "out")
     assert (found.verdict, found.findings) == ("undecided", [])
-    assert found.notes[0].startswith(
-        "the budget of 60 s is spent: whether rounding explains what differs was not found"
-    )
+    assert found.notes[0].startswith(SPENT + "whether rounding explains what differs was not found")
 
 
-def endless(*args: Any, **kwargs: Any) -> Any:
-    while True:
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize("judge", ["identical", "judged"])
-def test_the_judge_is_interrupted_too(judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, now = Ladder._judge, 0.0
-
-    def begun(self: Ladder, step: Any, kind: Any) -> Any:
-        nonlocal now
-        now = 59.5 if step.func is endless else now
-        return real(self, step, kind)
-
-    budget = TimeBudget(60, clock=lambda: now)
-    monkeypatch.setattr("graphprobe.diagnose.api.TimeBudget", lambda seconds: budget)
-    monkeypatch.setattr(Ladder, "_judge", begun)
-    monkeypatch.setattr(ladder, judge, endless)
-    found = graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "out")
+@pytest.mark.parametrize(("judge", "text"), [("identical", notes.UNSEEN), ("judged", notes.UNJUDGED)])
+def test_the_judge_is_interrupted_too(judge: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = MadeUp(monkeypatch, WRONG_PLAIN, **{judge: LATE}).diagnosis(tmp_path / "out")
     assert (found.verdict, found.unfinished) == ("undecided", True)
-    assert found.notes[0].startswith("the budget of 60 s is spent: ") and "in endless" in found.notes[0]
-    shown = next(rung for rung in found.rungs if rung.name == "kernels")
-    text = {"identical": notes.UNSEEN, "judged": notes.UNJUDGED}[judge]
-    assert shown.state == "unsure" and text in shown.difference
+    assert found.notes[0].startswith(SPENT) and "in hanging" in found.notes[0]
+    assert found.rungs[-1].state == "unsure" and text in found.rungs[-1].difference
 
 
-@pytest.mark.heavy
 def test_a_judge_that_takes_longer_than_a_step_may_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder, "judged", endless)
-    found = graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "out", step_limit_s=20)
+    found = MadeUp(monkeypatch, WRONG_PLAIN, judged=LATE).diagnosis(tmp_path / "out", timeout_s=20)
     assert (found.verdict, found.unfinished, found.findings) == ("undecided", False, [])
-    assert any("kernels could not be judged: it did not end within" in note for note in found.notes)
+    assert any("plain could not be judged: it did not end within" in note for note in found.notes)
 
 
 def test_the_process_that_waits_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,14 +101,18 @@ def test_the_process_that_waits_judges_nothing(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(module, name, told)
 
-    noted(judging, "_all_equal")
-    noted(judging, "_compare_value")
+    noted(ladder, "identical")
+    noted(ladder, "judged")
     noted(references, "_is_another_program")
     found = graphprobe.diagnose(program, X, backend=rounded_otherwise, out=tmp_path / "out")
     assert found.verdict == "healthy"
     rows = [line.split() for line in asked.read_text().splitlines()]
-    assert {name for _, name in rows} == {"_all_equal", "_compare_value", "_is_another_program"}
+    assert {name for _, name in rows} == {"identical", "judged", "_is_another_program"}
     assert str(os.getpid()) not in {pid for pid, _ in rows}
+
+
+def rounded_otherwise(gm: Any, inputs: Any) -> Any:
+    return lambda *args: [value * (1 + 2**-23) for value in gm.forward(*args)]
 
 
 def test_a_clock_that_runs_out_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,10 +131,10 @@ def test_a_clock_that_runs_out_before_the_first_step(tmp_path: Path, monkeypatch
     budget = TimeBudget(60, clock=lambda: now)
     monkeypatch.setattr("graphprobe.diagnose.api.TimeBudget", lambda seconds: budget)
     monkeypatch.setattr("graphprobe.internals.after_fork.require", load)
-    found = graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "out")
+    found = graphprobe.diagnose(program, X, backend="eager", out=tmp_path / "out")
     assert len(loaded) == 2, "the clock is looked at before each"
     assert (found.verdict, found.unfinished) == ("undecided", True)
-    assert found.notes[0].startswith("the budget of 60 s is spent: whether the compiled program is right was not")
+    assert found.notes[0].startswith(NOT_FOUND_OUT)
 
 
 @pytest.mark.timeout(300, method="thread")  # the other method has the signal for itself
@@ -288,7 +163,7 @@ def test_an_alarm_that_somebody_else_has_is_left_alone() -> None:
     came: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, frame: came.append(number))
     try:
-        with Alarm(0.001, endless):
+        with Alarm(0.001, lambda: None):
             os.kill(os.getpid(), signal.SIGALRM)
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -299,32 +174,25 @@ def test_an_alarm_that_somebody_else_has_is_left_alone() -> None:
 def test_a_fault_stays_one_however_little_is_found_out_of_it(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unlike(gm: Any, inputs: Any) -> Any:
-        import random
-
-        def run(*args: Any) -> Any:
-            random.random()
-            return gm.forward(*args)
-
-        return run
-
-    SpentAt(step, monkeypatch)
-    found = graphprobe.diagnose(program, X, backend=unlike, out=tmp_path / "out")
+    moved = Difference("side_effect", 0, "the random generator of Python", "it was moved")
+    made = MadeUp(monkeypatch, {"kernels": [moved]}, spent_at=step)
+    explain = unexplained.findings_for if step == "culprit" else None
+    found = made.diagnosis(tmp_path / "out", backend="other", explain=explain)
     assert (found.verdict, found.exit_code, found.unfinished) == ("fault", 1, True)
-    assert [finding.kind for finding in found.findings] == ["side_effect"]
+    assert [finding.kind for finding in found.findings] == ["side_effect"] and step in made.begun
     assert any(note.startswith("the budget of 60 s is spent") for note in found.notes)
 
 
-@pytest.mark.heavy
 def test_excess_precision_that_nobody_could_tell_from_a_fault_is_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spent(self: Ladder, user: str) -> bool:
         raise ladder.NoTimeLeft("the budget of 60 s is spent")
 
-    assert graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "a", first=True).verdict == "fault"
+    made = MadeUp(monkeypatch, WRONG_PLAIN)
+    assert made.diagnosis(tmp_path / "a").verdict == "fault"
     monkeypatch.setattr(Ladder, "_is_excess", spent)
-    found = graphprobe.diagnose(program, X, backend=wrong, out=tmp_path / "b")
+    found = made.diagnosis(tmp_path / "b")
     assert (found.verdict, found.unfinished) == ("undecided", True)
     assert "whether kernels only keep narrow values wider" in found.notes[0]
 
@@ -346,44 +214,37 @@ def test_values_that_make_no_sense_are_refused_first(values: dict[str, Any], wor
 
 
 def test_the_old_name_of_the_step_limit_is_deprecated(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="step_limit_s"):
-        found = graphprobe.diagnose(program, X, backend="eager", out=tmp_path / "out", timeout_s=60)
-    assert found.verdict == "healthy"
+    with pytest.warns(DeprecationWarning, match="step_limit_s"), pytest.raises(SettingError, match="is 61, more than"):
+        graphprobe.diagnose(program, X, out=tmp_path / "out", timeout_s=61, budget_s=60)
 
 
 # -- the memory ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backend", "verdict"), [(rounded_otherwise, "undecided"), ("eager", "healthy")])
+@pytest.mark.parametrize(("wrong", "verdict"), [(WRONG_PLAIN, "undecided"), ({}, "healthy")])
 def test_a_run_in_float64_that_does_not_fit_is_not_tried(
-    backend: Any, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
+    wrong: Any, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 100)
-    monkeypatch.setattr(ladder, "measure", None)  # nobody asks for it
-    found = graphprobe.diagnose(program, X, backend=backend, out=tmp_path / "out", on_step=only_begun(told))
+    made = MadeUp(monkeypatch, wrong)
+    found = made.diagnosis(tmp_path / "out")
     assert (found.verdict, found.findings, found.unfinished) == (verdict, [], False)
+    assert "in_float64" not in made.names
     cut = [note for note in found.notes if note.startswith("float64: predicted: ")]
     assert len(cut) == (verdict == "undecided")
     assert all("of 0 MiB: how far rounding may take the results is not known" in note for note in cut)
 
 
 GIB = 1 << 30
+NOT_SHOWN = "the values inside of its kernels were not shown"
 
 
 @pytest.mark.parametrize(
     ("left", "shown", "notes"),
     [
         (100 * GIB, True, []),
-        (
-            8 * GIB,
-            False,
-            ["kernels: predicted: 9.1 GiB of memory, of 8.0 GiB: the values inside of its kernels were not shown"],
-        ),
-        (
-            GIB,
-            None,
-            ["were not shown", "kernels as they are: predicted: 7.1 GiB of memory, of 1.0 GiB: it was left out"],
-        ),
+        (8 * GIB, False, [f"kernels: predicted: 9.1 GiB of memory, of 8.0 GiB: {NOT_SHOWN}"]),
+        (GIB, None, [NOT_SHOWN, "kernels as they are: predicted: 7.1 GiB of memory, of 1.0 GiB: it was left out"]),
     ],
 )
 def test_the_kernels_are_looked_into_as_far_as_there_is_memory(
@@ -404,11 +265,8 @@ def test_the_kernels_are_looked_into_as_far_as_there_is_memory(
         assert made._board.read().endswith(f"of {told_size(left)}")
 
 
-def test_a_process_that_the_system_ends_is_no_fault(tmp_path: Path) -> None:
-    def ended(gm: Any, inputs: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    found = graphprobe.diagnose(program, X, backend=ended, out=tmp_path / "out")
+def test_a_process_that_the_system_ends_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = MadeUp(monkeypatch, plain=Outcome(signal="SIGKILL")).diagnosis(tmp_path / "out")
     assert (found.verdict, found.findings) == ("undecided", [])
     assert "the process was ended by SIGKILL, as the system does where memory is short" in found.notes[0]
 
@@ -423,88 +281,74 @@ def test_a_piece_that_the_system_ends_proves_nothing(number: str, fails: bool, m
 # -- the first fault -------------------------------------------------------------------------------------------------
 
 
-def broken_below(gm: Any, inputs: Any) -> Any:
-    return lambda *args: [value + 1 for value in gm.forward(*args)]
-
-
-@pytest.mark.heavy
-def test_first_leaves_the_rungs_above_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
+def test_first_leaves_the_rungs_above_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo's graph is wrong: what comes later would only be wrong again."""
-    real = ladder.steps.dynamo
-
-    def as_if_wrong(*args: Any) -> Any:
-        report = real(*args)
-        report.calls = ladder.steps.plain(*args).calls
-        return report
-
-    monkeypatch.setattr(ladder.steps, "dynamo", as_if_wrong)
-    with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
-        found = graphprobe.diagnose(program, X, out=tmp_path / "out", first=True, on_step=only_begun(told))
-    assert found.verdict == "fault"
-    assert "dynamo" in told and not {"aot", "passes", "kernels"} & set(told)
-    assert not found.unfinished
+    made = MadeUp(monkeypatch, {**WRONG_PLAIN, "dynamo": [OFF]})
+    found = made.diagnosis(tmp_path / "out", first=True)
+    assert (found.verdict, found.unfinished) == ("fault", False)
+    assert "dynamo" in made.begun and not {"aot", "passes", "kernels"} & set(made.begun)
 
 
 # -- killed, and gone on with ----------------------------------------------------------------------------------------
 
 
-def run_until(folder: Path, stop_at: str, number: int) -> subprocess.CompletedProcess[str]:
-    """Run the program; where it stops, end it by this signal."""
-    environ = {**os.environ, "STOP_AT": stop_at}
-    command = [sys.executable, "program.py"]
-    process = subprocess.Popen(
-        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    stopped = folder / "stopped"
-    while stop_at and not stopped.exists() and process.poll() is None:
-        time.sleep(0.05)
-    if stop_at:
-        process.send_signal(number)
-        stopped.unlink()
-    out, err = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+PROVEN = RungReport(findings=[Finding(kind="wrong_value", stage="codegen", op="aten.relu.default", proof="piece")])
 
 
-@pytest.mark.heavy
-def test_a_process_that_is_killed_again_and_again_comes_to_the_same_and_does_nothing_twice(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        folder.mkdir()
-        (folder / "program.py").write_text(PROGRAM)
-    expected = run_until(whole, "", 0)
-    assert expected.returncode == 0 and expected.stdout.startswith("['fault'"), expected.stderr
-    moments = (
-        ("compiled", signal.SIGKILL),  # in the middle of a step
-        ("float64", signal.SIGTERM),  # between two
-        ("dynamo", signal.SIGINT),
-        ("culprit", signal.SIGKILL),
-    )
-    for stop_at, number in moments:
-        assert run_until(killed, stop_at, number).returncode != 0
-        assert (killed / "out" / "steps" / "head").is_file()
-    found = run_until(killed, "", 0)
-    assert found.stdout == expected.stdout, found.stderr
-    logs = [Counter(LOGGED.findall((folder / "steps.log").read_text())) for folder in (whole, killed)]
-    assert logs[0] == logs[1] and "kernels: plain" in logs[1], "each step has run once, in one process or another"
-    assert not (killed / "out" / "steps").exists(), "nothing is left of them once all is done"
+def test_a_process_that_is_killed_again_and_again_comes_to_the_same_and_does_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made_up() -> MadeUp:
+        return MadeUp(monkeypatch, {"plain": [OFF], "kernels": [OFF]}, kernels=PROVEN)
+
+    def until_the_second_step(number: int) -> None:
+        """A process of its own, which is ended in the middle of that step."""
+        made = made_up()
+
+        def noted(name: str) -> None:
+            if len(made.asked) == 2:
+                signal.raise_signal(number)
+            with log.open("a") as file:
+                file.write(f"{name}\n")
+
+        made.on_asked = noted
+        if (child := os.fork()) == 0:
+            try:
+                made.resumed(tmp_path / "killed")
+            finally:
+                os._exit(1)
+        os.waitpid(child, 0)
+
+    log, whole = tmp_path / "log", made_up()
+    expected = whole.resumed(tmp_path / "whole")
+    assert expected.verdict == "fault" and {"eager", "plain", "judged", "kernels"} <= set(whole.names)
+    for _, number in zip(whole.names[1:], itertools.cycle((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))):
+        until_the_second_step(number)
+        assert (tmp_path / "killed" / "steps" / "head").is_file()
+    last = made_up()
+    found = last.resumed(tmp_path / "killed")
+    assert msgspec.structs.replace(found, seconds=0) == msgspec.structs.replace(expected, seconds=0)
+    assert [*log.read_text().split(), *last.names] == whole.names, "each step has run once, in one process or another"
+    assert not (tmp_path / "killed").exists(), "nothing is left of them once all is done"
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("x * 2", "x * 3"),
-        pytest.param("torch.ones(4, 6)", "torch.zeros(4, 6)", marks=pytest.mark.heavy),
-        pytest.param('out="out",', 'out="out", deep=True,', marks=pytest.mark.heavy),
-    ],
+    ("changed", "goes_on"),
+    [({}, True), ({"fn": lambda x: (x * 3).relu().sum(1)}, False), ({"x": X + 1}, False), ({"deep": True}, False)],
 )
-def test_a_program_that_was_changed_starts_anew(old: str, new: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    run_until(tmp_path, "float64", signal.SIGKILL)
-    (tmp_path / "program.py").write_text(PROGRAM.replace(old, new))
-    run_until(tmp_path, "float64", signal.SIGKILL)
-    steps = Counter(LOGGED.findall((tmp_path / "steps.log").read_text()))
-    assert steps["kernels: plain"] == 2, steps
-    assert "belongs to another program" in (tmp_path / "steps.log").read_text()
+def test_a_program_that_was_changed_starts_anew(
+    changed: Any, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        MadeUp(monkeypatch, plain=interrupted).resumed(tmp_path / "out")
+    again = MadeUp(monkeypatch)
+    with caplog.at_level("INFO", "graphprobe.engine.finished"):
+        again.resumed(tmp_path / "out", **changed)
+    assert again.names[:2] == (["plain", "identical"] if goes_on else ["eager", "eager"])
+    assert ("belongs to another program" in caplog.text) is not goes_on
 
 
 SCRIPT = """
@@ -534,28 +378,35 @@ print(first(torch.ones(3)), second(torch.ones(3)))
 """
 
 
-def test_a_script_goes_on_where_its_budget_was_spent(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "graphprobe", "diagnose", "--budget", "30", "--json", "r.json", "script.py"]
+Diagnose = Callable[..., tuple[Finished, dict[str, Any]]]
 
-    def run(**environ: str) -> tuple[int, dict[str, Any], str]:
-        environ = {**os.environ, **environ}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
-        )
-        return done.returncode, json.loads((tmp_path / "r.json").read_text()), done.stdout + done.stderr
 
-    code, document, text = run(HANG="1")
-    assert (code, document["unfinished"]) == (125, True)
+@pytest.fixture
+def diagnose(run_warm: Callable[..., Finished], tmp_path: Path) -> Diagnose:
+    """Runs `graphprobe diagnose` on a script: how it ended, and the document that it wrote."""
+
+    def diagnose(text: str, *options: str, **env: str) -> tuple[Finished, dict[str, Any]]:
+        (tmp_path / "script.py").write_text(text)
+        words = ("-m", "graphprobe", "diagnose", *options, "--json", "r.json", "script.py")
+        done = run_warm(*words, cwd=tmp_path, env=env)
+        return done, json.loads((tmp_path / "r.json").read_text())
+
+    return diagnose
+
+
+@pytest.mark.slow
+def test_a_script_goes_on_where_its_budget_was_spent(diagnose: Diagnose, tmp_path: Path) -> None:
+    done, document = diagnose(SCRIPT, "--budget", "15", HANG="1")
+    assert (done.code, document["unfinished"]) == (125, True)
     assert [d["verdict"] for d in document["diagnoses"]] == ["healthy", "undecided"]
-    assert document["ended"] == "the script was ended: the budget of 30 s is spent"
-    assert "the same command goes on from there" in text and "tensor([2., 2., 2.])" not in text
+    assert document["ended"] == "the script was ended: the budget of 15 s is spent"
+    assert "s in the step kernels in slow (" in document["diagnoses"][1]["notes"][0]
+    assert "the same command goes on from there" in done.err and "tensor([2., 2., 2.])" not in done.out
     (folder,) = (tmp_path / "graphprobe-diagnosis").iterdir()
     (kept,) = folder.glob("0-first/steps/diagnosis.json")
-    marked = json.loads(kept.read_text()) | {"notes": ["taken as it was"]}
-    kept.write_text(json.dumps(marked))
-    code, document, text = run()
-    assert (code, document["unfinished"], document["ended"]) == (0, False, None)
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"notes": ["taken as it was"]}))
+    done, document = diagnose(SCRIPT, "--budget", "15")
+    assert (done.code, document["unfinished"], document["ended"]) == (0, False, None)
     assert [d["verdict"] for d in document["diagnoses"]] == ["healthy", "healthy"]
     assert document["diagnoses"][0]["notes"] == ["taken as it was"]
     assert not (tmp_path / "graphprobe-diagnosis").exists()
@@ -581,35 +432,21 @@ os.kill(os.getpid(), signal.SIGALRM)  # as if the clock had come that far
 
 
 @pytest.mark.parametrize(("when", "verdict"), [("before", "undecided"), ("after", "healthy")])
-def test_a_script_is_ended_between_its_compiled_calls_too(when: str, verdict: str, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SLOW)
-    command = [sys.executable, "-m", "graphprobe", "diagnose", "--budget", "600", "--json", "r.json", "script.py"]
-    environ = {**os.environ, "WHEN": when}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    document = json.loads((tmp_path / "r.json").read_text())
-    assert [d["verdict"] for d in document["diagnoses"]] == [verdict], done.stderr
-    assert (done.returncode, document["ended"]) == (125, "the script was ended: the budget of 600 s is spent")
+def test_a_script_is_ended_between_its_compiled_calls_too(when: str, verdict: str, diagnose: Diagnose) -> None:
+    done, document = diagnose(SLOW, "--budget", "600", WHEN=when)
+    assert [d["verdict"] for d in document["diagnoses"]] == [verdict], done.err
+    assert (done.code, document["ended"]) == (125, "the script was ended: the budget of 600 s is spent")
     if when == "before":
-        assert "the budget of 600 s is spent: no compiled function was called until then" in done.stdout
+        assert "the budget of 600 s is spent: no compiled function was called until then" in done.out
 
 
-def test_a_program_that_takes_too_long_to_be_made_is_undecided(tmp_path: Path) -> None:
+def test_a_program_that_takes_too_long_to_be_made_is_undecided(
+    run_warm: Callable[..., Finished], tmp_path: Path
+) -> None:
     (tmp_path / "slow.py").write_text("import time\n\ndef make():\n    time.sleep(1000)\n")
-    command = [sys.executable, "-m", "graphprobe", "diagnose", "--budget", "1", "slow.py:make"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 125, done.stderr
-    assert "the budget of 1 s is spent: the program was not there until then" in done.stdout
-
-
-def test_a_script_is_ended_at_its_first_fault(tmp_path: Path) -> None:
-    text = SCRIPT.replace('backend="eager"', "backend=wrong").replace("@torch", WRONG + "@torch", 1)
-    (tmp_path / "script.py").write_text(text)
-    command = [sys.executable, "-m", "graphprobe", "diagnose", "--first", "--json", "r.json", "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    document = json.loads((tmp_path / "r.json").read_text())
-    assert (done.returncode, document["unfinished"]) == (1, False), done.stderr
-    assert [d["verdict"] for d in document["diagnoses"]] == ["fault"]
-    assert document["ended"] == "the script was ended: there is a first fault"
+    done = run_warm("-m", "graphprobe", "diagnose", "--budget", "1", "slow.py:make", cwd=tmp_path)
+    assert done.code == 125, done.err
+    assert "the budget of 1 s is spent: the program was not there until then" in done.out
 
 
 WRONG = """
@@ -618,6 +455,15 @@ def wrong(gm, inputs):
 
 
 """
+
+
+@pytest.mark.slow
+def test_a_script_is_ended_at_its_first_fault(diagnose: Diagnose) -> None:
+    text = SCRIPT.replace('backend="eager"', "backend=wrong").replace("@torch", WRONG + "@torch", 1)
+    done, document = diagnose(text, "--first")
+    assert (done.code, document["unfinished"]) == (1, False), done.err
+    assert [d["verdict"] for d in document["diagnoses"]] == ["fault"]
+    assert document["ended"] == "the script was ended: there is a first fault"
 
 
 def test_a_diagnosis_reads_back_as_it_was_kept() -> None:

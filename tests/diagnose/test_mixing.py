@@ -22,10 +22,26 @@ PER_FAULT = 4
 """Runs besides those of a search: the first two, one to see whether more is wrong, one to confirm."""
 
 
-def planted(faults: Collection[int], *, layers: int, grad: bool = False) -> list[CompiledGraph]:
+def planted(faults: Collection[int], *, layers: int = 2, grad: bool = False) -> list[CompiledGraph]:
     model, x = mixing_cases.transformer(layers)
     with planting.kernel(lambda number, _: number in faults):
         return mixing_cases.compiled_graphs(model, [x], grad=grad)
+
+
+@pytest.fixture(scope="module")
+def faulty() -> CompiledGraph:
+    """Two layers whose kernels 1 and 5 are wrong."""
+    return planted((1, 5))[0]
+
+
+@pytest.fixture(scope="module")
+def healthy() -> CompiledGraph:
+    return planted(())[0]
+
+
+def mixed(compiled: CompiledGraph) -> MixedGraph:
+    assert compiled.lowered is not None and compiled.compiled is not None
+    return MixedGraph(compiled.lowered, compiled.compiled)
 
 
 def mixed_report(compiled: CompiledGraph) -> MixingReport:
@@ -34,9 +50,7 @@ def mixed_report(compiled: CompiledGraph) -> MixingReport:
 
 def kernels(compiled: CompiledGraph) -> list[int]:
     """Positions of the generated kernels among the launches."""
-    assert compiled.lowered is not None and compiled.compiled is not None
-    launches = MixedGraph(compiled.lowered, compiled.compiled).launches
-    return [at for at, launch in enumerate(launches) if launch.io.kind == "kernel"]
+    return [at for at, launch in enumerate(mixed(compiled).launches) if launch.io.kind == "kernel"]
 
 
 def check(compiled: CompiledGraph, faults: Collection[int], report: MixingReport) -> None:
@@ -51,20 +65,19 @@ def check(compiled: CompiledGraph, faults: Collection[int], report: MixingReport
     assert report.runs <= len(faults) * (2 * math.log2(report.launches) + PER_FAULT)
 
 
-@pytest.mark.parametrize("faults", [pytest.param((2,), marks=pytest.mark.heavy), (1, 5)], ids=str)
-def test_two_layers(faults: tuple[int, ...]) -> None:
-    (compiled,) = planted(faults, layers=2)
-    report = mixed_report(compiled)
-    check(compiled, faults, report)
+@pytest.mark.slow
+def test_two_layers(faulty: CompiledGraph) -> None:
+    report = mixed_report(faulty)
+    check(faulty, (1, 5), report)
     # What no suspect explains is accused itself, with its source.
     notes: list[str] = []
-    suspects = name_kernels([compiled], [(compiled, 0)], [], notes, more=True)
+    suspects = name_kernels([faulty], [(faulty, 0)], [], notes, more=True)
     assert [s.kernel for s in suspects] == [launch.kernel for launch in report.found]
     assert notes == []
     for suspect, launch in zip(suspects, report.found, strict=True):
         assert suspect.node.name in launch.nodes and suspect.stage == "codegen" and suspect.source is not None
         assert suspect.kernel_source is not None and "* 1.5f + 0.25f" in suspect.kernel_source[1]
-    assert name_kernels([compiled], [(compiled, 0)], [], notes, more=False) == []
+    assert name_kernels([faulty], [(faulty, 0)], [], notes, more=False) == []
 
 
 @pytest.mark.heavy
@@ -84,35 +97,31 @@ def test_six_layers_backward() -> None:
     check(backward, (4, 11), mixed_report(backward))
 
 
-def test_none_and_all_replaced() -> None:
+@pytest.mark.slow
+def test_none_and_all_replaced(faulty: CompiledGraph) -> None:
     """On a graph with a fault: as it is, it is wrong; with all launches replaced it is within the noise of eager."""
-    (compiled,) = planted((2,), layers=2)
-    assert compiled.lowered is not None and compiled.compiled is not None
-    mixed = MixedGraph(compiled.lowered, compiled.compiled)
-    inputs = compiled.inputs[0]
-    expected = WholeGraph(compiled, 0, run_graph(compiled.final, inputs))
-    plain = mixed.run(inputs)
-    assert all(torch.equal(a, b) for a, b in zip(plain.outputs, compiled.outputs[0], strict=True))
+    graph, inputs = mixed(faulty), faulty.inputs[0]
+    expected = WholeGraph(faulty, 0, run_graph(faulty.final, inputs))
+    plain = graph.run(inputs)
+    assert all(torch.equal(a, b) for a, b in zip(plain.outputs, faulty.outputs[0], strict=True))
     assert expected.judge(plain.outputs, plain.inputs).answer == "worse"
-    every = mixed.run(inputs, range(len(mixed.launches)))
-    assert len(every.replaced) == len(mixed.launches)
+    every = graph.run(inputs, range(len(graph.launches)))
+    assert len(every.replaced) == len(graph.launches)
     assert expected.judge(every.outputs, every.inputs).answer == "ok"
 
 
-def test_healthy() -> None:
-    (compiled,) = planted((), layers=2)
-    report = mixed_report(compiled)
+@pytest.mark.slow
+def test_healthy(healthy: CompiledGraph) -> None:
+    report = mixed_report(healthy)
     assert report.found == [] and report.runs == 1
     assert report.problem.startswith("the outputs of the graph are not wrong")
 
 
-def test_a_wrong_dtype_is_not_put_down_to_shared_memory() -> None:
+@pytest.mark.slow
+def test_a_wrong_dtype_is_not_put_down_to_shared_memory(healthy: CompiledGraph) -> None:
     """Whatever is computed in place of a launch, it goes into the room that the wrapper made for it."""
-    (compiled,) = planted((), layers=1)
-    assert compiled.lowered is not None and compiled.compiled is not None
     wrong = LocalError("worse", "wrong_dtype", math.inf, math.inf, "dtype torch.bool, not torch.uint8")
-    mixed = MixedGraph(compiled.lowered, compiled.compiled)
-    report = faulty_launches(mixed, compiled.inputs[0], lambda _: wrong)
+    report = faulty_launches(mixed(healthy), healthy.inputs[0], lambda _: wrong)
     assert report.found == []
     assert report.problem == "the outputs are wrong whatever the launches compute: dtype torch.bool, not torch.uint8"
 

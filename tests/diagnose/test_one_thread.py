@@ -9,8 +9,7 @@ import torch
 
 import graphprobe
 from graphprobe.diagnose.notes import ONE_THREAD, in_one_thread
-from graphprobe.judge.observation import Observation
-from graphprobe.judge.uncompiled import Reference
+from graphprobe.judge import Observation, Reference
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,12 +21,11 @@ from graphprobe.diagnose.dossier.writer import run_repro
 
 UNCOMPILED = "not torch.compiler.is_compiling()"
 HEAD = "import torch\nfrom torch import nn\nimport numpy as np\nimport functools, collections, dataclasses, enum\n"
-ONES = "[((torch.ones(3),), {})]"
+HEAD += "ONES = [((torch.ones(3),), {})]\n"
 _numbers = itertools.count()
 
-PROGRAMS: dict[str, tuple[str, str]] = {
-    "a list of the function around it": (
-        f"""
+PROGRAMS = """
+#: a list of the function around it -> log: uncompiled list [1], compiled list []
 def build(log):
     class Helper:
         def touch(self, x):
@@ -38,12 +39,9 @@ def build(log):
     return program
 
 def make():
-    return build([]), {ONES}
-""",
-        "log: uncompiled list [1], compiled list []",
-    ),
-    "a variable of the function around it": (
-        f"""
+    return build([]), ONES
+
+#: a variable of the function around it -> program.count: uncompiled 4, compiled 3
 def build():
     count = 3
     def program(x):
@@ -54,12 +52,9 @@ def build():
     return program
 
 def make():
-    return build(), {ONES}
-""",
-        "program.count: uncompiled 4, compiled 3",
-    ),
-    "a global number": (
-        f"""
+    return build(), ONES
+
+#: a global number -> count: uncompiled 2, compiled 0
 count = 0
 
 def program(x):
@@ -69,12 +64,9 @@ def program(x):
     return x + count
 
 def make():
-    return program, {ONES} * 2
-""",
-        "count: uncompiled 2, compiled 0",
-    ),
-    "an attribute of a module with parameters": (
-        """
+    return program, ONES * 2
+
+#: an attribute of a module with parameters -> fn.steps: uncompiled 1, compiled 0
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -87,11 +79,8 @@ class Model(nn.Module):
 
 def make():
     return Model(), [((torch.arange(12.0).reshape(3, 4).t(),), {"scale": 0.5}), ((torch.ones(2, 3),), {})]
-""",
-        "fn.steps: uncompiled 1, compiled 0",
-    ),
-    "a gradient": (
-        """
+
+#: a gradient -> fn.weight.grad: uncompiled torch.float32 (3,), compiled nothing
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -103,46 +92,28 @@ class Model(nn.Module):
 
 def make():
     return Model(), [((torch.ones(3, requires_grad=True),), {})]
-""",
-        "fn.weight.grad: uncompiled torch.float32 (3,), compiled nothing",
-    ),
-    "an exception that is caught": (
-        f"""
+
+#: an exception that is caught -> result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 1.0
 def program(x):
     try:
-        {{}}["k"]
+        {}["k"]
     except KeyError as e:
         return x * (3 if UNCOMPILED else 1)
 
-def make():
-    return program, {ONES}
-""",
-        "result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 1.0",
-    ),
-    "an exception that is missing": (
-        f"""
+#: an exception that is missing -> uncompiled it raises ValueError: no; compiled it does not raise
 def program(x):
     if UNCOMPILED and x.shape[0] == 3:
         raise ValueError("no")
     return x + 1
 
-def make():
-    return program, {ONES}
-""",
-        "uncompiled it raises ValueError: no; compiled it does not raise",
-    ),
-    "numpy": (
-        """
+#: numpy -> result: 2 of 2 values differ, the first: uncompiled 2, compiled 3
 def program(x):
     return np.add(x, 1) if UNCOMPILED else np.add(x, 2)
 
 def make():
     return program, [((np.array([1, 2], dtype=np.int16),), {})]
-""",
-        "result: 2 of 2 values differ, the first: uncompiled 2, compiled 3",
-    ),
-    "order of a dict, strides, kind of container": (
-        """
+
+#: dicts -> args[0]: uncompiled collections.OrderedDict with ['a'], compiled collections.OrderedDict with ['a'], ['b']
 Pair = collections.namedtuple("Pair", "a b")
 
 class Kind(enum.Enum):
@@ -164,32 +135,23 @@ def program(d):
 
 def make():
     return program, [((collections.OrderedDict(a=torch.ones(2), b=torch.ones(2)),), {})]
-""",
-        "args[0]: uncompiled collections.OrderedDict with ['a'], compiled collections.OrderedDict with ['a'], ['b']",
-    ),
-    "strides of the result": (
-        """
+
+#: strides of the result -> strides of tensor 0 of the result: uncompiled [1, 3], compiled [2, 1]
 def program(x):
     return x.t().clone() if UNCOMPILED else x.t().contiguous()
 
 def make():
     return program, [((torch.arange(6.0).reshape(2, 3),), {})]
-""",
-        "strides of tensor 0 of the result: uncompiled [1, 3], compiled [2, 1]",
-    ),
-    "whose memory the result is": (
-        """
+
+#: whose memory the result is -> memory of tensor 0 of the result: uncompiled args[0], compiled its own
 def program(x, y):
     return x[1:] if UNCOMPILED else x[1:].clone()
 
 def make():
     base = torch.arange(8.0)
     return program, [((base[2:], base[::2]), {})]
-""",
-        "memory of tensor 0 of the result: uncompiled args[0], compiled its own",
-    ),
-    "a class's attribute, and a default": (
-        """
+
+#: a class's attribute, and a default -> Counter.count: uncompiled 6, compiled 5
 class Counter:
     count = 0
     def __init__(self):
@@ -205,11 +167,8 @@ def make():
     Counter.count = 5
     program.__defaults__[0].append(7)
     return program, [((torch.ones(3),), {})]
-""",
-        "Counter.count: uncompiled 6, compiled 5",
-    ),
-    "a decorated function that calls a method": (
-        """
+
+#: a method behind a decorator -> scale.factor: 1 of 1 values differ, the first: uncompiled 4.0, compiled 3.0
 def twice(f):
     @functools.wraps(f)
     def wrapper(*args):
@@ -233,13 +192,7 @@ def program(x):
 
 shift = lambda x: x - 1
 
-def make():
-    return program, [((torch.ones(3),), {})]
-""",
-        "scale.factor: 1 of 1 values differ, the first: uncompiled 4.0, compiled 3.0",
-    ),
-    "an optimizer": (
-        """
+#: an optimizer -> model.weight: 9 of 9 values differ
 model = nn.Linear(3, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
@@ -253,21 +206,15 @@ def program(x):
 
 def make():
     return program, [((torch.ones(3, 3),), {})]
-""",
-        "model.weight: 9 of 9 values differ",
-    ),
-    "what torch made of a function": (
-        """
+
+#: what torch made of a function -> result: 9 of 9 values differ, the first: uncompiled 2.0, compiled 3.0
 def inner(x):
     return x * (2 if UNCOMPILED else 3)
 
 def make():
     return torch.func.vmap(inner), [((torch.ones(3, 3),), {})]
-""",
-        "result: 9 of 9 values differ, the first: uncompiled 2.0, compiled 3.0",
-    ),
-    "a bound method": (
-        """
+
+#: a bound method -> table: uncompiled dict with ['a'], ['b'], compiled dict with ['a']
 class Net:
     def __init__(self):
         self.table = {"a": torch.ones(2)}
@@ -278,18 +225,64 @@ class Net:
 
 def make():
     return Net().run, [((torch.ones(2),), {"k": 2.0})]
-""",
-        "table: uncompiled dict with ['a'], ['b'], compiled dict with ['a']",
-    ),
-}
+
+#: an object of several calls -> result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 2.0
+class Counter:
+    value = 0
+
+def program(x, counter):
+    counter.value += 1
+    return x * (counter.value if UNCOMPILED else min(counter.value, 2))
+
+def make():
+    return program, [((torch.ones(3), Counter()), {})] * 3
+
+#: an object that two closures share -> result: 3 of 3 values differ, the first: uncompiled 2.0, compiled 1.0
+def make():
+    held = []
+
+    @torch.compiler.disable
+    def note():
+        held.append(1)
+
+    def program(x):
+        note()
+        return x * (len(held) if UNCOMPILED else min(len(held), 1))
+
+    return program, [((torch.ones(3),), {})] * 2
+
+#: a class beside its user -> result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 2.0
+def make():
+    class Gate:
+        open = True
+
+        def __bool__(self):
+            return self.open
+
+    gate = Gate()
+
+    @torch.compiler.disable
+    def shut():
+        Gate.open = False
+
+    def program(x):
+        y = x * 2 if gate or not (UNCOMPILED) else x * 3
+        shut()
+        return y
+
+    return program, [((torch.ones(3),), {})] * 2
+"""
+"""What differs in each, behind the arrow. Where there is no `make`, `program` is called once with ones."""
+
+NAMED = {m[1]: (m[3], m[2]) for m in re.finditer(r"#: (.+) -> (.+)\n((?:(?!#: ).*\n)+)", PROGRAMS)}
 
 
 def load(folder: Path, source: str, name: str = "") -> Any:
-    """The module of a text; each has a name of its own."""
+    """The module of a text; each has a name of its own. It calls its program with ones where it has no `make`."""
     name = name or f"proven_{next(_numbers)}"
-    file = folder / f"{name}.py"
-    file.write_text(HEAD + source)
-    return loaded(file, name)
+    make = "" if "def make" in source else "\ndef make():\n    return program, ONES\n"
+    (folder / f"{name}.py").write_text(HEAD + source + make)
+    return loaded(folder / f"{name}.py", name)
 
 
 def loaded(file: Path, name: str) -> Any:
@@ -324,28 +317,21 @@ def lines(folder: Path) -> list[str]:
     return [line for want, have in pairs for line in space["differences"](want, have, check.tolerance)]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", NAMED)
 def test_what_differs_is_told_and_nothing_else(tmp_path: Path, name: str) -> None:
-    source, expected = PROGRAMS[name]
-    grad = True if "requires_grad" in source else None
-    for text, faulty in (
-        (source.replace("UNCOMPILED", UNCOMPILED), True),
-        (source.replace("UNCOMPILED", "True"), False),
-    ):
-        if name == "an exception that is missing" and not faulty:
-            text = source.replace("UNCOMPILED", "False")
+    source, expected = NAMED[name]
+    never = "False" if name == "an exception that is missing" else "True"
+    for condition, faulty in ((UNCOMPILED, True), (never, False)):
         folder = tmp_path / str(faulty)
         folder.mkdir()
-        fn, calls = load(folder, text).make()
-        out = write(folder, fn, calls, grad=grad)
-        found = lines(out)
-        assert "graphprobe" not in (out / "repro.py").read_text()
-        if faulty:
-            assert any(expected in line for line in found), found
-        else:
-            assert found == []
+        fn, calls = load(folder, source.replace("UNCOMPILED", condition)).make()
+        out = write(folder, fn, calls, grad=True if "requires_grad" in source else None)
+        text, found = (out / "repro.py").read_text(), lines(out)
+        assert "graphprobe" not in text and text.count("instance(Counter") <= 1
+        assert any(expected in line for line in found) if faulty else found == [], found
 
 
+@pytest.mark.usefixtures("warm_proofs")
 def test_program_of_two_files_with_a_state_that_runs_between_the_calls_change(tmp_path: Path) -> None:
     text = "level = 1.0\nseen = []\n\ndef scaled(x):\n    seen.append(level)\n    return x * level\n"
     load(tmp_path, text, "beside_state")
@@ -368,77 +354,10 @@ def between(fn, i):
         assert run_repro(out) == faulty
 
 
-def test_an_object_of_several_calls_is_one_object(tmp_path: Path) -> None:
-    source = f"""
-class Counter:
-    def __init__(self):
-        self.value = 0
-
-def program(x, counter):
-    counter.value += 1
-    return x * (counter.value if {UNCOMPILED} else min(counter.value, 2))
-
-call = ((torch.ones(3), Counter()), {{}})
-
-def make():
-    return program, [call] * 3
-"""
-    fn, calls = load(tmp_path, source).make()
-    out = write(tmp_path, fn, calls)
-    assert (out / "repro.py").read_text().count("instance(Counter") == 1
-    assert lines(out) == ["result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 2.0"]
-
-
-def test_an_object_that_two_closures_share_is_one_object(tmp_path: Path) -> None:
-    source = f"""
-def make():
-    held = []
-
-    @torch.compiler.disable
-    def note():
-        held.append(1)
-
-    def program(x):
-        note()
-        return x * (len(held) if {UNCOMPILED} else min(len(held), 1))
-
-    return program, [((torch.ones(3),), {{}})] * 2
-"""
-    fn, calls = load(tmp_path, source).make()
-    out = write(tmp_path, fn, calls)
-    assert lines(out) == ["result: 3 of 3 values differ, the first: uncompiled 2.0, compiled 1.0"]
-
-
-def test_a_class_beside_the_function_that_uses_an_object_of_it(tmp_path: Path) -> None:
-    source = f"""
-def make():
-    class Gate:
-        open = True
-
-        def __bool__(self):
-            return self.open
-
-    gate = Gate()
-
-    @torch.compiler.disable
-    def shut():
-        Gate.open = False
-
-    def program(x):
-        y = x * 2 if gate or not ({UNCOMPILED}) else x * 3
-        shut()
-        return y
-
-    return program, [((torch.ones(3),), {{}})] * 2
-"""
-    fn, calls = load(tmp_path, source).make()
-    out = write(tmp_path, fn, calls)
-    assert lines(out) == ["result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 2.0"]
-
-
 def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     module = load(tmp_path, "def program(*args, **kwargs):\n    return 0\n")
     memory = torch.arange(6, dtype=torch.float64)
+    numbers = np.asfortranarray(np.arange(80, dtype=np.float32).reshape(8, 10))
     given = [
         torch.randn(100),
         torch.randn(3, 5, dtype=torch.bfloat16).t(),
@@ -454,25 +373,15 @@ def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
         torch.tensor([-0.0, -0.0]),
         torch.randn(70).to(torch.float8_e4m3fn),
     ]
-    out = write(tmp_path, module.program, [(given, {"n": np_like()})])
+    out = write(tmp_path, module.program, [(given, {"n": numbers})])
     args, kwargs = namespace(out)[1]["calls"][0]
     for want, have in zip(given, args, strict=True):
-        assert (want.dtype, want.shape, want.requires_grad, type(want)) == (
-            have.dtype,
-            have.shape,
-            have.requires_grad,
-            type(have),
-        )
+        for fact in ("dtype", "shape", "requires_grad", "__class__"):
+            assert getattr(want, fact) == getattr(have, fact)
         assert want.stride() == have.stride()
         assert torch.equal(want.contiguous().view(-1).view(torch.uint8), have.contiguous().view(-1).view(torch.uint8))
     assert args[7].untyped_storage().data_ptr() == args[8].untyped_storage().data_ptr()
-    assert (kwargs["n"] == np_like()).all() and kwargs["n"].flags.f_contiguous
-
-
-def np_like() -> Any:
-    import numpy as np
-
-    return np.asfortranarray(np.arange(80, dtype=np.float32).reshape(8, 10))
+    assert (kwargs["n"] == numbers).all() and kwargs["n"].flags.f_contiguous
 
 
 def test_what_cannot_be_told_is_said_or_imported(tmp_path: Path) -> None:
@@ -485,9 +394,6 @@ odd = Odd()
 
 def program(x):
     return x + 1 if odd.me is odd else x
-
-def make():
-    return (program, (torch.ones(2),))
 """
     module = load(tmp_path, source)
     proof = program_proof(lambda x: x, [(((i for i in range(3)),), {})])
@@ -499,6 +405,7 @@ def make():
 
 
 @pytest.mark.heavy
+@pytest.mark.usefixtures("warm_proofs")
 def test_the_process_dies_or_the_program_cannot_be_built(tmp_path: Path) -> None:
     source = """
 import os

@@ -66,25 +66,10 @@ VALUES = {
     "the form of a tensor": ("k = n.exp().stride(0)", ["Tensor.stride", "n.exp"]),
     "a form that was changed": ("t = n.exp(); t.t_(); k = t.stride()", ["Tensor.stride", "Tensor.t_", "n.exp"]),
     "a form changed later": ("t = n.exp(); k = t.stride(); t.t_()", ["Tensor.stride", "n.exp"]),
+    "an attribute that a call may have changed": ("fill(box); k = box.size", ["box.size", "fill"]),
+    "a call after it": ("k = box.size; fill(box)", ["box.size"]),
+    "a call of another": ("fill(x); k = box.size", ["box.size"]),
 }
-
-
-RETURNED = {
-    "what is appended": ("log = []; log.append(abs(n)); log.append(repr(n)); return n, log", "1.1", "repr"),
-    "what is set": ("box = {}; box['a'] = str(n); return box", "a", "str"),
-    "what is written out": ("return [abs(n), (n, repr(n))]", "1.1", "repr"),
-}
-
-
-@pytest.mark.parametrize("name", RETURNED)
-def test_what_computed_an_entry_of_the_result(name: str, tmp_path: Path) -> None:
-    body, path, wanted = RETURNED[name]
-    file = tmp_path / "program.py"
-    file.write_text(f"def program(n):\n    {body}\n")
-    scope: dict[str, Any] = {}
-    exec(compile(file.read_text(), str(file), "exec"), scope)
-    first = returned_names(scope["program"], path)[0]
-    assert (first.name, first.source) == (wanted, f"{file}:2")
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -94,6 +79,22 @@ def test_what_computed_an_argument(name: str) -> None:
     found = argument_names([place(written(text, name.replace(" ", "_")), "x * k")], "mul", "1")
     assert [named.name for named in found][: len(wanted)] == wanted
     assert bool(found) == bool(wanted)
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "wanted"),
+    [
+        ("log = []; log.append(abs(n)); log.append(repr(n)); return n, log", "1.1", "repr"),
+        ("box = {}; box['a'] = str(n); return box", "a", "str"),
+        ("return [abs(n), (n, repr(n))]", "1.1", "repr"),
+    ],
+)
+def test_what_computed_an_entry_of_the_result(body: str, path: str, wanted: str) -> None:
+    text = f"def program(n):\n    {body}\n"
+    file, scope = written(text, "returned"), dict[str, Any]()
+    exec(compile(text, file, "exec"), scope)
+    first = returned_names(scope["program"], path)[0]
+    assert (first.name, first.source) == (wanted, f"{file}:2")
 
 
 @pytest.mark.parametrize(
@@ -121,10 +122,14 @@ def test_a_branch_that_one_side_takes() -> None:
     )
     file = written(text, "branches")
     sin, cos, tan, last = (TorchCall([place(file, f"x.{name}()")], name) for name in ("sin", "cos", "tan", "exp"))
-    names = [[n.name for n in branch_names(*sides)] for sides in ((sin, None, []), (cos, tan, []), (last, cos, []))]
-    assert names == [["callable"], ["len", "bool"], ["len"]]
-    assert branch_names(last, last, []) == []
-    assert branch_names(sin, None, [sin.frames]) == []  # both sides went there
+    for sides, names in (
+        ((sin, None, []), ["callable"]),
+        ((cos, tan, []), ["len", "bool"]),
+        ((last, cos, []), ["len"]),
+        ((last, last, []), []),
+        ((sin, None, [sin.frames]), []),  # both sides went there
+    ):
+        assert [named.name for named in branch_names(*sides)] == names
 
 
 def test_a_call_comes_with_what_is_wrapped_around_its_function() -> None:
@@ -138,22 +143,12 @@ def test_a_call_comes_with_what_is_wrapped_around_its_function() -> None:
     assert names == [["dot", "torch.compiler.nested_compile_region", "x.sum"], ["twice", "kept", "operator.mul"]]
 
 
-@pytest.mark.parametrize(
-    ("body", "wanted"),
-    [
-        ("fill(box); k = box.size", ["box.size", "fill"]),
-        ("k = box.size; fill(box)", ["box.size"]),
-        ("fill(x); k = box.size", ["box.size"]),
-    ],
-)
-def test_a_call_that_may_have_changed_an_attribute(body: str, wanted: list[str]) -> None:
-    file = written(f"def program(x, box):\n    {body}\n    return x * k\n", "given_away")
-    assert [named.name for named in argument_names([place(file, "x * k")], "mul", "1")] == wanted
-
-
-def test_a_statement_that_matches() -> None:
+def test_what_a_line_calls() -> None:
     text = "def program(x, box):\n    match kind(box):\n        case Box(k):\n            return x * k\n"
     assert [named.name for named in read_names([FramePlace(written(text, "match"), 2)])] == ["kind", "match"]
+    file = written("def program(x):\n    return torch.func.jvp(Twice.apply, (x,), (x,))\n", "operators")
+    assert applied_in(FramePlace(file, 2)) == "Twice.apply"
+    assert applied_in(FramePlace("/nowhere.py", 1)) is None
 
 
 def test_where_an_exception_came_from() -> None:
@@ -175,9 +170,3 @@ def test_frames_are_those_of_the_user() -> None:
     assert (frame.file, frame.function.rpartition(".")[2]) == (__file__, "call")
     assert is_users(__file__)
     assert not any(map(is_users, (torch.__file__, ast.__file__, str(Path("<frozen importlib._bootstrap>")))))
-
-
-def test_what_an_operators_line_calls() -> None:
-    file = written("def program(x):\n    return torch.func.jvp(Twice.apply, (x,), (x,))\n", "operators")
-    assert applied_in(FramePlace(file, 2)) == "Twice.apply"
-    assert applied_in(FramePlace("/nowhere.py", 1)) is None

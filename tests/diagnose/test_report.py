@@ -19,98 +19,26 @@ from graphprobe.diagnose.dossier.report import (
     trimmed,
 )
 from graphprobe.findings import Finding, Kind, Rung, Worst
-from graphprobe.report.diagnosis import NUMERIC
+
+NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
+"""Kinds that have a worst element."""
 
 VERSIONS = {
     "PyTorch version": "2.13.0+cpu",
-    "PyTorch commit": "cf30153c4c131c8164ee7798e5022d810682e2cb",
     "Is debug build": "False",
-    "CUDA used to build PyTorch": "None",
     "OS": "Debian GNU/Linux 12 (bookworm) (x86_64)",
-    "GCC version": "g++ (Debian 12.2.0-14+deb12u1) 12.2.0",
-    "Libc version": "glibc-2.36",
-    "Python version": "3.11.7 (main, May 9 2026, 07:35:25) [GCC 12.2.0] (64-bit runtime)",
-    "Python platform": "Linux-6.1.0-x86_64-with-glibc2.36",
-    "Is CUDA available": "False",
-    "CPU": "AMD EPYC, 2 CPUs, AVX512",
     "Versions of relevant libraries": "[pip3] numpy==2.4.6\n[pip3] torch==2.13.0+cpu",
 }
 
-HEAD = """\
-import os
-import sys
-{more}import torch
-import torch._inductor.config
-
-sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(125))  # anything unforeseen decides nothing
-"""
-
-WRONG_CODE = (
-    """\
+CODE = """\
 # torch.compile: wrong value from aten.relu.default (codegen)
-# Exit code 1: the fault is there. 0: it is gone. 125: this script cannot tell.
-"""
-    + HEAD.format(more="")
-    + """\
-torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = "accuracy"
+import torch
 
 
 def program(view):
     return torch.ops.aten.relu.default(view)  # /home/alice/secret/model.py:14
-
-
-torch.manual_seed(0)
-view = torch.randn(8, 64)
-expected, actual = program(view), torch.compile(program)(view)
-apart = (actual - expected).abs()
-print(f"expected {expected.flatten()[apart.argmax()]}, actual {actual.flatten()[apart.argmax()]}")
-sys.exit(int(apart.max() > 1e-6))
 """
-)
-CPP_CODE = (
-    """\
-# torch.compile: compile error from aten.relu.default (codegen)
-"""
-    + HEAD.format(more="")
-    + """\
-torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = "compile_error"
 
-
-def program(view):
-    return torch.ops.aten.relu.default(view)
-
-
-view = torch.ones(8)
-program(view)
-try:
-    torch.compile(program)(view)
-except Exception as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
-)
-HANG_CODE = (
-    """\
-# torch.compile: hang from aten.logsumexp.default (post_grad, my_pass)
-"""
-    + HEAD.format(more="import signal\n")
-    + """\
-from my_passes import my_pass
-
-torch._inductor.config.post_grad_custom_post_pass = my_pass
-
-
-def program(x):
-    return torch.ops.aten.logsumexp.default(x, [1])
-
-
-x = torch.ones(4, 4)
-program(x)
-signal.signal(signal.SIGALRM, lambda *_: (print("it does not end within 12 s"), os._exit(1)))
-signal.alarm(12)
-torch.compile(program)(x)
-print("it ends")
-"""
-)
 
 CPP_LOG = """\
 torch._inductor.exc.InductorError: CppCompileError: C++ compile error
@@ -125,7 +53,6 @@ Output:
       |                                     ^~~~~~~
 In file included from /home/alice/venv/lib/python3.11/site-packages/torch/include/ATen/cpu/vec/vec512/vec512.h:15,
                  from /tmp/torchinductor_alice/precompiled_headers/cywc.h:1:
-/home/alice/venv/lib/python3.11/site-packages/torch/include/ATen/cpu/vec/vec.h: In instantiation of ‘T f(T)’:
 /home/alice/venv/lib/python3.11/site-packages/torch/include/ATen/cpu/vec/vec.h:20:27:   required from here
 /home/alice/venv/lib/python3.11/site-packages/torch/include/ATen/cpu/vec/vec.h:18:7: warning: overflow [-Woverflow]
  1866 |       0x80,
@@ -141,90 +68,49 @@ def rungs(*right: str, wrong: tuple[str, ...] = ()) -> list[Rung]:
     return [Rung(name=name, state=state) for name, state in states.items()]
 
 
-def wrong_value() -> str:
-    finding = Finding(
-        kind="wrong_value",
-        stage="codegen",
-        op="aten.relu.default",
-        node="relu",
-        kernel="cpp_fused_relu_0",
-        source="/home/alice/secret/model.py:14",
-        module="blocks.0.mlp",
-        local_z=8.4e37,
-        accumulated_z=float("inf"),
-        reason="rms of z is 3.72e+37, the limit 4",
-        worst=Worst(
-            label="output 0",
-            index=(5, 7),
-            expected=0.0,
-            actual=-1.0698287,
-            off=1.0698287,
-            legitimate=2e-7,
-            wrong=512,
-            of=512,
-        ),
-    )
-    return report_text(
-        finding,
-        code=WRONG_CODE,
-        output="expected 0.0, actual -1.0698287487030029\n",
-        versions=VERSIONS,
-        files={"repro.py": "shows the fault", "exact/repro.py": "the recorded graph on the recorded bits"},
-        backends=backends_of(rungs("dynamo", "aot", "passes", wrong=("kernels", "plain"))),
-        neighbour="The graph that is lowered, run op by op, is right.",
-        settings=['torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = "accuracy"'],
-    )
+RELU: dict[str, Any] = {"stage": "codegen", "op": "aten.relu.default", "source": "/home/alice/secret/model.py:14"}
+ROW = {"index": (5, 7), "expected": 0.0, "actual": -1.0698287, "off": 1.0698287, "legitimate": 2e-7}
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "wrong_value": (
+        {
+            **RELU,
+            **{"node": "relu", "kernel": "cpp_fused_relu_0", "module": "blocks.0.mlp", "local_z": 8.4e37},
+            **{"reason": "rms of z is 3.72e+37, the limit 4", "accumulated_z": float("inf")},
+            "worst": Worst(label="output 0", wrong=512, of=512, **ROW),  # type: ignore[arg-type]
+        },
+        {
+            "output": "expected 0.0, actual -1.0698287487030029\n",
+            "neighbour": "The graph that is lowered, run op by op, is right.",
+            "settings": ['torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = "accuracy"'],
+        },
+    ),
+    "crash_compile": (
+        {**RELU, "local_z": float("inf"), "reason": "torch._inductor.exc.InductorError: CppCompileError: C++ error"},
+        {"output": CPP_LOG, "log": CPP_LOG},
+    ),
+    "hang": (
+        {"stage": "post_grad", "pass_": "my_pass", "op": "aten.logsumexp.default", "local_z": float("inf")},
+        {"output": "it does not end within 12 s\n"},
+    ),
+}
 
 
-def cpp_compile_error() -> str:
-    finding = Finding(
-        kind="crash_compile",
-        stage="codegen",
-        op="aten.relu.default",
-        node="relu",
-        source="/home/alice/secret/model.py:14",
-        local_z=float("inf"),
-        accumulated_z=float("inf"),
-        reason="torch._inductor.exc.InductorError: CppCompileError: C++ compile error",
-    )
-    return report_text(
-        finding,
-        code=CPP_CODE,
-        output=CPP_LOG,
-        versions=VERSIONS,
-        files={"repro.py": "shows the fault"},
-        backends=backends_of(rungs("dynamo", "aot", "passes", wrong=("kernels", "plain"))),
-        log=CPP_LOG,
-        settings=['torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = "compile_error"'],
-    )
+def report_of(kind: str) -> str:
+    facts, more = FAULTS[kind]
+    finding = Finding(kind=kind, **facts)  # type: ignore[arg-type]
+    backends = backends_of(rungs("dynamo", "aot", "passes", wrong=("kernels", "plain")))
+    files = {"repro.py": "shows the fault", "exact/repro.py": "the recorded graph on the recorded bits"}
+    return report_text(finding, code=CODE, versions=VERSIONS, files=files, backends=backends, **more)
 
 
-def hang() -> str:
-    finding = Finding(
-        kind="hang",
-        stage="post_grad",
-        pass_="my_pass",
-        op="aten.logsumexp.default",
-        source="train.py:8",
-        local_z=float("inf"),
-        reason="it did not end within 12 s",
-    )
-    return report_text(
-        finding,
-        code=HANG_CODE,
-        output="it does not end within 12 s\n",
-        versions=VERSIONS,
-        files={"repro.py": "shows the fault", "finding.json": "what was found"},
-        backends=backends_of(rungs("dynamo", "aot", wrong=("passes", "plain"))),
-    )
+def text_of(kind: Kind, *, reason: str = "", **more: Any) -> str:
+    """A report of a fault of which little is known."""
+    return report_text(Finding(kind=kind, stage="unknown", reason=reason), **{"versions": {}, "files": {}, **more})
 
 
-REPORTS = {"wrong_value": wrong_value, "cpp_compile_error": cpp_compile_error, "hang": hang}
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_every_field_of_pytorchs_template_is_there(name: str) -> None:
-    text = REPORTS[name]()
+@pytest.mark.parametrize("kind", FAULTS)
+def test_every_field_of_pytorchs_template_is_there(kind: str) -> None:
+    text = report_of(kind)
     fields = ["### 🐛 Describe the bug", "### Error logs", "### Versions"]
     assert re.findall(r"^### .*$", text, re.MULTILINE) == fields
     assert text.startswith("# torch.compile: ") and text.count("*Expected*") == text.count("*Actual*") == 1
@@ -234,11 +120,11 @@ def test_every_field_of_pytorchs_template_is_there(name: str) -> None:
     for part in ("| `eager` | right |", "| `inductor` | **wrong** |", "PyTorch version: 2.13.0+cpu", "[pip3] numpy=="):
         assert part in text
     assert "alice" not in text and "/home" not in text and "/tmp" not in text
-    assert " z " not in text or name == "wrong_value"
+    assert " z " not in text or kind == "wrong_value"
 
 
 def test_values_come_before_any_z() -> None:
-    text = wrong_value()
+    text = report_of("wrong_value")
     assert "- *Expected*: 0 at (5, 7) of output 0\n" in text
     assert "- *Actual*: -1.07; off by 1.07, where rounding explains 2e-07; 512 of 512 elements are wrong\n" in text
     assert text.index("*Actual*") < text.index(" of z is ")
@@ -247,14 +133,14 @@ def test_values_come_before_any_z() -> None:
 @pytest.mark.parametrize("kind", [k for k in WRONG if k not in NUMERIC])
 def test_what_is_no_number_has_no_z(kind: Kind) -> None:
     finding = Finding(kind=kind, stage="unknown", local_z=float("inf"), accumulated_z=float("inf"), reason="because")
-    text = report_text(finding, versions=VERSIONS, files={})
+    text = report_text(finding, versions={}, files={})
     assert "noise" not in text and "rounding explains" not in text.replace("than rounding explains", "")
     assert not re.search(r"\b(inf|z)\b", text)
 
 
 def test_dtypes_say_both() -> None:
     reason = "dtype torch.float32, uncompiled torch.float64. The repro is incomplete: x."
-    text = report_text(Finding(kind="wrong_dtype", stage="aot", reason=reason), versions={}, files={})
+    text = text_of("wrong_dtype", reason=reason)
     assert "- *Expected*: torch.float64\n- *Actual*: dtype torch.float32\n" in text
     assert "The repro is incomplete: x." in text and "`repro.py` is attached" in text
 
@@ -277,12 +163,16 @@ def test_titles() -> None:
 
 def test_backends_of_rungs() -> None:
     assert backends_of([]) == {}
-    found = backends_of(rungs("dynamo", "plain"))
-    assert list(found.values()) == ["right", "not_run", "not_run", "right"]
+    assert list(backends_of(rungs("dynamo", "plain")).values()) == ["right", "not_run", "not_run", "right"]
     found = backends_of(rungs("dynamo", wrong=("kernels",)), backend="mine")
     assert found["mine"] == "wrong" and "inductor" not in found
-    text = report_text(Finding(kind="hang", stage="unknown"), versions={}, files={}, backends=found)
+    text = text_of("hang", backends=found)
     assert "| `aot_eager` | not run |" in text and "| `mine` | **wrong** |" in text
+
+
+def test_a_fault_without_a_script_attaches_none() -> None:
+    text = text_of("side_effect", code="", problems=["no text"])
+    assert "repro.py" not in text and "- no text" in text
 
 
 @pytest.mark.parametrize(
@@ -308,13 +198,6 @@ def test_code_still_runs_when_it_is_scrubbed() -> None:
     assert scrubbed_code("def f(:  # /home/alice/x") == "def f(:  # x"
 
 
-def test_a_fault_without_a_script_attaches_none() -> None:
-    text = report_text(
-        Finding(kind="side_effect", stage="dynamo"), code="", problems=["no text"], versions={}, files={}
-    )
-    assert "repro.py" not in text and "- no text" in text
-
-
 def test_logs_are_trimmed() -> None:
     assert trimmed(CPP_LOG).splitlines() == [
         "torch._inductor.exc.InductorError: CppCompileError: C++ compile error",
@@ -338,8 +221,7 @@ def test_of_several_threads_the_main_one_stays_from_its_innermost_frame_on() -> 
         '  File "repro.py", line 14 in my_pass',
     ]
     assert lines[3] == '  File "torch/f0.py", line 0 in g' and "more lines" in lines[-1]
-    hang = Finding(kind="hang", stage="post_grad", reason="it did not end within 12 s")
-    report = report_text(hang, code="x = 1\n", output=log + "actual: it does not end.\n", versions={}, files={})
+    report = text_of("hang", reason="it did not end", code="x = 1\n", output=log + "actual: it does not end.\n")
     assert "in my_pass" in report.partition("### Error logs")[2] and report.count("in my_pass") == 1
 
 

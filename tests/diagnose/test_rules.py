@@ -12,32 +12,29 @@ from graphprobe.diagnose import prove, unexplained
 from graphprobe.diagnose.rungs import Watch
 from graphprobe.engine.forked_child import Outcome
 from graphprobe.findings import Finding
-from graphprobe.judge.judging import Difference
-
-
-def result(*kinds: str, died: str | None = None, certain: bool = True) -> Any:
-    weight: Any = "certain" if certain else "unsure"
-    return SimpleNamespace(
-        differences=[Difference(kind, 0, "outputs[0]", "", weight=weight) for kind in kinds],  # type: ignore[arg-type]
-        died=died,
-    )
+from graphprobe.judge import Difference
 
 
 @pytest.mark.parametrize(
     ("suspected", "shown", "proves"),
     [
-        ("wrong_value", result("wrong_value"), True),
-        ("wrong_value", result("wrong_dtype"), True),  # the piece shows another side of it
-        ("wrong_value", result("crash_compile"), False),  # a piece that is refused shows no wrong value
-        ("wrong_value", result("crash_compile", "nonfinite"), True),
-        ("wrong_value", result("wrong_value", certain=False), False),
-        ("wrong_value", result(died="SIGSEGV"), True),
-        ("crash_compile", result("crash_compile"), True),
-        ("crash_runtime", result("wrong_value"), True),
+        ("wrong_value", ["wrong_value"], True),
+        ("wrong_value", ["wrong_dtype"], True),  # the piece shows another side of it
+        ("wrong_value", ["crash_compile"], False),  # a piece that is refused shows no wrong value
+        ("wrong_value", ["crash_compile", "nonfinite"], True),
+        ("wrong_value", ["unsure"], False),
+        ("wrong_value", ["SIGSEGV"], True),
+        ("crash_compile", ["crash_compile"], True),
+        ("crash_runtime", ["wrong_value"], True),
     ],
 )
-def test_a_piece_proves_what_fails_as_it_does(suspected: str, shown: Any, proves: bool) -> None:
-    assert prove._alike(SimpleNamespace(kind=suspected), shown) is proves  # type: ignore[arg-type]
+def test_a_piece_proves_what_fails_as_it_does(suspected: str, shown: list[Any], proves: bool) -> None:
+    died = "SIGSEGV" if shown == ["SIGSEGV"] else None
+    differences = [Difference(kind, 0, "outputs[0]", "") for kind in shown if not died]
+    if shown == ["unsure"]:
+        differences = [Difference("wrong_value", 0, "outputs[0]", "", weight="unsure")]
+    result: Any = SimpleNamespace(differences=differences, died=died)
+    assert prove._alike(SimpleNamespace(kind=suspected), result) is proves  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,8 @@ def test_kernels_that_raise_when_they_show_their_values_end_nothing() -> None:
 @pytest.mark.parametrize("recorded", [0, 1])
 def test_values_of_so_many_calls_are_kept(recorded: int, tmp_path: Path) -> None:
     watch, report = Watch(recorded=recorded), RungReport()
-    run_program(
-        Program(inside, [((torch.ones(3, 3),), {})] * 2),
-        Compilation("inductor", None, tmp_path),
-        aot_rung(watch),
-        report,
-    )
+    program = Program(inside, [((torch.ones(3, 3),), {})] * 2)
+    run_program(program, Compilation("inductor", None, tmp_path), aot_rung(watch), report)
     assert [call.raised for call in report.calls] == [None, None]
     assert [len(graph.inputs) for graph in watch.graphs] == [len(graph.calls) for graph in watch.dynamo] == [recorded]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from reduction.reduction_cases import captured
 from torch import nn
 
 from graphprobe.diagnose.case import Case
@@ -26,20 +27,10 @@ from graphprobe.probe.formats.literals import Unreproducible
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 
 
-def graph_of(fn: Callable[..., Any], *args: Any) -> tuple[torch.fx.GraphModule, list[Any]]:
+def graph_of(fn: Callable[..., Any], *args: Any) -> tuple[torch.fx.GraphModule, Any]:
     """The graph that Dynamo makes of `fn`, with what it is called with."""
-    found: list[Any] = []
-
-    def keep(gm: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
-        def run(*values: Any) -> Any:
-            found.extend([gm, capture(list(values))])
-            return gm(*values)
-
-        return run
-
-    torch._dynamo.reset()
-    torch.compile(fn, backend=keep, fullgraph=True)(*args)
-    return found[0], found[1]
+    graph, (values,) = captured(fn, args)
+    return graph, values
 
 
 def in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -193,26 +184,35 @@ def relu_twice(x: torch.Tensor) -> torch.Tensor:
 
 
 def shorts(
-    kind: Kind, *args: Any, config: dict[str, Any], fn: Callable[..., Any] = relu_twice
-) -> tuple[Case, list[Short]]:
-    gm, captured = graph_of(fn, *args)
-    case = Case(gm, [captured], kind, inductor_config=config, grad=args[0].requires_grad)
-    finding = Finding(kind=kind, stage="codegen", op="torch.relu")
-    found = short_repros(case, reference_of(case), finding, parts={"outputs", "gradients"}, title="relu is wrong")
-    return case, list(found)
+    fn: Callable[..., Any],
+    x: torch.Tensor,
+    kind: Kind = "wrong_value",
+    *,
+    flaky: float = 1.0,
+    own: str = "",
+    **how: Any,
+) -> list[Short]:
+    """The short repros of a function; `own`: the text of a backend of the program's, `how`: settings of Inductor."""
+    gm, values = graph_of(fn, x)
+    how |= {"backend": "eager", "own_backend": OwnBackend("backend", own)} if own else {}
+    case = Case(gm, [values], kind, grad=x.requires_grad, **how)
+    finding = Finding(kind=kind, stage="codegen", op="torch.relu", flaky_rate=flaky)
+    parts = () if own else {"outputs", "gradients"}
+    return list(short_repros(case, reference_of(case), finding, parts=parts, title="relu is wrong", took_s=0.1))
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "size", "told"),
-    [
-        ("wrong_value", "accuracy", 8, "expected 0.0, actual"),
-        ("wrong_gradient", "accuracy", 300, "expected"),
-        ("crash_compile", "compile_error", 8, "error:"),
-    ],
-)
+FAULTS: list[tuple[Kind, str, int, str]] = [
+    ("wrong_value", "accuracy", 8, "expected 0.0, actual"),
+    ("wrong_gradient", "accuracy", 300, "expected"),
+    ("crash_compile", "compile_error", 8, "error:"),
+]
+
+
+@pytest.mark.usefixtures("warm_proofs")
+@pytest.mark.parametrize(("kind", "value", "size", "told"), FAULTS)
 def test_it_shows_the_fault_alone_in_few_lines(kind: Kind, value: str, size: int, told: str) -> None:
     x = torch.linspace(-2, 2, size, requires_grad=kind == "wrong_gradient")
-    _, found = shorts(kind, x, config={"cpp.inject_relu_bug_TESTING_ONLY": value})
+    found = shorts(relu_twice, x, kind, inductor_config={"cpp.inject_relu_bug_TESTING_ONLY": value})
     assert found and not found[0].tensors, "no file beside it"
     assert found[0].text.count("\n") <= MOST_LINES
     assert found[0].text.replace('backend="inductor"', 'backend="eager"') == found[0].control
@@ -232,10 +232,7 @@ class Wide(nn.Module):
 
 
 def test_parameters_are_drawn_too_if_they_are_many() -> None:
-    gm, captured = graph_of(Wide(), torch.ones(1, 3))
-    case = Case(gm, [captured], "wrong_value")
-    finding = Finding(kind="wrong_value", stage="codegen")
-    first, second = short_repros(case, reference_of(case), finding, parts=(), title="relu is wrong")
+    first, second = shorts(Wide(), torch.ones(1, 3))
     assert len(first.text) < 3000 and "torch.randn(200, 3)" in first.text and not first.tensors
     assert len(second.text) < 3000 and sum(value.numel() for value in second.tensors.values()) >= 800
 
@@ -244,44 +241,38 @@ def test_inputs_that_cannot_be_drawn_are_recorded(monkeypatch: pytest.MonkeyPatc
     def refuses(case: Case) -> Any:
         raise RuntimeError("the graph does not take these values")
 
-    gm, captured = graph_of(relu_twice, torch.randn(100))
-    case, finding = Case(gm, [captured], "wrong_value"), Finding(kind="wrong_value", stage="codegen")
-    reference = reference_of(case)
     monkeypatch.setattr(short, "reference_of", refuses)
-    (only,) = short_repros(case, reference, finding, parts=(), title="relu is wrong")
+    (only,) = shorts(relu_twice, torch.randn(100))
     assert list(only.tensors) == ["x"] and "inputs.safetensors" in only.text
 
 
 @pytest.mark.heavy
+@pytest.mark.usefixtures("warm_proofs")
 def test_a_fault_inside_of_a_branch() -> None:
-    _, found = shorts("wrong_value", torch.linspace(-2, 3, 8), config=RELU_BUG, fn=relu_in_a_branch)
-    assert first_shown(found) is not None
+    assert first_shown(shorts(relu_in_a_branch, torch.linspace(-2, 3, 8), inductor_config=RELU_BUG)) is not None
 
 
+ENDS = {"segfault": "os.kill(os.getpid(), 11)", "hang": "time.sleep(1000)"}
+
+
+@pytest.mark.usefixtures("warm_proofs")
 @pytest.mark.parametrize("kind", ["segfault", pytest.param("hang", marks=pytest.mark.heavy)])
 def test_a_program_that_does_not_live_to_its_end(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_check, "HANG_LEAST_S", 12.0)
     backend = "def backend(gm, inputs):\n    import os, time\n    return lambda *args: (LINE, gm(*args))[1]"
-    ends = "os.kill(os.getpid(), 11)" if kind == "segfault" else "time.sleep(1000)"
-    gm, captured = graph_of(relu_twice, torch.ones(3))
-    for line, is_shown in ((ends, True), ("None", False)):
-        own = OwnBackend("backend", backend.replace("LINE", line))
-        case = Case(gm, [captured], kind, backend="eager", own_backend=own)
-        finding = Finding(kind=kind, stage="codegen")
-        found = short_repros(case, reference_of(case), finding, parts=(), title="it ends", took_s=0.1)
+    for line, is_shown in ((ENDS[kind], True), ("None", False)):
+        found = shorts(relu_twice, torch.ones(3), kind, own=backend.replace("LINE", line))
         assert (first_shown(found) is not None) == is_shown
 
 
 def test_a_backend_whose_names_are_those_of_the_script() -> None:
-    gm, captured = graph_of(relu_twice, torch.ones(3))
-    own = OwnBackend("backend", "def f(gm):\n    return gm\n\ndef backend(gm, inputs):\n    return f(gm)")
-    case = Case(gm, [captured], "wrong_value", backend="eager", own_backend=own)
-    finding = Finding(kind="wrong_value", stage="codegen")
-    assert list(short_repros(case, reference_of(case), finding, parts=(), title="it ends")) == []
+    own = "def f(gm):\n    return gm\n\ndef backend(gm, inputs):\n    return f(gm)"
+    assert shorts(relu_twice, torch.ones(3), own=own) == []
 
 
+@pytest.mark.usefixtures("warm_proofs")
 def test_a_fault_that_does_not_always_show_is_tried_again() -> None:
-    backend = """
+    own = """
 calls = []
 
 def backend(gm, inputs):
@@ -290,22 +281,15 @@ def backend(gm, inputs):
         return tuple(value + (len(calls) % 3 == 0) for value in gm(*args))
     return run
 """
-    gm, captured = graph_of(relu_twice, torch.ones(3))
-    case = Case(gm, [captured], "wrong_value", backend="eager", own_backend=OwnBackend("backend", backend))
-    finding = Finding(kind="wrong_value", stage="codegen", flaky_rate=1 / 3)
-    found = list(short_repros(case, reference_of(case), finding, parts=(), title="now and then"))
+    found = shorts(relu_twice, torch.ones(3), own=own, flaky=1 / 3)
     assert found and "for _ in range(18):" in found[0].text
     assert first_shown(found) is not None
 
 
-def test_without_the_fault_nothing_is_shown() -> None:
-    _, found = shorts("wrong_value", torch.linspace(-2, 2, 8), config={})
-    assert first_shown(found) is None
-
-
 def test_what_also_shows_without_compiling_is_no_proof() -> None:
-    assert first_shown([Short("raise SystemExit(1)\n", "raise SystemExit(1)\n")]) is None
-    assert first_shown([Short("raise SystemExit(1)\n", "raise SystemExit(0)\n")]) is not None
+    right, wrong = "raise SystemExit(0)\n", "raise SystemExit(1)\n"
+    assert [first_shown([Short(wrong, control)]) is not None for control in (wrong, right)] == [False, True]
+    assert first_shown([Short(right, right)]) is None
 
 
 def program_of(log: list[int]) -> Callable[..., Any]:
@@ -318,9 +302,13 @@ def program_of(log: list[int]) -> Callable[..., Any]:
     return program
 
 
-def told(fn: Any, kind: Kind, where: str, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Short]:
-    program = ShortProgram(fn, calls, None, None, {"backend": "'eager'"}, "", [], where, kind, "it differs")
-    return list(short_program(program, "", "instance("))
+counted: list[int] = []
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    if not torch.compiler.is_compiling():
+        counted.append(1)
+    return x + 1
 
 
 @pytest.mark.parametrize("brief", [False, True])
@@ -332,31 +320,24 @@ def test_a_gradient_that_does_not_come(brief: bool) -> None:
     exec(f"import sys, torch\n{text}", {})
 
 
-def test_a_program_that_loses_a_side_effect() -> None:
-    found = told(program_of([]), "side_effect", "program.log", ((torch.ones(3),), {"scale": 3.0}))
-    assert [one.text.count("\n") <= MOST_LINES for one in found] == [True]
-    shown = first_shown(found)
-    assert shown is not None and "expected [1]\nactual   []" in shown.output
+ONES = ((torch.ones(3),), {})
+WHOLE: dict[str, tuple[Any, Kind, str, list[Any], str]] = {
+    "loses a side effect": (program_of([]), "side_effect", "program.log", [(ONES[0], {"scale": 3.0})], "expected [1]"),
+    "has a name that scripts use": (f, "side_effect", "counted", [ONES], "expected [1]"),
+    "loses nothing": (relu_twice, "wrong_value", "outputs[0]", [ONES, ((torch.ones(4),), {})], ""),
+}
 
 
-counted: list[int] = []
-
-
-def f(x: torch.Tensor) -> torch.Tensor:
-    if not torch.compiler.is_compiling():
-        counted.append(1)
-    return x + 1
-
-
-@pytest.mark.heavy
-def test_a_program_of_the_name_that_scripts_use() -> None:
-    shown = first_shown(told(f, "side_effect", "counted", ((torch.ones(3),), {})))
-    assert shown is not None and "expected [1]" in shown.output
-
-
-def test_a_program_that_loses_nothing() -> None:
-    found = told(relu_twice, "wrong_value", "outputs[0]", ((torch.ones(3),), {}), ((torch.ones(4),), {}))
-    assert len(found) == 1 and first_shown(found) is None
+@pytest.mark.usefixtures("warm_proofs")
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_program_that(name: str) -> None:
+    fn, kind, where, calls, told = WHOLE[name]
+    program = ShortProgram(fn, calls, None, None, {"backend": "'eager'"}, "", [], where, kind, "it differs")
+    (found,) = short_program(program, "", "instance(")
+    assert found.text.count("\n") <= MOST_LINES
+    shown = first_shown([found])
+    assert ("" if shown is None else shown.output.partition("\n")[0]) == told
+    assert shown is None or "\nactual   []" in shown.output
 
 
 @pytest.mark.parametrize(("value", "bound"), [([1.0, torch.inf], 1.05e-6), ([torch.nan, torch.inf], 0.0)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import cases
 import pytest
 import torch
@@ -26,25 +29,28 @@ def test_a_case_that_does_not_fail_stays_as_it_is() -> None:
     assert shortened(case_of(fn, args, backend="eager"), budget_s=60, timeout_s=20) is None
 
 
-@pytest.mark.skipif(torch.__version__ >= (2, 15), reason="this fault of torch is gone: docs/versions.md")
-def test_what_a_pass_breaks_is_found_without_kernels() -> None:
-    model, args, _ = cases.load("tracker/emb_copy_then_decay").make()
-    short = shortened(case_of(model, args), budget_s=400, timeout_s=200, backend=graphs_of_inductor)
-    assert short is not None
-    assert {op_of(n) for n in named(short)} >= {"operator.setitem", "torch.Tensor.mul_"}
-    assert len(named(short)) <= 4
-
-
 @pytest.mark.heavy
-@pytest.mark.skipif(torch.__version__ >= (2, 15), reason="this fault of torch is gone: docs/versions.md")
-def test_what_is_not_lowered_is_found_without_kernels_by_its_line() -> None:
-    model, args, _ = cases.load("tracker/emb_area_of_symbols").make()
-    case = case_of(model, args, dynamic=True)
-    hints = [n.name for n in named(case) if "emb_area_of_symbols" in (source_of(n) or "")]
-    short = shortened(case, budget_s=400, timeout_s=200, backend=lambda: graphs_of_inductor(lowers=True), hints=hints)
+@pytest.mark.skipif(torch.__version__ >= (2, 15), reason="these faults of torch are gone: docs/versions.md")
+@pytest.mark.parametrize(
+    ("name", "lowers", "most", "ops"),
+    [
+        ("emb_copy_then_decay", False, 4, {"operator.setitem", "torch.Tensor.mul_"}),
+        ("emb_area_of_symbols", True, 3, {"torch.nn.functional.interpolate"}),
+    ],
+    ids=["what a pass breaks", "what is not lowered, by its line"],
+)
+def test_it_is_found_without_kernels(name: str, lowers: bool, most: int, ops: set[str]) -> None:
+    model, args, _ = cases.load(f"tracker/{name}").make()
+    case = case_of(model, args, dynamic=lowers or None)
+    hints = [n.name for n in named(case) if name in (source_of(n) or "")] if lowers else []
+    backend = partial(graphs_of_inductor, lowers=lowers)
+    short = shortened(case, budget_s=400, timeout_s=200, backend=backend, hints=hints)
     assert short is not None
-    assert "torch.nn.functional.interpolate" in [op_of(n) for n in named(short)]
-    assert len(named(short)) <= 3
+    assert {op_of(n) for n in named(short)} >= ops and len(named(short)) <= most
+
+
+def names_of(program: Callable[..., torch.Tensor]) -> list[str | None]:
+    return [op_of(n) for n in named(case_of(program, (torch.randn(3, 4),)))]
 
 
 def test_views_come_last_and_later_calls_first() -> None:
@@ -52,13 +58,8 @@ def test_views_come_last_and_later_calls_first() -> None:
         low, high = torch.aminmax(x, dim=0)
         return torch.ops.aten.view.default(torch.sin(low) + high, [-1])
 
-    names = [op_of(n) for n in named(case_of(program, (torch.randn(3, 4),)))]
-    assert names == ["operator.add", "torch.sin", "torch.aminmax", "aten.view.default"]
+    assert names_of(program) == ["operator.add", "torch.sin", "torch.aminmax", "aten.view.default"]
 
 
 def test_indexing_a_tensor_counts_and_picking_a_result_does_not() -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return x[0] + torch.aminmax(x, dim=0)[1]
-
-    names = [op_of(n) for n in named(case_of(program, (torch.randn(3, 4),)))]
-    assert names.count("operator.getitem") == 1
+    assert names_of(lambda x: x[0] + torch.aminmax(x, dim=0)[1]).count("operator.getitem") == 1

@@ -33,19 +33,13 @@ def test_of_two_numbers_that_changed_the_one_that_explains_is_accused() -> None:
         graph_of(lambda x: torch.clamp(x * 2.0, -1.2, 1.2)),
         graph_of(lambda x: torch.clamp(x * 3.0, -1.3, 1.3)),
     ]
-    for observed, op in (
-        (torch.clamp(X * 3.0, -1.2, 1.3), "torch.clamp"),
-        (torch.clamp(X * 2.0, -1.3, 1.3), "operator.mul"),
-    ):
-        found = stale_number(graphs, [[observed]])
+    for factor, low, op in ((3.0, -1.2, "torch.clamp"), (2.0, -1.3, "operator.mul")):
+        found = stale_number(graphs, [[torch.clamp(X * factor, low, 1.3)]])
         assert found is not None and found.op == op
 
 
 def test_the_op_of_tensors_is_accused_not_the_arithmetic_before_it() -> None:
-    def fn(x: torch.Tensor, delta: float) -> Any:
-        return torch.add(x, x, alpha=delta + 0.5)
-
-    graphs = [graph_of(fn, X, 1.0), graph_of(fn, X, 2.0)]
+    graphs = [graph_of(lambda x, delta: torch.add(x, x, alpha=delta + 0.5), X, delta) for delta in (1.0, 2.0)]
     found = stale_number(graphs, [[X + 1.5 * X]])
     assert found is not None and found.op == "torch.add"
     assert "given 1.5" in found.reason and "place of 2.5" in found.reason
@@ -53,21 +47,18 @@ def test_the_op_of_tensors_is_accused_not_the_arithmetic_before_it() -> None:
 
 def test_what_is_right_or_wrong_in_another_way_accuses_nothing() -> None:
     graphs = [graph_of(lambda x: x * 2.0), graph_of(lambda x: x * 3.0)]
-    assert stale_number(graphs, [[X * 3.0]]) is None
-    assert stale_number(graphs, [[X * 5.0]]) is None
-    assert stale_number(graphs, []) is None
-    assert stale_number(graphs[:1], [[X * 2.0]]) is None
-    assert stale_number([], [[X]]) is None
-
-
-def test_numbers_of_different_ops_are_not_exchanged() -> None:
-    graphs = [graph_of(lambda x: torch.add(x, 2)), graph_of(lambda x: torch.sub(x, 3))]
-    assert stale_number(graphs, [[torch.sub(X, 2)]]) is None
-
-
-def test_a_number_that_an_op_does_not_take_is_passed_over() -> None:
-    graphs = [graph_of(lambda x: x.reshape(5, 1)), graph_of(lambda x: x.reshape(2, 2), torch.ones(4))]
-    assert stale_number(graphs, [[torch.ones(5, 1)]]) is None
+    other_ops = [graph_of(lambda x: torch.add(x, 2)), graph_of(lambda x: torch.sub(x, 3))]
+    not_taken = [graph_of(lambda x: x.reshape(5, 1)), graph_of(lambda x: x.reshape(2, 2), torch.ones(4))]
+    for made, observed in (
+        (graphs, [[X * 3.0]]),
+        (graphs, [[X * 5.0]]),
+        (graphs, []),
+        (graphs[:1], [[X * 2.0]]),
+        ([], [[X]]),
+        (other_ops, [[torch.sub(X, 2)]]),
+        (not_taken, [[torch.ones(5, 1)]]),
+    ):
+        assert stale_number(made, observed) is None
 
 
 def test_a_returned_number_of_the_same_graphs_earlier_call_is_accused() -> None:

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-from judged_cases import Record, fault_is_found, listed
+from judged_cases import judged
 
-from warm.pool import Warm
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", listed("tracker"))
-def test_fault(name: str, warm: Warm, record_property: Record) -> None:
-    fault_is_found(name, warm, record_property)
+test_fault = judged("tracker")

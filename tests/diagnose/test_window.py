@@ -37,11 +37,16 @@ def suspect_of(graph: fx.GraphModule, name: str, **more: Any) -> Suspect:
     return Suspect("wrong_value", "codegen", "forward", graph, node, {}, error, [], **more)
 
 
+def shown(suspect: Suspect) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The file, and its nodes by name."""
+    found = json.loads(window_of(suspect) or b"")
+    return found, {node["name"]: node for node in found["nodes"]}
+
+
 def test_the_neighbours_and_their_errors_are_there() -> None:
     graph = traced(3)
     measured = {"sin": LocalError("ok", z=0.5), "add_1": LocalError("worse", z=9.0), "sin_2": LocalError("skipped")}
-    found = json.loads(window_of(suspect_of(graph, "add", measured=measured)) or b"")
-    nodes = {node["name"]: node for node in found["nodes"]}
+    found, nodes = shown(suspect_of(graph, "add", measured=measured))
     assert list(nodes) == [n.name for n in graph.graph.nodes] and found["graph_nodes"] == len(nodes)
     assert (found["culprit"], found["stage"], found["schema"]) == ("add", "codegen", 1)
     assert (nodes["add"]["z"], nodes["add"]["accused"]) == ("inf", True)
@@ -51,24 +56,20 @@ def test_the_neighbours_and_their_errors_are_there() -> None:
 
 
 def test_a_large_graph_is_cut_around_the_culprit_and_says_so() -> None:
-    graph = traced(200)
-    found = json.loads(window_of(suspect_of(graph, "add_100")) or b"")
-    names = {node["name"] for node in found["nodes"]}
-    assert len(names) == MOST_NODES and found["graph_nodes"] == 403
-    assert {"sin_100", "add_100", "sin_101", "add_99"} <= names and "sin" not in names
+    found, nodes = shown(suspect_of(traced(200), "add_100"))
+    assert len(nodes) == MOST_NODES and found["graph_nodes"] == 403
+    assert {"sin_100", "add_100", "sin_101", "add_99"} <= nodes.keys() and "sin" not in nodes
     # The weight that every addition reads is shown, and does not lead to all of them.
-    assert "w" in names and "add_180" not in names
-    cut = {node["name"]: node["more_users"] for node in found["nodes"]}
-    assert cut["w"] > 100
+    assert nodes["w"]["more_users"] > 100 and "add_180" not in nodes
 
 
 def test_what_belongs_to_the_culprit_is_told_from_it_and_comes_first() -> None:
     graph = traced(5)
     nodes = list(graph.graph.nodes)
     assert around(nodes[2:5], 2) == set(nodes[2:4])
-    found = json.loads(window_of(suspect_of(graph, "add", others=nodes[2:3])) or b"")
-    assert [node["name"] for node in found["nodes"] if node["accused"]] == ["add"]
-    assert [node["name"] for node in found["nodes"] if node["involved"]] == ["sin"]
+    _, found = shown(suspect_of(graph, "add", others=nodes[2:3]))
+    assert [name for name, node in found.items() if node["accused"]] == ["add"]
+    assert [name for name, node in found.items() if node["involved"]] == ["sin"]
 
 
 def test_what_cannot_be_written_costs_nothing() -> None:
@@ -86,11 +87,11 @@ def test_the_check_of_the_kernels_measures_all_nodes_for_it() -> None:
     graph = make_fx(lambda x: torch.exp(torch.sin(x) * 3))(x)
     sin = torch.sin(x)
     wrong = sin * 3 * 1.01
-    shown = [n.name for n in graph.graph.nodes if n.op == "call_function"]
+    names = [n.name for n in graph.graph.nodes if n.op == "call_function"]
     outputs = [torch.exp(wrong)]
-    compiled = CompiledGraph("forward", graph, [[x]], [outputs], [[x]], shown, [[sin, wrong, *outputs]])
+    compiled = CompiledGraph("forward", graph, [[x]], [outputs], [[x]], names, [[sin, wrong, *outputs]])
     (suspect,) = check_graph(compiled, 0).suspects
-    found = {node["name"]: node for node in json.loads(window_of(suspect) or b"")["nodes"]}
+    _, found = shown(suspect)
     assert (found["mul"]["answer"], found["mul"]["accused"]) == ("worse", True) and found["mul"]["z"] > 1000
     assert found["sin"]["answer"] == found["exp"]["answer"] == "ok" and found["exp"]["z"] <= 4
     assert found["sin"]["type"] == "float32[64]"

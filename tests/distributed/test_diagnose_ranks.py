@@ -1,20 +1,20 @@
-"""`torchrun -m graphprobe diagnose`: it ends, each rank has its own answer, and the program goes on as it would."""
+"""`diagnose` on several ranks: it ends, each rank has its own answer, and the program goes on as it would."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-PROGRAMS = Path(__file__).parent / "programs"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-ENV = {"OMP_NUM_THREADS": "1"}
+from conftest import Finished
+from graphprobe.internals.operators import collectives
 
-Run = Callable[..., Any]
+Run = Callable[..., Finished]
 
 FORKED = """
 import os, sys, threading, torch, torch.distributed as dist
@@ -55,28 +55,29 @@ dist.barrier()
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_forked_child_answers_its_collectives_itself(run_python: Run, kind: str) -> None:
-    done = run_python("-c", FORKED, kind, env=ENV)
+def test_a_forked_child_answers_its_collectives_itself(run_warm: Run, kind: str) -> None:
+    done = run_warm("-c", FORKED, kind, env={"OMP_NUM_THREADS": "1"})
     assert done.code == 0, done.err[-3000:]
     assert "answered [1.0, 1.0] 1" in done.out and "child 0" in done.out
 
 
-def test_where_there_are_no_ranks_nothing_is_touched(run_python: Run) -> None:
-    code = (
-        "from graphprobe.internals.operators import collectives as c\nc.answer_here(); import torch; c.answer_here()\n"
-    )
-    done = run_python("-c", f"{code}print(c.ranks())", env=ENV)
-    assert (done.code, done.out) == (0, "1\n"), done.err
+def test_where_there_are_no_ranks_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for loaded in (True, False):
+        if not loaded:
+            monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+        collectives.answer_here()
+        assert collectives.ranks() == 1
 
 
-def diagnosed(run_python: Run, folder: Path, *arguments: str, ranks: int = 2) -> tuple[Any, list[dict[str, Any]]]:
-    """How it ended, and the one diagnosis of each rank."""
-    command = [str(ranks), "-m", "graphprobe", "diagnose", "--out", "out", "--json", "result.json"]
-    done = run_python(*TORCHRUN, *command, str(PROGRAMS / "diagnosed.py"), *arguments, cwd=folder, env=ENV)
+WORDS = ("-m", "graphprobe", "diagnose", "--out", "out", "--json", "result.json")
+
+
+def diagnoses(folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
+    """The one diagnosis of each rank."""
     documents = [json.loads((folder / f"result-rank_{rank}.json").read_text("utf-8")) for rank in range(ranks)]
     found = [document["diagnoses"] for document in documents]
     assert [len(diagnoses) for diagnoses in found] == [1] * ranks
-    return done, [diagnosis for (diagnosis,) in found]
+    return [diagnosis for (diagnosis,) in found]
 
 
 def losses(text: str) -> list[str]:
@@ -84,45 +85,38 @@ def losses(text: str) -> list[str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "own"])
-def test_programs_of_two_ranks_are_diagnosed(run_python: Run, tmp_path: Path, kind: str) -> None:
-    done, found = diagnosed(run_python, tmp_path, kind)
-    assert done.code == 0, done.out + done.err[-3000:]
-    for diagnosis in found:
+def test_programs_of_two_ranks_are_diagnosed(run_ranks: Run, tmp_path: Path, kind: str) -> None:
+    done = run_ranks(2, "diagnosed.py", kind, cwd=tmp_path, before=WORDS)
+    for diagnosis in diagnoses(tmp_path):
         assert diagnosis["verdict"] == "healthy" and diagnosis["graphs"] > 0
         assert any("each of the 2 ranks was diagnosed alone" in note for note in diagnosis["notes"])
-    plain = run_python(*TORCHRUN, "2", str(PROGRAMS / "diagnosed.py"), kind, cwd=tmp_path, env=ENV)
+    plain = run_ranks(2, "diagnosed.py", kind, cwd=tmp_path)
     assert losses(done.out) == losses(plain.out) and len(losses(done.out)) == 2
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-def test_a_fault_under_ddp_is_found_in_each_rank(run_python: Run, tmp_path: Path) -> None:
-    _, found = diagnosed(run_python, tmp_path, "ddp", "accuracy")
-    for rank, diagnosis in enumerate(found):
-        assert diagnosis["verdict"] == "fault"
-        (finding,) = diagnosis["findings"]
-        assert (finding["stage"], finding["op"]) == ("codegen", "aten.relu.default")
-        assert Path(finding["dossier"]).is_relative_to(tmp_path / f"out-rank_{rank}")
+@pytest.mark.parametrize(
+    ("kind", "ranks", "faulty"),
+    [("ddp", 2, [0, 1]), ("ddp", 2, [1]), ("ddp", 4, [3]), ("fsdp", 2, [1]), ("fsdp", 4, [3])],
+)
+def test_a_fault_is_found_in_the_ranks_that_have_it(
+    run_ranks: Run, tmp_path: Path, kind: str, ranks: int, faulty: list[int]
+) -> None:
+    run_ranks(ranks, "diagnosed.py", kind, "accuracy", *map(str, faulty), cwd=tmp_path, before=WORDS, code=1)
+    for rank, diagnosis in enumerate(diagnoses(tmp_path, ranks)):
+        assert diagnosis["verdict"] == ("fault" if rank in faulty else "healthy")
+        found = [(finding["stage"], finding["op"]) for finding in diagnosis["findings"]]
+        assert found == [("codegen", "aten.relu.default")] * (rank in faulty)
+        for finding in diagnosis["findings"]:
+            assert Path(finding["dossier"]).is_relative_to(tmp_path / f"out-rank_{rank}")
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_fault_of_one_rank_is_found_in_that_one_alone(run_python: Run, tmp_path: Path, kind: str, ranks: int) -> None:
-    _, found = diagnosed(run_python, tmp_path, kind, "accuracy", f"{ranks - 1}", ranks=ranks)
-    *others, last = found
-    assert [(f["stage"], f["op"]) for f in last["findings"]] == [("codegen", "aten.relu.default")]
-    assert [diagnosis["verdict"] for diagnosis in others] == ["healthy"] * (ranks - 1)
-
-
-@pytest.mark.heavy
-@pytest.mark.timeout(600)
-def test_nothing_that_was_compiled_is_no_all_clear(run_python: Run, tmp_path: Path) -> None:
-    done, found = diagnosed(run_python, tmp_path, "nothing")
+def test_nothing_that_was_compiled_is_no_all_clear(torchrun: Run, tmp_path: Path) -> None:
+    done = torchrun("diagnosed.py", "nothing", cwd=tmp_path, before=WORDS, env={})
     assert "exitcode  : 2" in done.err and "HEALTHY" not in done.out
-    for diagnosis in found:
+    for diagnosis in diagnoses(tmp_path):
         assert (diagnosis["verdict"], diagnosis["graphs"]) == ("undecided", 0)
         assert diagnosis["notes"][0].startswith("nothing was compiled: torch.compile made no graph")

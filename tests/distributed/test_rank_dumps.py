@@ -1,4 +1,7 @@
-"""A dump on each of two ranks: held against each other, and against a run of one rank."""
+"""Dumps on each of several ranks: held against each other, and against a run of one rank.
+
+One bit of a weight on one rank of DDP and FSDP2: rank, weight and step are named, and healthy runs agree.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +13,48 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from conftest import Finished
 from graphprobe.cli.main import main
 
-PROGRAM = str(Path(__file__).parent / "programs" / "ddp_dump.py")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-ENV = {"OMP_NUM_THREADS": "1"}
+RunRanks = Callable[..., Finished]
+
+
+def run(*args: Any, code: int | None = None) -> Result:
+    result = CliRunner().invoke(main, [str(arg) for arg in args])
+    assert code in (None, result.exit_code), result.output
+    return result
+
+
+def compared(candidate: Path, reference: Path, out: Path) -> dict[str, Any]:
+    """What `compare --json` says of two dumps that differ."""
+    run("compare", candidate, reference, "--json", out, code=1)
+    return dict(json.loads(out.read_text()))
+
+
+def merged(dump: Path, out: Path, *, code: int) -> dict[str, dict[str, Any]]:
+    """What `merge` says of each value that the ranks have."""
+    result = run("merge", dump, "--out", out, "--json", code=code)
+    return {value["what"]: value for value in json.loads(result.output)["values"]}
+
+
+def related(values: dict[str, dict[str, Any]], relation: str) -> set[str]:
+    return {what for what, value in values.items() if value["relation"] == relation}
 
 
 @pytest.fixture(scope="module")
-def dumps(run_python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dumps(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dumps")
-    for launcher, name in (((), "one"), (TORCHRUN, "two")):
-        done = run_python(*launcher, PROGRAM, str(folder / name), cwd=folder, env=ENV)
-        assert done.code == 0, done.err[-4000:]
+    for ranks, name, cases in ((0, "one", ["parts"]), (2, "two", ["parts", "same", "perturbed"])):
+        (folder / name).mkdir()
+        run_ranks(ranks, "dumped.py", str(folder / name), "experts", *cases, cwd=folder)
     return folder
-
-
-def run(*args: Any) -> Result:
-    return CliRunner().invoke(main, [str(arg) for arg in args])
-
-
-def merged(dumps: Path, case: str, out: Path) -> tuple[int, dict[str, dict[str, Any]]]:
-    result = run("merge", dumps / "two" / case, "--out", out, "--json")
-    return result.exit_code, {value["what"]: value for value in json.loads(result.output)["values"]}
 
 
 @pytest.mark.parametrize("case", ["parts", "same"])
 def test_what_is_replicated_and_what_is_sharded_is_told(case: str, dumps: Path, tmp_path: Path) -> None:
-    code, values = merged(dumps, case, tmp_path)
-    assert code == 0
-    sharded = {what for what, value in values.items() if value["relation"] == "sharded"}
+    values = merged(dumps / "two" / case, tmp_path, code=0)
+    sharded, replicated = related(values, "sharded"), related(values, "replicated")
     assert sharded == {"nn.functional.linear.2.forward.input.1", "Optimizer.SGD.0.forward.parameter.expert.weight"}
-    replicated = {what for what, value in values.items() if value["relation"] == "replicated"}
     assert replicated == values.keys() - sharded
     assert {
         "nn.functional.linear.0.forward.input.1",
@@ -49,13 +62,12 @@ def test_what_is_replicated_and_what_is_sharded_is_told(case: str, dumps: Path, 
         "Tensor.add.0.forward.input.1",
         "Optimizer.SGD.0.forward.parameter.second.weight",
     } <= {what.replace("input.3", "kwarg.bias") for what in replicated}
-    assert run("compare", tmp_path, dumps / "two" / case).exit_code == 0  # the index is a dump like others
+    run("compare", tmp_path, dumps / "two" / case, code=0)  # the index is a dump like others
 
 
 @pytest.mark.parametrize("case", ["parts", "same"])
 def test_each_rank_does_what_a_single_one_does(case: str, dumps: Path, tmp_path: Path) -> None:
-    result = run("compare", dumps / "two" / case, dumps / "one" / "parts", "--out", tmp_path)
-    assert result.exit_code == 0, result.output
+    result = run("compare", dumps / "two" / case, dumps / "one" / "parts", "--out", tmp_path, code=0)
     assert "ranks 0, 1 of the candidate are held against rank 0" in result.output
     assert "are parts of something that the other side has otherwise" in result.output
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -72,28 +84,87 @@ def test_each_rank_does_what_a_single_one_does(case: str, dumps: Path, tmp_path:
 
 
 def test_a_weight_that_differs_on_one_rank(dumps: Path, tmp_path: Path) -> None:
-    code, values = merged(dumps, "perturbed", tmp_path / "index")
-    assert code == 1
-    differs = {what: value["ranks"] for what, value in values.items() if value["relation"] == "differs"}
-    assert differs["nn.functional.linear.1.forward.input.1"] == [[0], [1]]
-    assert all("second.weight" in what or "linear.1" in what for what in differs)
+    values = merged(dumps / "two" / "perturbed", tmp_path / "index", code=1)
+    assert values["nn.functional.linear.1.forward.input.1"]["ranks"] == [[0], [1]]
+    assert all("second.weight" in what or "linear.1" in what for what in related(values, "differs"))
     for candidate, reference in (("two/perturbed", "one/parts"), ("two/perturbed/rank1", "two/perturbed/rank0")):
-        out = tmp_path / f"{Path(candidate).name}.json"
-        result = run("compare", dumps / candidate, dumps / reference, "--json", out)
-        assert result.exit_code == 1, result.output
-        document = json.loads(out.read_text())
+        document = compared(dumps / candidate, dumps / reference, tmp_path / f"{Path(candidate).name}.json")
         assert [finding["kind"] for finding in document["findings"]] == ["state"]
         first = document["first"]
-        assert (first["rank"], first["candidate"]["label"], first["slot"], first["worst"]) == (
-            1,
-            "nn.functional.linear.1.forward",
-            "input.1",
-            [1, 3],
-        )
-        assert first["candidate"]["module"] == "second" and "ddp_dump.py:" in first["candidate"]["source"]
+        assert (first["rank"], first["slot"], first["worst"]) == (1, "input.1", [1, 3])
+        call = first["candidate"]
+        assert (call["label"], call["module"]) == ("nn.functional.linear.1.forward", "second")
+        assert "dumped.py:" in call["source"]
 
 
 def test_ranks_with_other_data_are_not_accused(dumps: Path) -> None:
-    result = run("compare", dumps / "two/parts/rank1", dumps / "two/parts/rank0")
-    assert result.exit_code == 125 and "Not decided: nn.functional.linear.0.forward" in result.output
-    assert run("compare", dumps / "two/same/rank1", dumps / "two/same/rank0").exit_code == 0
+    result = run("compare", dumps / "two/parts/rank1", dumps / "two/parts/rank0", code=125)
+    assert "Not decided: nn.functional.linear.0.forward" in result.output
+    run("compare", dumps / "two/same/rank1", dumps / "two/same/rank0", code=0)
+
+
+WRONG = {"ddp": 2, "fsdp2": 1}
+RANKS = {"ddp": 4, "fsdp2": 2}
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp2"])
+def bits(request: Any, run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Dumps of training steps with and without a wrong bit on one rank."""
+    kind, folder = request.param, tmp_path_factory.mktemp(request.param)
+    cases = ["plain", "healthy", "again", "lowest", "highest", *(["shard"] if kind == "fsdp2" else [])]
+    run_ranks(RANKS[kind], "dumped.py", str(folder), kind, *cases, cwd=folder)
+    return kind, folder
+
+
+@pytest.mark.slow
+def test_healthy_ranks_agree_and_compute_what_they_do_without_a_dump(bits: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = bits
+    for rank in range(RANKS[kind]):
+        learnt = {(folder / f"{case}.{rank}").read_text() for case in ("plain", "healthy", "again")}
+        assert len(learnt) == 1
+        assert (folder / f"highest.{rank}").read_text() not in learnt
+    run("merge", folder / "healthy", "--out", tmp_path / "index", code=0)
+    assert "equal bit for bit" in run("compare", folder / "again", folder / "healthy", code=0).output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["lowest", "highest"])
+def test_merge_names_the_rank_and_the_weight(bits: tuple[str, Path], case: str, tmp_path: Path) -> None:
+    kind, folder = bits
+    values = merged(folder / case, tmp_path / "index", code=1)
+    differs = related(values, "differs")
+    assert "nn.functional.linear.1.forward.input.1" in differs
+    assert kind != "ddp" or "Optimizer.SGD.0.forward.parameter.second.weight" in differs
+    assert all((values[what]["odd"], values[what]["step"]) == ([WRONG[kind]], 1) for what in differs)
+    assert all("linear.1" in what or "second.weight" in what for what in differs)
+
+
+def check_cause(bits: tuple[str, Path], case: str, tmp_path: Path, label: str) -> dict[str, Any]:
+    """One cause is found, in the second step of the rank with the wrong bit."""
+    kind, folder = bits
+    (cause,) = compared(folder / case, folder / "healthy", tmp_path / "out.json")["findings"]
+    assert (cause["kind"], cause["rank"], cause["step"]) == ("changed_unseen", WRONG[kind], 1)
+    assert cause["candidate"]["label"] == label
+    return dict(cause)
+
+
+@pytest.mark.slow
+def test_compare_names_the_rank_the_call_and_the_step(bits: tuple[str, Path], tmp_path: Path) -> None:
+    cause = check_cause(bits, "highest", tmp_path, "nn.functional.linear.1.forward")
+    assert cause["candidate"]["module"] == "second"
+    named = "input.1 (second.weight) was changed" if bits[0] == "ddp" else "input.1 was changed"
+    assert named in cause["evidence"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", ["fsdp2"], indirect=True)
+def test_a_shard_is_blamed_on_the_rank_that_holds_it(bits: tuple[str, Path], tmp_path: Path) -> None:
+    """All ranks gather the wrong shard; the one that got it from nowhere is to blame, and not what gathers it.
+
+    The optimizer did not leave it so on the rank that holds it.
+    """
+    cause = check_cause(bits, "shard", tmp_path, "ops.fsdp.all_gather_copy_in.2.forward")
+    assert "(second.weight) was changed" in cause["evidence"][0]
+    result = run("merge", bits[1] / "shard", "--out", tmp_path / "index", code=1)
+    assert f"Optimizer.SGD.0.forward.parameter.second.weight, step 1: rank {WRONG['fsdp2']} has not" in result.output
+    assert "DIFFERENT: 1 of" in result.output

@@ -1,4 +1,4 @@
-"""Ranks, forked and spawned processes: a run for each, none torn, none mixed up."""
+"""Ranks, forked and spawned processes: a run for each. Threads: a model for each graph. None torn, none mixed up."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from graphprobe.store.reader import Run
+from conftest import Finished
+from graphprobe.store import Run, layout
 
-PROGRAMS = Path(__file__).parent / "programs"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-ENV = {"OMP_NUM_THREADS": "1"}
+RunRanks = Callable[..., Finished]
 
 
 def whole(run: Run) -> None:
@@ -22,35 +21,36 @@ def whole(run: Run) -> None:
     events = run.events()
     assert [event.seq for event in events] == list(range(len(events)))
     assert len(events) > 10
-    lines = (run.tool_dir / "events.jsonl").read_bytes()
+    lines = (run.tool_dir / layout.EVENTS).read_bytes()
     assert lines.endswith(b"\n")
     assert all(json.loads(line) for line in lines.splitlines())
     assert run.verify() == []
     assert run.problems == []
-    assert run.manifest.missing == []
-    assert run.manifest.state == "finished"
-    assert run.manifest.models == len(run.models())
-    assert [model.number for model in run.models()] == list(range(len(run.models())))
+    assert (run.manifest.state, run.manifest.missing) == ("finished", [])
+    assert [model.number for model in run.models()] == list(range(run.manifest.models))
     for folder in run.tool_dir.glob("model__*/*/"):
         names = [p.name for p in folder.iterdir() if not p.name.endswith(".constants.safetensors")]
         numbers = sorted(int(name[:3]) for name in names if re.match(r"\d{3}_", name))
         assert numbers == list(range(len(numbers))), folder
 
 
-def ranks_said(text: str) -> list[str]:
-    return sorted(re.findall(r"RANK .*", text))
+def launches(trace: str) -> set[str]:
+    return {event["name"] for event in json.loads(trace)["traceEvents"] if event["ph"] == "X"}
+
+
+def ranks_said(done: Finished) -> list[str]:
+    return sorted(re.findall(r"RANK .*", done.out))
 
 
 @pytest.fixture(scope="module")
-def alone(run_python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    done = run_python(*TORCHRUN, str(PROGRAMS / "ddp.py"), cwd=tmp_path_factory.mktemp("alone"), env=ENV)
-    assert done.code == 0, done.err[-4000:]
-    said = ranks_said(done.out)
+def alone(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    said = ranks_said(run_ranks(2, "ddp.py", cwd=tmp_path_factory.mktemp("alone")))
     assert len(said) == 2
     return said
 
 
-def check_ranks(runs: list[Run]) -> None:
+def check_ranks(folder: Path) -> None:
+    runs = sorted(Run.find_all(folder), key=lambda run: run.manifest.rank)
     assert [run.manifest.rank for run in runs] == [0, 1]
     assert len({run.manifest.pid for run in runs}) == 2
     for rank, run in enumerate(runs):
@@ -64,59 +64,49 @@ def check_ranks(runs: list[Run]) -> None:
         assert not any(f"[{5 - rank}, 6]" in text for text in graphs)
         assert any("all_reduce" in text for text in graphs)
         assert any("backward" in model.directions() for model in run.models())
-        ops = [json.loads(run.text(event)) for event in run.events() if event.kind == "ops"]
-        launched = {e["name"] for trace in ops for e in trace["traceEvents"] if e["ph"] == "X"}
+        launched = set().union(*(launches(run.text(event)) for event in run.events() if event.kind == "ops"))
         assert any("all_reduce" in name for name in launched), launched
 
 
-def test_a_folder_for_each_rank(alone: list[str], run_python: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_folder_for_each_rank(alone: list[str], run_ranks: RunRanks, tmp_path: Path) -> None:
     watched = ("-m", "graphprobe", "run", "--out", str(tmp_path / "runs"), "--save-inputs")
-    done = run_python(*TORCHRUN, *watched, str(PROGRAMS / "ddp.py"), cwd=tmp_path, env=ENV)
-    assert done.code == 0, done.err[-4000:]
-    assert ranks_said(done.out) == alone
-    check_ranks(sorted(Run.find_all(tmp_path / "runs"), key=lambda run: run.manifest.rank))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["runs"]
+    assert ranks_said(run_ranks(2, "ddp.py", cwd=tmp_path, before=watched)) == alone
+    check_ranks(tmp_path / "runs")
+    assert [p.name for p in tmp_path.iterdir()] == ["runs"]
 
 
-def test_the_environment_switch_on_each_rank(alone: list[str], run_python: Callable[..., Any], tmp_path: Path) -> None:
-    env = {**ENV, "TORCH_COMPILE_DEBUG": "1"}
-    done = run_python(*TORCHRUN, str(PROGRAMS / "ddp.py"), "--import", cwd=tmp_path, env=env)
+@pytest.mark.slow
+def test_torchrun_and_the_environment_switch_on_each_rank(
+    alone: list[str], torchrun: Callable[..., Finished], tmp_path: Path
+) -> None:
+    done = torchrun("ddp.py", "--import", cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
     assert done.code == 0, done.err[-4000:]
-    assert ranks_said(done.out) == alone
-    check_ranks(sorted(Run.find_all(tmp_path / "torch_compile_debug"), key=lambda run: run.manifest.rank))
+    assert ranks_said(done) == alone
+    check_ranks(tmp_path / "torch_compile_debug")
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("method", ["fork", "os.fork", "spawn"])
-def test_children(method: str, run_python: Callable[..., Any], tmp_path: Path) -> None:
-    # torch's own compile threads do not survive a fork: with a cold kernel cache the child would wait for them.
-    env = {**ENV, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    program = str(PROGRAMS / "children.py")
-    plain = run_python(program, method, cwd=tmp_path, env=env)
-    assert plain.code == 0, plain.err[-4000:]
+def test_children(method: str, run_ranks: RunRanks, tmp_path: Path) -> None:
     out = tmp_path / "runs"
-    done = run_python("-m", "graphprobe", "run", "-q", "--out", str(out), program, method, cwd=tmp_path, env=env)
-    assert done.code == 0, done.err[-4000:]
-    assert done.out == plain.out
-    assert done.err == plain.err
+    plain = run_ranks(0, "children.py", method, cwd=tmp_path)
+    watched = ("-m", "graphprobe", "run", "-q", "--out", str(out))
+    done = run_ranks(0, "children.py", method, cwd=tmp_path, before=watched)
+    assert (done.out, done.err) == (plain.out, plain.err)
     runs = Run.find_all(out)
-    parent = next(
-        run for run in runs if run.manifest.models == 2 and not any("forked" in n for n in run.manifest.notes)
-    )
     for run in runs:
         whole(run)
-    constants = [constants_of(run) for run in runs]
-    assert constants[runs.index(parent)] == [{11}, {12}]
-    if method == "spawn":
-        assert len(runs) == 1
-        return
-    assert len(runs) == 2
-    child = next(run for run in runs if run is not parent)
-    assert child.manifest.parent_pid == parent.manifest.pid
-    assert constants[runs.index(child)] == [{31}, {32}]
-    assert "torch._inductor.config.fx_graph_cache" in child.manifest.caches_bypassed
-    assert all(model.compile["guards"] and model.compile["timings_ms"] for model in child.models())
-    assert all("backward" in model.directions() for model in child.models())
+    (parent,) = [run for run in runs if not any("forked" in note for note in run.manifest.notes)]
+    assert constants_of(parent) == [{11}, {12}]
+    children = [run for run in runs if run is not parent]
+    assert len(children) == (method != "spawn")
+    for child in children:
+        assert child.manifest.parent_pid == parent.manifest.pid
+        assert constants_of(child) == [{31}, {32}]
+        assert "torch._inductor.config.fx_graph_cache" in child.manifest.caches_bypassed
+        assert all(model.compile["guards"] and model.compile["timings_ms"] for model in child.models())
+        assert all("backward" in model.directions() for model in child.models())
 
 
 def constants_of(run: Run) -> list[set[int]]:
@@ -126,3 +116,51 @@ def constants_of(run: Run) -> list[set[int]]:
         texts = [run.text(e) for e in model.events if e.path is not None and e.path.endswith(".txt")]
         found.append({int(n) for text in texts for n in re.findall(r"[ ,](\d\d)[,)]", text)} & {11, 12, 31, 32})
     return found
+
+
+@pytest.fixture(scope="module")
+def threads(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Finished]:
+    """A run of eight threads that compile at once."""
+    out = tmp_path_factory.mktemp("threads")
+    watched = ("-m", "graphprobe", "run", "-q", "--save-inputs", "--graph-dump", "py", "--out", str(out))
+    done = run_ranks(0, "threads.py", cwd=out.parent, before=watched)
+    return Run.open(out), done
+
+
+@pytest.mark.slow
+def test_the_run_of_threads_is_whole_and_their_results_are_as_without(threads: tuple[Run, Finished]) -> None:
+    run, done = threads
+    assert done.out.splitlines() == ["THREADS RIGHT True True", "LEFT []"]
+    whole(run)
+    # Eight functions, and the one that all threads share: torch may compile that once or in several threads.
+    assert 9 <= run.manifest.models <= 16
+    assert len({model.compile_id for model in run.models()}) == run.manifest.models
+
+
+@pytest.mark.slow
+def test_every_graph_of_a_thread_lies_under_its_own_model(threads: tuple[Run, Finished]) -> None:
+    run, _ = threads
+    models = {m.compile["function"]: m for m in run.models() if m.compile["function"].startswith("thread_")}
+    assert sorted(models) == [f"thread_{number}" for number in range(8)]
+    for number in range(8):
+        check_thread(run, models[f"thread_{number}"], number)
+
+
+def check_thread(run: Run, model: Any, number: int) -> None:
+    assert {"joint", "forward", "backward"} <= set(model.directions())
+    graphs = [e for e in model.events if e.kind in ("graph", "ir", "code", "ops") or (e.kind == "pass" and e.changed)]
+    per_direction: dict[Any, set[int]] = {}
+    for event in graphs:
+        text = run.text(event)
+        constants = {int(n) for n in re.findall(r"\b(100[0-7])\.0", text)}
+        assert constants <= {1000 + number}, (event.path, constants)
+        sizes = {int(n) for n in re.findall(r"f32\[(\d+)\]", text)} - {1}
+        assert sizes <= {5 + number}, (event.path, sizes)
+        per_direction.setdefault(event.where.direction, set()).update(constants)
+    assert per_direction["forward"] == per_direction["joint"] == per_direction["backward"] == {1000 + number}
+    # A backward was compiled, and ran, in another thread than its forward.
+    for direction in ("forward", "backward"):
+        assert launches(run.text(run.find(f"model__{model.number}/{direction}/captured_ops")))
+    assert model.compile["guards"]
+    assert "backward.entire_backward" in model.compile["timings_ms"]
+    assert "torch._inductor.config.fx_graph_cache" in model.compile["caches_bypassed"]

@@ -18,19 +18,14 @@ def chosen(*entries: ModelEntry) -> list[str]:
     return [facts.names[0] for facts, choice in zip(GRAPH, found, strict=True) if choice is not None]
 
 
-def test_everything_and_nothing() -> None:
+def test_everything_nothing_layers_ranges_and_their_union() -> None:
     assert chosen(ModelEntry()) == [facts.names[0] for facts in GRAPH]
     assert chosen() == []
-
-
-def test_layers_ranges_and_their_union() -> None:
     assert chosen(ModelEntry(layers=layers_from_text("add_1"))) == ["add_1"]
     assert chosen(ModelEntry("m", ranges=(NameRange("mm", "relu"),))) == ["mm", "add", "relu"]
     assert chosen(ModelEntry("m", layers_from_text("add_1"), ranges=(NameRange("MM", "mm"),))) == ["mm", "add_1"]
-    assert chosen(ModelEntry(layers=layers_from_text("view")), ModelEntry(layers=layers_from_text("mm"))) == [
-        "view",
-        "mm",
-    ]
+    both = ModelEntry(layers=layers_from_text("view")), ModelEntry(layers=layers_from_text("mm"))
+    assert chosen(*both) == ["view", "mm"]
 
 
 def test_an_entry_tells_what_selected_an_op() -> None:

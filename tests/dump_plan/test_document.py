@@ -42,96 +42,89 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 }
 
 REFUSED: dict[str, tuple[object, str, str]] = {
+    # what the file says, the kind of the fault, and its place: `DUMP.` is `$.dump.`, `LIST.` is `$.dump.dump_list[0].`
     # type or missing
     "no object": ("3", "type", "$"),
     "an array": ("[]", "type", "$"),
     "no dump": ("{}", "type", "$.dump"),
     "dump is null": ('{"dump": null}', "type", "$.dump"),
     "dump is text": ('{"dump": "on"}', "type", "$.dump"),
-    "empty dump": ({}, "type", "$.dump.dump_path"),
-    "no path": ({"dump_debug": "on"}, "type", "$.dump.dump_path"),
-    "no path for watching": ({"dump_scene": "watcher"}, "type", "$.dump.dump_path"),
-    "no path for exceptions": ({"dump_scene": "exception"}, "type", "$.dump.dump_path"),
-    "no path for single ops": ({"dump_op_switch": "on", "dump_list": []}, "type", "$.dump.dump_path"),
-    "path is a number": ({"dump_path": 3}, "type", "$.dump.dump_path"),
-    "path is empty": ({"dump_path": ""}, "type", "$.dump.dump_path"),
-    "path is blank": ({"dump_path": "  "}, "type", "$.dump.dump_path"),
-    "mode is empty": ({**OUT, "dump_mode": ""}, "type", "$.dump.dump_mode"),
-    "mode is a boolean": ({**OUT, "dump_mode": True}, "type", "$.dump.dump_mode"),
-    "step is a number": ({**OUT, "dump_step": 3}, "type", "$.dump.dump_step"),
-    "step is empty": ({**OUT, "dump_step": ""}, "type", "$.dump.dump_step"),
-    "debug is a boolean": ({**OUT, "dump_debug": True}, "type", "$.dump.dump_debug"),
-    "stats is text": ({**OUT, "dump_data": "stats", "dump_stats": "Max"}, "type", "$.dump.dump_stats"),
-    "stats is empty": ({**OUT, "dump_data": "stats", "dump_stats": []}, "type", "$.dump.dump_stats"),
-    "stats of numbers": ({**OUT, "dump_data": "stats", "dump_stats": ["Max", 1]}, "type", "$.dump.dump_stats[1]"),
-    "list is an object": ({**OUT, "dump_list": {}}, "type", "$.dump.dump_list"),
-    "entry is text": ({**OUT, "dump_list": ["a"]}, "type", "$.dump.dump_list[0]"),
-    "entry is empty": ({**OUT, "dump_list": [{}]}, "type", "$.dump.dump_list[0]"),
-    "model name is empty": (entry(model_name=""), "type", "$.dump.dump_list[0].model_name"),
-    "model name is null": (entry(model_name=None), "type", "$.dump.dump_list[0].model_name"),
-    "layer is text": (entry(layer="add"), "type", "$.dump.dump_list[0].layer"),
-    "layer is empty": (entry(layer=[]), "type", "$.dump.dump_list[0].layer"),
+    "empty dump": ({}, "type", "DUMP.dump_path"),
+    "no path": ({"dump_debug": "on"}, "type", "DUMP.dump_path"),
+    "no path for watching": ({"dump_scene": "watcher"}, "type", "DUMP.dump_path"),
+    "no path for exceptions": ({"dump_scene": "exception"}, "type", "DUMP.dump_path"),
+    "no path for single ops": ({"dump_op_switch": "on", "dump_list": []}, "type", "DUMP.dump_path"),
+    "path is a number": ({"dump_path": 3}, "type", "DUMP.dump_path"),
+    "path is empty": ({"dump_path": ""}, "type", "DUMP.dump_path"),
+    "path is blank": ({"dump_path": "  "}, "type", "DUMP.dump_path"),
+    "mode is empty": ({**OUT, "dump_mode": ""}, "type", "DUMP.dump_mode"),
+    "mode is a boolean": ({**OUT, "dump_mode": True}, "type", "DUMP.dump_mode"),
+    "step is a number": ({**OUT, "dump_step": 3}, "type", "DUMP.dump_step"),
+    "step is empty": ({**OUT, "dump_step": ""}, "type", "DUMP.dump_step"),
+    "debug is a boolean": ({**OUT, "dump_debug": True}, "type", "DUMP.dump_debug"),
+    "stats is text": ({**OUT, "dump_data": "stats", "dump_stats": "Max"}, "type", "DUMP.dump_stats"),
+    "stats is empty": ({**OUT, "dump_data": "stats", "dump_stats": []}, "type", "DUMP.dump_stats"),
+    "stats of numbers": ({**OUT, "dump_data": "stats", "dump_stats": ["Max", 1]}, "type", "DUMP.dump_stats[1]"),
+    "list is an object": ({**OUT, "dump_list": {}}, "type", "DUMP.dump_list"),
+    "entry is text": ({**OUT, "dump_list": ["a"]}, "type", "DUMP.dump_list[0]"),
+    "entry is empty": ({**OUT, "dump_list": [{}]}, "type", "DUMP.dump_list[0]"),
+    "model name is empty": (entry(model_name=""), "type", "LIST.model_name"),
+    "model name is null": (entry(model_name=None), "type", "LIST.model_name"),
+    "layer is text": (entry(layer="add"), "type", "LIST.layer"),
+    "layer is empty": (entry(layer=[]), "type", "LIST.layer"),
     "layer of numbers": (
-        {**OUT, "dump_list": [{"model_name": "a"}, {"layer": [3]}]}, "type", "$.dump.dump_list[1].layer[0]"),
-    "layer of nothing": (entry(layer=["add", ""]), "type", "$.dump.dump_list[0].layer[1]"),
-    "watcher nodes are empty": (entry(watcher_nodes=[]), "type", "$.dump.dump_list[0].watcher_nodes"),
-    "blacklist of text": (entry(optype_blacklist=["conv"]), "type", "$.dump.dump_list[0].optype_blacklist[0]"),
-    "blacklist without name": (
-        entry(opname_blacklist=[{"pos": ["input0"]}]), "type", "$.dump.dump_list[0].opname_blacklist[0].name"),
+        {**OUT, "dump_list": [{"model_name": "a"}, {"layer": [3]}]}, "type", "DUMP.dump_list[1].layer[0]"),
+    "layer of nothing": (entry(layer=["add", ""]), "type", "LIST.layer[1]"),
+    "watcher nodes are empty": (entry(watcher_nodes=[]), "type", "LIST.watcher_nodes"),
+    "blacklist of text": (entry(optype_blacklist=["conv"]), "type", "LIST.optype_blacklist[0]"),
+    "blacklist without name": (entry(opname_blacklist=[{"pos": ["input0"]}]), "type", "LIST.opname_blacklist[0].name"),
     "position is a number": (
-        entry(opname_blacklist=[{"name": "a", "pos": [0]}]), "type", "$.dump.dump_list[0].opname_blacklist[0].pos[0]"),
-    "range is an object": (entry(model_name="a", opname_range={}), "type", "$.dump.dump_list[0].opname_range"),
-    "range without end": (
-        entry(model_name="a", opname_range=[{"begin": "a"}]), "type", "$.dump.dump_list[0].opname_range[0].end"),
-    "range end is empty": (
-        entry(model_name="a", opname_range=[{"begin": "a", "end": ""}]),
-        "type", "$.dump.dump_list[0].opname_range[0].end"),
-    "range end is a number": (
-        entry(model_name="a", opname_range=[{"begin": "a", "end": 3}]),
-        "type", "$.dump.dump_list[0].opname_range[0].end"),
-    "range without model": (entry(opname_range=[{"begin": "a", "end": "b"}]), "type", "$.dump.dump_list[0].model_name"),
+        entry(opname_blacklist=[{"name": "a", "pos": [0]}]), "type", "LIST.opname_blacklist[0].pos[0]"),
+    "range is an object": (entry(model_name="a", opname_range={}), "type", "LIST.opname_range"),
+    "range without end": (entry(model_name="a", opname_range=[{"begin": "a"}]), "type", "LIST.opname_range[0].end"),
+    "range end is empty": (entry(model_name="a", opname_range=[{"begin": "a", "end": ""}]),
+        "type", "LIST.opname_range[0].end"),
+    "range end is a number": (entry(model_name="a", opname_range=[{"begin": "a", "end": 3}]),
+        "type", "LIST.opname_range[0].end"),
+    "range without model": (entry(opname_range=[{"begin": "a", "end": "b"}]), "type", "LIST.model_name"),
     # bad choice, unknown key
-    "mode": ({**OUT, "dump_mode": "inputs"}, "choice", "$.dump.dump_mode"),
-    "mode in capitals": ({**OUT, "dump_mode": "ALL"}, "choice", "$.dump.dump_mode"),
-    "data": ({**OUT, "dump_data": "stat"}, "choice", "$.dump.dump_data"),
-    "switch": ({**OUT, "dump_op_switch": "true"}, "choice", "$.dump.dump_op_switch"),
-    "debug": ({**OUT, "dump_debug": "ON"}, "choice", "$.dump.dump_debug"),
-    "scene": ({**OUT, "dump_scene": "watch"}, "choice", "$.dump.dump_scene"),
-    "scene of another device": ({**OUT, "dump_scene": "aic_err_brief_dump"}, "choice", "$.dump.dump_scene"),
-    "stat": ({**OUT, "dump_data": "stats", "dump_stats": ["Max", "Mean"]}, "choice", "$.dump.dump_stats[1]"),
+    "mode": ({**OUT, "dump_mode": "inputs"}, "choice", "DUMP.dump_mode"),
+    "mode in capitals": ({**OUT, "dump_mode": "ALL"}, "choice", "DUMP.dump_mode"),
+    "data": ({**OUT, "dump_data": "stat"}, "choice", "DUMP.dump_data"),
+    "switch": ({**OUT, "dump_op_switch": "true"}, "choice", "DUMP.dump_op_switch"),
+    "debug": ({**OUT, "dump_debug": "ON"}, "choice", "DUMP.dump_debug"),
+    "scene": ({**OUT, "dump_scene": "watch"}, "choice", "DUMP.dump_scene"),
+    "scene of another device": ({**OUT, "dump_scene": "aic_err_brief_dump"}, "choice", "DUMP.dump_scene"),
+    "stat": ({**OUT, "dump_data": "stats", "dump_stats": ["Max", "Mean"]}, "choice", "DUMP.dump_stats[1]"),
     "key beside dump": ('{"dump": {"dump_path": "out"}, "dumps": 1}', "choice", "$.dumps"),
-    "key of dump": ({**OUT, "dump_modes": "all"}, "choice", "$.dump.dump_modes"),
-    "option in the file": ({**OUT, "dump_layer": "add"}, "choice", "$.dump.dump_layer"),
-    "level": ({**OUT, "dump_level": "op"}, "choice", "$.dump.dump_level"),
-    "key of an entry": (entry(layers=["a"]), "choice", "$.dump.dump_list[0].layers"),
-    "key of a range": (
-        entry(model_name="a", opname_range=[{"begin": "a", "end": "b", "by": 1}]),
-        "choice", "$.dump.dump_list[0].opname_range[0].by"),
+    "key of dump": ({**OUT, "dump_modes": "all"}, "choice", "DUMP.dump_modes"),
+    "option in the file": ({**OUT, "dump_layer": "add"}, "choice", "DUMP.dump_layer"),
+    "level": ({**OUT, "dump_level": "op"}, "choice", "DUMP.dump_level"),
+    "key of an entry": (entry(layers=["a"]), "choice", "LIST.layers"),
+    "key of a range": (entry(model_name="a", opname_range=[{"begin": "a", "end": "b", "by": 1}]),
+        "choice", "LIST.opname_range[0].by"),
     "key with a space": ({**OUT, "dump mode": "all"}, "choice", '$.dump["dump mode"]'),
     # bad value or path
-    "path that is not there": ({"dump_path": "nowhere"}, "value", "$.dump.dump_path"),
-    "path with a tilde": ({"dump_path": "~"}, "value", "$.dump.dump_path"),
-    "path is a file": ({"dump_path": "c.json"}, "value", "$.dump.dump_path"),
-    "path with NUL": ({"dump_path": "a\0b"}, "value", "$.dump.dump_path"),
-    "path with half a character": ({"dump_path": "\ud800"}, "value", "$.dump.dump_path"),
-    "path that is too long": ({"dump_path": "x" * 9000}, "value", "$.dump.dump_path"),
-    "steps backwards": ({**OUT, "dump_step": "0|5-3"}, "value", "$.dump.dump_step"),
-    "steps malformed": ({**OUT, "dump_step": "0,5"}, "value", "$.dump.dump_step"),
-    "steps without end": ({**OUT, "dump_step": "1|" * 500_000}, "value", "$.dump.dump_step"),
-    "layer with a comma": (entry(layer=["add,mul"]), "value", "$.dump.dump_list[0].layer[0]"),
-    "two layers in one": (entry(layer=["add mul"]), "value", "$.dump.dump_list[0].layer[0]"),
-    "layer without line": (entry(layer=["model.py:"]), "value", "$.dump.dump_list[0].layer[0]"),
-    "layer twice": (entry(layer=["add", "mul", "add "]), "value", "$.dump.dump_list[0].layer[2]"),
-    "layer twice in two spellings": (entry(layer=["aten.add", "aten::add"]), "value", "$.dump.dump_list[0].layer[1]"),
-    "stat twice": ({**OUT, "dump_data": "stats", "dump_stats": ["Max", "Max"]}, "value", "$.dump.dump_stats[1]"),
-    "position": (
-        entry(opname_blacklist=[{"name": "a", "pos": ["in0"]}]),
-        "value", "$.dump.dump_list[0].opname_blacklist[0].pos[0]"),
-    "blacklisted line": (
-        entry(optype_blacklist=[{"name": "a.py:3"}]), "value", "$.dump.dump_list[0].optype_blacklist[0].name"),
-    "range from a glob": (
-        entry(model_name="a", opname_range=[{"begin": "a*", "end": "b"}]),
-        "value", "$.dump.dump_list[0].opname_range[0].begin"),
+    "path that is not there": ({"dump_path": "nowhere"}, "value", "DUMP.dump_path"),
+    "path with a tilde": ({"dump_path": "~"}, "value", "DUMP.dump_path"),
+    "path is a file": ({"dump_path": "c.json"}, "value", "DUMP.dump_path"),
+    "path with NUL": ({"dump_path": "a\0b"}, "value", "DUMP.dump_path"),
+    "path with half a character": ({"dump_path": "\ud800"}, "value", "DUMP.dump_path"),
+    "path that is too long": ({"dump_path": "x" * 9000}, "value", "DUMP.dump_path"),
+    "steps backwards": ({**OUT, "dump_step": "0|5-3"}, "value", "DUMP.dump_step"),
+    "steps malformed": ({**OUT, "dump_step": "0,5"}, "value", "DUMP.dump_step"),
+    "steps without end": ({**OUT, "dump_step": "1|" * 500_000}, "value", "DUMP.dump_step"),
+    "layer with a comma": (entry(layer=["add,mul"]), "value", "LIST.layer[0]"),
+    "two layers in one": (entry(layer=["add mul"]), "value", "LIST.layer[0]"),
+    "layer without line": (entry(layer=["model.py:"]), "value", "LIST.layer[0]"),
+    "layer twice": (entry(layer=["add", "mul", "add "]), "value", "LIST.layer[2]"),
+    "layer twice in two spellings": (entry(layer=["aten.add", "aten::add"]), "value", "LIST.layer[1]"),
+    "stat twice": ({**OUT, "dump_data": "stats", "dump_stats": ["Max", "Max"]}, "value", "DUMP.dump_stats[1]"),
+    "position": (entry(opname_blacklist=[{"name": "a", "pos": ["in0"]}]),
+        "value", "LIST.opname_blacklist[0].pos[0]"),
+    "blacklisted line": (entry(optype_blacklist=[{"name": "a.py:3"}]), "value", "LIST.optype_blacklist[0].name"),
+    "range from a glob": (entry(model_name="a", opname_range=[{"begin": "a*", "end": "b"}]),
+        "value", "LIST.opname_range[0].begin"),
     # JSON syntax
     "empty": ("", "syntax", "$"),
     "blank": (" \n", "syntax", "$"),
@@ -145,15 +138,15 @@ REFUSED: dict[str, tuple[object, str, str]] = {
     "a huge number": ('{"dump": ' + "9" * 6000 + "}", "syntax", "$"),
     "no UTF-8": (b'{"dump": {"dump_path": "\xff"}}', "syntax", "$"),
     "UTF-16": ('{"dump": {}}'.encode("utf-16"), "syntax", "$"),
-    "a key twice": ('{"dump": {"dump_path": "out", "dump_path": "out"}}', "syntax", "$.dump.dump_path"),
+    "a key twice": ('{"dump": {"dump_path": "out", "dump_path": "out"}}', "syntax", "DUMP.dump_path"),
     "dump twice": ('{"dump": {"dump_path": "out"}, "dump": {"dump_path": "out"}}', "syntax", "$.dump"),
     "a key twice, further in": (
         '{"dump": {"dump_path": "out", "dump_list": [{"layer": ["a"]}, {"layer": ["a"], "layer": ["b"]}]}}',
-        "syntax", "$.dump.dump_list[1].layer"),
+        "syntax", "DUMP.dump_list[1].layer"),
     # conflict within the list; the others are in test_conflicts
     "a model twice": (
         {**OUT, "dump_list": [{"model_name": "a"}, {"layer": ["x"]}, {"model_name": "a"}]},
-        "conflict", "$.dump.dump_list[2].model_name"),
+        "conflict", "DUMP.dump_list[2].model_name"),
 }  # fmt: skip
 
 
@@ -164,6 +157,7 @@ def test_accepted(plan_of: Plan, dump: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("content", "kind", "where"), REFUSED.values(), ids=list(REFUSED))
 def test_refused(plan_of: Plan, content: object, kind: str, where: str) -> None:
+    where = where.replace("LIST.", "DUMP.dump_list[0].").replace("DUMP.", "$.dump.")
     with pytest.raises(DumpConfigError) as caught:
         plan_of(content)
     error = caught.value
@@ -226,11 +220,9 @@ def test_a_folder_that_cannot_be_written_to(plan_of: Plan, tmp_path: Path) -> No
     with pytest.raises(DumpConfigError, match="written") as caught:
         plan_of({"dump_path": folder})
     assert (caught.value.kind, caught.value.where) == ("value", "$.dump.dump_path")
-
-
-def test_trying_a_folder_leaves_nothing_behind(plan_of: Plan, tmp_path: Path) -> None:
+    (tmp_path / "out").chmod(0o700)
     plan_of(OUT)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "out").iterdir()) == [], "trying a folder leaves nothing behind"
 
 
 def test_entries(plan_of: Plan) -> None:

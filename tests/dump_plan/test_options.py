@@ -35,15 +35,9 @@ def test_defaults(tmp_path: Path) -> None:
 
 def test_every_layer_overrides_the_next(tmp_path: Path) -> None:
     file = write(tmp_path, dump_mode="input", dump_data="stats", dump_step="1")
-    environ = {
-        "GRAPHPROBE_ENABLE_DUMP": "Yes",
-        "GRAPHPROBE_DUMP_MODE": "output",
-        "GRAPHPROBE_DUMP_STEP": "7",
-        "GRAPHPROBE_DUMP_ENGINE": "kernel",
-        "GRAPHPROBE_DUMP_MAX_BYTES": "1KiB",
-        "GRAPHPROBE_QUANT_DUMPABLE": "",
-        "GRAPHPROBE_DUMP_CONFIG_PATH": file,
-    }
+    environ = {"ENABLE_DUMP": "Yes", "DUMP_MODE": "output", "DUMP_STEP": "7", "DUMP_ENGINE": "kernel"}
+    environ |= {"DUMP_MAX_BYTES": "1KiB", "QUANT_DUMPABLE": "", "DUMP_CONFIG_PATH": file}
+    environ = {f"GRAPHPROBE_{name}": value for name, value in environ.items()}
     plan = plan_from(
         options={"dump_step": "3", "engine": None}, context={"dump_step": "2", "dump_data": "tensor"}, environ=environ
     )
@@ -171,13 +165,10 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
         plan_from(options={"enable_dump": True})
 
 
-def test_layers_as_a_list() -> None:
+def test_layers_as_a_list_and_steps_that_are_due() -> None:
     plan = plan_from(options={"dump_layer": ["add", "my code/model.py:3"]})
     assert plan.models[0].layers is not None
     assert [token.text for token in plan.models[0].layers.tokens] == ["add", "my code/model.py:3"]
-
-
-def test_steps_that_are_due() -> None:
     plan = plan_from(options={"enable_dump": True, "dump_step": "0|3-5"})
     assert [step for step in range(8) if plan.due(step)] == [0, 3, 4, 5]
     assert plan_from(options={"enable_dump": True}).due(7)

@@ -30,22 +30,11 @@ class Other:
 
 
 CALLABLES: list[Callable[..., Any]] = [
-    torch.copysign,
-    torch.addmm,
-    torch.ops.aten.relu.default,
-    torch.nn.functional.gelu,
-    torch.Tensor.add,
-    nn.ReLU(),
-    nn.Tanh(),
-    Called(),
-    Other(),
-    Called().method,
-    lambda x: x + 1,
-    lambda x: x + 2,
-    functools.partial(torch.add, alpha=2),
-    functools.partial(torch.add, alpha=3),
+    *(torch.copysign, torch.addmm, torch.ops.aten.relu.default, torch.nn.functional.gelu, torch.Tensor.add, len),
+    *(nn.ReLU(), nn.Tanh(), Called(), Other(), Called().method),
+    *(lambda x: x + 1, lambda x: x + 2),
+    *(functools.partial(torch.add, alpha=2), functools.partial(torch.add, alpha=3)),
     functools.partial(torch.sub, alpha=3),
-    len,
 ]
 
 
@@ -55,11 +44,11 @@ def from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_callable_has_a_code_of_its_own() -> None:
-    found = [finished.identity_of({}, [torch.ones(2)], fn) for fn in CALLABLES]
-    codes = [one.facts["code"] for one in found if one is not None]
+    codes = [finished._code_of(fn) for fn in CALLABLES]
     assert len(codes) == len(set(codes)) == len(CALLABLES)
-    again = [finished.identity_of({}, [torch.ones(2)], fn) for fn in CALLABLES]
-    assert [one.facts["code"] for one in again if one is not None] == codes
+    assert [finished._code_of(fn) for fn in CALLABLES] == codes
+    told = finished.identity_of({}, [torch.ones(2)], CALLABLES[0])
+    assert told is not None and told.facts["code"] == codes[0]
 
 
 def test_what_cannot_be_told_is_not_resumed_and_does_not_raise() -> None:

@@ -71,42 +71,24 @@ def padded(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(x, (1, 1), mode="circular")
 
 
-def test_the_line_of_a_function_of_torch_written_in_python_is_its_caller() -> None:
-    inside = [n for n in calls(dynamo_graph(padded, torch.ones(1, 2, 4)).graph) if "torch/nn/" in (n.stack_trace or "")]
-    assert inside, "torch's function is traced into"
-    line = padded.__code__.co_firstlineno + 1
-    assert {source_of(n) for n in inside} == {f"{__file__}:{line}"}
-
-
 def node_of(target: Any, *, op: str = "call_function") -> Node:
     graph = Graph()
     return graph.create_node(op, target, (graph.placeholder("x"),), {})
 
 
-def test_modules_in_lists_sequences_and_dicts_are_named_by_their_index() -> None:
-    found = [module_of(n) for n in calls(dynamo_graph(Model(), torch.ones(2, 4)).graph)]
-    assert found == [*PATHS, None], "the sin belongs to the outermost module, which has no name"
+def closing_over(model: Model) -> Callable[..., torch.Tensor]:
+    return lambda x: model(x) + 1
 
 
-def test_a_module_that_is_closed_over() -> None:
-    model = Model()
-
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        return model(x) + 1
-
+@pytest.mark.parametrize(
+    ("fn", "outermost"),
+    [(Model(), 1), (closing_over(Model()), 2), (lambda x: MODEL(x), 1), (Model().forward, 1)],
+    ids=["module", "closed over", "at the top of a file", "method"],
+)
+def test_modules_in_lists_sequences_and_dicts_are_named_by_their_index(fn: Any, outermost: int) -> None:
+    """What belongs to the outermost module, such as the sin, has no name."""
     found = [module_of(n) for n in calls(dynamo_graph(fn, torch.ones(2, 4)).graph)]
-    assert found == [*PATHS, None, None]
-
-
-def test_a_module_at_the_top_of_a_file() -> None:
-    found = [module_of(n) for n in calls(dynamo_graph(lambda x: MODEL(x), torch.ones(2, 4)).graph)]
-    assert found == [*PATHS, None]
-
-
-def test_a_method_of_a_module() -> None:
-    model = Model()
-    found = [module_of(n) for n in calls(dynamo_graph(model.forward, torch.ones(2, 4)).graph)]
-    assert found == [*PATHS, None]
+    assert found == [*PATHS, *[None] * outermost]
 
 
 def test_graphs_of_aot_autograd_name_the_same_modules_forward_and_backward() -> None:
@@ -123,19 +105,16 @@ def test_graphs_of_aot_autograd_name_the_same_modules_forward_and_backward() -> 
 def test_the_line_is_the_innermost_of_the_program() -> None:
     gm = dynamo_graph(Model(), torch.ones(2, 4))
     lines = {op_of(n): source_of(n) for n in calls(gm.graph)}
-    relu = Block.forward.__code__.co_firstlineno + 1
-    assert lines["torch.relu"] == f"{__file__}:{relu}"
+    assert lines["torch.relu"] == f"{__file__}:{Block.forward.__code__.co_firstlineno + 1}"
     assert lines["torch.Tensor.sin"] == f"{__file__}:{Model.forward.__code__.co_firstlineno + 3}"
-
-
-def test_nothing_is_known_of_a_bare_node() -> None:
-    node = node_of(torch.relu)
-    assert source_of(node) is None
-    assert module_of(node) is None
+    inside = [n for n in calls(dynamo_graph(padded, torch.ones(1, 2, 4)).graph) if "torch/nn/" in (n.stack_trace or "")]
+    assert inside, "torch's function, which is written in Python, is traced into"
+    assert {source_of(n) for n in inside} == {f"{__file__}:{padded.__code__.co_firstlineno + 1}"}
 
 
 def test_the_line_of_the_last_frame() -> None:
     node = node_of(torch.relu)
+    assert source_of(node) is None and module_of(node) is None, "nothing is known of a bare node"
     node.meta["stack_trace"] = '  File "a b.py", line 3, in f\n    g()\n  File "/x/c.py", line 40, in g\n    x.relu()'
     assert source_of(node) == "/x/c.py:40"
 
@@ -153,33 +132,27 @@ def test_the_line_of_the_last_frame() -> None:
     ],
 )
 def test_paths(path: str, name: str | None) -> None:
-    node = node_of(torch.relu)
-    node.meta["nn_module_stack"] = {"0": (path, Block)}
-    assert module_of(node) == name
+    """The innermost counts; the modules of the forward serve for the backward."""
+    for key in ("nn_module_stack", "fwd_nn_module_stack"):
+        node = node_of(torch.relu)
+        node.meta[key] = {"0": ("L['self'].a", Block), "1": (path, Block)} if name else {"0": (path, Block)}
+        assert module_of(node) == name
 
 
-def test_the_modules_of_the_forward_serve_for_the_backward() -> None:
-    node = node_of(torch.relu)
-    node.meta["fwd_nn_module_stack"] = {"0": ("L['self'].a", Block), "1": ("L['self'].a.b", Block)}
-    assert module_of(node) == "a.b"
+OPS = {
+    "aten.relu.default": node_of(torch.ops.aten.relu.default),
+    "aten.relu": node_of(torch.ops.aten.relu),
+    "torch.relu": node_of(torch.relu),
+    "torch.nn.functional.silu": node_of(torch.nn.functional.silu),
+    "operator.getitem": node_of(operator.getitem),
+    "higher_order.cond": node_of(torch.ops.higher_order.cond),
+    "torch.Tensor.sin": node_of("sin", op="call_method"),
+    "inner": node_of("inner", op="call_module"),
+}
 
 
-@pytest.mark.parametrize(
-    ("node", "name"),
-    [
-        (node_of(torch.ops.aten.relu.default), "aten.relu.default"),
-        (node_of(torch.ops.aten.relu), "aten.relu"),
-        (node_of(torch.relu), "torch.relu"),
-        (node_of(torch.nn.functional.silu), "torch.nn.functional.silu"),
-        (node_of(operator.getitem), "operator.getitem"),
-        (node_of(torch.ops.higher_order.cond), "higher_order.cond"),
-        (node_of("sin", op="call_method"), "torch.Tensor.sin"),
-        (node_of("inner", op="call_module"), "inner"),
-    ],
-    ids=str,
-)
-def test_ops(node: Node, name: str) -> None:
-    assert op_of(node) == name
+def test_ops() -> None:
+    assert {name: op_of(node) for name, node in OPS.items()} == {name: name for name in OPS}
 
 
 def test_what_other_ops_are_in_aten() -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from graphprobe.engine.reference import InFloat64, array_from, dtype_of, leaves, references, terms_of
 from graphprobe.engine.value_file import ValueFile
-from graphprobe.numerics.divergence import RunValues
-from graphprobe.numerics.verdict import Verdict, judge
+from graphprobe.numerics import RunValues, Verdict, judge
 
 U = 2.0**-8
 
 
 def judged(fn: object, candidate: torch.Tensor, eager: torch.Tensor, *args: torch.Tensor) -> Verdict:
     (found,) = references(fn, args, roundoff=dtype_of(eager).unit_roundoff)  # type: ignore[arg-type]
-    runs = [RunValues(array_from(value), dtype_of(value)) for value in (candidate, eager)]
-    return judge(runs[0], found.values, found.noise, runs[1:])
+    candidates, *runs = [RunValues(array_from(value), dtype_of(value)) for value in (candidate, eager)]
+    return judge(candidates, found.values, found.noise, runs)
 
 
 def test_the_reference_is_the_op_in_float64() -> None:
@@ -39,29 +41,28 @@ def test_inputs_are_perturbed_both_ways(roundoff: float) -> None:
     assert 400 < int((steps > 0).sum()) < 600
 
 
-def test_the_noise_of_a_difference_of_nearly_equal_values_is_that_of_both() -> None:
-    """Drawn at random, the signs of the two are alike in all runs for some elements, and nothing is left."""
-    a = torch.linspace(1, 2, 4000)
-    (found,) = references(torch.sub, [a, a + 1e-3], roundoff=U, runs=4, pointwise=True)
-    np.testing.assert_allclose(found.noise.sigma, np.sqrt(2) * a.numpy(), rtol=0.01)
-    (drawn,) = references(torch.sub, [a, a + 1e-3], roundoff=U, runs=4)
+A = torch.linspace(1, 2, 4000)
+NOISE: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], float, Any, float]] = {
+    "both of nearly equal values": (torch.sub, [A, A + 1e-3], U, np.sqrt(2) * A.numpy(), 0.01),
+    "each of three": (torch.addcmul, [A, A, torch.full_like(A, -1.0)], U, np.sqrt(3) * A.numpy(), 0.02),
+    # Else what jumps would not be seen to jump for half of the values that are about to.
+    "each element both ways": (torch.floor, [torch.full((1000,), 3.0 - 1e-4)], 2.0**-12, 2.0**12 / np.sqrt(2), 1e-7),
+}
+
+
+@pytest.mark.parametrize("case", NOISE)
+def test_the_noise_of_a_pointwise_op_is_that_of_each_input_and_element(case: str) -> None:
+    fn, inputs, roundoff, expected, rtol = NOISE[case]
+    (found,) = references(fn, inputs, roundoff=roundoff, runs=4, pointwise=True)
+    np.testing.assert_allclose(found.noise.sigma, expected, rtol=rtol)
+
+
+def test_signs_that_are_drawn_are_alike_in_all_runs_for_some_elements() -> None:
+    (drawn,) = references(torch.sub, [A, A + 1e-3], roundoff=U, runs=4)
     assert (drawn.noise.sigma < 0.02).any()
 
 
-def test_each_element_goes_both_ways() -> None:
-    """Else what jumps would not be seen to jump for half of the values that are about to."""
-    below = torch.full((1000,), 3.0 - 1e-4)
-    (found,) = references(torch.floor, [below], roundoff=2.0**-12, runs=4, pointwise=True)
-    np.testing.assert_allclose(found.noise.sigma, 2.0**12 / np.sqrt(2))
-
-
-def test_the_noise_of_three_inputs_is_that_of_each() -> None:
-    a = torch.linspace(1, 2, 4000)
-    (found,) = references(torch.addcmul, [a, a, torch.full_like(a, -1.0)], roundoff=U, runs=4, pointwise=True)
-    np.testing.assert_allclose(found.noise.sigma, np.sqrt(3) * a.numpy(), rtol=0.02)
-
-
-def test_casts_inside_have_no_effect() -> None:
+def test_casts_inside_and_a_dtype_argument_have_no_effect() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = x.to(torch.bfloat16).half().float() + torch.ones(3, dtype=torch.float16) * 0.1
         return torch.softmax(y, -1, dtype=torch.float32).type_as(x)
@@ -69,10 +70,6 @@ def test_casts_inside_have_no_effect() -> None:
     x = torch.randn(2, 3)
     (found,) = references(fn, [x], roundoff=U)
     np.testing.assert_allclose(found.values, torch.softmax(x.double() + 0.1, -1).numpy(), rtol=1e-14)
-
-
-def test_an_aten_operator_with_a_dtype_argument() -> None:
-    x = torch.randn(4)
     (found,) = references(torch.ops.aten._to_copy.default, [x], {"dtype": torch.bfloat16}, roundoff=U)
     np.testing.assert_array_equal(found.values, x.double().numpy())
     np.testing.assert_allclose(found.noise.sigma, x.double().abs().numpy(), rtol=1e-12)
@@ -84,17 +81,11 @@ def test_integers_are_passed_on_and_left_out() -> None:
     assert [value.values.shape for value in found] == [(2, 3), ()]
 
 
-def test_captured_values_are_not_changed() -> None:
-    x = torch.ones(3)
+def test_captured_values_and_generators_are_not_changed() -> None:
+    x, before = torch.ones(3), torch.get_rng_state()
     found = references(lambda x: x.mul_(2).add_(1), [x], roundoff=U)
-    assert x.tolist() == [1.0, 1.0, 1.0]
+    assert x.tolist() == [1.0, 1.0, 1.0] and torch.equal(torch.get_rng_state(), before)
     assert found[0].values.tolist() == [3.0, 3.0, 3.0]
-
-
-def test_generators_are_not_touched() -> None:
-    before = torch.get_rng_state()
-    references(torch.sin, [torch.ones(3)], roundoff=U)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_modules_are_widened_and_perturbed_with_their_parameters() -> None:
@@ -144,16 +135,12 @@ def test_arrays_hold_every_bit(dtype: torch.dtype) -> None:
     assert dtype_of(x).name == str(dtype)[6:]
 
 
-def test_arrays_resolve_lazy_conjugation() -> None:
-    x = torch.tensor([1 + 2j]).conj()
-    assert array_from(x).tolist() == [1 - 2j]
-
-
-def test_leaves() -> None:
+def test_arrays_resolve_lazy_conjugation_and_leaves_are_found() -> None:
+    assert array_from(torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
     assert list(leaves([1, (2, {"a": 3}), []])) == [1, 2, 3]
 
 
-def test_end_to_end_with_bfloat16() -> None:
+def test_end_to_end() -> None:
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(32, 64, generator=generator).bfloat16() for _ in range(2))
 
@@ -165,59 +152,42 @@ def test_end_to_end_with_bfloat16() -> None:
     assert not torch.equal(eager, fused)
     assert judged(fn, fused, eager, x, w).answer in ("ok", "candidate_better")
     assert judged(fn, torch.softmax((x @ w.t()) * 1.05, -1), fused, x, w).answer == "candidate_worse"
+    z = torch.randn(6, dtype=torch.complex64)
+    eager = z * z
+    assert judged(lambda z: z * z, eager, eager, z).answer == "ok"
+    assert judged(lambda z: z * z, eager.conj().resolve_conj(), eager, z).answer == "candidate_worse"
 
 
-def test_complex() -> None:
-    x = torch.randn(6, dtype=torch.complex64)
-    eager = x * x
-    assert judged(lambda x: x * x, eager, eager, x).answer == "ok"
-    assert judged(lambda x: x * x, eager.conj().resolve_conj(), eager, x).answer == "candidate_worse"
+def same_in_float64(plain: list[torch.Tensor], wide: list[torch.Tensor]) -> bool:
+    pairs = zip(plain, wide, strict=True)
+    return all(b.dtype is torch.float64 and torch.equal(a.double(), b) for a, b in pairs)
 
 
 def test_random_numbers_are_those_of_the_program() -> None:
     def drawn() -> list[torch.Tensor]:
         torch.manual_seed(1)
         layer = torch.nn.Linear(5, 4)
-        return [
-            torch.rand(3),
-            torch.randn(17),
-            torch.rand_like(torch.ones(2, 3)),
-            torch.empty(20).normal_(),
-            torch.empty(20).exponential_(),
-            torch.nn.functional.dropout(torch.ones(50), 0.5),
-            layer.weight.detach(),
-            layer.bias.detach(),
-        ]
+        made = [torch.rand(3), torch.randn(17), torch.rand_like(torch.ones(2, 3)), torch.empty(20).normal_()]
+        dropped = torch.nn.functional.dropout(torch.ones(50), 0.5)
+        return [*made, torch.empty(20).exponential_(), dropped, layer.weight.detach(), layer.bias.detach()]
 
     plain = drawn()
     with InFloat64():
-        wide = drawn()
-    for a, b in zip(plain, wide, strict=True):
-        assert b.dtype is torch.float64
-        assert torch.equal(a.double(), b)
+        assert same_in_float64(plain, drawn())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_numbers_are_drawn_in_the_dtype_of_the_program(dtype: torch.dtype) -> None:
     def drawn(x: torch.Tensor) -> list[torch.Tensor]:
         torch.manual_seed(3)
-        return [
-            torch.rand(x.shape, dtype=x.dtype),
-            torch.randn(7, dtype=x.dtype),
-            torch.randn_like(x, dtype=x.dtype),
-            torch.bernoulli(x),
-            torch.empty_like(x).bernoulli_(x),
-            torch.empty_like(x).exponential_(),
-            torch.normal(x, x),
-        ]
+        made = [torch.rand(x.shape, dtype=x.dtype), torch.randn(7, dtype=x.dtype), torch.randn_like(x, dtype=x.dtype)]
+        filled = [torch.empty_like(x).bernoulli_(x), torch.empty_like(x).exponential_()]
+        return [*made, torch.bernoulli(x), *filled, torch.normal(x, x)]
 
     x = torch.linspace(0.25, 0.75, 40).to(dtype)
     plain = drawn(x)
     with InFloat64(dtype):
-        wide = drawn(x.double())
-    for a, b in zip(plain, wide, strict=True):
-        assert b.dtype is torch.float64
-        assert torch.equal(a.double(), b)
+        assert same_in_float64(plain, drawn(x.double()))
 
 
 def test_what_is_kept_in_a_file_is_the_same() -> None:

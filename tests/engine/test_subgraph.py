@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -52,20 +53,14 @@ def test_a_node_and_what_feeds_it() -> None:
     assert ancestors([exp], 9) == ancestors([exp], 2), "inputs are no calls"
 
 
-def test_a_piece_computes_what_it_computed_in_place() -> None:
+def test_a_piece_computes_what_it_computed_in_place_on_copies_of_its_inputs() -> None:
     gm = symbolic_trace(lambda x, y: (torch.relu(x) + torch.sin(y)).exp() * 2)
-    run = run_graph(gm, [torch.randn(3), torch.randn(3)])
+    run = run_graph(gm, [torch.ones(3), torch.randn(3)])
     piece, inputs = extract(gm, named(gm, "add", "exp"), run.values)
     assert [n.name for n in piece.graph.nodes if n.op == "placeholder"] == ["relu", "sin"]
     assert [n.name for n in piece.graph.nodes if n.op == "call_function"] == ["add"]
     (got,) = piece(*inputs)
     assert torch.equal(got, run.values["exp"])
-
-
-def test_inputs_are_copies() -> None:
-    gm = symbolic_trace(lambda x: torch.relu(x) + 1)
-    run = run_graph(gm, [torch.ones(3)])
-    _, inputs = extract(gm, named(gm, "add"), run.values)
     inputs[0].zero_()
     assert run.values["relu"].tolist() == [1.0] * 3
 
@@ -116,9 +111,9 @@ def test_an_attribute_becomes_an_input() -> None:
 def test_a_module_that_is_called_stays_one() -> None:
     gm = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
     run = run_graph(gm, [torch.randn(1, 2)])
-    calls = [n for n in gm.graph.nodes if n.op == "call_module"]
-    piece, inputs = extract(gm, calls[:1], run.values)
-    assert torch.equal(piece(*inputs)[0], run.values[calls[0].name])
+    first = next(n for n in gm.graph.nodes if n.op == "call_module")
+    piece, inputs = extract(gm, [first], run.values)
+    assert torch.equal(piece(*inputs)[0], run.values[first.name])
 
 
 def test_bodies_of_an_operator_that_takes_graphs() -> None:
@@ -184,71 +179,59 @@ def test_a_call_without_tensors_owns_none() -> None:
 def test_more_outputs() -> None:
     gm = symbolic_trace(lambda x: (torch.relu(x) + 1, x))
     output_node(gm).meta["original_output_strides"] = [(1,), (1,)]
-    exposed(gm, named(gm, "relu"))
-    assert [t.tolist() for t in gm(torch.tensor([-1.0]))] == [[1.0], [-1.0], [0.0]]
+    one = symbolic_trace(lambda x: torch.relu(x) + 1)
+    for graph, outputs in ((gm, [[1.0], [-1.0], [0.0]]), (one, [[1.0], [0.0]])):
+        exposed(graph, named(graph, "relu"))
+        assert [t.tolist() for t in graph(torch.tensor([-1.0]))] == outputs
     assert output_node(gm).meta["original_output_strides"] == [(1,), (1,), None]
+    assert "original_output_strides" not in output_node(one).meta
 
 
-def test_more_outputs_of_a_graph_that_returns_one_value() -> None:
-    gm = symbolic_trace(lambda x: torch.relu(x) + 1)
-    exposed(gm, named(gm, "relu"))
-    assert [t.tolist() for t in gm(torch.tensor([-1.0]))] == [[1.0], [0.0]]
-    assert "original_output_strides" not in output_node(gm).meta
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return ATEN.exp.default(ATEN.sin.default(ATEN.relu.default(x)))
 
 
-def shown(fn: Callable[..., Any], *args: Any) -> list[str]:
-    return [n.name for n in showable(traced(fn, *args))]
+def written_to(x: torch.Tensor) -> torch.Tensor:
+    a, b = ATEN.relu.default(x), ATEN.sin.default(x)
+    ATEN.add_.Tensor(a, 1)
+    return ATEN.mul.Tensor(a, b)
 
 
-def test_what_can_be_shown() -> None:
-    assert shown(lambda x: ATEN.exp.default(ATEN.sin.default(ATEN.relu.default(x))), torch.ones(2)) == ["relu", "sin"]
+def written_to_by_a_view(x: torch.Tensor) -> torch.Tensor:
+    a, b = ATEN.relu.default(x), ATEN.sin.default(x)
+    view, other = ATEN.view.default(a, [4]), ATEN.view.default(b, [4])
+    ATEN.add_.Tensor(ATEN.slice.Tensor(view, 0, 0, 2), 1)
+    return ATEN.mul.Tensor(ATEN.sum.default(a), ATEN.add.Tensor(view, other))
 
 
-def test_values_that_are_written_to_cannot() -> None:
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        a, b = ATEN.relu.default(x), ATEN.sin.default(x)
-        ATEN.add_.Tensor(a, 1)
-        return ATEN.mul.Tensor(a, b)
-
-    assert shown(fn, torch.ones(2)) == ["sin"]
+def view_of_a_written_input(x: torch.Tensor) -> torch.Tensor:
+    view, kept = ATEN.view.default(x, [4]), ATEN.clone.default(x)
+    ATEN.copy_.default(x, ATEN.sin.default(kept))
+    return ATEN.exp.default(view)
 
 
-def test_neither_can_views_of_them_nor_what_they_are_views_of() -> None:
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        a, b = ATEN.relu.default(x), ATEN.sin.default(x)
-        view, other = ATEN.view.default(a, [4]), ATEN.view.default(b, [4])
-        ATEN.add_.Tensor(ATEN.slice.Tensor(view, 0, 0, 2), 1)
-        return ATEN.mul.Tensor(ATEN.sum.default(a), ATEN.add.Tensor(view, other))
-
-    assert shown(fn, torch.ones(2, 2)) == ["sin", "view_1", "sum_1", "add"]
+def items(x: torch.Tensor) -> torch.Tensor:
+    values, indices = ATEN.topk.default(x, 2)
+    return ATEN.mul.Tensor(values, indices)
 
 
-def test_neither_can_views_of_an_input_that_is_written_to() -> None:
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        view, kept = ATEN.view.default(x, [4]), ATEN.clone.default(x)
-        ATEN.copy_.default(x, ATEN.sin.default(kept))
-        return ATEN.exp.default(view)
-
-    assert shown(fn, torch.ones(2, 2)) == ["clone", "sin"]
+def parts_of_a_written_list(x: torch.Tensor) -> torch.Tensor:
+    first, second = ATEN.split.Tensor(ATEN.relu.default(x), 2)
+    ATEN.add_.Tensor(first, 1)
+    return ATEN.mul.Tensor(ATEN.sin.default(second), first)
 
 
-def test_items_of_several_results_can_be_shown() -> None:
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        values, indices = ATEN.topk.default(x, 2)
-        return ATEN.mul.Tensor(values, indices)
-
-    assert shown(fn, torch.arange(5.0)) == ["getitem", "getitem_1"]
-
-
-def test_parts_of_a_list_of_views_that_is_written_to_cannot() -> None:
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        a = ATEN.relu.default(x)
-        first, second = ATEN.split.Tensor(a, 2)
-        ATEN.add_.Tensor(first, 1)
-        return ATEN.mul.Tensor(ATEN.sin.default(second), first)
-
-    assert shown(fn, torch.arange(4.0)) == ["sin"]
-
-
-def test_a_graph_without_known_values_shows_nothing() -> None:
-    assert showable(symbolic_trace(lambda x: torch.relu(x).sin())) == []
+@pytest.mark.parametrize(
+    ("fn", "shape", "names"),
+    [
+        (chain, [2], ["relu", "sin"]),
+        (written_to, [2], ["sin"]),
+        (written_to_by_a_view, [2, 2], ["sin", "view_1", "sum_1", "add"]),
+        (view_of_a_written_input, [2, 2], ["clone", "sin"]),
+        (items, [5], ["getitem", "getitem_1"]),
+        (parts_of_a_written_list, [4], ["sin"]),
+    ],
+)
+def test_only_values_that_stay_as_they_are_can_be_shown(fn: Any, shape: list[int], names: list[str]) -> None:
+    assert [n.name for n in showable(traced(fn, torch.rand(shape)))] == names
+    assert showable(symbolic_trace(fn)) == [], "no values are known"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from engine.stats_tensors import DTYPES, random_bits
 from graphprobe.engine.tensor_stats import stats_of
 from graphprobe.errors import UsageError
-from graphprobe.numerics import native
-from graphprobe.numerics.item_kinds import KINDS, TABLES
+from graphprobe.numerics import KINDS, TABLES, native
 
 TORCH_DTYPES = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 TORCH_NAMES = {str(dtype).removeprefix("torch.") for dtype in TORCH_DTYPES}
@@ -50,18 +48,14 @@ def test_against_torch(dtype: torch.dtype) -> None:
     x = torch.complex(x, x.flip(0)).to(dtype) if dtype.is_complex else x.to(dtype)
     if dtype.is_complex:
         wide = (x.to(torch.complex64) if dtype == torch.complex32 else x).to(torch.complex128).abs()
-    elif dtype.is_floating_point and dtype.itemsize == 1:
-        wide = x.to(torch.float32).to(torch.float64)
     else:
-        wide = x.to(torch.float64)
+        wide = (x.to(torch.float32) if dtype.is_floating_point and dtype.itemsize == 1 else x).to(torch.float64)
     finite = wide[torch.isfinite(wide)]
     found = stats_of(x)
     assert (found.count, found.nan, found.zeros) == (5000, int(wide.isnan().sum()), int((wide == 0).sum()))
-    assert found.min == pytest.approx(float(finite.min()), rel=1e-6)
-    assert found.max == pytest.approx(float(finite.max()), rel=1e-6)
-    assert found.mean == pytest.approx(float(finite.mean()), rel=1e-6, abs=1e-6)
-    assert found.std == pytest.approx(float(finite.std(correction=0)), rel=1e-6)
-    assert found.l2 == pytest.approx(float(finite.norm()), rel=1e-6)
+    expected = (finite.min(), finite.max(), finite.mean(), finite.std(correction=0), finite.norm())
+    got = (found.min, found.max, found.mean, found.std, found.l2)
+    assert got == pytest.approx([float(value) for value in expected], rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -76,22 +70,22 @@ def test_layouts_of_the_same_values(dtype: torch.dtype) -> None:
         assert stats_of(view) == expected
     turned = stats_of(x.t())
     assert turned.digest != expected.digest
-    assert (turned.count, turned.nan, turned.zeros, turned.max) == (
-        expected.count,
-        expected.nan,
-        expected.zeros,
-        expected.max,
-    )
+    for name in ("count", "nan", "zeros", "max"):
+        assert getattr(turned, name) == getattr(expected, name)
 
 
-def test_0d_empty_expanded_and_requires_grad() -> None:
+class Mine(torch.Tensor):
+    pass
+
+
+def test_0d_empty_expanded_requires_grad_and_a_subclass() -> None:
     assert stats_of(torch.tensor(2.5)).mean == 2.5
     empty = stats_of(torch.empty(3, 0, 2))
     assert (empty.count, empty.min, empty.l2) == (0, None, None)
     assert stats_of(torch.tensor([1.0, -1.0]).expand(500, 2)) == stats_of(torch.tensor([1.0, -1.0]).repeat(500, 1))
-    parameter = torch.nn.Parameter(torch.arange(6.0))
-    assert stats_of(parameter) == stats_of(torch.arange(6.0))
-    assert stats_of(parameter * 2).max == 10.0
+    x = torch.arange(6.0)
+    assert stats_of(torch.nn.Parameter(x)) == stats_of(x.as_subclass(Mine)) == stats_of(x)
+    assert stats_of(torch.nn.Parameter(x) * 2).max == 10.0
 
 
 def test_conjugated_and_negated_views_count_with_what_they_show() -> None:
@@ -118,66 +112,44 @@ def test_large_with_threads(dtype: torch.dtype) -> None:
     assert stats_of(x).std == pytest.approx(float(x.double().std(correction=0)), rel=1e-6)
 
 
-def in_a_process(program: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+STATISTICS = """
+import os, signal, sys, numpy
+from graphprobe.numerics import stats_from_array
+ones = numpy.ones(1_000_000, "float32")
+statistics = lambda: stats_from_array(ones, threads=2)
+threads = lambda: len(os.listdir("/proc/self/task"))
+"""
+AFTER_TORCH = """
+import torch
+torch.set_num_threads(2)
+torch.randn(1_000_000).sum()
+
+def forked(told):
+    child = os.fork()  # has none of these threads, and an OpenMP that waits for them
+    if child == 0:
+        signal.alarm(30)
+        os._exit(told())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+goes_on = forked(lambda: statistics().count == 1_000_000)
+before = threads()
+statistics()
+print(goes_on, before, threads(), forked(lambda: (statistics(), threads())[1]))
+"""
+BEFORE_TORCH = 'before = threads(); statistics(); print("torch" in sys.modules, before, threads())'
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the threads in /proc")
 @pytest.mark.skipif(native.core is None, reason="no native core")
-def test_the_threads_of_torch_do_the_work_where_torch_has_some() -> None:
+def test_the_threads_of_torch_do_the_work_where_torch_has_some(
+    run_warm: Callable[..., Any], run_python: Callable[..., Any]
+) -> None:
     """Threads of our own would wait for a processor while those of torch look for more work on it."""
-    before, after, own = in_a_process("""
-import os, numpy, torch
-from graphprobe.numerics.stats import stats_from_array
-count = lambda: len(os.listdir("/proc/self/task"))
-torch.set_num_threads(2)
-torch.randn(1_000_000).sum()
-before = count()
-stats_from_array(numpy.ones(1_000_000, "float32"), threads=2)
-after = count()
-child = os.fork()  # has none of these threads
-if child == 0:
-    stats_from_array(numpy.ones(1_000_000, "float32"), threads=2)
-    os._exit(count())
-print(before, after, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-""")
-    assert before == after
-    assert own == "2"
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.skipif(native.core is None, reason="no native core")
-def test_a_fork_of_a_program_that_used_the_threads_of_torch_goes_on() -> None:
-    """Without statistics of ours before the fork; the child's OpenMP waits for threads that it does not have."""
-    (ended,) = in_a_process("""
-import os, signal, numpy, torch
-from graphprobe.numerics.stats import stats_from_array
-torch.set_num_threads(2)
-torch.randn(1_000_000).sum()
-child = os.fork()
-if child == 0:
-    signal.alarm(30)
-    os._exit(0 if stats_from_array(numpy.ones(1_000_000, "float32"), threads=2).count == 1_000_000 else 1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-""")
-    assert ended == "0"
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the threads in /proc")
-@pytest.mark.skipif(native.core is None, reason="no native core")
-def test_without_an_openmp_there_are_threads_of_our_own() -> None:
-    loaded, before, after = in_a_process("""
-import os, sys, numpy
-from graphprobe.numerics.stats import stats_from_array
-count = lambda: len(os.listdir("/proc/self/task"))
-before = count()
-stats_from_array(numpy.ones(1_000_000, "float32"), threads=2)
-print("torch" in sys.modules, before, count())
-""")
-    assert loaded == "False"
-    assert int(after) == int(before) + 1
+    done = run_warm("-c", STATISTICS + AFTER_TORCH)
+    goes_on, before, after, own = done.out.split() or pytest.fail(done.err)
+    assert (goes_on, own) == ("1", "2") and before == after
+    loaded, before, after = run_python("-c", STATISTICS + BEFORE_TORCH).out.split()
+    assert loaded == "False" and int(after) == int(before) + 1, "without an OpenMP there are threads of our own"
 
 
 def test_subnormals_count_even_where_torch_flushes_them() -> None:
@@ -187,8 +159,6 @@ def test_subnormals_count_even_where_torch_flushes_them() -> None:
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormals")
     try:
-        from graphprobe.numerics import native
-
         if native.core is None:
             pytest.skip("numpy follows the flag of the processor")
         assert stats_of(x) == expected
@@ -223,11 +193,3 @@ def test_what_cannot_be_read_is_refused(make: Any, message: str) -> None:
 def test_inside_a_transform_there_is_no_memory() -> None:
     with pytest.raises(UsageError, match="no memory to read"):
         torch.vmap(lambda x: x + len(stats_of(x).digest))(torch.ones(2, 3))
-
-
-def test_a_subclass_with_storage_is_read() -> None:
-    class Mine(torch.Tensor):
-        pass
-
-    x = torch.arange(5.0)
-    assert stats_of(x.as_subclass(Mine)) == stats_of(x)

@@ -31,7 +31,7 @@ def mapped() -> int:
 
 def awkward() -> dict[str, Any]:
     base = torch.randn(8, MANY)
-    return {
+    large = {
         "whole": base,
         "view": base[3:5, 7 : MANY - 5],
         "transposed": torch.randn(300, 200).t(),
@@ -39,13 +39,9 @@ def awkward() -> dict[str, Any]:
         "conjugate": torch.randn(MANY, dtype=torch.complex64).conj(),
         "narrow": torch.randn(MANY).bfloat16(),
         "odd offset": torch.arange(2 * MANY, dtype=torch.int16)[1::2],
-        "small": torch.randn(3),
-        "number": 0.1,
-        "text": "a",
-        "none": None,
-        "empty of large": base[:0],
-        "parameter": torch.nn.Parameter(torch.randn(2, MANY)),
     }
+    other = {"small": torch.randn(3), "number": 0.1, "text": "a", "none": None}
+    return {**large, **other, "empty of large": base[:0], "parameter": torch.nn.Parameter(torch.randn(2, MANY))}
 
 
 def test_what_is_restored_is_what_was_stored() -> None:
@@ -62,9 +58,10 @@ def test_what_is_restored_is_what_was_stored() -> None:
 
 def test_only_what_is_small_goes_into_the_record() -> None:
     large, small = torch.randn(MANY), torch.randn(MANY - 1)
-    assert len(stored([[large]], ValueFile())[0]) < 100
-    assert len(stored([[large]], None)[0]) >= large.nbytes
-    assert len(stored([[small]], ValueFile())[0]) >= small.nbytes
+    sizes = [
+        len(stored([[value]], file)[0]) for value, file in ((large, ValueFile()), (large, None), (small, ValueFile()))
+    ]
+    assert sizes[0] < 100 and sizes[1] >= large.nbytes and sizes[2] >= small.nbytes
 
 
 def test_a_file_with_a_name_is_read_by_a_later_process(tmp_path: Path) -> None:
@@ -96,16 +93,14 @@ def test_contents_that_differ_in_one_bit_are_told_apart() -> None:
         other = value.clone()
         other[place] = -0.0
         (b,) = restored(*stored([[other]], file))
-        assert not is_stored_once(a, b, 0)
-        assert same_bits(other, b[0]) == []
+        assert not is_stored_once(a, b, 0) and same_bits(other, b[0]) == []
     assert same_bits(value, a[0]) == []
 
 
 def test_a_view_elsewhere_in_the_same_storage_is_another_value() -> None:
     file, base = ValueFile(), torch.arange(2 * MANY)
-    (a,) = restored(*stored([[base[:MANY]]], file))
-    (b,) = restored(*stored([[base[MANY:]]], file))
-    (c,) = restored(*stored([[base[:MANY].view(2, -1)]], file))
+    views = [base[:MANY], base[MANY:], base[:MANY].view(2, -1)]
+    a, b, c = (restored(*stored([[view]], file))[0] for view in views)
     assert not is_stored_once(a, b, 0) and not is_stored_once(a, c, 0)
     assert same_bits(list(b), [base[MANY:]]) == []
 
@@ -155,8 +150,7 @@ def test_copies_of_equal_bytes_share_memory_until_one_is_written_to() -> None:
 def test_a_snapshot_moved_to_the_file_restores_the_same() -> None:
     file, values = ValueFile(), [torch.randn(MANY), torch.randn(2), torch.randn(MANY, 2)[:, 1], 3]
     found = file.moved(capture(values))
-    assert size_of(file) > 0
-    assert same_bits(values, found.restore(), stride=True) == []
+    assert size_of(file) > 0 and same_bits(values, found.restore(), stride=True) == []
 
 
 def resident(tensor: torch.Tensor) -> int:
@@ -184,10 +178,8 @@ def test_a_copy_that_is_let_go_of_is_read_again() -> None:
 def test_another_copy_of_a_copy_is_made_of_the_file() -> None:
     file, original = ValueFile(), torch.arange(LARGE, dtype=torch.int32).view(torch.uint8)
     copy = file.copy(original)
-    size = file.size
-    other = file.again(copy)
+    size, other, clone = file.size, file.again(copy), file.again(original)
     other += 1
     assert torch.equal(copy, original) and torch.equal(other, original + 1) and file.size == size
-    again = file.again(original)
-    again += 1
+    clone += 1
     assert torch.equal(copy, original), "of what is no copy, a clone"

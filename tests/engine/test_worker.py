@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import ROOT
+from engine.processes import gone, written
 from graphprobe.engine.worker import Reply, Worker
 
 
@@ -78,18 +77,6 @@ def worker() -> Iterator[Worker]:
         yield made
 
 
-def gone(pid: int) -> bool:
-    """Whether a process has ended, given a moment."""
-    for _ in range(200):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def test_it_is_warm(worker: Worker) -> None:
     first, second = worker.ask(b"pid"), worker.ask(b"pid")
     assert first.value == second.value != str(os.getpid()).encode()
@@ -125,13 +112,10 @@ def test_a_hang_is_killed() -> None:
 
 def test_an_exception_is_data_and_no_death(worker: Worker) -> None:
     pid = worker.ask(b"pid").value
-    reply = worker.ask(b"raise not here")
-    assert reply.raised is not None
+    reply, left = worker.ask(b"raise not here"), worker.ask(b"leave 3")
+    assert reply.raised is not None and left.raised is not None
     assert (reply.raised.type, reply.raised.message) == ("LookupError", "not here")
-    assert "do_raise" in reply.raised.trace
-    left = worker.ask(b"leave 3")
-    assert left.raised is not None
-    assert left.raised.type == "SystemExit"
+    assert "do_raise" in reply.raised.trace and left.raised.type == "SystemExit"
     assert worker.ask(b"pid").value == pid
 
 
@@ -165,23 +149,28 @@ def test_a_process_that_stops_before_it_takes_a_job_is_asked_once(worker: Worker
     assert worker.ask(b"pid").value != str(pid).encode()
 
 
-def test_what_a_job_left_behind_ends_with_the_worker() -> None:
+def test_what_a_job_left_behind_ends_with_the_worker_which_may_be_closed_twice() -> None:
     with Worker(jobs, timeout_s=20) as worker:
         orphan = int(worker.ask(b"orphan live").value or b"0")
         pid = int(worker.ask(b"pid").value or b"0")
         assert Path(f"/proc/{orphan}").exists()
-    assert gone(orphan)
-    assert gone(pid)
+    assert gone(orphan) and gone(pid)
+    worker.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        worker.ask(b"pid")
 
 
-def test_a_process_that_dies_between_two_jobs_is_no_fault_of_the_next(worker: Worker) -> None:
-    pid = int(worker.ask(b"pid").value or b"0")
-    os.kill(pid, signal.SIGKILL)
-    assert worker.ask(b"upper a").value == b"A"  # at once: it may not even be gone yet
+def dies_between_two_jobs(worker: Worker) -> None:
     pid = int(worker.ask(b"pid").value or b"0")
     os.kill(pid, signal.SIGKILL)
     assert gone(pid)
     assert worker.ask(b"upper a").value == b"A"
+
+
+def test_a_process_that_dies_between_two_jobs_is_no_fault_of_the_next(worker: Worker) -> None:
+    os.kill(int(worker.ask(b"pid").value or b"0"), signal.SIGKILL)
+    assert worker.ask(b"upper a").value == b"A"  # at once: it may not even be gone yet
+    dies_between_two_jobs(worker)
 
 
 def test_it_starts_once_in_the_thread_of_its_jobs_with_the_settings_of_this_one() -> None:
@@ -201,32 +190,19 @@ def test_a_start_that_fails_is_told_with_every_job() -> None:
         raise OSError("no device")
 
     with Worker(jobs, timeout_s=20, on_start=start) as worker:
-        for _ in range(2):
-            raised = worker.ask(b"pid").raised
-            assert raised is not None
-            assert raised.message == "no device"
+        told = [reply.raised and reply.raised.message for reply in (worker.ask(b"pid"), worker.ask(b"pid"))]
+    assert told == ["no device"] * 2
 
 
 def test_ctrl_c_takes_the_process_along(worker: Worker) -> None:
-    pid = int(worker.ask(b"pid").value or b"0")
+    worker.ask(b"pid")
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         worker.ask(b"hang")
     timer.join()
     assert worker.ask(b"upper a").value == b"A"  # at once: it may not even be gone yet
-    pid = int(worker.ask(b"pid").value or b"0")
-    os.kill(pid, signal.SIGKILL)
-    assert gone(pid)
-    assert worker.ask(b"upper a").value == b"A"
-
-
-def test_closing_twice_and_asking_after(worker: Worker) -> None:
-    worker.ask(b"pid")
-    worker.close()
-    worker.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        worker.ask(b"pid")
+    dies_between_two_jobs(worker)
 
 
 def test_descriptors_are_given_back() -> None:
@@ -238,19 +214,13 @@ def test_descriptors_are_given_back() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-PARENT = """
-import os, sys, time
-from graphprobe.engine.worker import Worker
-worker = Worker(lambda job: str(os.getpid()).encode(), timeout_s=20)
-print(worker.ask(b"").value.decode(), flush=True)
-time.sleep(60)
-"""
-
-
-def test_it_ends_with_a_parent_that_is_killed() -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    with subprocess.Popen([sys.executable, "-c", PARENT], env=env, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        parent.kill()
-    assert gone(pid)
+def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    parent = os.fork()
+    if parent == 0:
+        try:
+            note.write_bytes(Worker(jobs, timeout_s=20).ask(b"pid").value or b"")
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert gone(written(note))

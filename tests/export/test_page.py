@@ -10,19 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
-import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 from google.protobuf import text_format
 
 from conftest import ROOT, Finished
 from graphprobe.cli.main import main
-from graphprobe.export import parquet
-from graphprobe.store.reader import Run
+from graphprobe.store import Run
 
 Python = Callable[..., Finished]
 PAGE = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
-COLUMNS = (ROOT / "docs" / "formats" / "exports.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +45,10 @@ def page(run_warm: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert code == 0, said
             pattern = re.escape(shown.strip()).replace("…", r"[^\n]*")
             assert re.fullmatch(pattern, said.strip()), said
-    read = run_warm("largest.py", cwd=folder)
-    assert read.out.endswith("['step', 'label', 'slot', 'max']\n"), read.err
     return folder
 
 
+@pytest.mark.slow
 def test_the_trace_has_every_pass_and_every_launch(page: Path) -> None:
     run = Run.open(page)
     events = json.loads((page / "trace.json").read_text())["traceEvents"]
@@ -76,6 +72,7 @@ def test_the_trace_has_every_pass_and_every_launch(page: Path) -> None:
     assert name.startswith("model__0  ") and name.endswith("compile 0/0")
 
 
+@pytest.mark.slow
 def test_onnx_loads_every_graph_with_the_nodes_of_the_run(page: Path) -> None:
     run = Run.open(page)
     kept = {e.path: e.nodes_after for e in run.events() if e.kind in ("graph", "pass") and e.path and e.nodes_after}
@@ -97,48 +94,15 @@ def test_onnx_loads_every_graph_with_the_nodes_of_the_run(page: Path) -> None:
     assert forward.graph.output[0].name == "add_2"
 
 
+@pytest.mark.slow
 def test_node_data_fit_the_graphs(page: Path) -> None:
     graphs = json.loads((page / "explorer/graphs.json").read_text())["graphs"]
-    nodes = {graph["id"]: {node["id"]: node for node in graph["nodes"]} for graph in graphs}
-    assert [graph.rpartition("/")[0] for graph in nodes] == ["model__0/forward", "model__0/backward"]
-    forward = nodes[next(iter(nodes))]
-    assert (forward["addmm"]["namespace"], forward["getitem"]["namespace"]) == ("0/up", "1")
-    assert {edge["sourceNodeId"] for edge in forward["relu"]["incomingEdges"]} == {"addmm"}
-    for step in ("step0", "step1"):
-        data = json.loads((page / f"explorer/{step}/l2.json").read_text())
-        assert set(data) == set(nodes)
-        for graph, found in data.items():
-            assert set(found["results"]) <= set(nodes[graph]) and len(found["results"]) > 5
-            assert found["gradient"][0]["stop"] == 0 and found["gradient"][-1]["stop"] == 1
-    first = json.loads((page / "explorer/step0/l2.json").read_text())
-    second = json.loads((page / "explorer/step1/l2.json").read_text())
-    forward_id = next(iter(nodes))
-    assert first[forward_id]["results"]["relu"] != second[forward_id]["results"]["relu"]
-
-
-def test_tensorboard_reads_every_statistic_of_every_step(page: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    board = EventAccumulator(str(page / "board"), size_guidance={"scalars": 0})
-    board.Reload()
-    tag = "0.up/Sequential.0.addmm.0.forward/output.0/l2"
-    assert tag in board.Tags()["scalars"], [t for t in board.Tags()["scalars"] if "addmm" in t]
-    table = pyarrow.parquet.read_table(page / "values.parquet").to_pylist()
-    expected = [row["l2"] for row in table if "addmm.0." in row["label"] and row["slot"] == "output.0"]
-    scalars = board.Scalars(tag)
-    assert [one.step for one in scalars] == [0, 1]
-    assert [one.value for one in scalars] == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_columns_are_the_ones_of_the_page(page: Path) -> None:
-    schema = pyarrow.parquet.read_schema(page / "values.parquet")
-    assert schema.names == [name for name, _ in parquet.RECORD_COLUMNS]
-    tables = COLUMNS.split("| column |")[1:]
-    for text, columns in zip(tables, (parquet.RECORD_COLUMNS, parquet.PAIR_COLUMNS), strict=True):
-        told = {
-            name: line.split("|")[2].strip().replace("list", "sizes")
-            for line in text.splitlines()
-            if line.startswith("| `")
-            for name in re.findall(r"`(\w+)`", line.split("|")[1])
-        }
-        assert told == dict(columns)
+    nodes = {graph["id"]: {node["id"] for node in graph["nodes"]} for graph in graphs}
+    assert len(nodes) == 2, "a graph for each step"
+    data = json.loads((page / "explorer/l2.json").read_text())
+    assert set(data) == set(nodes)
+    for graph, found in data.items():
+        assert set(found["results"]) <= nodes[graph] and len(found["results"]) > 5
+        assert found["gradient"][0]["stop"] == 0 and found["gradient"][-1]["stop"] == 1
+    first, second = (data[graph]["results"] for graph in nodes)
+    assert len(first) == len(second) and [*first.values()] != [*second.values()]

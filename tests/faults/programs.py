@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from graphprobe.store.reader import Run
+from graphprobe.store import Run
 
 STEP = """\
 import os, shutil, signal, subprocess, sys, threading, time

@@ -12,27 +12,12 @@ from pathlib import Path
 import pytest
 
 from conftest import Finished
-from faults.programs import size_on_disk, sound, write_step
-from graphprobe.store.reader import Run
+from faults.programs import size_on_disk, sound
+from graphprobe.store import Run
 
-FILL = """
-hog = open({path!r}, "wb", 0)
-try:
-    while hog.write(bytes(4096)): pass
-except OSError: pass
-"""
+Step = Callable[..., Finished]
 
-
-def mount(*args: str) -> None:
-    """Fails the test, rather than skipping it, where mounting is not permitted."""
-    done = subprocess.run(["mount", *args], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"these tests mount a tmpfs, so they run as root: {done.stderr}"
-
-
-def unmount(path: Path) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    while path.is_mount():
-        assert libc.umount2(os.fsencode(path), 2) == 0, os.strerror(ctypes.get_errno())
+NO_SPACE, READ_ONLY = "No space left on device", "Read-only file system"
 
 
 @pytest.fixture
@@ -41,16 +26,16 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     yield folder
-    unmount(folder)
+    libc = ctypes.CDLL(None, use_errno=True)
+    while folder.is_mount():
+        assert libc.umount2(os.fsencode(folder), 2) == 0, os.strerror(ctypes.get_errno())
 
 
-@pytest.fixture(scope="module")
-def plain(run_warm: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    folder = tmp_path_factory.mktemp("plain")
-    done = run_warm(str(write_step(folder / "step.py")), cwd=folder)
-    assert done.code == 0, done.err
-    assert done.out.count("\n") == 3
-    return done
+def mount(disk: Path, options: str) -> None:
+    """Mounts a tmpfs; fails the test, rather than skipping it, where mounting is not permitted."""
+    words = ["mount", "-t", "tmpfs", "-o", options, "graphprobe-test", str(disk)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"these tests mount a tmpfs, so they run as root: {done.stderr}"
 
 
 def same(done: Finished, plain: Finished) -> None:
@@ -60,70 +45,59 @@ def same(done: Finished, plain: Finished) -> None:
     assert "Warning" not in done.err
 
 
-@pytest.mark.parametrize("size", ["100k", "128k", "160k"])
-def test_full_disk(size: str, run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished) -> None:
-    mount("-t", "tmpfs", "-o", f"size={size}", "graphprobe-test", str(disk))
-    script = write_step(tmp_path / "step.py")
-    done = run_warm("-m", "graphprobe", "run", "--out", str(disk), "--log-level", "debug", str(script), cwd=tmp_path)
-    same(done, plain)
-    run = Run.open(disk)
+def sound_run(folder: Path, missing: str) -> Run:
+    """The run in a folder: finished, whole, and says what it could not write."""
+    run = Run.open(folder)
     assert run.state == "finished"
     sound(run)
-    assert any("No space left on device" in entry for entry in run.manifest.missing), run.manifest.missing
+    assert any(missing in entry for entry in run.manifest.missing), run.manifest.missing
+    return run
+
+
+def filled(disk: Path) -> str:
+    """Python that fills the disk with a file."""
+    return f"""
+hog = open({str(disk / "hog")!r}, "wb", 0)
+try:
+    while hog.write(bytes(4096)): pass
+except OSError: pass
+"""
+
+
+@pytest.mark.parametrize("size", ["100k", "128k", "160k", "filled by somebody else"])
+def test_full_disk(size: str, step: Step, disk: Path, plain: Finished) -> None:
+    other = not size.endswith("k")
+    mount(disk, f"size={'1m' if other else size}")
+    done = step(("--out", str(disk), "--log-level", "debug"), setup=filled(disk) if other else "")
+    same(done, plain)
+    sound_run(disk, NO_SPACE)
     assert "graphprobe: missing: " in done.err
-    assert "No space left on device" in done.err
+    assert NO_SPACE in done.err
     assert not list(disk.rglob(".tmp-*"))
 
 
-def test_full_disk_that_gets_room_again(
-    run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished
-) -> None:
-    mount("-t", "tmpfs", "-o", "size=1m", "graphprobe-test", str(disk))
-    setup = FILL.format(path=str(disk / "hog"))
+@pytest.mark.slow
+def test_full_disk_that_gets_room_again(step: Step, disk: Path, plain: Finished) -> None:
+    mount(disk, "size=1m")
     between = f"os.unlink({str(disk / 'hog')!r})\nhog.close()\ntime.sleep(2.2)"
-    script = write_step(tmp_path / "step.py", setup=setup, between=between)
-    done = run_warm("-m", "graphprobe", "run", "--out", str(disk), str(script), cwd=tmp_path)
-    same(done, plain)
-    run = Run.open(disk)
-    sound(run)
-    assert any("No space left on device" in entry for entry in run.manifest.missing), run.manifest.missing
+    same(step(("--out", str(disk)), setup=filled(disk), between=between), plain)
+    run = sound_run(disk, NO_SPACE)
     assert {"model__1/forward/graph", "model__1/forward/code"} <= set(run.artifacts())
     assert "model__0/forward/code" not in run.artifacts()
 
 
-def test_disk_that_somebody_else_fills(
-    run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished
-) -> None:
-    mount("-t", "tmpfs", "-o", "size=1m", "graphprobe-test", str(disk))
-    setup = FILL.format(path=str(disk / "hog"))
-    script = write_step(tmp_path / "step.py", setup=setup)
-    done = run_warm("-m", "graphprobe", "run", "--out", str(disk), "--log-level", "debug", str(script), cwd=tmp_path)
-    same(done, plain)
-    run = Run.open(disk)
-    sound(run)
-    assert run.state == "finished"
-    assert any("No space left on device" in entry for entry in run.manifest.missing), run.manifest.missing
-
-
-@pytest.mark.parametrize("kind", ["a file", "below a file"])
-def test_target_that_cannot_be_a_folder_is_refused_first(
-    kind: str, run_warm: Callable[..., Finished], disk: Path, tmp_path: Path
-) -> None:
-    target = disk / "taken"
-    target.write_text("")
-    target = target / "deeper" if kind == "below a file" else target
-    before = sorted(disk.rglob("*"))
-    script = write_step(tmp_path / "step.py", setup="open('ran', 'w')")
-    done = run_warm("-m", "graphprobe", "run", "--out", str(target), str(script), cwd=tmp_path)
-    assert done.code == 2
-    assert done.out == ""
+@pytest.mark.parametrize("name", ["taken", "taken/deeper"])
+def test_target_that_cannot_be_a_folder_is_refused_first(name: str, step: Step, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    target = tmp_path / name
+    done = step(("--out", str(target)), setup="open('ran', 'w')")
+    assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"error[usage]: no run can be written under {target}: ")
     assert "hint: name a folder that can be written to" in done.err
-    assert not (tmp_path / "ran").exists(), "the program must not start"
-    assert sorted(disk.rglob("*")) == before
+    # The program did not start, and nothing was made.
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["step.py", "taken"]
 
 
-NO_ROOM = {"ro": "Read-only file system", "size=16k": "No space left on device"}
 INTO_THE_DISK = {
     "run": ("--out", "DISK/run"),
     "run in the folder itself": ("--out", "DISK"),
@@ -136,58 +110,48 @@ INTO_THE_DISK = {
 
 
 @pytest.mark.parametrize("kind", INTO_THE_DISK)
-@pytest.mark.parametrize("options", NO_ROOM)
+@pytest.mark.parametrize(("options", "why"), [("ro", READ_ONLY), ("size=16k", NO_SPACE)])
 def test_disk_without_room_from_the_start_leaves_the_program_alone(
-    options: str, kind: str, run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished
+    options: str, why: str, kind: str, step: Step, disk: Path, tmp_path: Path, plain: Finished
 ) -> None:
-    mount("-t", "tmpfs", "-o", options, "graphprobe-test", str(disk))
+    mount(disk, options)
     if options != "ro":
         subprocess.run(["sh", "-c", f"cat /dev/zero > {disk}/full"], capture_output=True, check=False)
-    script = write_step(tmp_path / "step.py")
-    words = [word.replace("DISK", str(disk)) for word in INTO_THE_DISK[kind]]
-    done = run_warm("-m", "graphprobe", "run", *words, str(script), cwd=tmp_path)
+    words = tuple(word.replace("DISK", str(disk)) for word in INTO_THE_DISK[kind])
+    done = step(words)
     same(done, plain)
-    said = [line for line in done.err.splitlines() if NO_ROOM[options] in line]
+    said = [line for line in done.err.splitlines() if why in line]
     assert len(said) == 2, f"before and after, once each: {done.err}"
     assert ": missing: " in said[1], said
     assert (tmp_path / "out").exists() == ("out" in words), "what does not lie there is collected as ever"
     assert {path.name for path in disk.rglob("*") if not path.is_dir()} <= {"full"}
 
 
-def test_read_only_target_of_the_switch_is_a_warning(
-    run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished
-) -> None:
-    mount("-t", "tmpfs", "-o", "ro", "graphprobe-test", str(disk))
-    script = write_step(tmp_path / "step.py", setup="import graphprobe")
-    env = {"TORCH_COMPILE_DEBUG": "1", "GRAPHPROBE_OUT": str(disk)}
-    done = run_warm(str(script), cwd=tmp_path, env=env)
-    assert done.code == 0, done.err
-    assert done.out == plain.out
+def test_read_only_target_of_the_switch_is_a_warning(step: Step, disk: Path, plain: Finished) -> None:
+    mount(disk, "ro")
+    switch = {"TORCH_COMPILE_DEBUG": "1", "GRAPHPROBE_OUT": str(disk)}
+    done = step(None, setup=f"os.environ |= {switch}\nimport graphprobe")
+    assert (done.code, done.out) == (0, plain.out), done.err
     assert "GraphprobeWarning: nothing is collected" in done.err
-    assert "Read-only file system" in done.err
+    assert READ_ONLY in done.err
 
 
-def test_target_turns_read_only(run_warm: Callable[..., Finished], disk: Path, tmp_path: Path, plain: Finished) -> None:
+def test_target_turns_read_only(step: Step, disk: Path, plain: Finished) -> None:
     """A second, read-only mount of the same folder: `remount,ro` itself is refused while a file is open for writing."""
-    mount("-t", "tmpfs", "-o", "size=10m", "graphprobe-test", str(disk))
-    between = (
-        f"subprocess.run(['mount', '--bind', {str(disk)!r}, {str(disk)!r}], check=True)\n"
-        f"subprocess.run(['mount', '-o', 'remount,bind,ro', {str(disk)!r}], check=True)"
-    )
-    script = write_step(tmp_path / "step.py", between=between)
-    done = run_warm("-m", "graphprobe", "run", "--out", str(disk), str(script), cwd=tmp_path)
+    mount(disk, "size=10m")
+    mounts = [["--bind", str(disk), str(disk)], ["-o", "remount,bind,ro", str(disk)]]
+    done = step(("--out", str(disk)), between=f"for words in {mounts}: subprocess.run(['mount', *words], check=True)")
     same(done, plain)
     run = Run.open(disk)
     sound(run)
     assert "model__0/forward/code" in run.artifacts()
     assert "model__1/forward/graph" not in run.artifacts()
     assert "graphprobe: missing: " in done.err
-    assert "Read-only file system" in done.err
+    assert READ_ONLY in done.err
 
 
-def test_folder_deleted_in_the_middle(run_warm: Callable[..., Finished], tmp_path: Path, plain: Finished) -> None:
-    script = write_step(tmp_path / "step.py", between="shutil.rmtree('out')")
-    done = run_warm("-m", "graphprobe", "run", "--out", "out", str(script), cwd=tmp_path)
+def test_folder_deleted_in_the_middle(step: Step, tmp_path: Path, plain: Finished) -> None:
+    done = step(("--out", "out"), between="shutil.rmtree('out')")
     same(done, plain)
     assert "graphprobe: the run in " in done.err
     assert "cannot be read" in done.err
@@ -214,24 +178,9 @@ atexit.register(lambda: print("BIGGEST", biggest, file=sys.stderr))
 
 
 @pytest.mark.parametrize("budget", [0, 20_000, 30_000, 100_000])
-def test_budget_is_never_exceeded(
-    budget: int, run_warm: Callable[..., Finished], tmp_path: Path, plain: Finished
-) -> None:
-    script = write_step(tmp_path / "step.py", setup=WATCH)
+def test_budget_is_never_exceeded(budget: int, step: Step, tmp_path: Path, plain: Finished) -> None:
     size = f"{budget // 1000}KB" if budget else "0"
-    done = run_warm(
-        "-m",
-        "graphprobe",
-        "run",
-        "--out",
-        "out",
-        "--max-bytes",
-        size,
-        "--log-level",
-        "debug",
-        str(script),
-        cwd=tmp_path,
-    )
+    done = step(("--out", "out", "--max-bytes", size, "--log-level", "debug"), setup=WATCH)
     same(done, plain)
     run = Run.open(tmp_path / "out")
     assert run.manifest.settings["max_bytes"].value == budget
@@ -247,12 +196,10 @@ def test_budget_is_never_exceeded(
     assert 0 < seen <= budget, "never, not only at the end"
 
 
-def test_saved_inputs_larger_than_the_budget(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+def test_saved_inputs_larger_than_the_budget(step: Step, tmp_path: Path) -> None:
     large = "print('LARGE', float(torch.compile(g)(torch.ones(1 << 18))))"
-    script = write_step(tmp_path / "step.py", between=large)
-    plain = run_warm(str(script), cwd=tmp_path)
-    done = run_warm("-m", "graphprobe", "run", "--save-inputs", "--max-bytes", "900KB", str(script), cwd=tmp_path)
-    same(done, plain)
+    done = step(("--save-inputs", "--max-bytes", "900KB"), between=large)
+    same(done, step(None, between=large))
     run = Run.open(tmp_path)
     sound(run)
     artifacts = run.artifacts()

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from conftest import Finished
-from faults.programs import sound, write_step
-from graphprobe.store.reader import Run
+from faults.programs import sound
+from graphprobe.cli.main import main
+from graphprobe.store import Run
 
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 IN_A_PASS = f"""
@@ -39,40 +41,34 @@ def torn(*args):
     return replace(*args)
 os.replace = torn
 """
-
-CASES = {
-    "forward pass": (IN_A_PASS.replace("CALL", "1"), {"model__0/joint/graph", "model__0/forward/graph"}),
-    "lowering": (IN_LOWERING, {"model__0/forward/graph"}),
-    "late backward": (IN_A_PASS.replace("CALL", "2"), {"model__0/forward/code", "model__0/backward/graph"}),
-    "write 5": (IN_A_WRITE.replace("CALL", "5"), set()),
-    "write 40": (IN_A_WRITE.replace("CALL", "40"), {"model__0/pre_grad/graph"}),
-    "write 90": (IN_A_WRITE.replace("CALL", "90"), {"model__0/joint/graph"}),
-    "rename 8": (BEFORE_A_RENAME.replace("CALL", "8"), set()),
-}
+GRAPH = "model__0/forward/graph"
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_killed_run_opens_and_is_whole(case: str, run_warm: Callable[..., Finished], tmp_path: Path) -> None:
-    setup, expected = CASES[case]
-    script = write_step(tmp_path / "step.py", setup=f"{setup}\nprint(os.getpid(), flush=True)\n")
-    done = run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("setup", "call", "expected"),
+    [
+        pytest.param(IN_A_PASS, 1, {"model__0/joint/graph", GRAPH}, id="forward pass"),
+        pytest.param(IN_LOWERING, 0, {GRAPH}, id="lowering"),
+        pytest.param(IN_A_PASS, 2, {"model__0/forward/code", "model__0/backward/graph"}, id="late backward"),
+        pytest.param(IN_A_WRITE, 5, set(), id="write 5"),
+        pytest.param(IN_A_WRITE, 40, {"model__0/pre_grad/graph"}, id="write 40"),
+        pytest.param(IN_A_WRITE, 90, {"model__0/joint/graph"}, id="write 90"),
+        pytest.param(BEFORE_A_RENAME, 8, set(), id="rename 8"),
+    ],
+)
+def test_a_killed_run_opens_and_is_whole(
+    setup: str, call: int, expected: set[str], step: Callable[..., Finished], tmp_path: Path
+) -> None:
+    done = step(setup=f"{setup.replace('CALL', str(call))}\nprint(os.getpid(), flush=True)\n")
     assert done.code == -9, done.err
     run = Run.open(tmp_path)
     assert run.manifest.pid == int(done.out.split()[0])
-    assert run.manifest.state == "running"
-    assert run.state == "killed"
-    assert run.manifest.ended_ns is None
+    assert (run.manifest.state, run.state, run.manifest.ended_ns) == ("running", "killed", None)
     sound(run)
     assert expected <= set(run.artifacts()), sorted(run.artifacts())
     assert not any(address.startswith("model__1/") for address in run.artifacts())
-
-
-def test_ls_says_that_it_was_killed(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
-    script = write_step(tmp_path / "step.py", setup=IN_A_PASS.replace("CALL", "1"))
-    assert run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path).code == -9
-    done = run_warm("-m", "graphprobe", "ls", cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert "killed" in done.out
-    shown = run_warm("-m", "graphprobe", "show", str(tmp_path), "model__0/forward/graph", cwd=tmp_path)
-    assert shown.code == 0, shown.err
-    assert "torch.ops.aten.mm" in shown.out
+    listed = CliRunner().invoke(main, ["ls", str(tmp_path)])
+    assert listed.exit_code == 0 and "killed" in listed.output, listed.output
+    if GRAPH in expected:
+        shown = CliRunner().invoke(main, ["show", str(tmp_path), GRAPH])
+        assert shown.exit_code == 0 and "torch.ops.aten.mm" in shown.output, shown.output

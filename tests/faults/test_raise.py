@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from conftest import Finished
-from faults.programs import sound, without_our_frames, write_step
-from graphprobe.store.reader import Run
+from faults.programs import sound, without_our_frames
+from graphprobe.store import Run
+
+Step = Callable[..., Finished]
 
 BACKEND = """
 def backend(gm, inputs):
@@ -24,7 +26,7 @@ def compiler(gm, inputs):
     return gm.forward
 backend = aot_autograd(fw_compiler=compiler)
 """
-OWN_PASS_OUTSIDE_AOT = """
+OUTSIDE_AOT = """
 import graphprobe
 def backend(gm, inputs):
     with graphprobe.observe_pass(gm, "rewrite"):
@@ -38,41 +40,34 @@ config.post_grad_custom_pre_pass = Custom()
 CUSTOM_PASS_IN_BACKWARD = CUSTOM_PASS.replace("    raise", "    if call == 2: raise")
 NO_CACHE = "config.fx_graph_cache = torch._functorch.config.enable_autograd_cache = False"
 """On a hit of torch's caches, which watching bypasses, the plain program would not come to the fault."""
-LOWERING = 'config.cpp.inject_relu_bug_TESTING_ONLY = "compile_error"\n' + NO_CACHE
-IN_LOWERING = """
+CXX = 'config.cpp.inject_relu_bug_TESTING_ONLY = "compile_error"\n' + NO_CACHE
+IN_LOWERING = f"""
 from torch._inductor.graph import GraphLowering
 def run(self, *args):
     raise RuntimeError("cannot lower this")
 GraphLowering.run = run
+{NO_CACHE}
 """
-IN_LOWERING += NO_CACHE
-
-# name: (setup, options, direction, the pass or stage that failed, words of the exception)
-CASES = {
-    "backend": (BACKEND, ", backend=backend", "forward", "backend", "ValueError: the backend says no"),
-    "own pass": (OWN_PASS, ", backend=backend", "forward", "fuse nothing", "RuntimeError: Tried to erase Node"),
-    "own pass outside AOT": (
-        OWN_PASS_OUTSIDE_AOT,
-        ", backend=backend",
-        "forward",
-        "rewrite",
-        "KeyError: 'no such rule'",
-    ),
-    "Inductor pass": (CUSTOM_PASS, "", "forward", "post_grad_custom_pre_pass", "a pass of mine"),
-    "late backward": (CUSTOM_PASS_IN_BACKWARD, "", "backward", "post_grad_custom_pre_pass", "a pass of mine"),
-    "lowering": (IN_LOWERING, "", "forward", "compile", "RuntimeError: cannot lower this"),
-    "C++ compiler": (LOWERING, "", "forward", "compile", "CppCompileError"),
-}
+OWN = ", backend=backend"
+IN_A_PASS = "post_grad_custom_pre_pass"
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=pytest.mark.heavy if name == "C++ compiler" else ()) for name in CASES]
+    ("setup", "options", "direction", "stage", "words"),
+    [
+        pytest.param(BACKEND, OWN, "forward", "backend", "ValueError: the backend says no", id="backend"),
+        pytest.param(OWN_PASS, OWN, "forward", "fuse nothing", "RuntimeError: Tried to erase Node", id="own pass"),
+        pytest.param(OUTSIDE_AOT, OWN, "forward", "rewrite", "KeyError: 'no such rule'", id="own pass outside AOT"),
+        pytest.param(CUSTOM_PASS, "", "forward", IN_A_PASS, "a pass of mine", id="Inductor pass"),
+        pytest.param(CUSTOM_PASS_IN_BACKWARD, "", "backward", IN_A_PASS, "a pass of mine", id="late backward"),
+        pytest.param(IN_LOWERING, "", "forward", "compile", "RuntimeError: cannot lower this", id="lowering"),
+        pytest.param(CXX, "", "forward", "compile", "CppCompileError", id="C++ compiler", marks=pytest.mark.heavy),
+    ],
 )
-def test_the_exception_is_the_programs_own(case: str, run_warm: Callable[..., Finished], tmp_path: Path) -> None:
-    setup, options, direction, stage, words = CASES[case]
-    script = write_step(tmp_path / "step.py", setup=setup, options=options)
-    plain = run_warm(str(script), cwd=tmp_path)
-    done = run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path)
+def test_the_exception_is_the_programs_own(
+    setup: str, options: str, direction: str, stage: str, words: str, step: Step, tmp_path: Path
+) -> None:
+    plain, done = (step(watched, setup=setup, options=options) for watched in (None, ()))
     assert plain.code == done.code == 1, plain.err + done.err
     assert words in plain.err
     assert plain.out == done.out
@@ -82,33 +77,27 @@ def test_the_exception_is_the_programs_own(case: str, run_warm: Callable[..., Fi
 
     run = Run.open(tmp_path)
     sound(run)
-    assert run.state == "failed"
+    assert (run.state, run.manifest.missing) == ("failed", [])
     assert run.manifest.exception is not None
     assert words.partition(": ")[2] in run.manifest.exception
-    assert run.manifest.missing == []
-    failures = [event for event in run.events() if event.kind == "failure"]
-    assert [(f.name, f.where.direction, f.where.model) for f in failures] == [(stage, direction, 0)]
-    failure = failures[0]
+    (failure,) = [event for event in run.events() if event.kind == "failure"]
+    assert (failure.name, failure.where.direction, failure.where.model) == (stage, direction, 0)
     assert failure.path is not None
     name = Path(failure.path).name
     assert name[:3].isdigit()
     assert name.endswith(f"_FAILED_{stage.replace(' ', '_')}.txt"), name
     text = run.text(failure)
     head, _, graph = text.partition("# The graph before it:\n")
-    assert f"# {stage} raised:" in head
-    assert "Traceback (most recent call last)" in head
-    assert words in head
-    assert "def forward(self" in graph
-    assert "relu" in graph
-    facts = run.models()[0].compile
-    assert words.partition(": ")[2] in facts["failure"]
+    assert all(part in head for part in (f"# {stage} raised:", "Traceback (most recent call last)", words))
+    assert "def forward(self" in graph and "relu" in graph
+    assert words.partition(": ")[2] in run.models()[0].compile["failure"]
     # Taken from the run alone: which graph the failing pass was given.
     with pytest.raises(Exception, match="raised|no pass"):
         run.before_and_after(stage)
 
 
 def test_the_graph_before_the_failing_pass_is_whole_although_the_pass_has_changed_it(
-    run_warm: Callable[..., Finished], tmp_path: Path
+    step: Step, tmp_path: Path
 ) -> None:
     setup = """
 def custom_pass(graph, call):
@@ -117,8 +106,7 @@ def custom_pass(graph, call):
     raise ZeroDivisionError("half way")
 config.post_grad_custom_pre_pass = Custom()
 """
-    script = write_step(tmp_path / "step.py", setup=setup)
-    assert run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path).code == 1
+    assert step(setup=setup).code == 1
     run = Run.open(tmp_path)
     (failure,) = [event for event in run.events() if event.kind == "failure"]
     graph = run.text(failure).partition("# The graph before it:\n")[2]
@@ -126,11 +114,9 @@ config.post_grad_custom_pre_pass = Custom()
     assert "aten.neg" not in graph
 
 
-def test_a_failure_that_dynamo_falls_back_from(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+def test_a_failure_that_dynamo_falls_back_from(step: Step, tmp_path: Path) -> None:
     setup = BACKEND + "torch._dynamo.config.suppress_errors = True"
-    script = write_step(tmp_path / "step.py", setup=setup, options=", backend=backend")
-    plain = run_warm(str(script), cwd=tmp_path)
-    done = run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path)
+    plain, done = (step(watched, setup=setup, options=OWN) for watched in (None, ()))
     assert plain.code == done.code == 0
     assert plain.out == done.out
     run = Run.open(tmp_path)
@@ -139,16 +125,14 @@ def test_a_failure_that_dynamo_falls_back_from(run_warm: Callable[..., Finished]
     assert "the backend says no" in run.models()[0].compile["failure"]
 
 
-def test_compiled_code_that_raises_when_it_runs(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+def test_compiled_code_that_raises_when_it_runs(step: Step, tmp_path: Path) -> None:
     setup = """
 def backend(gm, inputs):
     def run(*args):
         raise ValueError("at run time")
     return run
 """
-    script = write_step(tmp_path / "step.py", setup=setup, options=", backend=backend")
-    plain = run_warm(str(script), cwd=tmp_path)
-    done = run_warm("-m", "graphprobe", "run", "--save-inputs", str(script), cwd=tmp_path)
+    plain, done = (step(watched, setup=setup, options=OWN) for watched in (None, ("--save-inputs",)))
     assert plain.code == done.code == 1
     assert without_our_frames(plain.err) == without_our_frames(done.err)
     run = Run.open(tmp_path)
@@ -157,24 +141,18 @@ def backend(gm, inputs):
     assert run.manifest.exception == "ValueError: at run time"
     assert not [event for event in run.events() if event.kind == "failure"], "the compile did not fail"
     names = {event.name for event in run.events()}
-    assert "inputs.safetensors" in names
-    assert "outputs.safetensors" not in names
+    assert "inputs.safetensors" in names and "outputs.safetensors" not in names
 
 
-def test_a_fault_of_graphprobes_own_is_told_and_harms_nothing(
-    run_warm: Callable[..., Finished], tmp_path: Path
-) -> None:
+def test_a_fault_of_graphprobes_own_is_told_and_harms_nothing(step: Step, plain: Finished, tmp_path: Path) -> None:
     setup = """
 from graphprobe.probe.pass_snapshots import Trail
 def broken(*args, **kwargs):
     raise RuntimeError("graphprobe is broken")
 Trail.pass_begins = Trail.graph = broken
 """
-    plain = run_warm(str(write_step(tmp_path / "plain.py")), cwd=tmp_path)
-    script = write_step(tmp_path / "step.py", setup=setup)
-    done = run_warm("-m", "graphprobe", "run", str(script), cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert done.out == plain.out
+    done = step(setup=setup)
+    assert (done.code, done.out) == (0, plain.out), done.err
     run = Run.open(tmp_path)
     sound(run)
     assert any("graphprobe failed at" in m and "graphprobe is broken" in m for m in run.manifest.missing)

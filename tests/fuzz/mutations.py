@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
 from collections.abc import Callable
 from typing import Any
 
-TEXTS = [
-    "",
-    "..",
-    "../../../../etc/passwd",
-    "/etc/passwd",
-    "\0",
-    "a" * 100_000,
-    "NaN",
-    "1e999",
-    "line\nbreak",
-    "\x1b]0;x\x07",
-]
+PATHS = ["..", "../../../../etc/passwd", "/etc/passwd"]
+TEXTS = ["", *PATHS, "\0", "a" * 100_000, "NaN", "1e999", "line\nbreak", "\x1b]0;x\x07"]
 NUMBERS = [0, -1, 1, 2**31, 2**53, 2**63, 2**64, -(2**63), 10**400, 1e308, 0.5]
 DIGITS = [b"9" * 5000, b"9" * 19, "²".encode(), b"-1", b"0", b"1e999", b"0.5"]
 _DIGITS = re.compile(rb"\d+")
@@ -71,38 +62,38 @@ def _number(data: bytes, chance: random.Random) -> bytes:
     return data[: found.start()] + chance.choice(DIGITS) + data[found.end() :]
 
 
-def _line_lost(data: bytes, chance: random.Random) -> bytes:
+def _line(data: bytes, chance: random.Random) -> tuple[list[bytes], int]:
+    """All lines, and the number of one of them."""
     lines = data.splitlines(keepends=True)
-    del lines[chance.randrange(len(lines))]
-    return b"".join(lines)
+    return lines, chance.randrange(len(lines))
+
+
+def _line_lost(data: bytes, chance: random.Random) -> bytes:
+    lines, at = _line(data, chance)
+    return b"".join(lines[:at] + lines[at + 1 :])
 
 
 def _line_doubled(data: bytes, chance: random.Random) -> bytes:
-    lines = data.splitlines(keepends=True)
-    at = chance.randrange(len(lines))
-    return b"".join([*lines[:at], lines[at], *lines[at:]])
+    lines, at = _line(data, chance)
+    return b"".join(lines[: at + 1] + lines[at:])
 
 
 def _lines_swapped(data: bytes, chance: random.Random) -> bytes:
-    lines = data.splitlines(keepends=True)
-    a, b = chance.randrange(len(lines)), chance.randrange(len(lines))
+    lines, a = _line(data, chance)
+    b = chance.randrange(len(lines))
     lines[a], lines[b] = lines[b], lines[a]
     return b"".join(lines)
 
 
 def _json(data: bytes, chance: random.Random) -> bytes:
     """Another value somewhere in the document, or in one of the lines that are documents."""
-    try:
+    with contextlib.suppress(ValueError):
         return _document(data, chance)
-    except ValueError:
-        pass
-    lines = data.splitlines(keepends=True)
-    at = chance.randrange(len(lines))
-    try:
+    lines, at = _line(data, chance)
+    with contextlib.suppress(ValueError):
         lines[at] = _document(lines[at], chance) + b"\n"
-    except ValueError:
-        return _bits(data, chance)
-    return b"".join(lines)
+        return b"".join(lines)
+    return _bits(data, chance)
 
 
 def _document(data: bytes, chance: random.Random) -> bytes:
@@ -122,18 +113,11 @@ def _document(data: bytes, chance: random.Random) -> bytes:
 
 def _places(value: Any, put: Callable[[Any], None]) -> Any:
     yield value, put
-    if isinstance(value, dict):
-        for key in value:
-            yield from _places(value[key], lambda new, key=key: value.__setitem__(key, new))
-    elif isinstance(value, list):
-        for i in range(len(value)):
-            yield from _places(value[i], lambda new, i=i: value.__setitem__(i, new))
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield from _places(value[key], lambda new, key=key: value.__setitem__(key, new))
 
 
 def _value(old: Any, chance: random.Random, marker: str) -> Any:
-    return chance.choice(
-        [
-            chance.choice(TEXTS), chance.choice(TEXTS), chance.choice(NUMBERS), chance.choice(NUMBERS), None, True, [],
-            {}, [old], {"x": old}, [old] * 50, marker,
-        ]
-    )  # fmt: skip
+    plain = [chance.choice(values) for values in (TEXTS, TEXTS, NUMBERS, NUMBERS)]
+    return chance.choice([*plain, None, True, [], {}, [old], {"x": old}, [old] * 50, marker])

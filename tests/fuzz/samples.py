@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from click.testing import CliRunner
 
 from compare import pairs
@@ -15,7 +16,6 @@ from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Spa
 from graphprobe.cli.main import main
 from graphprobe.records import GraphArgument, GraphRuns, GraphsLine, NodeLine, NodeSource, NodeTarget, NodeValue
 from graphprobe.store import layout
-from graphprobe.store.schema import json_from_value
 from report import samples
 from report.test_graph_window import dossier
 from store.test_frame_record import RECORD, put
@@ -34,12 +34,11 @@ def everything(folder: Path) -> None:
     pairs.dumped(pairs.Run(pairs.trained(2, depth=1)), folder / "calls", data="tensor", stack=True)
     pairs.graphs_dumped(folder / "graphs", folder / "values")
     _findings(folder / "graphs")
-    told = str(folder / "calls")
     (folder / "ptdbg").mkdir()
     for command in (
-        f"convert {told} --to msprobe --out {folder / 'msprobe'}",
-        f"convert {told} --to ptdbg --out {folder / 'ptdbg' / 'dump.pkl'}",
-        f"compare --no-replay {told} {told} --out {folder / 'comparison'}",
+        f"convert {folder}/calls --to msprobe --out {folder}/msprobe",
+        f"convert {folder}/calls --to ptdbg --out {folder}/ptdbg/dump.pkl",
+        f"compare --no-replay {folder}/calls {folder}/calls --out {folder}/comparison",
     ):
         assert CliRunner().invoke(main, command.split()).exit_code == 0, command
     ranks = folder / "ranks"
@@ -57,26 +56,20 @@ def _findings(dump: Path) -> None:
     (index,) = dump.rglob("ops.jsonl")
     first = json.loads(index.read_text().splitlines()[0])
     op = {"op": first["op"]["op_name"], "op_type": "sin", "source": "model.py:14", "module": "mlp"}
-    problem = {
-        "output": "output.0",
-        "kind": "inf",
-        "sign": "+",
-        "dtype": "float32",
-        "shape": [4],
-        "elements": 1,
-        "of": 4,
-    }
+    value = {"output": "output.0", "dtype": "float32", "shape": [4], "elements": 1, "of": 4}
+    problem = value | {"kind": "inf", "sign": "+", "first": [[0]]}
     victim = op | {"slot": "input.0", "value": "x"}
     elements = {"first": 0, "last": 3, "changed": 2, "of": 4}
     lines: list[dict[str, Any]] = [
-        op | {"kind": "overflow", "step": 0, "problems": [problem | {"first": [[0]]}], "file": first["file"]},
+        op | {"kind": "overflow", "step": 0, "problems": [problem], "file": first["file"]},
         op | {"kind": "overwritten", "step": 0, "culprit": op, "victim": victim, "elements": elements},
         op | {"kind": "exception", "step": 1, "text": "it raised", "document": "exception.json"},
     ]
     (index.parent / "findings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (index.parent / "exception.json").write_text(json.dumps({"traceback": "Traceback: …", "callers": "model.py"}))
-    overflow = (index.parent / first["file"]).parent / "overflow.json"
-    overflow.write_text(json.dumps({"origins": [op], "carriers": [op]}))
+    (index.parent / first["file"]).with_name("overflow.json").write_text(
+        json.dumps({"origins": [op], "carriers": [op]})
+    )
 
 
 def _run(folder: Path) -> None:
@@ -89,7 +82,7 @@ def _run(folder: Path) -> None:
     made.writer.append_text(layout.LOG, LOG)
     made.writer.append_text(layout.log_file("dynamo"), LOG)
     for line in _records():
-        made.writer.append_text(layout.graphs_file(0), json_from_value(line).decode() + "\n")
+        made.writer.append_text(layout.graphs_file(0), msgspec.json.encode(line).decode() + "\n")
     shutil.move(made.close(), folder)
     (captured,) = folder.rglob("captured_ops.json")
     document = json.loads(captured.read_text())

@@ -58,7 +58,12 @@ RUN = (
 PROOF = "{d}/proofs/codegen-aten.relu.default"
 DIAGNOSIS = ("report {d}/result.json -o {o}.html --force", REPORT)
 DOSSIER = (*DIAGNOSIS, f"report {PROOF} -o {{o}}.html --force", f"issue {PROOF}", f"issue {PROOF} --private")
-EXPORT = ("export {d} --to model-explorer -o {o} --force", "export {d} --to parquet -o {o}.parquet --force")
+PROFILE = (
+    "profile {d}/profile.json", "profile {d}/profile.json --json", "profile {d}/profile.json {whole}/profile.json",
+    "profile {d}/profile.json --trace {o} --force", "report {d}/profile.json -o {o}.html --force",
+    "export {d}/profile.json --to chrome-trace -o {o} --force",
+)  # fmt: skip
+EXPORT = ("export {d} --to model-explorer -o {o} --force",)
 READERS: dict[str, Reader] = {
     "API dump: manifest": Reader("calls", "**/manifest.json", (COMPARE, "merge {d} {whole} --out {o} --force")),
     "API dump: calls": Reader("calls", "**/*.jsonl", (COMPARE, "parse {d} empty.0.forward", REPORT, *EXPORT)),
@@ -83,13 +88,7 @@ READERS: dict[str, Reader] = {
     "run: graphs and code": Reader("run", "**/forward/*.txt **/forward/*.py", RUN),
     "diagnosis": Reader("diagnosis", "result.json", DIAGNOSIS),
     "dossier": Reader("diagnosis", "proofs/*/*", DOSSIER),
-    "profile": Reader(
-        "profile",
-        "profile.json",
-        ("profile {d}/profile.json", "profile {d}/profile.json --json", "profile {d}/profile.json {whole}/profile.json",
-         "profile {d}/profile.json --trace {o} --force", "report {d}/profile.json -o {o}.html --force",
-         "export {d}/profile.json --to chrome-trace -o {o} --force"),
-    ),
+    "profile": Reader("profile", "profile.json", PROFILE),
     "frame record": Reader("frame", "record.json", ("replay {d}", "replay {d} --json")),
 }  # fmt: skip
 SETTINGS: dict[str, Callable[[Path], object]] = {
@@ -109,23 +108,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def targets(reader: Reader, place: Path) -> list[Path]:
-    """The files that are damaged."""
-    return sorted(path for pattern in reader.files.split() for path in place.glob(pattern) if path.is_file())
-
-
-def copied(reader: Reader, whole: Path, folder: Path) -> Path:
-    """A copy of the sample that may be damaged."""
+def copied(reader: Reader, whole: Path, folder: Path) -> list[Path]:
+    """The files that are damaged, in a copy of the sample."""
     place = folder / "damaged"
     if not place.exists():
         shutil.copytree(whole / reader.sample, place)
-    return place
+    return sorted(path for pattern in reader.files.split() for path in place.glob(pattern) if path.is_file())
 
 
 def case(reader: Reader, whole: Path, folder: Path, seed: int) -> tuple[Path, bytes]:
     """Damages one file of the copy; which one, and what it held."""
     chance = random.Random(seed)
-    path = chance.choice(targets(reader, copied(reader, whole, folder)))
+    path = chance.choice(copied(reader, whole, folder))
     data = path.read_bytes()
     path.write_bytes(mutated(data, chance))
     return path, data
@@ -146,33 +140,35 @@ def check(reader: Reader, whole: Path, folder: Path, seed: int) -> str:
     """What is wrong with how the commands take a damaged sample; empty if nothing is."""
     path, data = case(reader, whole, folder, seed)
     try:
-        return next(filter(None, (fault(reader, command, whole, folder) for command in taken(reader, seed))), "")
+        for command in taken(reader, seed):
+            begun = time.monotonic()
+            done = invoked(reader, command, whole, folder)
+            if said := fault(done, time.monotonic() - begun, folder):
+                return f"{command}: {said}"
+        return ""
     finally:
         path.write_bytes(data)
 
 
-def fault(reader: Reader, command: str, whole: Path, folder: Path) -> str:
-    """What is wrong with how one command takes the damaged sample; empty if nothing is."""
-    begun = time.monotonic()
-    done = invoked(reader, command, whole, folder)
+def fault(done: Result, took_s: float, folder: Path) -> str:
+    """What is wrong with how one command has taken the damaged sample; empty if nothing is."""
     if done.exception is not None and not isinstance(done.exception, SystemExit):
-        return f"{command}: {type(done.exception).__name__}: {str(done.exception)[:300]}"
+        return f"{type(done.exception).__name__}: {str(done.exception)[:300]}"
     if "Traceback (most recent call last)" in done.output or "please report" in done.output:
-        return f"{command}: a traceback"
-    if time.monotonic() - begun > MOST_SECONDS:
-        return f"{command}: {time.monotonic() - begun:.0f} s"
-    if "error[" in done.output and done.exit_code not in (EXIT_USAGE, EXIT_UNDECIDED):
-        return f"{command}: refused with exit code {done.exit_code}"
-    if done.exit_code not in (0, 1, EXIT_USAGE, EXIT_UNDECIDED):
-        return f"{command}: exit code {done.exit_code}"
+        return "a traceback"
+    if took_s > MOST_SECONDS:
+        return f"{took_s:.0f} s"
+    if done.exit_code not in (EXIT_USAGE, EXIT_UNDECIDED) and ("error[" in done.output or done.exit_code not in (0, 1)):
+        return f"exit code {done.exit_code}: {done.output[:300]}"
     if done.exit_code == EXIT_USAGE and str(folder) not in done.output and NO_FILE not in done.output:
-        return f"{command}: refused without the name of a file: {done.output[:300]}"
+        return f"refused without the name of a file: {done.output[:300]}"
     return ""
 
 
-def wrong_seeds(count: int, why: Callable[[int], str]) -> dict[int, str]:
-    first = 0 if count == FEW else FEW
-    return {seed: said for seed in range(first, count) if (said := why(seed))}
+def check_seeds(count: int, why: Callable[[int], str]) -> None:
+    seeds = range(0 if count == FEW else FEW, count)
+    wrong = {seed: said for seed in seeds if (said := why(seed))}
+    assert not wrong, f"{len(wrong)} of {count} seeds: {dict(list(wrong.items())[:5])}"
 
 
 COUNTS = pytest.mark.parametrize(
@@ -180,15 +176,16 @@ COUNTS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @COUNTS
 def test_no_damage_brings_a_reader_down(name: str, count: int, whole: Path, tmp_path: Path) -> None:
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    wrong = wrong_seeds(count, lambda seed: check(READERS[name], whole, tmp_path, seed))
-    assert not wrong, f"{len(wrong)} of {count} seeds: {dict(list(wrong.items())[:5])}"
+    check_seeds(count, lambda seed: check(READERS[name], whole, tmp_path, seed))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < MOST_GROWTH_KB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 @COUNTS
 def test_settings_that_are_damaged_are_refused(name: str, count: int, whole: Path, tmp_path: Path) -> None:
@@ -206,25 +203,20 @@ def test_settings_that_are_damaged_are_refused(name: str, count: int, whole: Pat
             return f"{type(error).__name__}: {error}"
         return ""
 
-    assert not wrong_seeds(count, why)
+    check_seeds(count, why)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
-def test_whole_files_are_read(name: str, whole: Path, tmp_path: Path) -> None:
+def test_whole_files_are_read_and_what_is_no_regular_file_is_not_opened(name: str, whole: Path, tmp_path: Path) -> None:
     reader = READERS[name]
-    copied(reader, whole, tmp_path)
-    assert targets(reader, tmp_path / "damaged")
+    paths = copied(reader, whole, tmp_path)
+    assert paths
     for command in reader.commands:
         done = invoked(reader, command, whole, tmp_path)
         accepted = (0, 1, EXIT_UNDECIDED) if "error[" not in done.output else ()
         assert done.exit_code in accepted, f"{command}: {done.output[-500:]}"
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_what_is_no_regular_file_is_not_opened(name: str, whole: Path, tmp_path: Path) -> None:
-    reader = READERS[name]
-    copied(reader, whole, tmp_path)
-    for path in targets(reader, tmp_path / "damaged"):
+    for path in paths:
         path.unlink()
         os.mkfifo(path)  # a reader that opens it waits for ever
     for command in reader.commands:

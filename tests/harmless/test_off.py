@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.convert_frame as inside
+
+import graphprobe
+from conftest import Finished
+from graphprobe.internals.names import NAMES
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -19,22 +26,12 @@ after = set(sys.modules), list(sys.meta_path), list(sys.path_hooks), dict(os.env
 assert before[1:] == after[1:], (before[1:], after[1:])
 assert state == (sys.excepthook, sys.displayhook, threading.active_count(), sys.gettrace(), sys.getprofile())
 assert loggers == dict(logging.root.manager.loggerDict)
-STDLIB = sys.stdlib_module_names
-grown = sorted(n for n in after[0] - before[0] if n.split(".")[0] not in STDLIB)
-print(grown)
+grown = sorted(n for n in after[0] - before[0] if n.split(".")[0] not in sys.stdlib_module_names)
+assert grown == ["graphprobe", "graphprobe.faces"], grown
 """
 
-
-def test_import_brings_in_nothing_but_the_package(run_python: Callable[..., Any]) -> None:
-    done = run_python("-c", IMPORT_ALONE)
-    assert done.code == 0, done.err
-    assert done.out.strip() == "['graphprobe']"
-
-
-def test_importing_any_part_leaves_the_generators_alone(run_python: Callable[..., Any]) -> None:
-    """The parts that print are loaded when a program has run for long, as with `graphprobe.profile()` inside it."""
-    code = """
-import importlib, pkgutil, random, numpy, torch, torch._inductor.compile_fx, graphprobe
+ALL_PARTS = """
+import importlib, pkgutil, random, sys, numpy, torch, torch._inductor.compile_fx, graphprobe
 random.seed(0)
 before = random.getstate(), numpy.random.get_state()[1].tobytes(), torch.get_rng_state()
 for module in pkgutil.walk_packages(graphprobe.__path__, "graphprobe."):
@@ -43,37 +40,55 @@ for module in pkgutil.walk_packages(graphprobe.__path__, "graphprobe."):
         assert random.getstate() == before[0], module.name
         assert numpy.random.get_state()[1].tobytes() == before[1], module.name
         assert torch.equal(torch.get_rng_state(), before[2]), module.name
-import sys; assert "rich.style" in sys.modules
+assert "rich.style" in sys.modules
 """
-    done = run_python("-c", code)
-    assert done.code == 0, done.err
+"""The parts that print are loaded when a program has run for long, as with `graphprobe.profile()` inside it."""
 
-
-def test_import_after_torch_patches_nothing(run_python: Callable[..., Any]) -> None:
-    code = f"""
+AFTER_TORCH = """
 import torch, torch._dynamo, torch._inductor.compile_fx, sys
-sys.argv = ["", ""]; sys.path.insert(0, {str(PROGRAMS)!r})
-everything = {{(m, n): id(v) for m in list(sys.modules) if m.startswith("torch")
-               for n, v in list(vars(sys.modules[m]).items()) if not n.startswith("__")}}
-classes = {{(c, n): id(v) for m in list(sys.modules) if m.startswith("torch._dynamo") or m.startswith("torch._inductor")
-            for c in list(vars(sys.modules[m]).values()) if isinstance(c, type) for n, v in list(vars(c).items())}}
+everything = {(m, n): id(v) for m in list(sys.modules) if m.startswith("torch")
+              for n, v in list(vars(sys.modules[m]).items()) if not n.startswith("__")}
+classes = {(c, n): id(v) for m in list(sys.modules) if m.startswith("torch._dynamo") or m.startswith("torch._inductor")
+           for c in list(vars(sys.modules[m]).values()) if isinstance(c, type) for n, v in list(vars(c).items())}
 import graphprobe
-assert everything == {{(m, n): id(v) for (m, n) in everything for v in [vars(sys.modules[m])[n]]}}
+assert everything == {(m, n): id(v) for (m, n) in everything for v in [vars(sys.modules[m])[n]]}
 assert all(id(vars(c)[n]) == v for (c, n), v in classes.items())
 assert len(everything) > 10000 and len(classes) > 5000
 """
-    done = run_python("-c", code)
+
+
+def test_import_brings_in_nothing_but_the_package(run_python: Callable[..., Finished]) -> None:
+    done = run_python("-c", IMPORT_ALONE)
     assert done.code == 0, done.err
 
 
-def test_everything_is_put_back(run_python: Callable[..., Any], tmp_path: Path) -> None:
-    done = run_python(str(PROGRAMS / "on_and_off.py"), str(tmp_path))
+@pytest.mark.parametrize("code", [ALL_PARTS, AFTER_TORCH], ids=["leaves the generators alone", "patches nothing"])
+def test_import_after_torch(code: str, run_warm: Callable[..., Finished]) -> None:
+    done = run_warm("-c", code)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.slow
+def test_everything_is_put_back(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+    done = run_warm(str(PROGRAMS / "on_and_off.py"), str(tmp_path))
     assert done.code == 0, done.err[-4000:]
     assert done.out.strip() == "OFF IS OFF"
 
 
-def test_torch_compile_debug_does_not_import_torch(run_python: Callable[..., Any], tmp_path: Path) -> None:
-    code = "import sys, graphprobe; assert not [m for m in sys.modules if m.split('.')[0] == 'torch']"
-    done = run_python("-c", code, cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1", "PYTHONDONTWRITEBYTECODE": "1"})
-    # graphprobe itself may load torch here; what counts is that a program without a compile leaves no folder behind.
-    assert list(tmp_path.iterdir()) == [], done.err
+def test_the_switch_alone_leaves_no_folder_behind(run_python: Callable[..., Finished], tmp_path: Path) -> None:
+    done = run_python("-c", "import graphprobe", cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
+    assert (done.code, list(tmp_path.iterdir())) == (0, []), done.err
+
+
+def test_watches_of_recompilations_put_everything_back() -> None:
+    names = [name.attribute for name in NAMES if name.module == inside.__name__ and "recompiles" in name.needed_for]
+    assert len(names) == 3
+    before = {name: getattr(inside, name) for name in names}
+    first, second = graphprobe.recompiles(), graphprobe.recompiles()
+    f = torch.compile(lambda x: x + 1, backend="eager")
+    with first, second:
+        f(torch.ones(3)), f(torch.ones(4))
+        assert all(getattr(inside, name) is not before[name] for name in names)
+    assert {name: getattr(inside, name) for name in names} == before
+    f(torch.ones(3, 3))
+    assert len(first.facts) == len(second.facts) == 1

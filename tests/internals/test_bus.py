@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from graphprobe.internals import bus
-from graphprobe.internals.bus import Patch, PatchSet, Subscriber, Subscription
+from graphprobe.internals.bus import Patch, PatchSet, Subscriber, Subscription, exists
 
 
 class Observer:
@@ -107,15 +107,16 @@ def _interrupted() -> None:
 
 def test_between_two_of_ours_somebody_else() -> None:
     target, notes = module(), list[str]()
-    original = target.function
-    first, second = PatchSet(), PatchSet()
-    first.apply(target, patch("patched", Subscriber(Observer("first", notes))))
+    original, other = target.function, target.other
+    first, second, to = PatchSet(), PatchSet(), Subscriber(Observer("first", notes))
+    first.apply(target, patch("patched", to))
+    first.apply(target, patch("patched", to, "other"))
     ours = target.function
     target.function = theirs = lambda value: ours(value) * 10
     second.apply(target, patch("patched", Subscriber(Observer("second", notes))))
     assert target.function(1) == 20
     assert notes == ["second: function", "first: function"]
-    assert first.undo() == ["patched:function"]
+    assert first.undo() == ["patched:function"] and target.other is other
     assert second.undo() == []
     assert target.function is theirs
     target.function = ours  # they leave: what stayed below is as it was
@@ -175,3 +176,95 @@ def test_a_child_can_patch_although_another_thread_was_patching() -> None:
     done.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# Attributes are replaced, and the very same objects put back.
+
+
+class Base:
+    def method(self) -> str:
+        return "method"
+
+    @classmethod
+    def of_class(cls, extra: str = "") -> str:
+        return f"of_class {cls.__name__}{extra}"
+
+    @staticmethod
+    def static(value: int) -> int:
+        return value + 1
+
+    class Inner:
+        value = 1
+
+
+class Derived(Base):
+    pass
+
+
+def package() -> types.ModuleType:
+    made = types.ModuleType("patched")
+    base = type("Base", (), dict(vars(Base)))
+    derived = type("Derived", (base,), {})
+    vars(made).update(function=lambda: "function", Base=base, Derived=derived, nothing=None)
+    return made
+
+
+def wrapping(note: list[str]) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            note.append("seen")
+            return original(*args, **kwargs)
+
+        return replacement
+
+    return make
+
+
+def values(target: types.ModuleType) -> list[dict[str, int]]:
+    """Which objects the module and its classes hold."""
+    owners = (target, target.Base, target.Derived)
+    return [{k: id(v) for k, v in vars(owner).items() if not k.startswith("__")} for owner in owners]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "call", "result"),
+    [
+        ("function", lambda m: m.function(), "function"),
+        ("Base.method", lambda m: m.Base().method(), "method"),
+        ("Base.of_class", lambda m: m.Base.of_class(), "of_class Base"),
+        ("Base.of_class", lambda m: m.Derived().of_class(extra="!"), "of_class Derived!"),
+        ("Base.static", lambda m: m.Base.static(3) + m.Base().static(3), 8),
+        ("Derived.method", lambda m: m.Derived().method(), "method"),
+        ("Derived.of_class", lambda m: m.Derived.of_class(), "of_class Derived"),
+    ],
+)
+def test_replaces_calls_through_and_restores(attribute: str, call: Callable[[Any], Any], result: Any) -> None:
+    target, patches, note = package(), PatchSet(), list[str]()
+    before = values(target)
+    assert patches.apply(target, Patch("tap", "patched", attribute, wrapping(note)))
+    assert call(target) == result
+    assert note and patches.addresses == [f"patched:{attribute}"]
+    note.clear()
+    assert patches.undo() == [] and patches.addresses == []
+    assert call(target) == result
+    assert (note, values(target)) == ([], before)
+
+
+@pytest.mark.parametrize(
+    "attribute", ["missing", "Base.missing", "Missing.method", "Base.Inner.value.deeper", "Base.x.y"]
+)
+def test_a_missing_name_is_told_and_nothing_is_made(attribute: str) -> None:
+    target, patches = package(), PatchSet()
+    before = dict(vars(target))
+    assert exists(target, "nothing") and not exists(target, attribute)
+    assert not patches.apply(target, Patch("tap", "patched", attribute, wrapping([])))
+    assert vars(target) == before
+    assert patches.undo() == []
+
+
+def test_a_failing_make_leaves_the_name_alone() -> None:
+    target = package()
+    original = target.function
+    with pytest.raises(ZeroDivisionError):
+        PatchSet().apply(target, Patch("tap", "patched", "function", lambda _: 1 // 0))
+    assert target.function is original

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,17 +16,25 @@ from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, se
 Seen = list[tuple[Compiled, tuple[Any, ...], dict[str, Any]]]
 
 
+@contextmanager
+def standing_in(before: Callable[..., None], **more: Any) -> Iterator[CompileCalls]:
+    original = torch.compile
+    calls = CompileCalls(before, **more)
+    calls.install()
+    try:
+        assert torch.compile is not original
+        yield calls
+    finally:
+        calls.remove()
+    assert torch.compile is original
+
+
 @pytest.fixture
 def seen() -> Iterator[Seen]:
     """What was told before calls, while the stand-in is installed."""
     found: Seen = []
-    original = torch.compile
-    calls = CompileCalls(lambda compiled, args, kwargs: found.append((compiled, args, kwargs)))
-    calls.install()
-    assert torch.compile is not original
-    yield found
-    calls.remove()
-    assert torch.compile is original
+    with standing_in(lambda compiled, args, kwargs: found.append((compiled, args, kwargs))):
+        yield found
 
 
 def backend(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
@@ -34,6 +43,12 @@ def backend(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> A
 
 
 compiled: list[dict[str, Any]] = []
+"""Options of the graphs that `backend` got in this test."""
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    compiled.clear()
 
 
 def test_every_form(seen: Seen) -> None:
@@ -45,28 +60,20 @@ def test_every_form(seen: Seen) -> None:
         def method(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1
 
-    compiled.clear()
     x = torch.ones(2)
+    assert torch.compile(lambda x: x, disable=True)(x) is x, "and nothing is told of it"
     assert torch.compile(plain, backend=backend, options={"depth": 3})(x, scale=2.0).tolist() == [2, 2]
     assert Owner().method(x).tolist() == [2, 2]
     module = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
     optimized = torch.compile(module, backend="eager")
-    assert isinstance(optimized, torch.nn.Module)
-    assert optimized(x).tolist() == [1, 1]
+    assert isinstance(optimized, torch.nn.Module) and optimized(x).tolist() == [1, 1]
     module.compile(backend="eager")
     module(x)
     first, second, third, fourth = (record for record, _, _ in seen)
-    assert first.fn is plain
-    assert seen[0][1:] == ((x,), {"scale": 2.0})
+    assert first.fn is plain and seen[0][1:] == ((x,), {"scale": 2.0})
     assert (first.backend, first.options, compiled) == (backend, {"depth": 3}, [{"options": {"depth": 3}}])
     assert (second.fn.__name__, second.dynamic, len(seen[1][1])) == ("method", False, 2)
-    assert third.fn is module
-    assert fourth.fn == module._call_impl
-
-
-def test_disabled_is_left_alone(seen: Seen) -> None:
-    torch.compile(lambda x: x, disable=True)(torch.ones(1))
-    assert seen == []
+    assert third.fn is module and fourth.fn == module._call_impl
 
 
 def test_called_inside_a_compiled_function(seen: Seen) -> None:
@@ -78,22 +85,14 @@ def test_called_inside_a_compiled_function(seen: Seen) -> None:
 
 
 def test_uncompiled_inside_and_after_a_crash() -> None:
-    compiled.clear()
-
     def before(record: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert f(*args).tolist() == [2], "uncompiled, and not told of again"
         record.uncompiled = True
 
-    calls = CompileCalls(before, overrides={"backend": backend})
-    calls.install()
-    try:
+    with standing_in(before, overrides={"backend": backend}) as calls:
         f = torch.compile(lambda x: x * 2, backend="inductor")
-        assert f(torch.ones(1)).tolist() == [2]
-        assert f(torch.ones(1)).tolist() == [2]
-    finally:
-        calls.remove()
-    assert calls.compiled[0].backend is backend
-    assert compiled == []
+        assert f(torch.ones(1)).tolist() == f(torch.ones(1)).tolist() == [2]
+    assert calls.compiled[0].backend is backend and compiled == []
 
 
 def test_mode_and_options_are_settings_of_inductor() -> None:
@@ -111,9 +110,7 @@ def test_mode_and_options_are_settings_of_inductor() -> None:
 def test_settings_of_a_compiled_function_without_any() -> None:
     assert Compiled(torch.sin, "inductor").inductor_settings() == {}
     assert Compiled(torch.sin, "inductor", options={"guard_filter_fn": any}).inductor_settings() == {}
-    assert Compiled(torch.sin, "eager", mode="max-autotune").inductor_settings() == {}, (
-        "another backend has none of them"
-    )
+    assert Compiled(torch.sin, "eager", mode="max-autotune").inductor_settings() == {}, "another backend has none"
     with pytest.raises((AttributeError, RuntimeError), match="no_such_thing"):
         Compiled(torch.sin, "inductor", options={"no_such_thing": 1}).inductor_settings()
     with pytest.raises(RuntimeError, match="max_autotune"):
@@ -133,14 +130,8 @@ def test_what_is_not_compiled_has_the_defaults_of_torch() -> None:
     model = Doubling()
     for fn in (neg, model, model.forward):
         record = settings_of_compiled(fn)
-        assert record.fn == fn
-        assert (record.backend, record.dynamic, record.mode, record.options, record.fullgraph) == (
-            "inductor",
-            None,
-            None,
-            None,
-            False,
-        )
+        assert (record.fn, record.backend, record.dynamic) == (fn, "inductor", None)
+        assert (record.mode, record.options, record.fullgraph) == (None, None, False)
 
 
 @pytest.mark.parametrize("target", [neg, Doubling()], ids=["function", "module"])
@@ -152,14 +143,9 @@ def test_what_a_function_was_compiled_with(target: Any) -> None:
     assert (record.dynamic, record.fullgraph, record.inductor_settings()) == (False, False, {"max_autotune": True})
     record = settings_of_compiled(torch.compile(target, mode="max-autotune-no-cudagraphs"))
     assert record.inductor_settings() == torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
-
-
-@pytest.mark.parametrize("target", [neg, Doubling()], ids=["function", "module"])
-def test_another_backend_that_a_function_was_compiled_with(target: Any) -> None:
     named = settings_of_compiled(torch.compile(target, backend="aot_eager")).lone_backend()
     assert named in ("aot_eager", torch._dynamo.lookup_backend("aot_eager")), "torch keeps the function only"
     assert settings_of_compiled(torch.compile(target, backend=backend)).lone_backend() is backend
-    compiled.clear()
     lone = settings_of_compiled(torch.compile(target, backend=backend, options={"depth": 3})).lone_backend()
     assert torch.compile(target, backend=lone)(torch.ones(1)).numel() == 1
     assert compiled == [{"options": {"depth": 3}}]
@@ -168,7 +154,6 @@ def test_another_backend_that_a_function_was_compiled_with(target: Any) -> None:
 def test_threads_of_a_child_that_is_forked_before_a_call_do_not_wait_for_the_turn_of_its_parent() -> None:
     """A thread of its own has not the context of the one that forked, which has the turn and is not in the child."""
     outcomes: list[Outcome] = []
-    graphs: list[Any] = []
     x = torch.ones(2)
 
     def in_a_thread() -> list[list[float]]:
@@ -183,19 +168,10 @@ def test_threads_of_a_child_that_is_forked_before_a_call_do_not_wait_for_the_tur
         thread.join()
         return [*got, [len(compiled)]]
 
-    def before(record: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        outcomes.append(isolated(in_a_thread, timeout_s=60))
-        graphs.append(record)
-
-    compiled.clear()
-    calls = CompileCalls(before)
-    calls.install()
-    try:
+    with standing_in(lambda *_: outcomes.append(isolated(in_a_thread, timeout_s=60))):
         program = torch.compile(lambda x: x + 1, backend="eager")
         assert program(x).tolist() == [2, 2]
         (outcome,) = outcomes
         assert not outcome.died, outcome.end
         assert outcome.value == [[2, 2], [0, 0], [1]], "compiled, and looked at by nobody"
-        assert program(x).tolist() == [2, 2] and len(graphs) == 2, "here it is looked at as ever"
-    finally:
-        calls.remove()
+        assert program(x).tolist() == [2, 2] and len(outcomes) == 2, "here it is looked at as ever"

@@ -6,7 +6,8 @@ import importlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import torch._inductor.compile_fx  # so that every module that is patched is there
 
 from graphprobe.internals.bus import resolve
-from graphprobe.internals.names import LOSES, NAMES, missing
+from graphprobe.internals.names import LOSES, NAMES
 from graphprobe.internals.timing import compile_timing
 from graphprobe.internals.timing.compile_timing import FUNCTIONS, CompileTiming, SpanRecorder
 
@@ -28,31 +29,36 @@ def raw_values() -> dict[str, tuple[Any, bool]]:
     return found
 
 
-def test_every_name_is_there_on_this_torch() -> None:
-    profile = {capability for capability in LOSES if capability.startswith("profile")}
-    assert not profile & missing().keys()
-    listed = {name.address for name in NAMES if name.use == "patched" and profile & set(name.needed_for)}
-    assert listed == {patch.address for patch in CompileTiming()._all()}
+@contextmanager
+def installed() -> Iterator[CompileTiming]:
+    timing = CompileTiming()
+    timing.install()
+    try:
+        yield timing
+    finally:
+        timing.remove()
 
 
 def test_on_and_off_leaves_nothing() -> None:
     before, finders = raw_values(), list(sys.meta_path)
-    timing = CompileTiming()
-    timing.install()
-    assert all(raw_values()[address][0] is not raw for address, (raw, _) in before.items())
-    timing.remove()
+    with installed() as timing:
+        assert all(raw_values()[address][0] is not raw for address, (raw, _) in before.items())
     after = raw_values()
     assert all(after[address][0] is raw and after[address][1] == own for address, (raw, own) in before.items())
-    assert sys.meta_path == finders
-    assert timing.missing == []
+    assert (sys.meta_path, timing.missing) == (finders, [])
+
+
+def test_every_name_is_in_the_table() -> None:
+    profile = {capability for capability in LOSES if capability.startswith("profile")}
+    listed = {name.address for name in NAMES if name.use == "patched" and profile & set(name.needed_for)}
+    assert listed == {patch.address for patch in CompileTiming()._all()}
 
 
 def test_a_name_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = compile_timing.TimedFunction("torch._inductor.codecache", "no_such_function", "x")
     monkeypatch.setattr(compile_timing, "FUNCTIONS", (*FUNCTIONS, gone))
-    timing = CompileTiming()
-    timing.install()
-    timing.remove()
+    with installed() as timing:
+        pass
     assert timing.missing == ["this torch has no torch._inductor.codecache:no_such_function"]
 
 
@@ -95,29 +101,26 @@ def test_a_recorder_that_fails_stops_and_says_so(monkeypatch: pytest.MonkeyPatch
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(SpanRecorder, "begin", broken)
-    timing = CompileTiming()
-    timing.install()
-    try:
+    with installed() as timing:
         result = torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.ones(3))
-    finally:
-        timing.remove()
     assert torch.equal(result, torch.ones(3).sin() + 1)
     assert timing.missing == ["recording failed and was stopped: ZeroDivisionError: planted"]
     assert timing.recorder.spans == []
 
 
-SLOW = "import time, {inner}\ntime.sleep(0.01)\n"
+MODULES = {
+    "outer": "import time, timed_inner\ntime.sleep(0.01)\n",
+    "inner": "x = 1\n",
+    "outside": "x = 1\n",
+    "broken": "raise ValueError('planted')\n",
+}
 
 
 def test_imports_while_compiling_are_timed_outermost_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "timed_outer.py").write_text(SLOW.format(inner="timed_inner"))
-    (tmp_path / "timed_inner.py").write_text("x = 1\n")
-    (tmp_path / "timed_outside.py").write_text("x = 1\n")
-    (tmp_path / "timed_broken.py").write_text("raise ValueError('planted')\n")
+    for name, text in MODULES.items():
+        (tmp_path / f"timed_{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    timing = CompileTiming()
-    timing.install()
-    try:
+    with installed() as timing:
         importlib.import_module("timed_outside")
         phase = timing.recorder.begin("phase")
         module = importlib.import_module("timed_outer")
@@ -125,17 +128,11 @@ def test_imports_while_compiling_are_timed_outermost_only(monkeypatch: pytest.Mo
         with pytest.raises(ValueError, match="planted") as caught:
             importlib.import_module("timed_broken")
         timing.recorder.end(phase)
-    finally:
-        timing.remove()
-    assert [(s.name, s.kind) for s in timing.recorder.spans[1:]] == [
-        ("timed_outer", "import"),
-        ("timed_broken", "import"),
-    ]
-    first = timing.recorder.spans[1]
+    _, first, second = timing.recorder.spans
+    assert (first.name, first.kind, second.name, second.kind) == ("timed_outer", "import", "timed_broken", "import")
     assert first.parent is phase and first.end_ns - first.begin_ns >= 10_000_000
     assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "SourceFileLoader"
-    shown = "".join(traceback.format_exception(caught.value))
-    assert "import_timing" not in shown
+    assert "import_timing" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_functions_that_are_timed_raise_as_before() -> None:

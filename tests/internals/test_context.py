@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -51,28 +52,22 @@ def values() -> dict[str, Any]:
 
 
 def test_caches_are_off_inside_and_back_outside() -> None:
+    graphs, autograd = "torch._inductor.config.fx_graph_cache", "torch._functorch.config.enable_autograd_cache"
     with torch._inductor.config.patch(fx_graph_cache=True), torch._functorch.config.patch(enable_autograd_cache=True):
         before = values()
-        assert before["torch._inductor.config.fx_graph_cache"] is True
+        assert before[graphs] is True
         with bypassed() as names:
-            assert not any(values().values())
-            assert {"torch._inductor.config.fx_graph_cache", "torch._functorch.config.enable_autograd_cache"} <= set(
-                names
-            )
+            assert not any(values().values()) and {graphs, autograd} <= set(names)
             with bypassed() as again:
-                assert again == []
-                assert not any(values().values())
+                assert again == [] and not any(values().values())
             assert not any(values().values())
         assert values() == before
         with pytest.raises(KeyError), bypassed():
             raise KeyError
         assert values() == before
-
-
-def test_a_cache_that_is_off_stays_off_and_is_not_named() -> None:
     with torch._inductor.config.patch(fx_graph_cache=False):
         with bypassed() as names:
-            assert "torch._inductor.config.fx_graph_cache" not in names
+            assert graphs not in names
         assert torch._inductor.config.fx_graph_cache is False
 
 
@@ -83,39 +78,30 @@ def test_threads_that_overlap() -> None:
     B found them off, and leaves them on.
     """
     per_thread = hasattr(torch.utils._config_module, "ContextVar")
-    turns = [threading.Event() for _ in range(3)]
-    found: dict[str, list[Any]] = {}
+    begin, a_in, b_in, a_out, b_out = (threading.Event() for _ in range(5))
+    found: list[list[Any]] = [[], []]
     before = values()
 
-    def first() -> None:
-        mine = [values()]
+    def work(mine: list[Any], after: threading.Event, tell: Any, until: threading.Event, end: Any) -> None:
+        after.wait(10)
+        mine.append(values())
         with bypassed():
-            turns[0].set()
-            turns[1].wait(10)
+            tell.set()
+            until.wait(10)
             mine.append(values())
         mine.append(values())
-        turns[2].set()
-        found["first"] = mine
+        end.set()
 
-    def second() -> None:
-        turns[0].wait(10)
-        mine = [values()]
-        with bypassed():
-            turns[1].set()
-            turns[2].wait(10)
-            mine.append(values())
-        mine.append(values())
-        found["second"] = mine
-
-    threads = [threading.Thread(target=target) for target in (first, second)]
+    given = [(found[0], begin, a_in, b_in, a_out), (found[1], a_in, b_in, a_out, b_out)]
+    threads = [threading.Thread(target=work, args=args) for args in given]
+    begin.set()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    for mine in found.values():
-        assert not any(mine[1].values())
-        assert not per_thread or mine[0] == mine[2]
-    assert len(found) == 2 and (per_thread or found["second"][2] == before)
+    for first, inside, last in found:
+        assert not any(inside.values()) and (not per_thread or first == last)
+    assert per_thread or found[1][2] == before
     assert values() == before
 
 
@@ -157,45 +143,38 @@ def program() -> None:
     raise LookupError("the program's")
 
 
+def raised_by(call: Callable[[], object], kind: type[BaseException]) -> BaseException:
+    with pytest.raises(kind) as caught:
+        call()
+    return caught.value
+
+
 @pytest.mark.parametrize("way", ["passes", "passes_after_work"])
 def test_no_frame_of_ours_is_left(way: str) -> None:
     call: Any = own[way]
-    with pytest.raises(LookupError) as caught:
-        call(lambda: own["careless"](lambda: call(program)))
-    name = "test_no_frame_of_ours_is_left"
-    assert frames(caught.value.__traceback__) == [name, "<lambda>", "<lambda>", "program"]
+    error = raised_by(lambda: call(lambda: own["careless"](lambda: call(program))), LookupError)
+    assert frames(error.__traceback__) == ["raised_by", "<lambda>", "<lambda>", "<lambda>", "program"]
 
 
 def test_errors_raised_in_c_code_pass_too() -> None:
     call: Any = own["passes"]
-    with pytest.raises(ZeroDivisionError) as caught:
-        call(lambda: call(lambda: divmod(1, 0)))
-    assert frames(caught.value.__traceback__)[-1] == "<lambda>"
-    with pytest.raises(TypeError) as direct:
-        call(int("3").__divmod__)
-    assert frames(direct.value.__traceback__) == ["test_errors_raised_in_c_code_pass_too"]
+    error = raised_by(lambda: call(lambda: call(lambda: divmod(1, 0))), ZeroDivisionError)
+    assert frames(error.__traceback__)[-1] == "<lambda>"
+    error = raised_by(lambda: call(int("3").__divmod__), TypeError)
+    assert frames(error.__traceback__) == ["raised_by", "<lambda>"]
 
 
-def test_causes_and_contexts_are_cleaned_as_well() -> None:
-    call: Any = own["passes"]
-
+def test_causes_are_cleaned_as_well_and_a_fault_of_ours_keeps_its_frames() -> None:
     def wraps() -> None:
         try:
             own["careless"](program)
         except LookupError as error:
             raise OSError("outer") from error
 
-    with pytest.raises(OSError, match="outer") as caught:
-        call(wraps)
-    assert caught.value.__cause__ is not None
-    assert frames(caught.value.__cause__.__traceback__) == ["wraps", "program"]
-
-
-def test_a_fault_of_ours_keeps_its_frames() -> None:
-    call: Any = own["faulty"]
-    with pytest.raises(RuntimeError) as caught:
-        call(None)
-    assert frames(caught.value.__traceback__)[-2:] == ["faulty", "broken"]
+    cause = raised_by(lambda: own["passes"](wraps), OSError).__cause__
+    assert cause is not None and frames(cause.__traceback__) == ["wraps", "program"]
+    fault = raised_by(lambda: own["faulty"](None), RuntimeError)
+    assert frames(fault.__traceback__)[-2:] == ["faulty", "broken"]
 
 
 def test_quiet_leaves_every_mode_and_comes_back() -> None:

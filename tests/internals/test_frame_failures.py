@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,20 +20,25 @@ def branch(x: torch.Tensor, k: int = 1) -> torch.Tensor:
     return x - 1
 
 
+@contextmanager
+def watched(told: Callable[[FailedFrame], object], failed: Callable[[Exception], object]) -> Iterator[None]:
+    original, failures = convert_frame._compile, FrameFailures(told, failed)
+    failures.install()
+    try:
+        yield
+    finally:
+        assert failures.remove() == [] and convert_frame._compile is original
+
+
 def compile_all(*calls: tuple[Callable[..., Any], tuple[Any, ...], bool]) -> tuple[list[FailedFrame], list[Exception]]:
     found: list[FailedFrame] = []
     errors: list[Exception] = []
-    failures = FrameFailures(found.append, lambda error: pytest.fail(repr(error)))
-    original = convert_frame._compile
-    failures.install()
-    try:
+    with watched(found.append, lambda error: pytest.fail(repr(error))):
         for function, args, fullgraph in calls:
             try:
                 torch.compile(function, backend="eager", fullgraph=fullgraph)(*args)
             except Exception as error:
                 errors.append(error)
-    finally:
-        assert failures.remove() == [] and convert_frame._compile is original
     return found, errors
 
 
@@ -56,8 +62,8 @@ def test_what_torch_keeps_to_itself_is_told_apart() -> None:
                 x = x + 1
         return x
 
-    frames, errors = compile_all((refused, (torch.ones(3),), False))
-    assert errors == [] and [(f.code.co_name, f.suppressed, f.fullgraph) for f in frames] == [("refused", True, False)]
+    (frame,), errors = compile_all((refused, (torch.ones(3),), False))
+    assert (errors, frame.code.co_name, frame.suppressed, frame.fullgraph) == ([], "refused", True, False)
 
 
 def test_a_failing_backend_is_no_failure_to_trace() -> None:
@@ -65,13 +71,8 @@ def test_a_failing_backend_is_no_failure_to_trace() -> None:
         raise RuntimeError("no")
 
     found: list[FailedFrame] = []
-    failures = FrameFailures(found.append, lambda error: pytest.fail(repr(error)))
-    failures.install()
-    try:
-        with pytest.raises(Exception, match="no"):
-            torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
-    finally:
-        failures.remove()
+    with watched(found.append, found.append), pytest.raises(Exception, match="no"):  # type: ignore[arg-type]
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
     assert found == []
 
 
@@ -88,14 +89,10 @@ def test_sizes_that_became_symbols_are_found_in_containers() -> None:
 
 def test_an_observer_that_fails_is_called_once() -> None:
     told: list[Exception] = []
-    failures = FrameFailures(lambda frame: {}["planted"], told.append)
-    failures.install()
-    try:
+    with watched(lambda frame: {}["planted"], told.append):
         for function in (branch, lambda x: branch(x)):
             with pytest.raises(torch._dynamo.exc.Unsupported):
                 torch.compile(function, backend="eager", fullgraph=True)(torch.ones(3))
-    finally:
-        failures.remove()
     assert [repr(error) for error in told] == ["KeyError('planted')"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,7 @@ import graphprobe
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.backends.explain import ExplainWithBackend
 from graphprobe.internals.dynamo.frame_names import compiled_now, plain_name
-from graphprobe.store.reader import Run
-
-pytestmark = pytest.mark.usefixtures("fresh")
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+from graphprobe.store import Run
 
 
 def decorated(function: Any) -> Any:
@@ -85,7 +75,7 @@ def handed(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     return module(x) + 1
 
 
-def names_of(*targets: Any, args: Any = None) -> list[str]:
+def names_of(target: Any, *args: Any) -> list[str]:
     found: list[str] = []
 
     def backend(gm: Any, example_inputs: Any) -> Any:
@@ -94,8 +84,7 @@ def names_of(*targets: Any, args: Any = None) -> list[str]:
         found.append(function_name(named.name))
         return gm.forward
 
-    for target in targets:
-        torch.compile(target, backend=backend)(*(args or (torch.ones(3),)))
+    torch.compile(target, backend=backend)(*args)
     assert compiled_now() is None
     return found
 
@@ -103,28 +92,28 @@ def names_of(*targets: Any, args: Any = None) -> list[str]:
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        (First(), ["First"]),
-        (Second(), ["Second"]),
-        (Second().encode, ["Second.encode"]),
-        (Patched(), ["Patched"]),
-        (torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), ["Sequential"]),
-        (torch.nn.functional.relu, ["relu"]),
-        (torch.tanh, ["tanh"]),
-        (behind, ["behind"]),
+        (First(), "First"),
+        (Second(), "Second"),
+        (Second().encode, "Second.encode"),
+        (Patched(), "Patched"),
+        (torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), "Sequential"),
+        (torch.nn.functional.relu, "relu"),
+        (torch.tanh, "tanh"),
+        (behind, "behind"),
     ],
 )
-def test_what_is_compiled_has_the_name_that_the_program_gave_it(target: Any, expected: list[str]) -> None:
-    assert names_of(target) == expected
-
-
-def test_a_continuation_has_the_name_of_what_it_continues() -> None:
-    before, after = names_of(Third())
-    assert before == "Third" and after.startswith("Third (behind the graph break at line ")
-    assert plain_name("torch_dynamo_resume_in_torch_dynamo_resume_in_f_at_3_at_9") == "f"
+def test_what_is_compiled_has_the_name_that_the_program_gave_it(target: Any, expected: str) -> None:
+    assert names_of(target, torch.ones(3)) == [expected]
 
 
 def test_a_function_that_is_handed_a_module_is_none_of_its_methods() -> None:
-    assert names_of(handed, args=(First(), torch.ones(3))) == ["handed"]
+    assert names_of(handed, First(), torch.ones(3)) == ["handed"]
+
+
+def test_a_continuation_has_the_name_of_what_it_continues() -> None:
+    before, after = names_of(Third(), torch.ones(3))
+    assert before == "Third" and after.startswith("Third (behind the graph break at line ")
+    assert plain_name("torch_dynamo_resume_in_torch_dynamo_resume_in_f_at_3_at_9") == "f"
 
 
 def test_models_behind_one_decorator_are_told_apart_in_a_run(tmp_path: Path) -> None:
@@ -154,9 +143,7 @@ def test_recompilations_and_breaks_say_the_class() -> None:
 
 
 @pytest.mark.parametrize("mode", [None, "max-autotune-no-cudagraphs"])
-def test_the_mode_is_a_fact_of_the_compile_and_no_kernel_of_the_cpu_is_tritons(
-    tmp_path: Path, mode: str | None
-) -> None:
+def test_the_mode_is_a_fact_of_the_compile_and_no_kernel_of_the_cpu_is_tritons(tmp_path: Path, mode: Any) -> None:
     with graphprobe.trace(tmp_path) as folder:
         torch.compile(lambda x: x.sin(), mode=mode)(torch.ones(3))
     (model,) = Run.open(folder).models()

@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor import ir
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.replace_random import replace_random_passes
+from torch._inductor.lowering import lowerings, to_dtype
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -179,11 +180,15 @@ def test_the_ir_says_what_the_graph_says(name: str) -> None:
     assert found <= {torch.float32}
 
 
-def test_values_are_given_by_node() -> None:
+def test_values_are_given_by_node_and_inputs_that_the_graph_writes_to() -> None:
     args = [rand(3, 4), rand(3, 2)]
     values = evaluate_ir(graph_of(CASES["cat"][0], *args), args)
     assert sorted(values.by_node) == ["add", "cat", "relu"]
     assert torch.equal(values.by_node["add"], args[1] + 1)
+    args = [rand(3), rand(4)[1:]]
+    values = evaluate_ir(graph_of(lambda x, y: x.add_(y), *args), args)
+    assert list(values.mutated) == ["x_1"]
+    assert torch.equal(values.mutated["x_1"], args[0] + args[1])
 
 
 def test_strides_are_those_of_the_ir() -> None:
@@ -197,33 +202,19 @@ def test_half_precision_is_computed_in_single_and_kept_in_half() -> None:
     gm = graph_of(lambda x, y: torch.softmax(F.gelu(x * y + x), -1), *args)
     values = evaluate_ir(gm, args)
     assert isinstance(values.outputs[0], Tensor) and values.outputs[0].dtype == torch.bfloat16
-    assert wrong(gm, args, values, tolerance=2e-2) == []
-    assert values.dtypes == []
-
-
-def test_inputs_that_the_graph_writes_to() -> None:
-    args = [rand(3), rand(4)[1:]]
-    values = evaluate_ir(graph_of(lambda x, y: x.add_(y), *args), args)
-    assert list(values.mutated) == ["x_1"]
-    assert torch.equal(values.mutated["x_1"], args[0] + args[1])
+    assert (wrong(gm, args, values, tolerance=2e-2), values.dtypes) == ([], [])
 
 
 def test_symbolic_shapes() -> None:
     args = [rand(5, 7, 4), rand(3, 7, 4)]
     gm = graph_of(lambda x, y: (torch.cat([x, y]), F.avg_pool2d(x[None], 2), x.shape[1]), *args, symbolic=True)
     values = evaluate_ir(gm, args)
-    assert wrong(gm, args, values) == []
-    assert values.outputs[2] == 7
-    assert values.dtypes == []
-
-
-def test_sizes_that_depend_on_data() -> None:
-    args = [rand(9)]
+    assert (wrong(gm, args, values), values.dtypes, values.outputs[2]) == ([], [], 7)
+    args = [rand(9)]  # sizes that depend on data
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
         gm = graph_of(lambda x: (x[x > 0] * 2, x.sum() * x.argmax().item()), *args, symbolic=True)
         values = evaluate_ir(gm, args)
-    assert values.unsupported == []
-    assert wrong(gm, args, values) == []
+    assert (wrong(gm, args, values), values.unsupported) == ([], [])
 
 
 def test_a_graph_without_fake_values_or_with_those_of_other_shapes() -> None:
@@ -265,60 +256,60 @@ def test_an_index_outside_of_its_tensor_is_a_fault() -> None:
 
 
 def test_a_lowering_that_computes_something_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor.lowering import lowerings
-
     monkeypatch.setitem(lowerings, aten.relu.default, lowerings[aten.sigmoid.default])
     args = [rand(3, 4)]
     gm = graph_of(lambda x: (x + 1).relu() * 2, *args)
     assert wrong(gm, args, evaluate_ir(gm, args)) == ["output 0", "mul"]
 
 
-def test_a_buffer_of_another_dtype_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor.lowering import lowerings, to_dtype
-
-    monkeypatch.setitem(lowerings, aten.argmax.default, lambda x, *rest: to_dtype(x, torch.int32))
-    args = [rand(5)]
-    gm = graph_of(lambda x: x.argmax(), *args)
-    values = evaluate_ir(gm, args)
-    assert IrMismatch("argmax", "buf0", "dtype", "int64", "int32") in values.dtypes
-    assert IrMismatch("output 0", "buf0", "shape", "[]", "[5]") in values.dtypes
-
-
-def test_a_value_of_another_kind_in_a_buffer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor.lowering import lowerings
-
-    def lowered(x: Any) -> Any:
+def test_a_buffer_of_another_dtype_and_a_value_of_another_kind_in_a_buffer_are_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def as_bool(x: Any) -> Any:
         load = x.make_loader()
         return ir.Pointwise.create(device=x.get_device(), dtype=torch.bool, inner_fn=load, ranges=x.get_size())
 
-    monkeypatch.setitem(lowerings, aten.isnan.default, lowered)
+    monkeypatch.setitem(lowerings, aten.argmax.default, lambda x, *rest: to_dtype(x, torch.int32))
+    monkeypatch.setitem(lowerings, aten.isnan.default, as_bool)
     args = [rand(5)]
-    values = evaluate_ir(graph_of(lambda x: torch.isnan(x), *args), args)
-    assert values.dtypes == [IrMismatch("isnan", "buf0", "stored", "bool", "float32")]
+    dtypes = evaluate_ir(graph_of(lambda x: x.argmax(), *args), args).dtypes
+    assert IrMismatch("argmax", "buf0", "dtype", "int64", "int32") in dtypes
+    assert IrMismatch("output 0", "buf0", "shape", "[]", "[5]") in dtypes
+    dtypes = evaluate_ir(graph_of(lambda x: torch.isnan(x), *args), args).dtypes
+    assert dtypes == [IrMismatch("isnan", "buf0", "stored", "bool", "float32")]
 
 
 # Faults of torch 2.13, found in compiled programs.
 
 
-def test_acosh_overflows_in_generated_code_not_in_the_ir() -> None:
-    args = [torch.tensor([1.5, 2.0, 1e8, 1e30, 3e38])]
-    gm = graph_of(lambda x: torch.acosh(x) * 0.5, *args)
-    assert wrong(gm, args, evaluate_ir(gm, args)) == []
+FAULTS: dict[str, tuple[Callable[..., Any], list[Tensor], list[str], list[IrMismatch]]] = {
+    "acosh overflows in generated code, not in the IR": (
+        lambda x: torch.acosh(x) * 0.5,
+        [torch.tensor([1.5, 2.0, 1e8, 1e30, 3e38])],
+        [],
+        [],
+    ),
+    "the backward of avg_pool with ceil_mode is lowered wrong": (
+        lambda g, x: aten.avg_pool2d_backward(g, x, [3, 3], [2, 2], [0, 0], True, True, None),
+        [rand(1, 2, 4, 4), rand(1, 2, 8, 8)],
+        ["output 0", "avg_pool2d_backward"],
+        [],
+    ),
+    "bools added with alpha mix a bool and an int": (
+        lambda a, b: torch.add(a, b, alpha=2),
+        [torch.tensor([True, False, True, False]), torch.tensor([False, True, False, True])],
+        [],
+        [IrMismatch("add", "buf0", "operands", "bool", "int64 in ops.logical_or")],
+    ),
+}
 
 
-def test_avg_pool_backward_with_ceil_mode_is_lowered_wrong() -> None:
-    args = [rand(1, 2, 4, 4), rand(1, 2, 8, 8)]
-    gm = graph_of(lambda g, x: aten.avg_pool2d_backward(g, x, [3, 3], [2, 2], [0, 0], True, True, None), *args)
-    assert wrong(gm, args, evaluate_ir(gm, args)) == ["output 0", "avg_pool2d_backward"]
-
-
-def test_bools_added_with_alpha_mix_a_bool_and_an_int() -> None:
-    flags = torch.tensor([True, False, True, False])
-    args = [flags, flags.roll(1)]
-    gm = graph_of(lambda a, b: torch.add(a, b, alpha=2), *args)
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_torch(name: str) -> None:
+    function, args, differ, dtypes = FAULTS[name]
+    gm = graph_of(function, *args)
     values = evaluate_ir(gm, args)
-    assert values.dtypes == [IrMismatch("add", "buf0", "operands", "bool", "int64 in ops.logical_or")]
-    assert wrong(gm, args, values) == []
+    assert (wrong(gm, args, values), values.dtypes) == (differ, dtypes)
 
 
 def test_adaptive_max_pool3d_of_channels_last_goes_wrong_before_the_lowering() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +77,7 @@ def changes(launching: Launching) -> tuple[Any, set[int]]:
     return result, {a.data_ptr() for a, b in pairs if not torch.equal(a.nan_to_num(), b.nan_to_num())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_memory_agrees(name: str) -> None:
     graphs, call = compiled(name)
@@ -84,33 +87,23 @@ def test_memory_agrees(name: str) -> None:
 
     def watching(ios: dict[int, LaunchIO]) -> Callable[[Launching], Any]:
         def around(launching: Launching) -> Any:
-            io = ios[launching.line]
+            io, variables = ios[launching.line], launching.variables()
             assert (io.name, io.kind) == (launching.name, launching.kind)
-            variables = launching.variables()
-            taken = {u.position for u in io.reads}
             for use in (*io.reads, *io.writes):
                 if isinstance(use.position, int) and not use.path and not use.view:
                     assert variables[use.name] is launching.args[use.position]
+            taken = {u.position for u in io.reads}
             read = {variables[u.name].data_ptr() for u in io.reads}
-            written = {variables[u.name].data_ptr() for u in io.writes if u.result is None}
-            for use in io.writes:
-                # What is written and not read may hold anything before.
-                value = variables.get(use.name)
-                if (
-                    use.position not in taken
-                    and use.result is None
-                    and value.dtype == torch.float32
-                    and value.data_ptr() not in read
-                ):
+            before = [use for use in io.writes if use.result is None]
+            for use in before:  # what is written and not read may hold anything before
+                value = variables[use.name]
+                if use.position not in taken and value.dtype == torch.float32 and value.data_ptr() not in read:
                     value.fill_(torch.nan)
             result, changed = changes(launching)
-            assert changed <= written
+            assert changed <= {variables[use.name].data_ptr() for use in before}
             for use in io.writes:
                 if use.result:
-                    item = result
-                    for at in use.result:
-                        item = item[at]
-                    assert isinstance(item, torch.Tensor)
+                    assert isinstance(functools.reduce(operator.getitem, use.result, result), torch.Tensor)
             seen.append(launching.name)
             return result
 
@@ -125,22 +118,21 @@ def test_memory_agrees(name: str) -> None:
     with taps[0].recording(), taps[-1].recording():
         got = call()
     assert len(seen) >= 4
-    for a, b in zip(expected, got, strict=True):
-        assert torch.equal(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    if name == "chained":
+        follow_through_reused_memory(graphs[0])
 
 
-def test_values_are_followed_through_reused_memory() -> None:
-    graphs, _ = compiled("chained")
-    ios = list(launch_ios(graphs[0].code, graphs[0].nodes).values())
-    outputs = {out.name for node in graphs[0].nodes for out in node.outputs}
-    inside = [u for io in ios for u in io.reads if str(u.value).startswith("buf")]
-    assert len(inside) >= 4
+def follow_through_reused_memory(graph: LoweredGraph) -> None:
+    """Every value read was written by a launch before."""
     written: set[str | None] = set()
-    for io in ios:
-        # Every value read was written by a launch before.
-        assert {u.value for u in io.reads if u in inside} <= written
+    inside = 0
+    for io in launch_ios(graph.code, graph.nodes).values():
+        read = {u.value for u in io.reads if str(u.value).startswith("buf")}
+        assert read <= written
         written |= {u.value for u in io.writes}
-    assert written <= outputs
+        inside += len(read)
+    assert inside >= 4 and written <= {out.name for node in graph.nodes for out in node.outputs}
 
 
 TRITON = '''
@@ -177,17 +169,13 @@ def only(code: str) -> LaunchIO:
     return io
 
 
-def test_triton_kernel() -> None:
+def test_kernels() -> None:
     io = only(TRITON + "def call(args):\n    triton_poi_0.run(buf1, arg0_1, buf2, arg1_1, 32, stream=stream0)\n")
     assert (io.name, io.kind) == ("triton_poi_0", "kernel")
     assert names(io.reads) == {"buf1": 0, "arg0_1": 1, "arg1_1": 3}
     assert names(io.writes) == {"buf1": 0, "buf2": 2, "arg1_1": 3}
-
-
-def test_cpp_kernel_with_a_size() -> None:
-    io = only(CPP + "def call(args):\n    cpp_0(buf1, arg0_1, buf2, s33)\n")
-    assert names(io.reads) == {"buf1": 0, "arg0_1": 1}
-    assert names(io.writes) == {"buf1": 0, "buf2": 2}
+    io = only(CPP + "def call(args):\n    cpp_0(buf1, arg0_1, buf2, s33)\n")  # s33 is a size
+    assert (names(io.reads), names(io.writes)) == ({"buf1": 0, "arg0_1": 1}, {"buf1": 0, "buf2": 2})
 
 
 def test_library_call() -> None:
@@ -203,15 +191,11 @@ def test_operator_that_writes_to_its_argument() -> None:
     assert {(u.name, u.position, u.path) for u in io.reads} == {("buf0", 0, ()), ("buf1", 1, (1,)), ("buf2", 2, ())}
 
 
-def test_several_results() -> None:
+def test_several_results_and_reuse_which_is_no_launch() -> None:
     lines = ["buf0 = torch.ops.aten.topk.default(arg0_1, 3)", "buf1 = buf0[0]", "buf2 = buf0[1]", "del buf0"]
     io = only("def call(args):\n    " + "\n    ".join(lines))
     assert [(u.name, u.result) for u in io.writes] == [("buf1", (0,)), ("buf2", (1,))]
-
-
-def test_reuse_is_no_launch() -> None:
-    code = "def call(args):\n    buf0 = extern_kernels.convolution(x, w)\n    buf3 = buf0; del buf0  # reuse\n"
-    io = only(code)
+    io = only("def call(args):\n    buf0 = extern_kernels.convolution(x, w)\n    buf3 = buf0; del buf0  # reuse\n")
     assert [(u.name, u.result) for u in io.writes] == [("buf0", ())]
 
 

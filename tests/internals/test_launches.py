@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,32 +84,34 @@ class _OpNamespace(Callable0):
     """Named as torch's class, by which the recorder knows it."""
 
 
-def made() -> tuple[types.ModuleType, list[Any]]:
+@pytest.fixture
+def generated() -> Iterator[tuple[types.ModuleType, list[Any]]]:
+    """A module as Inductor writes it, and what was called; after the test it has the globals that it had before."""
     log: list[Any] = []
     module = types.ModuleType("generated")
     ops = types.SimpleNamespace(mine=_OpNamespace("mine", log))
-    names = vars(module)
-    names.update(
+    vars(module).update(
         kernel_0=Callable0("kernel_0", log), extern_kernels=Callable0("extern", log), aten=Callable0("aten", log),
         torch=types.SimpleNamespace(ops=ops, float32="f32"),
     )  # fmt: skip
-    exec(compile(SOURCE.split("kernel_0 = async")[0], "generated.py", "exec"), names)
-    return module, log
-
-
-def test_kernel_names() -> None:
-    assert kernel_names(SOURCE) == ["kernel_0", "kernel_1", "kernel_2"]
-
-
-def test_arguments_and_results_pass_through_and_the_globals_come_back() -> None:
-    module, log = made()
-    module.call([])
-    plain = list(log)
-    log.clear()
+    exec(compile(SOURCE.split("kernel_0 = async")[0], "generated.py", "exec"), vars(module))
     before = dict(vars(module))
+    yield module, log
+    assert {name: id(value) for name, value in vars(module).items()} == {n: id(v) for n, v in before.items()}
+
+
+Generated = tuple[types.ModuleType, list[Any]]
+
+
+def test_arguments_and_results_pass_through(generated: Generated) -> None:
+    assert kernel_names(SOURCE) == ["kernel_0", "kernel_1", "kernel_2"]
+    module, log = generated
+    module.call([])
+    plain, kernel = list(log), module.kernel_0
+    log.clear()
     tap = LaunchTap(module, SOURCE)
     with tap.recording():
-        assert module.kernel_0 is not before["kernel_0"]
+        assert module.kernel_0 is not kernel
         assert module.call([]) == 42
     assert log == plain
     assert [(launch.name, launch.kind, launch.line) for launch in tap.launches] == [
@@ -118,75 +121,53 @@ def test_arguments_and_results_pass_through_and_the_globals_come_back() -> None:
         ("mine.twice.default", "op", 6),
         ("aten.sort.default", "op", 7),
     ]
-    assert tap.launches[0].arguments == ("1", "2.5")
-    assert tap.launches[2].arguments == ("3", "out=4")
-    assert {name: id(value) for name, value in vars(module).items()} == {n: id(v) for n, v in before.items()}
+    assert (tap.launches[0].arguments, tap.launches[2].arguments) == (("1", "2.5"), ("3", "out=4"))
 
 
-def test_globals_come_back_when_a_launch_raises() -> None:
-    module, _ = made()
-    before = dict(vars(module))
-
+def test_globals_come_back_when_a_launch_raises(generated: Generated, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*args: Any) -> None:
         raise ZeroDivisionError("in a kernel")
 
-    vars(module)["kernel_0"] = before["kernel_0"] = refuses
-    tap = LaunchTap(module, SOURCE)
-    with pytest.raises(ZeroDivisionError) as caught, tap.recording():
+    module, _ = generated
+    monkeypatch.setattr(module, "kernel_0", refuses)
+    with pytest.raises(ZeroDivisionError) as caught, LaunchTap(module, SOURCE).recording():
         module.call([])
-    assert vars(module) == before
-    frames = []
-    trace = caught.value.__traceback__
-    while trace is not None:
-        frames.append(trace.tb_frame.f_code.co_name)
-        trace = trace.tb_next
-    assert frames[-1] == "refuses"
+    assert module.kernel_0 is refuses
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][-1] == "refuses"
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_overlapping_recordings_of_one_module(shared: bool) -> None:
+def test_overlapping_recordings_of_one_module(shared: bool, generated: Generated) -> None:
     """Two threads, in and out in turn: A in, B in, A out, B out. `shared`: both record with the same tap's module."""
-    module, _ = made()
-    before = dict(vars(module))
-    taps = [LaunchTap(module, SOURCE), LaunchTap(module, SOURCE)]
-    if shared:
-        taps[1] = taps[0]
-    turns = [threading.Event() for _ in range(4)]
+    module, _ = generated
+    first = LaunchTap(module, SOURCE)
+    second = first if shared else LaunchTap(module, SOURCE)
+    begin, a_in, b_in, a_out, end = (threading.Event() for _ in range(5))
 
-    def first() -> None:
-        with taps[0].recording():
-            turns[0].set()
-            turns[1].wait(10)
-            module.kernel_0("A")
-        turns[2].set()
+    def work(tap: LaunchTap, names: str, after: threading.Event, tell: threading.Event, until: threading.Event) -> None:
+        after.wait(10)
+        with tap.recording():
+            tell.set()
+            until.wait(10)
+            for name in names:
+                module.kernel_0(name)
+        (a_out if names == "A" else end).set()
 
-    def second() -> None:
-        turns[0].wait(10)
-        with taps[1].recording():
-            turns[1].set()
-            turns[2].wait(10)
-            module.kernel_0("B")
-            module.kernel_0("B")
-
-    threads = [threading.Thread(target=target) for target in (first, second)]
+    given = [(first, "A", begin, a_in, b_in), (second, "BB", a_in, b_in, a_out)]
+    threads = [threading.Thread(target=work, args=args) for args in given]
+    begin.set()
     for thread in threads:
         thread.start()
-    # A third thread that records nothing is not recorded.
-    turns[1].wait(10)
-    module.kernel_0("main")
+    b_in.wait(10)
+    module.kernel_0("main")  # a third thread that records nothing is not recorded
     for thread in threads:
         thread.join(20)
-    assert {name: id(value) for name, value in vars(module).items()} == {n: id(v) for n, v in before.items()}
-    seen = [[launch.arguments for launch in tap.launches] for tap in taps]
-    if shared:
-        assert seen[0] == [("'A'",), ("'B'",), ("'B'",)]
-    else:
-        assert seen == [[("'A'",)], [("'B'",), ("'B'",)]]
+    seen = [[launch.arguments[0] for launch in tap.launches] for tap in (first, second)]
+    assert seen == ([["'A'", "'B'", "'B'"]] * 2 if shared else [["'A'"], ["'B'", "'B'"]])
 
 
-def test_taps_on_one_launch_all_see_it_from_the_outside_in() -> None:
-    module, log = made()
-    before = dict(vars(module))
+def test_taps_on_one_launch_all_see_it_from_the_outside_in(generated: Generated) -> None:
+    module, log = generated
     seen: list[str] = []
 
     def around(name: str, *, bigger: bool = False) -> Any:
@@ -205,17 +186,15 @@ def test_taps_on_one_launch_all_see_it_from_the_outside_in() -> None:
     with outer.recording(), middle.recording():
         with inner.recording(), outer.recording():
             assert module.call([]) == 42
-        assert len(middle.launches) == 5
-        seen_by_both = list(seen)
+        assert len(seen) == 20, "one that is entered twice sees a launch once"
         module.kernel_0(1)
-    assert seen_by_both[:4] == [
+    first = [
         "outer before kernel_0 line 3",
         "inner before kernel_0 line 3",
         "inner after kernel_0",
         "outer after kernel_0",
     ]
-    assert len(seen_by_both) == 20, "one that is entered twice sees a launch once"
+    assert seen[:4] == first
     assert [launch.arguments[0] for launch in middle.launches] == ["'changed'"] * 6, "what the outer one passes on"
     assert [launch.line for launch in middle.launches[:5]] == [3, 4, 5, 6, 7]
-    assert len(seen) - len(seen_by_both) == 2 and len(log) == 6
-    assert {name: id(value) for name, value in vars(module).items()} == {n: id(v) for n, v in before.items()}
+    assert (len(seen), len(log)) == (22, 6)

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from conftest import Finished
+from graphprobe.cli.main import main
 from graphprobe.errors import UsageError
 from graphprobe.internals.logs import log_plan as logs_registry
 from graphprobe.internals.logs.log_plan import USUAL, plan_from_text
@@ -62,14 +64,18 @@ def test_names_read_from_the_source_are_torchs_own() -> None:
     assert dict(sorted(read.artifacts.items())) == asked.artifacts
 
 
+ASKED = """
+import sys
+from graphprobe.internals.logs.log_plan import plan_from_text
+plan_from_text("debug,+guards")
+print("torch" in sys.modules)
+"""
+
+
 def test_asking_does_not_import_torch_and_a_mistake_makes_no_folder(
     run_python: Callable[..., Finished], tmp_path: Path
 ) -> None:
-    code = (
-        "import sys; from graphprobe.internals.logs.log_plan import plan_from_text as p; p('debug,+guards');"
-        "print('torch' in sys.modules)"
-    )
-    assert run_python("-c", code).out == "False\n"
-    done = run_python("-m", "graphprobe", "run", "--out", str(tmp_path), "--logs", "dynamo=loud", "-c", "print(1)")
-    assert (done.code, done.out, list(tmp_path.iterdir())) == (2, "", [])
-    assert "'loud' is no level" in done.err
+    assert run_python("-c", ASKED).out == "False\n"
+    done = CliRunner().invoke(main, ["run", "--out", str(tmp_path), "--logs", "dynamo=loud", "-c", "print(1)"])
+    assert (done.exit_code, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert "'loud' is no level" in done.stderr

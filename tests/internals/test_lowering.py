@@ -10,7 +10,7 @@ import torch
 
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.inductor import lowered_graph as lowering
-from graphprobe.internals.inductor.lowered_graph import Lowering, watched
+from graphprobe.internals.inductor.lowered_graph import watched
 
 
 def program(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -56,11 +56,7 @@ def test_threads_and_nesting(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.start()
         thread.join()
     assert debug.log_ir_post_fusion is plain
-
-    def seen(found: Lowering) -> bool:
-        return found.error is not None
-
-    assert (seen(inner), seen(mine), seen(everywhere)) == (True, False, True)
+    assert [found.error is not None for found in (inner, mine, everywhere)] == [True, False, True]
 
 
 def test_a_torch_without_the_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

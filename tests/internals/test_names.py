@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import ast
-import functools
-import importlib.util
+import importlib
 import sys
 import tomllib
 import types
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import ROOT, module_at
 from graphprobe.internals import names, taps
 from graphprobe.internals.dynamo import dynamo_taps as dynamo
 from graphprobe.internals.names import LOSES, NAMES, RUN_LOSES, SUPPORTED, Name, missing
-from internals.torch_paths import Reader, Used, torch_paths
+from internals import torch_paths
+from internals.torch_paths import Reader, Used
 from test_layers import has_private_part
 
 PACKAGE = ROOT / "src" / "graphprobe"
@@ -34,23 +34,19 @@ NOT_USED = {
 """Texts in the sources that look like names of torch."""
 
 
-@functools.cache
 def used() -> frozenset[Used]:
-    return frozenset(one for one in torch_paths(PACKAGE, "graphprobe") if one.module != TABLE)
+    return frozenset(one for one in torch_paths.torch_paths(PACKAGE, "graphprobe") if one.module != TABLE)
 
 
-@functools.cache
-def words() -> frozenset[str]:
+def words() -> set[str]:
     """Names, attributes and texts of all sources but the table."""
     found: set[str] = set()
-    for path in PACKAGE.rglob("*.py"):
-        if path.name == "names.py" and path.parent.name == "internals":
-            continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for module, tree in torch_paths.sources(PACKAGE, "graphprobe").items():
+        for node in ast.walk(tree) if module != TABLE else ():
             for text in (getattr(node, "attr", None), getattr(node, "id", None), getattr(node, "value", None)):
                 if isinstance(text, str):
                     found.update((text, *text.split(".")))
-    return frozenset(found)
+    return found
 
 
 def not_in_table(paths: frozenset[Used]) -> list[str]:
@@ -69,18 +65,18 @@ def not_in_table(paths: frozenset[Used]) -> list[str]:
     )
 
 
-def test_every_private_name_that_is_used_stands_in_the_table() -> None:
+@pytest.mark.slow
+def test_the_table_has_every_private_name_that_is_used_and_no_other() -> None:
     assert not_in_table(used()) == []
-
-
-def test_every_name_in_the_table_is_used() -> None:
-    paths = {one.path for one in used()}
-    unused = [name.path for name in NAMES if name.path not in paths and name.path.rpartition(".")[2] not in words()]
-    assert unused == []
-
-
-def test_what_is_patched_is_called_so() -> None:
+    known = words() | {one.path for one in used()}
+    assert [name.path for name in NAMES if not {name.path, name.path.rpartition(".")[2]} & known] == []
     assert {one.path for one in used() if one.patched} == {name.path for name in NAMES if name.use == "patched"}
+
+
+def found_in(source: str) -> frozenset[Used]:
+    reader = Reader("m", {})
+    reader.visit(ast.parse(source))
+    return frozenset(reader.found)
 
 
 @pytest.mark.parametrize(
@@ -99,41 +95,31 @@ def test_what_is_patched_is_called_so() -> None:
     ],
 )
 def test_a_name_that_is_not_in_the_table_is_found(source: str, path: str) -> None:
-    reader = Reader("m", {})
-    reader.visit(ast.parse(source))
-    found = not_in_table(frozenset(reader.found))
-    assert {line.partition(" ")[0] for line in found} == {path}
+    assert {line.partition(" ")[0] for line in not_in_table(found_in(source))} == {path}
 
 
 def test_a_parameter_hides_a_module() -> None:
-    reader = Reader("m", {})
-    reader.visit(ast.parse("from torch._inductor import ir\ndef f(ir):\n return ir.no_such"))
-    assert {one.path for one in reader.found} == {"torch._inductor.ir"}
+    found = found_in("from torch._inductor import ir\ndef f(ir):\n return ir.no_such")
+    assert {one.path for one in found} == {"torch._inductor.ir"}
 
 
-def test_the_table_has_each_name_once_and_in_order() -> None:
+def test_the_table_has_each_name_once_in_order_with_what_is_lost() -> None:
     keys = [(name.module, name.attribute) for name in NAMES]
     assert keys == sorted(set(keys))
-
-
-def test_every_name_says_what_is_lost_and_every_loss_has_a_name() -> None:
     assert {capability for name in NAMES for capability in name.needed_for} == set(LOSES)
     assert all(name.needed_for and name.lost for name in NAMES)
 
 
 def test_every_tap_of_a_run_stands_on_the_names_that_it_patches() -> None:
     table = {name.address: name for name in NAMES}
-    observer: Any = object()
-    patches = [*taps._all(observer), dynamo.follow_run_dir("")]
+    patches = [*taps._all(cast("Any", object())), dynamo.follow_run_dir("")]
     assert {patch.tap for patch in patches} == set(RUN_LOSES)
-    for patch in patches:
-        assert patch.tap in table[patch.address].needed_for, patch.address
+    assert [patch.address for patch in patches if patch.tap not in table[patch.address].needed_for] == []
 
 
 def test_this_torch_has_all_of_them() -> None:
-    assert {name.address for name in NAMES if not name.only_while_lowering and name.is_in(torch.__version__)} == {
-        name.address for name in NAMES if not name.only_while_lowering and name.is_there()
-    }
+    seen = [name for name in NAMES if not name.only_while_lowering]
+    assert [name.is_in(torch.__version__) for name in seen] == [name.is_there() for name in seen]
     assert missing() == {}
 
 
@@ -196,14 +182,11 @@ def test_each_name_that_is_renamed_is_missed(name: Name, monkeypatch: pytest.Mon
         assert missing(names=[other]) == dict.fromkeys(name.needed_for, other.address)
 
 
-@pytest.mark.parametrize(
-    ("version", "there"),
-    [("2.11.0", False), ("2.12.1+cu130", True), ("2.13.0", True), ("2.14.0a0+git1", False), ("3.0", False)],
-)
-def test_the_versions_that_have_a_name(version: str, there: bool) -> None:
+def test_the_versions_that_have_a_name() -> None:
     name = Name("torch", "x", "read", ("dump",), since="2.12", until="2.13")
-    assert name.is_in(version) == there
     assert name.versions == "2.12 to 2.13"
+    versions = {"2.11.0": False, "2.12.1+cu130": True, "2.13.0": True, "2.14.0a0+git1": False, "3.0": False}
+    assert {version: name.is_in(version) for version in versions} == versions
 
 
 def test_the_range_of_torch_is_the_same_wherever_it_stands() -> None:
@@ -218,54 +201,47 @@ def test_the_range_of_torch_is_the_same_wherever_it_stands() -> None:
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("torch_names", ROOT / "scripts" / "torch_names.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script() -> Any:
+    return module_at("scripts", "torch_names.py")
 
 
 def test_the_page_is_the_table(script: ModuleType) -> None:
     assert script.FILE.read_text("utf-8") == script.page(), "python scripts/torch_names.py writes it"
 
 
+@pytest.mark.slow
 def test_the_sources_of_this_torch_have_what_it_has(script: ModuleType) -> None:
     lines, untold = script.lacking(script.Sources(Path(torch.__file__).parent))
     assert lines == []
     assert [address for address in untold if "V.graph" not in address] == ["torch._C:_get_tensor_metadata"]
 
 
-def test_the_installed_torch_has_the_names_and_the_paths_of_the_sources(script: ModuleType) -> None:
+def test_the_installed_torch_has_the_names_and_the_paths_of_the_sources(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_paths", torch_paths)  # which has read the sources
+    monkeypatch.setattr(sys, "path", [*sys.path])
     found = script.installed()
     assert {name.path for name in NAMES if not name.only_while_lowering} <= found.keys()
     assert {path: why for path, why in found.items() if why} == {}
 
 
 def test_sources_that_lack_a_name(script: ModuleType, tmp_path: Path) -> None:
-    package = tmp_path / "torch" / "_inner"
-    package.mkdir(parents=True)
-    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.13.0'\n")
-    (tmp_path / "torch" / "__init__.py").write_text(
-        "from ._inner.made import Sub as Made\nfrom ._inner.made import *\n"
-    )
-    (package / "__init__.py").write_text("if True:\n    from torch._inner.made import shared\n")
-    (package / "made.py").write_text(
-        "class Base:\n    def __init__(self):\n        self.own = 1\n    def method(self): ...\n"
-        "class Sub(Base): ...\nshared: Sub = Sub()\n"
-    )
-    wanted = {
-        ("torch", "Made.method"): True,
-        ("torch", "Made.own"): True,
-        ("torch", "Base"): True,
-        ("torch._inner", "shared.method"): True,
-        ("torch._inner.made", "Sub.gone"): False,
-        ("torch._inner", "gone"): False,
-        ("torch._gone", "x"): False,
+    files = {
+        "version.py": "__version__ = '2.13.0'\n",
+        "__init__.py": "from ._inner.made import Sub as Made\nfrom ._inner.made import *\n",
+        "_inner/__init__.py": "if True:\n    from torch._inner.made import shared\n",
+        "_inner/made.py": "class Base:\n    def __init__(self):\n        self.own = 1\n    def method(self): ...\n"
+        "class Sub(Base): ...\nshared: Sub = Sub()\n",
     }
+    (tmp_path / "torch" / "_inner").mkdir(parents=True)
+    for name, text in files.items():
+        (tmp_path / "torch" / name).write_text(text)
+    there = [("torch", "Made.method"), ("torch", "Made.own"), ("torch", "Base"), ("torch._inner", "shared.method")]
+    gone = [("torch._inner.made", "Sub.gone"), ("torch._inner", "gone"), ("torch._gone", "x")]
     sources = script.Sources(tmp_path)
-    assert {key: sources.has(*key) for key in wanted} == wanted
-    rows = [Name(module, attribute, "read", ("dump",)) for module, attribute in wanted]
+    assert [sources.has(*key) for key in (*there, *gone)] == [True] * 4 + [False] * 3
+    rows = [Name(module, attribute, "read", ("dump",)) for module, attribute in (*there, *gone)]
     lines, untold = script.lacking(sources, [*rows, Name("torch", "Made", "read", ("dump",), since="2.14")])
     assert untold == []
     assert lines == [

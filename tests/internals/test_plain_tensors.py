@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -61,8 +61,9 @@ def test_not_plain(case: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> N
     assert not is_plain(NOT_PLAIN[case]())
 
 
-def test_asking_keeps_the_lock() -> None:
-    done = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, timeout=120, check=True)
-    of_torch, ours = done.stdout.split()
+def test_asking_keeps_the_lock(run_warm: Callable[..., Any]) -> None:
+    done = run_warm("-c", COUNTS)
+    assert done.code == 0, done.err
+    of_torch, ours = done.out.split()
     assert int(of_torch) >= 0, "is_neg() gives it up, sooner or later"
     assert ours == "None", "and this never does"

@@ -44,23 +44,19 @@ def test_a_graph_is_handed_in_once_and_the_tap_is_gone_after(graph: Any, monkeyp
     assert compile_fx._recursive_post_grad_passes is original
 
 
-def test_another_thread_is_left_alone(graph: Any) -> None:
-    original, seen = compile_fx._recursive_post_grad_passes, []
+def test_another_thread_is_left_alone_and_a_pass_that_raises_leaves_nothing(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, seen = compile_fx._recursive_post_grad_passes, list[Any]()
     with after_post_grad(seen.append):
         other = threading.Thread(target=passes, args=(graph,))
         other.start()
         other.join()
-    assert seen == []
-    assert compile_fx._recursive_post_grad_passes is original
-
-
-def test_a_pass_that_raises_leaves_nothing(graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_fx, "post_grad_passes", lambda gm, is_inference: 1 / 0)
-    original, seen = compile_fx._recursive_post_grad_passes, []
-    with pytest.raises(ZeroDivisionError), after_post_grad(seen.append):
-        passes(graph)
-    assert compile_fx._recursive_post_grad_passes is original
-    monkeypatch.setattr(compile_fx, "post_grad_passes", lambda gm, is_inference: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_fx, "post_grad_passes", lambda gm, is_inference: 1 / 0)
+        with pytest.raises(ZeroDivisionError), after_post_grad(seen.append):
+            passes(graph)
+    assert seen == [] and compile_fx._recursive_post_grad_passes is original
     with after_post_grad(seen.append):
         passes(graph)
     assert seen == [graph]

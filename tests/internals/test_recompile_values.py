@@ -69,13 +69,9 @@ def test_the_programs_code_does_not_run(kind: str, source: str, expected: str | 
 
 def test_plain_values() -> None:
     scope = {"n": 3, "s": "x" * 500, "d": LoudDict(a=1), "xs": [1, (2,)], "t": torch.ones(2, 5), "G": 1}
-    assert value("int-changed", "n", scope) == "3"
+    whole = {source: value("int-changed", source, scope) for source in ("n", "d['a']", "xs[1][0]", "absent", "f(n)")}
+    assert whole == {"n": "3", "d['a']": "1", "xs[1][0]": "2", "absent": None, "f(n)": None}
     assert len(value("string-changed", "s", scope) or "") == 60
-    assert value("int-changed", "d['a']", scope) == "1"
-    assert value("int-changed", "xs[1][0]", scope) == "2"
-    assert value("length-changed", "xs", scope) == "2"
-    assert value("keys-changed", "d", scope) == "'a'"
-    assert value("size-bounds", "t", scope, dim=1) == "5"
-    assert value("size-bounds", "t", scope, dim=2) is None
-    assert value("int-changed", "absent", scope) is None and value("int-changed", "f(n)", scope) is None
+    assert (value("length-changed", "xs", scope), value("keys-changed", "d", scope)) == ("2", "'a'")
+    assert [value("size-bounds", "t", scope, dim=dim) for dim in (1, 2)] == ["5", None]
     assert value_in_frame(ReadGuard("global-changed", "G['K']"), {}, {"K": 8}) == "8"

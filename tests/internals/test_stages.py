@@ -26,7 +26,13 @@ class MLP(torch.nn.Module):
         return torch.nn.functional.silu(self.second(torch.tanh(self.first(x))))
 
 
-def compiled_upto(stage: str, fn: Callable[..., Any], seen: list[tuple[GraphModule, bool]]) -> Callable[..., Any]:
+Seen = list[tuple[GraphModule, bool]]
+"""Graphs, and whether each is a backward."""
+
+
+def compiled_upto(stage: str, fn: Callable[..., Any]) -> tuple[Callable[..., Any], Seen]:
+    seen: Seen = []
+
     def inner(gm: GraphModule, _: Sequence[Any], settings: dict[str, Any]) -> Callable[..., Any]:
         seen.append((copy_graph(gm), bool(settings.get("is_backward"))))
         graph = copy_graph(gm)
@@ -37,7 +43,7 @@ def compiled_upto(stage: str, fn: Callable[..., Any], seen: list[tuple[GraphModu
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    return torch.compile(fn, backend=lambda gm, inputs: stop_after(stage, gm, inputs, inner))
+    return torch.compile(fn, backend=lambda gm, inputs: stop_after(stage, gm, inputs, inner)), seen
 
 
 def targets(gm: GraphModule) -> set[str]:
@@ -48,28 +54,17 @@ def targets(gm: GraphModule) -> set[str]:
 def test_forward_and_backward_are_right_after_each_stage(stage: str) -> None:
     torch.manual_seed(0)
     model, x = MLP(), torch.randn(5, 6, requires_grad=True)
+    leaves = [x, *model.parameters()]
     expected = model(x)
-    expected.sum().backward()
-    gradients = [p.grad.clone() for p in (x, *model.parameters()) if p.grad is not None]
-    for p in (x, *model.parameters()):
-        p.grad = None
-    seen: list[tuple[GraphModule, bool]] = []
-    got = compiled_upto(stage, model, seen)(x)
-    got.sum().backward()
+    gradients = torch.autograd.grad(expected.sum(), leaves)
+    compiled, seen = compiled_upto(stage, model)
+    got = compiled(x)
     torch.testing.assert_close(got, expected)
-    assert len(gradients) == 5
-    for want, p in zip(gradients, (x, *model.parameters()), strict=True):
-        torch.testing.assert_close(p.grad, want)
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), leaves), gradients)
     assert [backward for _, backward in seen] == [False, True]
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_without_gradients(stage: str) -> None:
-    model, x = MLP(), torch.randn(5, 6)
-    seen: list[tuple[GraphModule, bool]] = []
     with torch.no_grad():
-        torch.testing.assert_close(compiled_upto(stage, model, seen)(x), model(x))
-    assert [backward for _, backward in seen] == [False]
+        torch.testing.assert_close(compiled(x), expected)
+    assert [backward for _, backward in seen] == [False, True, False]
 
 
 def halved(values: list[torch.Tensor]) -> torch.Tensor:
@@ -79,13 +74,10 @@ def halved(values: list[torch.Tensor]) -> torch.Tensor:
 
 def test_items_of_an_operation_that_returns_nothing_run_op_by_op() -> None:
     """Inductor writes `_foreach_div_` where `_foreach_div` was, and leaves the items of its result as they were."""
-    seen: list[tuple[GraphModule, bool]] = []
-    given, own = (
-        [torch.tensor([1.0, 3.0]), torch.tensor([2.0, 8.0])],
-        [torch.tensor([1.0, 3.0]), torch.tensor([2.0, 8.0])],
-    )
+    given, own = ([torch.tensor([1.0, 3.0]), torch.tensor([2.0, 8.0])] for _ in range(2))
+    compiled, seen = compiled_upto("post_grad", halved)
     with torch.no_grad():
-        got = compiled_upto("post_grad", halved, seen)(given)
+        got = compiled(given)
     assert "aten._foreach_div_.Scalar" in targets(seen[0][0])
     torch.testing.assert_close(got, halved(own))
     torch.testing.assert_close(given, own)
@@ -97,32 +89,31 @@ def counting(x: torch.Tensor) -> torch.Tensor:
     return torch.ones(4, 3, dtype=torch.bool).cumsum(1, dtype=torch.float32) + x
 
 
-def test_stages_differ_in_which_passes_ran() -> None:
-    found: dict[str, set[str]] = {}
-    for stage in STAGES:
-        torch.compiler.reset()
-        seen: list[tuple[GraphModule, bool]] = []
-        torch.testing.assert_close(compiled_upto(stage, counting, seen)(torch.ones(4, 3)), counting(torch.ones(4, 3)))
-        found[stage] = targets(seen[0][0])
-    assert [stage for stage in STAGES if "aten.cumsum.default" in found[stage]] == list(STAGES[:3])
-
-
-def test_settings_and_caches_are_as_before() -> None:
+def test_stages_differ_in_which_passes_ran_and_settings_and_caches_are_as_before() -> None:
     names = ("use_pre_grad_passes", "use_joint_graph_passes", "use_post_grad_passes", "fx_graph_cache")
     before = [getattr(torch._inductor.config, name) for name in names]
     caching = torch._functorch.config.enable_autograd_cache
-    compiled_upto("decomposition", lambda x: x + 1, [])(torch.ones(2))
+    found: dict[str, set[str]] = {}
+    for stage in STAGES:
+        torch.compiler.reset()
+        compiled, seen = compiled_upto(stage, counting)
+        torch.testing.assert_close(compiled(torch.ones(4, 3)), counting(torch.ones(4, 3)))
+        found[stage] = targets(seen[0][0])
+    assert [stage for stage in STAGES if "aten.cumsum.default" in found[stage]] == list(STAGES[:3])
     assert [getattr(torch._inductor.config, name) for name in names] == before
     assert torch._functorch.config.enable_autograd_cache is caching
 
 
 def test_an_unknown_stage() -> None:
+    assert inductor_config() is torch._inductor.config
     with pytest.raises(ValueError, match="not in tuple"):
         stop_after("postgrad", symbolic_trace(torch.nn.ReLU()), [], lambda *_: lambda args: args)
 
 
-def test_the_settings_are_those_of_torch() -> None:
-    assert inductor_config() is torch._inductor.config
+def replace(graph: Graph, old: Any, new: Any) -> None:
+    for node in graph.nodes:
+        if node.target is old:
+            node.target = new
 
 
 def test_a_copy_is_independent() -> None:
@@ -135,12 +126,9 @@ def test_a_copy_is_independent() -> None:
     x = torch.randn(2, 6)
     before = gm(x)
     assert torch.equal(copy(x), before)
-    for node in copy.graph.nodes:
-        if node.target is torch.tanh:
-            node.target = torch.relu
+    replace(copy.graph, torch.tanh, torch.relu)
     copy.recompile()
-    assert torch.equal(gm(x), before)
-    assert not torch.equal(copy(x), before)
+    assert torch.equal(gm(x), before) and not torch.equal(copy(x), before)
 
 
 def unsorted() -> GraphModule:
@@ -179,8 +167,7 @@ def test_a_value_with_many_users_is_no_cycle() -> None:
     x = graph.placeholder("x")
     last = graph.call_function(torch.exp, (x,))
     used = [graph.call_function(torch.add, (last, last)) for _ in range(3)]
-    shared = graph.call_function(torch.relu, (x,))
-    last.args = (shared,)
+    last.args = (graph.call_function(torch.relu, (x,)),)
     used[0].args = (used[1], used[2])
     graph.output(used[0])
     assert copy_graph(GraphModule(torch.nn.Module(), graph))(torch.zeros(1)).tolist() == [4.0]
@@ -199,26 +186,21 @@ def test_a_copy_of_a_deep_graph_out_of_order() -> None:
 
 
 def test_graphs_inside_a_graph_are_copied_too() -> None:
-    body = symbolic_trace(lambda x: torch.relu(x) + 1)
     root = torch.nn.Module()
-    root.body, root.linear = body, torch.nn.Linear(2, 2)
+    root.body, root.linear = symbolic_trace(lambda x: torch.relu(x) + 1), torch.nn.Linear(2, 2)
     graph = Graph()
     x = graph.placeholder("x")
     graph.output(graph.call_module("body", (graph.call_module("linear", (x,)),)))
     gm = GraphModule(root, graph)
     copy = copy_graph(gm)
-    assert copy.get_submodule("body") is not gm.get_submodule("body")
+    inner: Any = copy.get_submodule("body")
+    assert inner is not gm.get_submodule("body") and isinstance(inner, GraphModule)
     assert copy.get_submodule("linear") is gm.get_submodule("linear")
-    inner = copy.get_submodule("body")
-    assert isinstance(inner, GraphModule)
     value = torch.randn(1, 2)
     before = gm(value)
-    for node in inner.graph.nodes:
-        if node.target is torch.relu:
-            node.target = torch.sin
+    replace(inner.graph, torch.relu, torch.sin)
     inner.recompile()
-    assert torch.equal(gm(value), before)
-    assert not torch.equal(copy(value), before)
+    assert torch.equal(gm(value), before) and not torch.equal(copy(value), before)
 
 
 def test_what_a_pass_may_not_do_is_no_graph_break_as_it_is_none_in_inductor() -> None:

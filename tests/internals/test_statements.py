@@ -29,25 +29,19 @@ def f(x, y):
         case 3 if x.n(): x.o()
     return [float(w.item()) for w in x if w.k()]
 """
+BAZ, MATCH = "b = foo(x, y) + x.bar(1).baz(2)", "match x.m():\n    case _:\n        ..."
+LISTED = "return [float(w.item()) for w in x if w.k()]"
 STATEMENTS = {
-    "foo(x, y)": "b = foo(x, y) + x.bar(1).baz(2)",
-    "x.bar(1)": "b = foo(x, y) + x.bar(1).baz(2)",
-    "x.bar(1).baz(2)": "b = foo(x, y) + x.bar(1).baz(2)",
+    **dict.fromkeys(("foo(x, y)", "x.bar(1)", "x.bar(1).baz(2)"), BAZ),
     "x.a()": "if x.a() and y > 3:\n    ...",
     "x.q()": "z = x.q()",
     "open('é')": "with open('é') as g:\n    ...",
-    "x.foo('é')": "x.foo('é').bar()",
-    "x.foo('é').bar()": "x.foo('é').bar()",
+    **dict.fromkeys(("x.foo('é')", "x.foo('é').bar()"), "x.foo('é').bar()"),
     "(x * 2).tolist()": "for v in (x * 2).tolist():\n    ...",
     "v.item()": "s = lambda: v.item()",
-    "x.t()": "x.t()",
-    "x.u()": "x.u()",
-    "x.m()": "match x.m():\n    case _:\n        ...",
-    "x.n()": "match x.m():\n    case _:\n        ...",
-    "x.o()": "x.o()",
-    "w.item()": "return [float(w.item()) for w in x if w.k()]",
-    "float(w.item())": "return [float(w.item()) for w in x if w.k()]",
-    "w.k()": "return [float(w.item()) for w in x if w.k()]",
+    **{call: call for call in ("x.t()", "x.u()", "x.o()")},
+    **dict.fromkeys(("x.m()", "x.n()"), MATCH),
+    **dict.fromkeys(("w.item()", "float(w.item())", "w.k()"), LISTED),
 }
 
 
@@ -65,28 +59,20 @@ def calls(code: CodeType, kind: str) -> Iterator[dis.Positions]:
             yield from calls(constant, kind)
 
 
-def test_every_call(program: str) -> None:
-    found = {}
-    for at in calls(compile(PROGRAM, program, "exec"), "CALL"):
-        statement, code = code_at(program, at.lineno, at.col_offset, at.end_col_offset)
-        found[code] = statement
+def at_each(program: str, kind: str) -> set[tuple[str, str]]:
+    """Statement and expression at each instruction of a kind."""
+    positions = calls(compile(PROGRAM, program, "exec"), kind)
+    return {code_at(program, at.lineno, at.col_offset, at.end_col_offset) for at in positions}
+
+
+def test_every_call_and_every_jump_has_its_statement(program: str) -> None:
+    found = {code: statement for statement, code in at_each(program, "CALL")}
     assert {code: found.get(code) for code in STATEMENTS} == STATEMENTS
+    assert ("if x.a() and y > 3:\n    ...", "y > 3") in at_each(program, "POP_JUMP")
 
 
-def test_every_jump_has_its_statement(program: str) -> None:
-    found = {
-        code_at(program, at.lineno, at.col_offset, at.end_col_offset)
-        for at in calls(compile(PROGRAM, program, "exec"), "POP_JUMP")
-    }
-    assert ("if x.a() and y > 3:\n    ...", "y > 3") in found
-
-
-@pytest.mark.parametrize("at", [(None, 0, 1), (3, None, 1), (3, 0, None), (1, 0, 1), (999, 0, 1)])
-def test_nothing_where_nothing_is_known(program: str, at: tuple[int | None, int | None, int | None]) -> None:
-    assert code_at(program, *at) == ("", "")
-    assert code_at("<absent>", 3, 4, 9) == ("", "")
-
-
-def test_a_file_that_is_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(linecache.cache, "<odd>", (3, None, ["a b c\n"], "<odd>"))
-    assert code_at("<odd>", 1, 0, 1) == ("", "")
+def test_nothing_where_nothing_is_known(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(linecache.cache, "<odd>", (3, None, ["a b c\n"], "<odd>"))  # no Python
+    nowhere = [(program, None, 0, 1), (program, 3, None, 1), (program, 3, 0, None), (program, 1, 0, 1)]
+    for at in (*nowhere, (program, 999, 0, 1), ("<absent>", 3, 4, 9), ("<odd>", 1, 0, 1)):
+        assert code_at(*at) == ("", ""), at

@@ -34,15 +34,11 @@ def test_reading_is_not_seen_by_a_mode_of_the_program() -> None:
     assert now is not None and now.tolist() == [1, 1, 1]
 
 
-def test_spans() -> None:
+def test_spans_and_versions_which_count_what_operators_do() -> None:
     base = torch.zeros(4, 6, dtype=torch.float64)
     memory, begin, end = span_of(base[1:3, 2:4])
     assert (begin - memory, end - memory) == (8 * 8, (2 * 6 + 4) * 8)
     assert span_of(torch.zeros(0))[1] == span_of(torch.zeros(0))[2]
-
-
-def test_versions_count_what_operators_do() -> None:
-    base = torch.zeros(3)
     before = version_of(base)
     base[1:].add_(1)
     assert before is not None and version_of(base) == before + 1
@@ -50,7 +46,7 @@ def test_versions_count_what_operators_do() -> None:
         assert version_of(torch.zeros(3)) is None
 
 
-def test_storages_are_known_again_while_they_live() -> None:
+def test_storages_are_known_again_while_they_live(monkeypatch: pytest.MonkeyPatch) -> None:
     base, other = torch.ones(4), torch.ones(3)
     kept = WeakStorages([base, base[1:], 7, other, torch.ones(2).to_sparse()])
     assert kept.shared(storage_ids([base.view(2, 2), None])) == 1
@@ -59,10 +55,5 @@ def test_storages_are_known_again_while_they_live() -> None:
     weak = WeakMemory(other)
     del other
     assert weak.gone, "nothing is kept alive"
-
-
-def test_without_weak_references_nothing_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch that lacks them: an id could be that of something else by now."""
-    monkeypatch.setattr(weak_storage, "_weak", None)
-    base = torch.ones(4)
+    monkeypatch.setattr(weak_storage, "_weak", None)  # in a torch that lacks them an id could be that of something else
     assert WeakStorages([base]).shared(storage_ids([base])) == 0

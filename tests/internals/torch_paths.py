@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-Constants = Mapping[str, Any]
-"""Values of names: texts, and tuples of such."""
-
 
 PATCHES = frozenset({"Patch", "TimedFunction"})
 """Calls of these name what is replaced."""
@@ -39,21 +36,17 @@ class _Scope:
     outer: _Scope | None = None
 
     def path(self, name: str) -> str | None:
-        if name in self.paths:
-            return self.paths[name]
-        return None if self.outer is None else self.outer.path(name)
+        return self.paths.get(name) if name in self.paths or self.outer is None else self.outer.path(name)
 
     def value(self, name: str) -> Any:
-        if name in self.values:
-            return self.values[name]
-        return None if self.outer is None else self.outer.value(name)
+        return self.values.get(name) if name in self.values or self.outer is None else self.outer.value(name)
 
 
 class Reader(ast.NodeVisitor):
     """Collects the private paths of one module."""
 
-    def __init__(self, module: str, known: Mapping[str, Constants]) -> None:
-        """`known`: constants of other modules, by module."""
+    def __init__(self, module: str, known: Mapping[str, Mapping[str, Any]]) -> None:
+        """`known`: constants of other modules, by module: texts, and tuples of texts."""
         self.module = module
         self.known = known
         self.scope = _Scope()
@@ -122,10 +115,11 @@ class Reader(ast.NodeVisitor):
     def visit_For(self, node: ast.For) -> None:
         """A loop over constants is read once for each."""
         self.visit(node.iter)
-        self._each(node.target, node.iter, [*node.body, *node.orelse])
-
-    def _comprehension(self, node: Any, results: list[ast.expr]) -> None:
-        self._generators(list(node.generators), results)
+        for values in self._bindings(node.target, node.iter):
+            self.scope.paths |= dict.fromkeys(values)
+            self.scope.values |= values
+            for statement in (*node.body, *node.orelse):
+                self.visit(statement)
 
     def _generators(self, generators: list[ast.comprehension], results: list[ast.expr]) -> None:
         if not generators:
@@ -136,35 +130,21 @@ class Reader(ast.NodeVisitor):
         self.visit(first.iter)
         self.scope = _Scope(outer=self.scope)
         for values in self._bindings(first.target, first.iter):
-            self.scope.paths, self.scope.values = (
-                dict.fromkeys(values),
-                {k: v for k, v in values.items() if v is not None},
-            )
+            self.scope.paths = dict.fromkeys(values)
+            self.scope.values = {name: value for name, value in values.items() if value is not None}
             for condition in first.ifs:
                 self.visit(condition)
             self._generators(rest, results)
         assert self.scope.outer is not None
         self.scope = self.scope.outer
 
-    def visit_ListComp(self, node: ast.ListComp) -> None:
-        self._comprehension(node, [node.elt])
+    def visit_ListComp(self, node: Any) -> None:
+        self._generators(node.generators, [node.elt])
 
-    def visit_SetComp(self, node: ast.SetComp) -> None:
-        self._comprehension(node, [node.elt])
-
-    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> None:
-        self._comprehension(node, [node.elt])
+    visit_SetComp = visit_GeneratorExp = visit_ListComp  # noqa: N815
 
     def visit_DictComp(self, node: ast.DictComp) -> None:
-        self._comprehension(node, [node.key, node.value])
-
-    def _each(self, target: ast.expr, iterable: ast.expr, body: list[ast.stmt]) -> None:
-        for values in self._bindings(target, iterable):
-            for name, value in values.items():
-                self.scope.paths[name] = None
-                self.scope.values[name] = value
-            for statement in body:
-                self.visit(statement)
+        self._generators(node.generators, [node.key, node.value])
 
     def _bindings(self, target: ast.expr, iterable: ast.expr) -> list[dict[str, Any]]:
         """What the names of a loop stand for in each turn; None where that is not known."""
@@ -199,14 +179,8 @@ class Reader(ast.NodeVisitor):
         path = self.path_of(node)
         if path is not None:
             self._note(path, node)
-        constants: list[Any] = []
-        for argument in node.args:
-            constant = self.constant(argument)
-            constants.extend(
-                constant if isinstance(argument, ast.Starred) and isinstance(constant, tuple) else [constant]
-            )
-        patched = ast.unparse(node.func) in PATCHES
-        for first, second in _pairs(constants):
+        patched = _dotted(node.func) in PATCHES
+        for first, second in _pairs(self._constants(node.args)):
             self._note(f"{first}.{second}", node, patched=patched)
         self.generic_visit(node)
 
@@ -231,11 +205,11 @@ class Reader(ast.NodeVisitor):
         if isinstance(node, ast.Attribute):
             owner = self.path_of(node.value)
             return None if owner is None else f"{owner}.{node.attr}"
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules":
+        if isinstance(node, ast.Subscript) and _dotted(node.value) == "sys.modules":
             return self._text_path(node.slice)
         if not isinstance(node, ast.Call) or not node.args:
             return None
-        called = ast.unparse(node.func)
+        called = _dotted(node.func)
         if called in ("getattr", "hasattr", "setattr", "mock.patch.object"):
             owner, name = self.path_of(node.args[0]), self.constant(node.args[1])
             return f"{owner}.{name}" if owner is not None and isinstance(name, str) else None
@@ -257,37 +231,42 @@ class Reader(ast.NodeVisitor):
         if isinstance(node, ast.Name):
             return self.scope.value(node.id)
         if isinstance(node, ast.JoinedStr):
-            parts = [
-                self.constant(p.value) if isinstance(p, ast.FormattedValue) else self.constant(p) for p in node.values
-            ]
+            parts = [self.constant(part) for part in node.values]
             return "".join(parts) if all(isinstance(part, str) for part in parts) else None
-        if isinstance(node, ast.Starred):
+        if isinstance(node, ast.Starred | ast.FormattedValue):
             return self.constant(node.value)
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
-            found: list[Any] = []
-            for element in node.elts:
-                value = self.constant(element)
-                if isinstance(element, ast.Starred):
-                    found.extend(value if isinstance(value, tuple) else [None])
-                else:
-                    found.append(value)
+            found = self._constants(node.elts)
             return tuple(found) if any(item is not None for item in found) else None
         if isinstance(node, ast.Dict):
             return tuple(self.constant(key) for key in node.keys if key is not None) or None
-        if (
-            isinstance(node, ast.Call)
-            and ast.unparse(node.func).endswith(".items")
-            and isinstance(node.func, ast.Attribute)
-        ):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "items":
             keys = self.constant(node.func.value)
             return tuple((key, None) for key in keys) if isinstance(keys, tuple) else None
         return None
+
+    def _constants(self, nodes: list[ast.expr]) -> list[Any]:
+        """Those of several expressions; a starred one brings its own."""
+        found: list[Any] = []
+        for node in nodes:
+            value = self.constant(node)
+            found.extend(value if isinstance(node, ast.Starred) and isinstance(value, tuple) else [value])
+        return found
 
     def _note(self, path: str, node: ast.AST, *, patched: bool = False) -> None:
         while path.rpartition(".")[2] in NOT_TORCHS:
             path = path.rpartition(".")[0]
         if path.startswith("torch."):
             self.found.add(Used(path, self.module, getattr(node, "lineno", 0), patched))
+
+
+def _dotted(node: ast.expr) -> str:
+    """Names as they are written, `a.b.c`; nothing for another expression."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def _is_dotted(text: str) -> bool:
@@ -313,16 +292,23 @@ def constants_of(tree: ast.Module) -> dict[str, Any]:
     return reader.scope.values
 
 
-def torch_paths(folder: Path, package: str) -> set[Used]:
-    """Every path of torch in the sources of a package."""
-    trees = {
+@functools.cache
+def sources(folder: Path, package: str) -> dict[str, ast.Module]:
+    """Each module of a package, by its name; not to be changed."""
+    return {
         ".".join((package, *path.relative_to(folder).with_suffix("").parts)): ast.parse(path.read_text("utf-8"))
         for path in sorted(folder.rglob("*.py"))
     }
+
+
+@functools.cache
+def torch_paths(folder: Path, package: str) -> frozenset[Used]:
+    """Every path of torch in the sources of a package."""
+    trees = sources(folder, package)
     known = {module: constants_of(tree) for module, tree in trees.items()}
     found: set[Used] = set()
     for module, tree in trees.items():
         reader = Reader(module, known)
         reader.visit(tree)
         found |= reader.found
-    return found
+    return frozenset(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +16,14 @@ from graphprobe.judge.observation import Observation, read
 from graphprobe.judge.uncompiled import Reference
 
 
-def observed(fn: Callable[..., Any], *args: Any, grad: bool | None = None) -> list[Observation]:
-    copies = [
-        value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
-        for value in args
-    ]
-    return [read(record) for record in Program(fn, [(copies, {})], grad=grad, effects=False).run(lambda f: f)]
+def observed(fn: Callable[..., Any], x: torch.Tensor) -> list[Observation]:
+    calls: list[Any] = [((x.detach().clone().requires_grad_(x.requires_grad),), {})]
+    program = Program(fn, calls, grad=x.requires_grad or None, effects=False)
+    return [read(record) for record in program.run(lambda f: f)]
 
 
-def found(right: Callable[..., Any], other: Callable[..., Any], *args: Any, grad: bool | None = None) -> Any:
-    return bit_differences(Reference([observed(right, *args, grad=grad)]), observed(other, *args, grad=grad))
+def found(right: Callable[..., Any], other: Callable[..., Any], x: torch.Tensor) -> list[BitDifference]:
+    return bit_differences(Reference([observed(right, x)]), observed(other, x))
 
 
 def up(x: torch.Tensor) -> torch.Tensor:
@@ -63,44 +61,31 @@ def test_of_complex_numbers_and_whole_ones() -> None:
     assert three.elements == 1.0 and three.max_abs > 0 and three.worst is not None
 
 
-def test_the_sign_of_zero_and_the_kind_of_nan_do_not_count() -> None:
-    x = torch.tensor([0.0, torch.nan, 1.0])
-    assert found(torch.clone, lambda v: torch.where(v == 0, -0.0, -v.neg()), x) == []
-
-
-def test_gradients_and_changed_inputs_are_observables() -> None:
-    x = X.clone().requires_grad_()
-    both = found(lambda v: v * 3, lambda v: v * 3 + (v - v.detach()) * 1e-6, x, grad=True)
-    assert [one.observable for one in both] == ["gradients[0]"]
-
-    assert [one.observable for one in found(lambda v: v.mul_(2).sum(), lambda v: up(v.mul_(2)).sum(), X)] == [
-        "outputs[0]"
-    ]
-    changed = found(lambda v: v.mul_(2).sum() * 0, lambda v: v.copy_(up(v * 2)).sum() * 0, X)
-    assert [one.observable for one in changed] == ["inputs[0]"]
-
-
-def test_what_is_uncompiled_no_two_times_the_same_does_not_repeat() -> None:
-    runs: list[Sequence[Observation]] = [observed(lambda v, k=k: v + k, X) for k in (0.0, 1.0)]
-    reference = Reference([list(run) for run in runs])
-    (one,) = bit_differences(reference, observed(lambda v: v + 2, X))
-    assert not one.repeats
-
-
-def test_calls_that_raise_have_no_bits() -> None:
-    reference = Reference([observed(torch.clone, X)])
-    raised = Observation(raised_from(ValueError("no")))
-    assert bit_differences(reference, [raised]) == []
-
-
 @pytest.mark.parametrize(
-    ("more", "text"),
+    ("right", "other", "x", "observable"),
     [
-        (0, "25% of the elements of outputs[0] differ, by up to 1 unit in the last place (1.2e-07)."),
-        (1, "25% of the elements of outputs[0] differ, by up to 1 unit in the last place (1.2e-07). So does one more"),
-        (2, "25% of the elements of outputs[0] differ, by up to 1 unit in the last place (1.2e-07). So do 2 more"),
+        (lambda v: v * 3, lambda v: v * 3 + (v - v.detach()) * 1e-6, X.clone().requires_grad_(), "gradients[0]"),
+        (lambda v: v.mul_(2).sum(), lambda v: up(v.mul_(2)).sum(), X, "outputs[0]"),
+        (lambda v: v.mul_(2).sum() * 0, lambda v: v.copy_(up(v * 2)).sum() * 0, X, "inputs[0]"),
     ],
 )
+def test_gradients_and_changed_inputs_are_observables(
+    right: Callable[..., Any], other: Callable[..., Any], x: torch.Tensor, observable: str
+) -> None:
+    assert [one.observable for one in found(right, other, x)] == [observable]
+
+
+def test_what_does_not_count() -> None:
+    x = torch.tensor([0.0, torch.nan, 1.0])
+    assert found(torch.clone, lambda v: torch.where(v == 0, -0.0, -v.neg()), x) == [], "signs of zero, kinds of NaN"
+    reference = Reference([observed(lambda v, k=k: v + k, X) for k in (0.0, 1.0)])
+    (one,) = bit_differences(reference, observed(lambda v: v + 2, X))
+    assert not one.repeats, "uncompiled it is no two times the same"
+    assert bit_differences(reference, [Observation(raised_from(ValueError("no")))]) == [], "an exception has no bits"
+
+
+@pytest.mark.parametrize(("more", "text"), [(0, ""), (1, " So does one more"), (2, " So do 2 more")])
 def test_in_words(more: int, text: str) -> None:
     one = BitDifference(observable="outputs[0]", call=0, elements=0.25, max_ulp=1.0, max_abs=2.0**-23)
-    assert bits_in_words([one] * (1 + more)).startswith(text)
+    first = "25% of the elements of outputs[0] differ, by up to 1 unit in the last place (1.2e-07)."
+    assert bits_in_words([one] * (1 + more)).startswith(first + text)

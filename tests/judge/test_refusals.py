@@ -88,12 +88,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
 
 
 def raised_by(call: Callable[[], Any]) -> Raised:
-    torch.compiler.reset()
-    try:
+    with pytest.raises(Exception) as raised:
         call()
-    except Exception as error:
-        return raised_from(error)
-    raise AssertionError("it raises nothing")
+    return raised_from(raised.value)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -105,11 +102,6 @@ def test_a_refusal_is_told_in_the_words_of_torch_with_the_remedy(case: str) -> N
     assert words in told and remedy in told
     assert "\n" not in told and len(told) < 600
     assert any(told.endswith(refusal.remedy) for refusal in REFUSALS)
-
-
-def test_uncompiled_none_of_them_is_refused() -> None:
-    for fn in (lambda x: no_fake(x), graph_break, branching):
-        assert fn(X).shape == X.shape
 
 
 def refusing_backend(gm: Any, inputs: Any) -> Any:
@@ -142,29 +134,26 @@ def test_what_is_no_refusal(case: str) -> None:
     assert refusal_of(raised) is None
 
 
-@pytest.mark.parametrize(
-    ("type_", "message"),
-    [
-        ("torch._inductor.exc.InductorError", "LoweringException: AssertionError: expected size 4==3, stride 1==1"),
-        ("torch._inductor.exc.InductorError", "KeyError: 'relu_3'"),
-        ("torch._dynamo.exc.InternalTorchDynamoError", "IndexError: list index out of range"),
-        ("torch._dynamo.exc.BackendCompilerFailed", "backend='x' raised:\nNotImplementedError: no kernel"),
-        ("AssertionError", "wrong number of dimensions3 for op: torch.ops.aten.mm"),
-        (
-            "RuntimeError",
-            "a variable needed for gradient computation has been modified by an inplace operation",
-        ),
-        ("RuntimeError", "Trying to backward through the graph a second time"),
-        ("RuntimeError", "The operator does not support double precision; run it backward"),
-        ("mine.Unsupportable", "no"),
-        ("builtins.NotImplementedError", ""),
-    ],
-)
-def test_messages_that_are_no_refusals(type_: str, message: str) -> None:
-    assert refusal_of(Raised(type_, message, "")) is None
+INDUCTOR, DYNAMO = "torch._inductor.exc.InductorError", "torch._dynamo.exc"
+MESSAGES = [
+    (INDUCTOR, "LoweringException: AssertionError: expected size 4==3, stride 1==1"),
+    (INDUCTOR, "KeyError: 'relu_3'"),
+    (f"{DYNAMO}.InternalTorchDynamoError", "IndexError: list index out of range"),
+    (f"{DYNAMO}.BackendCompilerFailed", "backend='x' raised:\nNotImplementedError: no kernel"),
+    ("AssertionError", "wrong number of dimensions3 for op: torch.ops.aten.mm"),
+    ("RuntimeError", "a variable needed for gradient computation has been modified by an inplace operation"),
+    ("RuntimeError", "Trying to backward through the graph a second time"),
+    ("RuntimeError", "The operator does not support double precision; run it backward"),
+    ("mine.Unsupportable", "no"),
+    ("builtins.NotImplementedError", ""),
+]
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
-def test_every_remedy_is_a_sentence(refusal: Any) -> None:
-    assert refusal.remedy[0].isupper() and refusal.remedy.endswith(".")
-    assert refusal.types or refusal.text, "a refusal of everything"
+def test_messages_that_are_no_refusals() -> None:
+    assert [message for message in MESSAGES if refusal_of(Raised(*message, "")) is not None] == []
+
+
+def test_every_remedy_is_a_sentence() -> None:
+    for refusal in REFUSALS:
+        assert refusal.remedy[0].isupper() and refusal.remedy.endswith(".")
+        assert refusal.types or refusal.text, "a refusal of everything"

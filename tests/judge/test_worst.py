@@ -44,52 +44,48 @@ def test_the_largest_error_among_those_out_of_bounds() -> None:
     assert third == "2 of 128 elements are wrong"
 
 
-def test_noise_of_the_program_widens_the_bound() -> None:
+def test_the_bound_of_what_is_counted() -> None:
     expected, actual = torch.ones(4), torch.tensor([1.0, 1.1, 1.0, 3.0])
     assert number(expected, actual).wrong == 2
-    assert number(expected, actual, sigma=0.02).wrong == 1
-
-
-def test_where_all_are_a_little_off_they_are_counted_by_a_tighter_bound() -> None:
+    assert number(expected, actual, sigma=0.02).wrong == 1, "noise of the program widens it"
     expected = torch.linspace(1, 2, 64)
     worst = number(expected, expected * (1 + 12 * 2**-24))
-    assert worst.wrong > 0 and worst.off > (worst.legitimate or 0)
+    assert worst.wrong > 0 and worst.off > (worst.legitimate or 0), "it is tighter where all are a little off"
 
 
 def test_nan_is_worse_than_any_number() -> None:
-    expected = torch.zeros(2, 2, dtype=torch.bfloat16)
     actual = torch.tensor([[9.0, 0.0], [float("nan"), 0.0]], dtype=torch.bfloat16)
-    worst = number(expected, actual)
+    worst = number(torch.zeros(2, 2, dtype=torch.bfloat16), actual)
     assert worst.index == (1, 0) and worst.wrong == 2
     assert in_words(worst) == "expected 0, got NaN at (1, 0) of output 0; 2 of 4 elements are wrong"
-    worst = number(torch.tensor(float("inf")), torch.tensor(1.0))
-    assert in_words(worst) == "expected infinity, got 1 in output 0"
 
 
-def test_whole_numbers_truth_values_and_complex_ones() -> None:
-    worst = worst_exact("output 0", torch.tensor([1, 2**62]), torch.tensor([1, 2**62 + 1]))
-    assert in_words(worst) == (
-        "expected 4611686018427387904, got 4611686018427387905 at index 1 of output 0; off by 1; "
-        "1 of 2 elements is wrong"
-    )
-    worst = worst_exact("input 0 after the call", torch.tensor([True, False]), torch.tensor([False, False]))
-    assert in_words(worst) == (
-        "expected True, got False at index 0 of input 0 after the call; 1 of 2 elements is wrong"
-    )
+@pytest.mark.parametrize(
+    ("worst", "words"),
+    [
+        (number(torch.tensor(float("inf")), torch.tensor(1.0)), "expected infinity, got 1 in output 0"),
+        (number(torch.tensor(1.5), torch.tensor(1.500125)), "expected 1.5, got 1.50013 in output 0; off by 0.000125"),
+        (worst_scalar("output 0", 1.0, 2.0), "expected 1, got 2 in output 0; off by 1"),
+        (
+            worst_exact("output 0", torch.tensor([1, 2**62]), torch.tensor([1, 2**62 + 1])),
+            "expected 4611686018427387904, got 4611686018427387905 at index 1 of output 0; off by 1; "
+            "1 of 2 elements is wrong",
+        ),
+        (
+            worst_exact("input 0 after the call", torch.tensor([True, False]), torch.tensor([False, False])),
+            "expected True, got False at index 0 of input 0 after the call; 1 of 2 elements is wrong",
+        ),
+    ],
+)
+def test_in_words(worst: Worst, words: str) -> None:
+    assert in_words(worst).startswith(words)
+
+
+def test_complex_and_narrow_whole_numbers() -> None:
     worst = number(torch.tensor([1 + 2j, 3]), torch.tensor([2 + 2j, 3]))
     assert (worst.expected, worst.actual, worst.off, worst.wrong) == ("1+2j", "2+2j", 1.0, 1)
     assert worst_exact("o", torch.tensor([200], dtype=torch.uint8), torch.tensor([100], dtype=torch.uint8)).off == 100
-
-
-def test_values_close_together_get_more_digits() -> None:
-    worst = number(torch.tensor(1.5), torch.tensor(1.500125))
-    assert in_words(worst).startswith("expected 1.5, got 1.50013 in output 0; off by 0.000125")
-
-
-def test_single_numbers_of_python() -> None:
     assert worst_scalar("output 0", "a", 1) is None
-    worst = worst_scalar("output 0", 1.0, 2.0)
-    assert worst is not None and in_words(worst) == "expected 1, got 2 in output 0; off by 1"
 
 
 def test_the_judge_tells_it() -> None:
@@ -107,23 +103,15 @@ def test_the_judge_tells_it() -> None:
     assert found.worst is not None and (found.worst.expected, found.worst.actual) == (2, 5)
     (found,) = differences(call(1.0), call(2.0))
     assert found.worst is not None and found.worst.off == 1.0
-
-
-@pytest.mark.parametrize("other", [torch.zeros(4, 3), torch.zeros(3, 4).double(), torch.zeros(4, 3).t()])
-def test_layouts_and_dtypes_have_none(other: torch.Tensor) -> None:
-    (found,) = differences(call(torch.zeros(3, 4)), call(other))
-    assert found.worst is None
-
-
-def test_exceptions_have_none() -> None:
-    raised = Observation(Raised("RuntimeError", "no", ""))
-    (found,) = differences(call(torch.zeros(3)), raised)
-    assert found.worst is None and worst_of([found]) is None and log_of([found]) == "RuntimeError: no"
-    assert log_of([]) == "" and Raised("E", "no", "Traceback …\nE: no").log.startswith("Traceback")
-    assert Raised("E", "x.cpp:1:2: error: no", "Traceback …").log == "E: x.cpp:1:2: error: no"
-
-
-def test_the_call_is_named_where_there_are_several() -> None:
-    good, bad = call(torch.tensor([1])), call(torch.tensor([2]))
-    (found,) = compare(Reference([[good, good]]), [good, bad])
+    (found,) = compare(Reference([[call(1), call(1)]]), [call(1), call(2)])
     assert found.worst is not None and found.worst.label == "output 0 of call 1"
+
+
+def test_layouts_dtypes_and_exceptions_have_none() -> None:
+    raised = Observation(Raised("RuntimeError", "no", ""))
+    for other in (call(torch.zeros(4, 3)), call(torch.zeros(3, 4).double()), call(torch.zeros(4, 3).t()), raised):
+        (found,) = differences(call(torch.zeros(3, 4)), other)
+        assert found.worst is None and worst_of([found]) is None
+    assert log_of([found]) == "RuntimeError: no" and log_of([]) == ""
+    assert Raised("E", "no", "Traceback …\nE: no").log.startswith("Traceback")
+    assert Raised("E", "x.cpp:1:2: error: no", "Traceback …").log == "E: x.cpp:1:2: error: no"

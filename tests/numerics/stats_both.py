@@ -99,3 +99,11 @@ def close(a: float, b: float, limit: float) -> None:
 
 def random_bytes(size: int, seed: int) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def as_dtype(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
+    """Of float32, in a dtype that numpy has, or cut off to the bits of bfloat16."""
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    with np.errstate(over="ignore"):
+        return values.astype(dtype)

@@ -32,22 +32,12 @@ def test_infinity_exists_where_torch_has_one(name: str) -> None:
     assert bool(overflown.float().isinf()) is DTYPES[name].has_inf
 
 
-def test_complex_has_the_facts_of_its_parts() -> None:
+def test_complex_and_exact_kinds_and_accumulators() -> None:
     assert working_dtype("complex64").eps == working_dtype("float32").eps
     assert working_dtype("torch.complex128").kind == "complex"
-
-
-def test_exact_kinds() -> None:
-    assert [name for name, facts in DTYPES.items() if facts.is_exact] == [
-        "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bool",
-    ]  # fmt: skip
-
-
-def test_accumulators_are_float32_or_better() -> None:
-    assert accumulation_roundoff(DTYPES["bfloat16"]) == 2.0**-24
+    exact = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 bool"
+    assert [name for name, facts in DTYPES.items() if facts.is_exact] == exact.split()
+    assert accumulation_roundoff(DTYPES["bfloat16"]) == 2.0**-24, "float32 or better"
     assert accumulation_roundoff(DTYPES["float64"]) == 2.0**-53
-
-
-def test_unknown_dtype_is_named() -> None:
     with pytest.raises(UsageError, match="qint8"):
         working_dtype("torch.qint8")

@@ -39,20 +39,23 @@ def test_magnitudes_beyond_the_dtype_are_limited() -> None:
     assert d_of(np.array([1e300]), np.zeros(1), c0=0.0)[0] == U * HALF.largest
 
 
-def test_typical_magnitude_is_the_smaller_of_rms_and_four_medians() -> None:
-    assert typical_magnitude(np.array([3.0, -4.0])) == pytest.approx(np.sqrt(12.5))
-    assert typical_magnitude(np.array([1.0, 1.0, 1.0, 1e6])) == 4.0
-    assert typical_magnitude(np.array([0.0, 0.0, 0.0, 5.0])) == 0.0
-
-
-def test_typical_magnitude_of_edges() -> None:
-    assert typical_magnitude(np.empty((0, 3))) == 0.0
-    assert typical_magnitude(np.array(2.0)) == 2.0
-    assert typical_magnitude(np.array([np.nan, np.inf])) == 0.0
-    assert typical_magnitude(np.array([np.inf, 2.0])) == 2.0
-    assert typical_magnitude(np.array([3 + 4j])) == pytest.approx(5.0)
-    assert typical_magnitude(np.array([1e-200, 1e-200])) == pytest.approx(1e-200)
-    assert typical_magnitude(np.array([1e200, 1e200])) == pytest.approx(1e200)
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([3.0, -4.0], np.sqrt(12.5)),
+        ([1.0, 1.0, 1.0, 1e6], 4.0),
+        ([0.0, 0.0, 0.0, 5.0], 0.0),
+        (np.empty((0, 3)), 0.0),
+        (2.0, 2.0),
+        ([np.nan, np.inf], 0.0),
+        ([np.inf, 2.0], 2.0),
+        ([3 + 4j], 5.0),
+        ([1e-200, 1e-200], 1e-200),
+        ([1e200, 1e200], 1e200),
+    ],
+)
+def test_typical_magnitude_is_the_smaller_of_rms_and_four_medians(values: object, expected: float) -> None:
+    assert typical_magnitude(np.array(values)) == pytest.approx(expected)
 
 
 def test_typical_magnitude_does_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,20 +69,14 @@ def test_sigma_is_the_rms_response_per_roundoff() -> None:
     reference = np.array([1.0, 10.0])
     runs = [reference + [3e-3, 0.0], reference + [4e-3, 1e-3]]
     np.testing.assert_allclose(sigma_from_runs(reference, runs, 1e-3), [np.sqrt(12.5), np.sqrt(0.5)])
-
-
-def test_sigma_where_the_class_moves_is_infinite() -> None:
+    np.testing.assert_array_equal(sigma_from_runs(reference, [], 1e-3), [0.0, 0.0])
     reference = np.array([1.0, np.inf, np.nan, -np.inf])
     run = np.array([np.nan, np.inf, np.nan, np.inf])
-    np.testing.assert_array_equal(sigma_from_runs(reference, [run], 1e-3), [np.inf, 0.0, 0.0, np.inf])
-
-
-def test_sigma_without_runs_is_zero() -> None:
-    np.testing.assert_array_equal(sigma_from_runs(np.ones(2), [], 1e-3), [0.0, 0.0])
-
-
-def test_sigma_refuses_other_shapes_and_roundoffs() -> None:
-    with pytest.raises(UsageError, match=r"\(2,\)"):
-        sigma_from_runs(np.ones(3), [np.ones(2)], 1e-3)
-    with pytest.raises(UsageError, match="positive"):
-        sigma_from_runs(np.ones(3), [], 0.0)
+    moves = sigma_from_runs(reference, [run], 1e-3)
+    np.testing.assert_array_equal(moves, [np.inf, 0.0, 0.0, np.inf])  # where the class moves
+    for reference, runs, roundoff, said in (
+        (np.ones(3), [np.ones(2)], 1e-3, r"\(2,\)"),
+        (np.ones(3), [], 0.0, "positive"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            sigma_from_runs(reference, runs, roundoff)

@@ -19,7 +19,7 @@ from graphprobe.errors import UsageError
 from graphprobe.numerics import native, pair, pair_numpy
 from graphprobe.numerics.item_kinds import KINDS
 from graphprobe.numerics.pair import PairStats, coarser, compare_pairs
-from numerics.stats_both import IMPLEMENTATIONS, INSTRUCTION_SETS, instruction_set, needs_native, random_bytes
+from numerics.stats_both import instruction_set, needs_native, random_bytes
 
 Array = npt.NDArray[Any]
 LENGTHS = (0, 1, 8, 9, 1024, 1025, 65_537 + 2000)
@@ -50,7 +50,6 @@ def normal(size: int, seed: int, dtype: type = np.float32) -> Array:
     return np.random.default_rng(seed).normal(0.0, 2.0, size).astype(dtype)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_by_hand(implementation: str) -> None:
     c = np.array([1, -2.5, 0, 0, 1e-3, np.nan, np.inf, np.inf, 5], dtype=np.float32)
     r = np.array([1, -2.0, 0, 4, 0, np.nan, np.inf, -np.inf, np.nan], dtype=np.float32)
@@ -75,7 +74,6 @@ def test_by_hand(implementation: str) -> None:
     assert found.reference.l2 == pytest.approx(math.sqrt(21.0), rel=1e-15)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_empty_0d_and_zeros(implementation: str) -> None:
     empty = compare(implementation, np.zeros((0, 3)), np.zeros((0, 3)))
     assert (empty.count, empty.bits_equal, empty.cosine, empty.z_rms, empty.candidate.min) == (0, True, None, 0.0, None)
@@ -90,7 +88,6 @@ def test_empty_0d_and_zeros(implementation: str) -> None:
     assert compare(implementation, np.ones(5), np.zeros(5)).zero_reference == 5
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_what_is_not_finite_alike_is_no_difference(implementation: str) -> None:
     x = np.array([np.nan, np.inf, -np.inf] * 700, dtype=np.float64)
     found = compare(implementation, x, x.copy())
@@ -122,7 +119,6 @@ def expected_sums(c: Array, r: Array) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_definitions(implementation: str) -> None:
     r = normal(70_000, 1)
     c = r * (1 + normal(70_000, 2) * 1e-3).astype(np.float32)
@@ -144,7 +140,6 @@ def test_definitions(implementation: str) -> None:
     assert found.candidate.mean == pytest.approx(float(c.astype(np.float64).mean()), rel=1e-12)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
 def test_neighbours_are_one_ulp_apart(implementation: str, dtype: str) -> None:
     codes = np.arange(1, 0x77, dtype=f"uint{8 * KINDS[dtype].size}")
@@ -156,7 +151,6 @@ def test_neighbours_are_one_ulp_apart(implementation: str, dtype: str) -> None:
         assert compare(implementation, begin, begin, **options).max_ulp == 0.0
 
 
-@pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
 @pytest.mark.parametrize("dtype", REAL)
 def test_native_equals_fallback_on_any_bits(instructions: str, dtype: str) -> None:
     """Exactly: NaN, infinities and subnormal numbers among them, against the same dtype and against others."""
@@ -168,12 +162,13 @@ def test_native_equals_fallback_on_any_bits(instructions: str, dtype: str) -> No
             assert repr(compare(instructions, c, r, **options)) == repr(compare("fallback", c, r, **options)), length
 
 
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 @given(
     data=st.data(), dtype=st.sampled_from(["float32", "float64", "float16"]), limit=st.sampled_from([-1.0, 0.0, 3.0])
 )
 @settings(max_examples=60, deadline=None)
-def test_every_instruction_set_equals_the_fallback(name: str, data: st.DataObject, dtype: str, limit: float) -> None:
+def test_every_instruction_set_equals_the_fallback(
+    instructions: str, data: st.DataObject, dtype: str, limit: float
+) -> None:
     values = hnp.arrays(dtype, st.integers(0, 60), elements=st.floats(width=8 * KINDS[dtype].size))  # type: ignore[call-overload]
     block = data.draw(values)
     c = np.tile(block, data.draw(st.integers(1, 40)))
@@ -182,20 +177,18 @@ def test_every_instruction_set_equals_the_fallback(name: str, data: st.DataObjec
         at = data.draw(st.lists(st.integers(0, len(r) - 1), max_size=5))
         r[at] = data.draw(st.floats(width=16))
     options = {"limit": limit, "floor": data.draw(st.sampled_from([0.0, 1e-6]))}
-    assert repr(compare(name, c, r, **options)) == repr(compare("fallback", c, r, **options))
+    assert repr(compare(instructions, c, r, **options)) == repr(compare("fallback", c, r, **options))
 
 
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
-def test_threads_change_no_bit(name: str) -> None:
+def test_threads_change_no_bit(instructions: str) -> None:
     c, r = normal(300_001, 3), normal(300_001, 4)
     c[5000:9000:7] = np.nan
-    one = compare(name, c, r)
+    one = compare(instructions, c, r)
     assert one.first_mismatch == 5000
     for threads in (2, 3, 100):
-        assert compare(name, c, r, threads=threads) == one
+        assert compare(instructions, c, r, threads=threads) == one
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("at", [0, 1023, 1024, 65_535, 65_536, 140_001])
 def test_one_wrong_element_is_found_where_it_is(implementation: str, at: int) -> None:
     r = np.ones(140_002, dtype=np.float32)
@@ -210,7 +203,6 @@ def test_one_wrong_element_is_found_where_it_is(implementation: str, at: int) ->
     assert (found.unequal, found.first_mismatch, found.max_abs) == (1, at, 0.0)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_64_bit_integers_are_subtracted_exactly(implementation: str) -> None:
     c = np.array([2**62 + 1, -(2**63), 5], dtype=np.int64)
     r = np.array([2**62, 2**63 - 1, 5], dtype=np.int64)
@@ -223,7 +215,6 @@ def test_64_bit_integers_are_subtracted_exactly(implementation: str) -> None:
     assert compare(implementation, big, big - np.uint64(1)).max_abs == 1.0
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_complex_and_packed_values_count_by_their_parts(implementation: str) -> None:
     c = np.array([1 + 2j, complex(np.nan, 3)], dtype=np.complex64)
     r = np.array([1 + 2.5j, complex(np.nan, 3)], dtype=np.complex64)
@@ -235,7 +226,6 @@ def test_complex_and_packed_values_count_by_their_parts(implementation: str) -> 
     assert (found.count, found.unequal, found.max_abs, found.max_abs_index) == (4, 1, 1.0, 3)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("size", [1e-300, 1e-160, 1.0, 1e160, 1e300])
 def test_extreme_values_keep_their_cosine(implementation: str, size: float) -> None:
     c, r = np.array([3.0, 4.0, 0.0]) * size, np.array([3.0, 0.0, 4.0]) * size
@@ -247,7 +237,6 @@ def test_extreme_values_keep_their_cosine(implementation: str, size: float) -> N
     assert mixed.cosine == pytest.approx(9 / 25, rel=1e-12)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_layouts_and_mapped_files(implementation: str, tmp_path: Path) -> None:
     c, r = normal(6000, 5).reshape(60, 100), normal(6000, 6).reshape(60, 100)
     straight = compare(implementation, c.T.copy(), r.T.copy())

@@ -1,4 +1,4 @@
-"""The four verdicts, and what must not change them."""
+"""The four verdicts, and what must not change them; integers, booleans, and floats that nothing has rounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphprobe.errors import UsageError
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.numerics.noise import Noise
-from graphprobe.numerics.verdict import DEFAULT, LIBRARY, Thresholds, Verdict, judge
+from graphprobe.numerics.verdict import DEFAULT, LIBRARY, Thresholds, Verdict, judge, judge_exact, judge_unrounded
 
 SINGLE, HALF = DTYPES["float32"], DTYPES["float16"]
 
@@ -128,9 +128,11 @@ def test_empty_and_scalar() -> None:
     assert verdict(np.array(2.0), np.array(1.0)).answer == "candidate_worse"
 
 
-def test_exact_dtypes_are_refused() -> None:
+def test_other_dtypes_are_refused() -> None:
     with pytest.raises(UsageError, match="int64"):
         judge(RunValues(np.ones(2), DTYPES["int64"]), np.ones(2), Noise(np.zeros(2)))
+    with pytest.raises(UsageError, match="float64"):
+        judge_exact(np.ones(1), np.ones(1))
 
 
 def test_a_verdict_survives_json() -> None:
@@ -239,3 +241,54 @@ def test_most_healthy_tensors_are_judged_in_brief() -> None:
         runs = [RunValues(values, SINGLE) for values in (candidate, eager)]
         seen.append(judge(runs[0], reference, Noise(sigma), runs[1:], thresholds=LIBRARY, brief=True))
     assert [(v.answer, v.limits) for v in seen] == [("ok", ())] * 3
+
+
+def nothing_but_rounding(seed: int, factor: float) -> Verdict:
+    """A gradient that is zero in exact arithmetic, such as that of a key's bias.
+
+    The reference is 1e-17 or less, the runs are 1e-9: rounding on the way, which no noise of the inputs shows.
+    """
+    rng = np.random.default_rng(seed)
+    reference = rng.standard_normal(64) * 10.0 ** rng.uniform(-26, -17, 64)
+    eager, candidate = rng.standard_normal((2, 64)) * 1e-9
+    return verdict(candidate * factor, reference, eager)
+
+
+def test_values_where_none_should_be_are_a_fault_unless_they_are_rounding() -> None:
+    for seed in range(40):
+        assert nothing_but_rounding(seed, 1.0).answer == "inconclusive", seed
+    for factor in (1e3, 1e6):
+        assert nothing_but_rounding(0, factor).answer == "candidate_worse"
+
+
+def test_integers_agree_or_do_not() -> None:
+    a = np.arange(6).reshape(2, 3)
+    assert judge_exact(a, a.copy()).answer == "ok"
+    b = a.copy()
+    b[1, 0] += 5
+    b[0, 1] -= 1
+    found = judge_exact(b, a)
+    assert (found.answer, found.worst, found.candidate.max, found.candidate.wrong_finite) == (
+        "candidate_worse", (1, 0), 5.0, 2,
+    )  # fmt: skip
+
+
+def test_unsigned_booleans_and_large_integers() -> None:
+    assert judge_exact(np.array([0], np.uint8), np.array([1], np.uint8)).candidate.max == 1.0
+    assert judge_exact(np.array([True]), np.array([False])).answer == "candidate_worse"
+    assert judge_exact(np.array([2**62 + 1]), np.array([2**62])).answer == "candidate_worse"
+    assert judge_exact(np.empty((0,), bool), np.empty((0,), bool)).answer == "ok"
+
+
+def test_floats_that_nothing_has_rounded() -> None:
+    a = np.array([[1.0, -0.0, np.nan], [np.inf, 3e-5, 65504.0]], np.float16)
+    same = np.array([[1.0, 0.0, np.nan], [np.inf, 0.0, 65504.0]], np.float16)
+    assert judge_unrounded(RunValues(same, HALF), a).answer == "ok"
+    assert judge_unrounded(RunValues(same, HALF), a.astype(np.float64)).answer == "ok"
+    for index, value in {(0, 0): 1.001, (0, 1): 7e-5, (0, 2): 0.0, (1, 0): -np.inf, (1, 2): np.inf}.items():
+        wrong = a.copy()
+        wrong[index] = value
+        found = judge_unrounded(RunValues(wrong, HALF), a)
+        assert (found.answer, found.worst, found.candidate.wrong_finite) == ("candidate_worse", index, 1)
+    assert judge_unrounded(RunValues(np.ones((), np.float16), HALF), np.zeros((), np.float16)).worst == ()
+    assert judge_unrounded(RunValues(np.ones((0, 2), np.float16), HALF), np.ones((0, 2))).answer == "ok"

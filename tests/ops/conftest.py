@@ -12,7 +12,7 @@ import torch
 
 from graphprobe import ops
 from graphprobe.ops import destination
-from graphprobe.store.dump_reader import DumpedOp, DumpFolder, open_dump
+from graphprobe.store import DumpedOp, DumpFolder, open_dump
 
 
 @dataclasses.dataclass

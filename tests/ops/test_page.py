@@ -10,7 +10,7 @@ import pytest
 
 from conftest import ROOT
 from graphprobe import ops
-from graphprobe.store.dump_reader import open_dump
+from graphprobe.store import open_dump
 
 PAGE = ROOT / "docs" / "save_and_print.md"
 

@@ -12,6 +12,10 @@ from graphprobe.errors import UsageError
 from graphprobe.ops import save
 
 
+def compiled_with(backend: str | None, function: Any, **options: Any) -> Any:
+    return function if backend is None else torch.compile(function, backend=backend, fullgraph=True, **options)
+
+
 def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     save(x, "x")
     h = save(torch.relu(x @ w), "h")
@@ -31,19 +35,18 @@ def run(function: Any, *args: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.fixture
 def x() -> torch.Tensor:
-    return torch.randn(3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    return torch.randn(3, 4, requires_grad=True)
 
 
 @pytest.fixture
 def w() -> torch.Tensor:
-    return torch.randn(4, 4, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    return torch.randn(4, 4, requires_grad=True)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiled_code_saves_what_eager_code_saves(saved: Any, x: Any, w: Any, backend: str) -> None:
     plain = run(program, x, w)
-    dynamic = True if backend == "inductor" else None
-    found = run(torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic), x, w)
+    found = run(compiled_with(backend, program, dynamic=True if backend == "inductor" else None), x, w)
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)
     assert sorted(saved.names()) == sorted(2 * ["x", "h", "unused", "again", "h.grad"])
@@ -63,17 +66,10 @@ def test_the_gradient_is_what_flows_through_the_result(saved: Any) -> None:
         h = save(y, "h")
         return (h * 3 + y).sum()  # the use of y passes the result by
 
-    for function in (f, torch.compile(f, backend="aot_eager", fullgraph=True)):
-        function(x).backward()
+    for backend in (None, "aot_eager"):
+        compiled_with(backend, f)(x).backward()
     assert saved.value("h.grad", 0).tolist() == saved.value("h.grad", 1).tolist() == [3.0, 3.0]
     assert x.grad is not None and x.grad.tolist() == [16.0, 16.0]
-
-
-def test_a_result_that_is_ignored_saves_no_gradient(saved: Any, x: Any) -> None:
-    h = x.sin()
-    save(h, "h")
-    h.sum().backward()
-    assert saved.names() == ["h"]
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
@@ -85,10 +81,9 @@ def test_changes_in_place_come_after_the_value(saved: Any, x: Any, backend: str 
         save(y, "changed")
         return y.sin()
 
-    found = f if backend is None else torch.compile(f, backend=backend, fullgraph=True)
     expected = x.detach().clone()
     expected[0] += 5
-    torch.testing.assert_close(run(found, x)[0], expected.sin())
+    torch.testing.assert_close(run(compiled_with(backend, f), x)[0], expected.sin())
     saved.assert_value("row", x[0])
     saved.assert_value("changed", expected)
 
@@ -98,7 +93,7 @@ def test_in_a_branch(saved: Any, backend: str) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: save(x.sin(), "up") * 2, lambda x: save(x.cos(), "down") * 2, (x,))
 
-    compiled = torch.compile(f, backend=backend, fullgraph=True)
+    compiled = compiled_with(backend, f)
     compiled(torch.ones(2))
     assert saved.names() == ["up"]
     compiled(-torch.ones(2))
@@ -115,10 +110,10 @@ def test_modes(saved: Any, x: Any, w: Any, backend: str | None) -> None:
             constant = save(x * 2, "no_grad")
         return half.float() + constant
 
-    run(f if backend is None else torch.compile(f, backend=backend, fullgraph=True), x)
+    run(compiled_with(backend, f), x)
     assert saved.names() == ["half", "no_grad", "half.grad"]
-    assert saved.ops()[0].record.slots[0].meta.dtype == "bfloat16"
-    assert saved.ops()[2].record.slots[0].meta.dtype == "bfloat16"
+    dtypes = [op.record.slots[0].meta.dtype for op in saved.ops()]
+    assert dtypes == ["bfloat16", "float32", "bfloat16"]
     with torch.inference_mode():
         save(torch.ones(2), "inference")
     assert saved.names()[-1] == "inference"
@@ -158,15 +153,11 @@ VALUES = [
 def test_every_kind_of_value(saved: Any, value: torch.Tensor) -> None:
     assert save(value, "v") is value
     (op,) = saved.ops()
+    assert op.record.op.source.rpartition(":")[0].endswith("tests/ops/test_save.py")
     meta = op.record.slots[0].meta
     assert (f"torch.{meta.dtype}", meta.shape, meta.strides) == (str(value.dtype), value.shape, value.stride())
     stored = torch.from_numpy(op.values()["output.0"].array())
     assert torch.equal(stored.to(value.dtype), value)
-
-
-def test_the_line_of_the_program(saved: Any) -> None:
-    save(torch.ones(1), "here")
-    assert saved.ops()[0].record.op.source.rpartition(":")[0].endswith("tests/ops/test_save.py")
 
 
 def test_wrong_arguments(fresh: Any) -> None:
@@ -177,12 +168,6 @@ def test_wrong_arguments(fresh: Any) -> None:
     with pytest.raises(UsageError, match="the name is 3"):
         graphprobe.ops.print(torch.ones(1), 3)  # type: ignore[arg-type]
     assert list(fresh.iterdir()) == []
-
-
-def test_without_values_nothing_is_saved(saved: Any) -> None:
-    save(torch.ones(2, device="meta"), "meta")
-    save(torch.ones(2), "real")
-    assert saved.names() == ["real"]
 
 
 @pytest.mark.cuda
@@ -219,4 +204,5 @@ def test_a_tensor_of_a_class_that_knows_nothing_of_the_op(saved: Any) -> None:
     saved.assert_value("odd", torch.ones(2))
     with torch._subclasses.FakeTensorMode():
         save(torch.ones(2), "fake")
-    assert saved.names() == ["odd"]
+    save(torch.ones(2, device="meta"), "meta")
+    assert saved.names() == ["odd"], "what has no values is not saved"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from conftest import Finished
 from graphprobe.internals import taps
 from graphprobe.internals.bus import resolve
 from graphprobe.probe import active
-from graphprobe.store.reader import Run
+from graphprobe.store import Run
 
 
 @pytest.fixture(autouse=True)
@@ -54,14 +54,11 @@ def test_everything_is_put_back(raises: bool, tmp_path: Path) -> None:
     compile_one()
     torch.compiler.reset()
     before = (tapped(), loggers(), list(sys.meta_path))
-    try:
-        with graphprobe.trace(tmp_path):
-            during = tapped()
-            compile_one()
-            if raises:
-                raise KeyError("x")
-    except KeyError:
-        pass
+    with contextlib.suppress(KeyError), graphprobe.trace(tmp_path):
+        during = tapped()
+        compile_one()
+        if raises:
+            raise KeyError("x")
     after = loggers()
     known = {name: after[name] for name in before[1]}
     assert (tapped(), known, list(sys.meta_path)) == before
@@ -83,7 +80,10 @@ def test_how_a_trace_ends(tmp_path: Path) -> None:
     assert graphprobe.disable() is None
 
 
-def test_one_run_after_the_other_each_with_its_own_models(tmp_path: Path) -> None:
+def test_one_run_after_the_other_each_with_its_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(atexit, "register", lambda *args: asked.append(args))
+    monkeypatch.setattr(active._switch, "at_exit", False)
     folders = []
     for _ in range(2):
         torch.compiler.reset()
@@ -92,6 +92,7 @@ def test_one_run_after_the_other_each_with_its_own_models(tmp_path: Path) -> Non
         folders.append(folder)
     assert len(set(folders)) == 2
     assert [len(Run.open(folder).models()) for folder in folders] == [1, 1]
+    assert len(asked) == 1, "atexit is asked once"
 
 
 def test_disable_in_the_middle_of_a_trace_is_harmless(tmp_path: Path) -> None:
@@ -99,26 +100,6 @@ def test_disable_in_the_middle_of_a_trace_is_harmless(tmp_path: Path) -> None:
         assert graphprobe.disable() == folder
         compile_one()
     assert Run.open(folder).models() == ()
-
-
-@pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch 2.11 itself dies where threads compile at once")
-def test_compiles_on_several_threads_are_told_apart(tmp_path: Path) -> None:
-    def work(number: int) -> None:
-        function: Callable[..., Any] = eval(f"lambda x: x.sin() + {number}")
-        torch.compile(function, backend="aot_eager", dynamic=False)(torch.ones(number + 1))
-
-    with graphprobe.trace(tmp_path) as folder:
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    run = Run.open(folder)
-    assert run.manifest.missing == []
-    texts = [run.text(run.find(f"model__{n}/forward/graph")) for n in range(4)]
-    shapes = sorted(next(size for size in range(1, 5) if f"f32[{size}]" in text) for text in texts)
-    assert shapes == [1, 2, 3, 4]
-    assert run.verify() == []
 
 
 def test_the_warning_about_early_compiles_is_also_given_by_a_trace_at_the_callers_line(tmp_path: Path) -> None:
@@ -135,28 +116,30 @@ def test_the_warning_about_early_compiles_is_also_given_by_a_trace_at_the_caller
 PROGRAM = """
 {first}
 import graphprobe
-import torch
+import sys, torch
 def f(x): return x.sin() + 1
 torch.compile(f, backend="aot_eager")(torch.ones(2))
-{last}
+sys.exit(3)
 """
 SWITCHED = {
-    "before torch": ("", ""),
-    "after torch": ("import torch", ""),
-    "after torch's compiler": ("import torch._dynamo", ""),
-    "within the program": ("import os; os.environ['TORCH_COMPILE_DEBUG'] = '1'", ""),
-    "exit": ("", "import sys; sys.exit(3)"),
+    "before torch": "",
+    "after torch": "import torch",
+    # In the fork of a process that has loaded it.
+    "within the program, after torch's compiler": "import os; os.environ['TORCH_COMPILE_DEBUG'] = '1'",
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SWITCHED)
-def test_the_switch(case: str, run_python: Callable[..., Finished], tmp_path: Path) -> None:
-    first, last = SWITCHED[case]
-    (tmp_path / "program.py").write_text(PROGRAM.format(first=first, last=last))
-    env = {} if case == "within the program" else {"TORCH_COMPILE_DEBUG": "1"}
-    done = run_python("program.py", cwd=tmp_path, env=env)
-    assert done.code == (3 if case == "exit" else 0), done.err
-    assert done.out == ""
+def test_the_switch(
+    case: str, run_python: Callable[..., Finished], run_warm: Callable[..., Finished], tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.format(first=SWITCHED[case]))
+    if case.startswith("within"):
+        done = run_warm("program.py", cwd=tmp_path)
+    else:
+        done = run_python("program.py", cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
+    assert (done.code, done.out) == (3, ""), done.err
     (folder,) = (tmp_path / "torch_compile_debug").glob("run_*")
     assert {path.name for path in folder.iterdir()} >= {"graphprobe", "torchdynamo"}
     assert (folder / "torchdynamo/debug.log").is_file()
@@ -167,28 +150,9 @@ def test_the_switch(case: str, run_python: Callable[..., Finished], tmp_path: Pa
     assert run.manifest.missing == []
 
 
-def test_the_switch_leaves_nothing_where_nothing_is_compiled(
-    run_python: Callable[..., Finished], tmp_path: Path
-) -> None:
-    code = "import graphprobe, sys; print('torch' in sys.modules)"
-    done = run_python("-c", code, cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
-    assert (done.code, done.out, done.err) == (0, "False\n", "")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_that_nobody_ends_is_ended_at_exit(run_python: Callable[..., Finished], tmp_path: Path) -> None:
-    done = run_python("-c", "import graphprobe; print(graphprobe.enable('out'))", cwd=tmp_path)
+def test_a_run_that_nobody_ends_is_ended_at_exit(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+    done = run_warm("-c", "import graphprobe; print(graphprobe.enable('out'))", cwd=tmp_path)
     assert done.code == 0, done.err
     run = Run.open(tmp_path / "out")
     assert run.state == "finished"
     assert str(run.run_dir).endswith(done.out.strip())
-
-
-def test_atexit_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(atexit, "register", lambda *args: asked.append(args))
-    monkeypatch.setattr(active._switch, "at_exit", False)
-    for _ in range(3):
-        with graphprobe.trace(tmp_path):
-            pass
-    assert len(asked) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from graphprobe.records import Event
-from graphprobe.store.reader import Run
+from graphprobe.store import Run
 
 PROGRAM = Path(__file__).parent / "programs" / "nested_graphs.py"
 COND, COND_IN_COND, REGIONS, FLEX, CHECKPOINTED, LOOP = range(6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import graphprobe
 from graphprobe.records import Event
-from graphprobe.report.terminal import print_run
-from graphprobe.store.reader import Run
+from graphprobe.report import print_run
+from graphprobe.store import Run
 
 Graph = torch.fx.GraphModule
 
@@ -33,9 +33,20 @@ def double(gm: Graph) -> None:
     gm.recompile()
 
 
-def reorder(gm: Graph) -> None:
-    """A pass that changes nothing."""
-    gm.graph.lint()
+def observed(gm: Graph, name: str, change: Callable[[Graph], object] | None = None, **options: Any) -> None:
+    with graphprobe.observe_pass(gm, name, **options):
+        if change is not None:
+            change(gm)
+
+
+def compiler(change: Callable[[Graph], object]) -> Callable[[Graph, Any], Any]:
+    """What compiles a graph: changes it, and runs it as it is then."""
+
+    def compile_graph(gm: Graph, inputs: Any) -> Any:
+        change(gm)
+        return gm.forward
+
+    return compile_graph
 
 
 @pytest.fixture(autouse=True)
@@ -48,34 +59,28 @@ def passes(run: Run, *names: str) -> list[Event]:
     return [event for event in run.events() if event.kind in ("pass", "failure") and event.name in names]
 
 
-def run_with(compiler: Any, tmp_path: Path, *, joint: Any = None, train: bool = True) -> Run:
-    options: dict[str, Any] = {"fw_compiler": compiler("forward"), "bw_compiler": compiler("backward")}
-    if joint is not None:
-        options["partition_fn"] = joint
+def inference(change: Callable[[Graph], object], tmp_path: Path) -> Run:
     with graphprobe.trace(tmp_path) as folder:
-        x = torch.ones(3, requires_grad=train)
-        out = torch.compile(f, backend=aot_autograd(**options))(x)
-        if train:
-            out.backward()
+        torch.compile(f, backend=aot_autograd(fw_compiler=compiler(change)))(torch.ones(3))
     return Run.open(folder)
 
 
 def test_phases_and_changes(tmp_path: Path) -> None:
-    def compiler(direction: str) -> Any:
-        def compile_graph(gm: Graph, inputs: Any) -> Any:
-            for name, change in (("look", reorder), ("fuse/rope v2", double), ("look again", reorder)):
-                with graphprobe.observe_pass(gm, name, phase=direction, subsystem="mine"):
-                    change(gm)
-            return gm.forward
+    def passes_of(direction: str) -> Any:
+        def change(gm: Graph) -> None:
+            for name, changes in (("look", None), ("fuse/rope v2", double), ("look again", None)):
+                observed(gm, name, changes, phase=direction, subsystem="mine")
 
-        return compile_graph
+        return compiler(change)
 
     def joint(gm: Graph, inputs: Any, **kwargs: Any) -> Any:
-        with graphprobe.observe_pass(gm, "joint_mine", phase="joint"):
-            reorder(gm)
+        observed(gm, "joint_mine", phase="joint")
         return min_cut_rematerialization_partition(gm, inputs, **kwargs)
 
-    run = run_with(compiler, tmp_path, joint=joint)
+    compilers = {"fw_compiler": passes_of("forward"), "bw_compiler": passes_of("backward"), "partition_fn": joint}
+    with graphprobe.trace(tmp_path) as folder:
+        torch.compile(f, backend=aot_autograd(**compilers))(torch.ones(3, requires_grad=True)).backward()
+    run = Run.open(folder)
     for direction in ("forward", "backward"):
         mine = [e for e in passes(run, "look", "fuse/rope v2", "look again") if e.where.direction == direction]
         assert [(e.name, e.changed, e.path is not None) for e in mine] == [
@@ -85,13 +90,10 @@ def test_phases_and_changes(tmp_path: Path) -> None:
         ]
         fused = mine[1]
         assert fused.path == f"model__0/{direction}/001_aot_{direction}_graph_after_fuse_rope_v2.txt"
-        assert fused.subsystem == "mine"
-        assert fused.where.phase == direction
-        assert len(fused.added) == 1
-        assert fused.removed == ()
+        assert (fused.subsystem, fused.where.phase) == ("mine", direction)
+        assert len(fused.added) == 1 and fused.removed == ()
         assert fused.nodes_after == (fused.nodes_before or 0) + 1
-        assert fused.elapsed_ns is not None
-        assert fused.elapsed_ns > 0
+        assert fused.elapsed_ns is not None and fused.elapsed_ns > 0
         pair = run.before_and_after("fuse/rope v2", direction=direction)  # type: ignore[arg-type]
         assert "aten.neg" in run.text(pair.after)
         assert run.text(pair.before).count("aten.neg") == run.text(pair.after).count("aten.neg") - 1
@@ -101,50 +103,30 @@ def test_phases_and_changes(tmp_path: Path) -> None:
     assert run.verify() == []
 
 
-@pytest.mark.parametrize(("phase", "direction"), [(None, "forward"), ("inference", "forward"), ("forward", "forward")])
-def test_phase_that_is_left_out_is_the_graph_being_compiled(phase: str | None, direction: str, tmp_path: Path) -> None:
-    def compiler(_: str) -> Any:
-        def compile_graph(gm: Graph, inputs: Any) -> Any:
-            with graphprobe.observe_pass(gm, "mine", phase=phase):
-                double(gm)
-            return gm.forward
-
-        return compile_graph
-
-    run = run_with(compiler, tmp_path, train=False)
+@pytest.mark.parametrize("phase", [None, "inference", "forward"])
+def test_phase_that_is_left_out_is_the_graph_being_compiled(phase: str | None, tmp_path: Path) -> None:
+    run = inference(lambda gm: observed(gm, "mine", double, phase=phase), tmp_path)
     (event,) = passes(run, "mine")
-    assert event.where.direction == direction
+    assert event.where.direction == "forward"
 
 
 def test_a_backend_without_aot(tmp_path: Path) -> None:
-    def backend(gm: Graph, inputs: Any) -> Any:
-        with graphprobe.observe_pass(gm, "drop_nothing"):
-            reorder(gm)
-        with graphprobe.observe_pass(gm, "tidy", phase="pre_grad"):
-            gm.graph.eliminate_dead_code()
-        return gm.forward
+    def change(gm: Graph) -> None:
+        observed(gm, "drop_nothing")
+        observed(gm, "tidy", lambda gm: gm.graph.eliminate_dead_code(), phase="pre_grad")
 
     with graphprobe.trace(tmp_path) as folder:
-        torch.compile(f, backend=backend)(torch.ones(2))
-    run = Run.open(folder)
-    assert [(e.where.direction, e.changed) for e in passes(run, "drop_nothing", "tidy")] == [
-        ("forward", False),
-        ("pre_grad", False),
-    ]
+        torch.compile(f, backend=compiler(change))(torch.ones(2))
+    events = passes(Run.open(folder), "drop_nothing", "tidy")
+    assert [(e.where.direction, e.changed) for e in events] == [("forward", False), ("pre_grad", False)]
 
 
 def test_a_pass_inside_a_pass(tmp_path: Path) -> None:
-    def compiler(_: str) -> Any:
-        def compile_graph(gm: Graph, inputs: Any) -> Any:
-            with graphprobe.observe_pass(gm, "outer"):
-                double(gm)
-                with graphprobe.observe_pass(gm, "inner"):
-                    double(gm)
-            return gm.forward
+    def change(gm: Graph) -> None:
+        double(gm)
+        observed(gm, "inner", double)
 
-        return compile_graph
-
-    run = run_with(compiler, tmp_path, train=False)
+    run = inference(lambda gm: observed(gm, "outer", change), tmp_path)
     inner, outer = passes(run, "inner", "outer")
     assert (inner.name, outer.name) == ("inner", "outer")
     assert (len(inner.added), len(outer.added)) == (1, 2)
@@ -160,71 +142,45 @@ def test_outside_any_compile_it_does_nothing(collecting: bool, tmp_path: Path, m
         graphprobe.enable(tmp_path / "out")
     gm = torch.fx.symbolic_trace(torch.nn.ReLU())
     before = len(gm.graph.nodes)
-    with graphprobe.observe_pass(gm, "mine", phase="forward"):
-        gm.graph.eliminate_dead_code()
+    observed(gm, "mine", lambda gm: gm.graph.eliminate_dead_code(), phase="forward")
     with pytest.raises(KeyError, match="mine"), graphprobe.observe_pass(gm, "mine"):
         raise KeyError("mine")
     assert len(gm.graph.nodes) == before
     folder = graphprobe.disable()
-    assert (folder is None) != collecting
-    if folder is None:
-        assert list(tmp_path.iterdir()) == []
-    else:
-        assert Run.open(folder).events() == ()
-
-
-def test_no_op_while_nothing_collects_inside_a_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def backend(gm: Graph, inputs: Any) -> Any:
-        with graphprobe.observe_pass(gm, "mine"):
-            reorder(gm)
-        return gm.forward
-
-    torch.compile(f, backend=backend)(torch.ones(2))
-    assert list(tmp_path.iterdir()) == []
+    if collecting:
+        assert folder is not None and Run.open(folder).events() == ()
+        return
+    torch.compile(f, backend=compiler(lambda gm: observed(gm, "mine")))(torch.ones(2))
+    assert folder is None and list(tmp_path.iterdir()) == [], "nor inside one while nothing collects"
 
 
 def test_the_failing_pass_is_named_once_and_the_exception_is_the_same_object(tmp_path: Path) -> None:
     error = ValueError("a rule is missing")
 
-    def compiler(_: str) -> Any:
-        def compile_graph(gm: Graph, inputs: Any) -> Any:
-            with graphprobe.observe_pass(gm, "outer"):
-                with graphprobe.observe_pass(gm, "inner"):
-                    double(gm)
-                    raise error
-            return gm.forward
+    def change(gm: Graph) -> None:
+        double(gm)
+        raise error
 
-        return compile_graph
-
-    with graphprobe.trace(tmp_path) as folder:
-        compiled = torch.compile(f, backend=aot_autograd(fw_compiler=compiler("")))
-        with pytest.raises(Exception, match="a rule is missing") as raised:
-            compiled(torch.ones(2))
+    with pytest.raises(Exception, match="a rule is missing") as raised:
+        inference(lambda gm: observed(gm, "outer", lambda gm: observed(gm, "inner", change)), tmp_path)
     chain = [raised.value, raised.value.__cause__, getattr(raised.value, "inner_exception", None)]
     assert any(one is error for one in chain)
-    run = Run.open(folder)
+    run = Run.open(tmp_path)
     (failure,) = [event for event in run.events() if event.kind == "failure"]
-    assert failure.name == "inner"
-    assert failure.message == "ValueError: a rule is missing"
+    assert (failure.name, failure.message) == ("inner", "ValueError: a rule is missing")
     assert failure.path == "model__0/forward/001_aot_forward_FAILED_inner.txt"
     assert "aten.neg" not in run.text(failure).partition("# The graph before it:")[2]
 
 
 def test_changes_that_nobody_announced_are_counted(tmp_path: Path) -> None:
-    def compiler(direction: str) -> Any:
-        def compile_graph(gm: Graph, example_inputs: Any) -> Any:
-            double(gm)
-            for node in [n for n in gm.graph.nodes if n.target is torch.ops.aten.mul.Tensor]:
-                node.replace_all_uses_with(node.args[0])
-                gm.graph.erase_node(node)
-            gm.recompile()
-            return gm.forward
+    def change(gm: Graph) -> None:
+        double(gm)
+        for node in [n for n in gm.graph.nodes if n.target is torch.ops.aten.mul.Tensor]:
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+        gm.recompile()
 
-        return compile_graph
-
-    run = run_with(compiler, tmp_path, train=False)
+    run = inference(change, tmp_path)
     (event,) = passes(run, "unobserved_changes")
     assert (event.added, event.removed) == (("neg_default",), ("mul",))
     assert (event.nodes_before, event.nodes_after) == (6, 6)

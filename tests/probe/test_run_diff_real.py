@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import graphprobe
-from graphprobe.report.run_diff import RunDiff, diff_runs
-from graphprobe.store.reader import Run
+from graphprobe.report import RunDiff, diff_runs
+from graphprobe.store import Run
 
 
 def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The tree of a real training step: graph break, recompile, late backwards."""
+"""The tree of a training step: graph break, recompile, late backwards."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ from typing import Any
 
 import pytest
 
-from graphprobe.store.reader import Run
+from graphprobe.store import Run
 
-PROGRAM = Path(__file__).parent / "programs" / "gpt2_late_backward.py"
-
-
-@pytest.fixture(scope="module")
-def plain(run_warm: Callable[..., Any]) -> str:
-    done = run_warm(str(PROGRAM))
-    assert done.code == 0, done.err
-    return str(done.out)
+PROGRAM = Path(__file__).parent / "programs" / "late_backward.py"
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +30,13 @@ def facts(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.mark.heavy
-def test_program_prints_the_same_as_without(plain: str, collected: tuple[Run, Any]) -> None:
-    assert plain.startswith("RESULT [")
-    assert collected[1].out == plain
+def test_program_prints_the_same_as_without(run_warm: Callable[..., Any], collected: tuple[Run, Any]) -> None:
+    plain = run_warm(str(PROGRAM))
+    assert plain.code == 0 and plain.out.startswith("RESULT ["), plain.err
+    assert collected[1].out == plain.out
 
 
+@pytest.mark.slow
 def test_manifest_says_how_it_ended(collected: tuple[Run, Any]) -> None:
     manifest = collected[0].manifest
     assert manifest.state == "finished"
@@ -52,23 +47,16 @@ def test_manifest_says_how_it_ended(collected: tuple[Run, Any]) -> None:
     assert manifest.settings["save_inputs"].source == "argument"
 
 
-def test_each_part_of_the_function_and_each_shape_is_a_model(collected: tuple[Run, Any]) -> None:
+@pytest.mark.slow
+def test_each_part_of_the_function_and_each_shape_is_a_model_with_its_reason(collected: tuple[Run, Any]) -> None:
     found = facts(collected[0])
     assert [f["compile_id"] for f in found] == ["0/0", "1/0", "0/1", "1/1"]
-    assert [f["function"] for f in found] == [
-        "Classifier",
-        "torch_dynamo_resume_in_Classifier_at_23",
-        "Classifier",
-        "torch_dynamo_resume_in_Classifier_at_23",
-    ]
-
-
-def test_reasons(collected: tuple[Run, Any]) -> None:
-    first, rest, again, rest_again = facts(collected[0])
+    assert [f["function"] for f in found] == 2 * ["Classifier", "torch_dynamo_resume_in_Classifier_at_16"]
+    first, rest, again, rest_again = found
     assert first["reason"] == "first compile of this function"
     assert first["recompile_reason"] is None
     assert "graph_break()" in first["graph_break"]["reason"]
-    assert first["graph_break"]["user_stack"][-1].endswith("gpt2_late_backward.py:23 in forward")
+    assert first["graph_break"]["user_stack"][-1].endswith("late_backward.py:16 in forward")
     assert rest["reason"] == "continuation behind a graph break"
     assert rest["graph_break"] is None
     assert "size mismatch at index 1. expected 16, actual 24" in again["recompile_reason"]
@@ -78,6 +66,7 @@ def test_reasons(collected: tuple[Run, Any]) -> None:
     assert first["timings_ms"]["entire_frame"] > first["timings_ms"]["code_generation"] > 0
 
 
+@pytest.mark.slow
 def test_each_late_backward_lies_under_its_own_model(collected: tuple[Run, Any]) -> None:
     run = collected[0]
     for model in run.models():
@@ -92,6 +81,7 @@ def test_each_late_backward_lies_under_its_own_model(collected: tuple[Run, Any])
     assert compiled == [3, 2, 1, 0]
 
 
+@pytest.mark.slow
 def test_numbers_have_no_gap_in_any_direction(collected: tuple[Run, Any]) -> None:
     run = collected[0]
     folders = [p for p in run.tool_dir.glob("model__*/*") if p.is_dir()]
@@ -102,6 +92,7 @@ def test_numbers_have_no_gap_in_any_direction(collected: tuple[Run, Any]) -> Non
         assert numbers == list(range(len(numbers))), folder
 
 
+@pytest.mark.slow
 def test_only_changed_passes_are_written_and_all_are_listed(collected: tuple[Run, Any]) -> None:
     run = collected[0]
     passes = [e for e in run.events() if e.kind == "pass"]
@@ -114,6 +105,7 @@ def test_only_changed_passes_are_written_and_all_are_listed(collected: tuple[Run
     assert {"remove_noop_ops", "reinplace_inplaceable_ops", "view_to_reshape"} <= names
 
 
+@pytest.mark.slow
 def test_every_file_is_in_the_events_and_as_it_was_written(collected: tuple[Run, Any]) -> None:
     run = collected[0]
     listed = {e.path for e in run.events() if e.path is not None}
@@ -126,22 +118,21 @@ def test_every_file_is_in_the_events_and_as_it_was_written(collected: tuple[Run,
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("everything", [False, True])
-def test_every_script_reproduces_the_outputs_in_a_fresh_process(
-    collected: tuple[Run, Any], run_python: Callable[..., Any], everything: bool
+def test_every_script_reproduces_the_outputs_in_another_process(
+    collected: tuple[Run, Any], run_warm: Callable[..., Any]
 ) -> None:
     run = collected[0]
     scripts = sorted(run.tool_dir.glob("model__*/*/*.py"))
     assert len(scripts) == 4 * 2 * 3
-    # The recompiles' scripts differ in shapes alone; each takes a fresh process that imports torch and lowers a graph.
-    for script in scripts if everything else [s for s in scripts if s.parts[-3] in ("model__0", "model__1")]:
-        done = run_python("-I", str(script), cwd=run.tool_dir)
+    for script in scripts:
+        done = run_warm(str(script), cwd=run.tool_dir, env={"PYTHONPATH": ""})
         assert done.code == 0, f"{script}\n{done.out}\n{done.err}"
         assert re.search(r"^EQUAL: all \d+ outputs$", done.out, re.M), done.out
 
 
+@pytest.mark.slow
 def test_a_changed_input_makes_the_script_say_so(
-    collected: tuple[Run, Any], run_python: Callable[..., Any], tmp_path: Path
+    collected: tuple[Run, Any], run_warm: Callable[..., Any], tmp_path: Path
 ) -> None:
     """The check can fail: one bit of one input flipped."""
     folder = collected[0].tool_dir / "model__1" / "forward"
@@ -153,42 +144,37 @@ def test_a_changed_input_makes_the_script_say_so(
     begin = next(v["data_offsets"][0] for k, v in header.items() if k not in ("__metadata__",) and "rng" not in k)
     data[start + begin + 2] ^= 0x40
     (tmp_path / "inputs.safetensors").write_bytes(bytes(data))
-    done = run_python("-I", str(tmp_path / "output_code.py"))
+    done = run_warm(str(tmp_path / "output_code.py"), env={"PYTHONPATH": ""})
     assert done.code == 1, done.out + done.err
     assert "DIFFERENT" in done.out
 
 
+@pytest.mark.slow
 def test_every_launch_leads_back_to_a_source_line(collected: tuple[Run, Any]) -> None:
     run = collected[0]
     for model in run.models():
         for direction in ("forward", "backward"):
             trace = json.loads(run.text(run.find(f"model__{model.number}/{direction}/ops")))
             launches = [e for e in trace["traceEvents"] if e["ph"] == "X"]
-            assert [e["args"]["index"] for e in launches] == list(range(trace["otherData"]["launches"]))
             assert launches
-            for launch in launches:
-                assert launch["args"]["scheduler_nodes"], launch
+            assert [e["args"]["index"] for e in launches] == list(range(trace["otherData"]["launches"]))
             sources = [s for e in launches for s in e["args"]["sources"]]
             if model.number in (0, 2):
-                assert any("modeling_gpt2.py" in s for s in sources)
+                assert any("late_backward.py" in s for s in sources)
             code = run.text(run.find(f"model__{model.number}/{direction}/code")).splitlines()
             for launch in launches:
+                assert launch["args"]["scheduler_nodes"], launch
                 assert launch["name"].split(".")[-1] in code[launch["args"]["output_code_line"] - 1]
 
 
-@pytest.fixture(scope="module")
-def as_onnx(run_warm: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    out = tmp_path_factory.mktemp("onnx")
-    done = run_warm("-m", "graphprobe", "run", "-q", "--out", str(out), "--graph-dump", "pbtxt", str(PROGRAM))
-    assert done.code == 0, done.err
-    return Run.open(out)
-
-
 @pytest.mark.heavy
-def test_pbtxt_parses_and_passes_the_checks_of_onnx(as_onnx: Run) -> None:
+def test_pbtxt_parses_and_passes_the_checks_of_onnx(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     import onnx
     from google.protobuf import text_format
 
+    done = run_warm("-m", "graphprobe", "run", "-q", "--out", str(tmp_path), "--graph-dump", "pbtxt", str(PROGRAM))
+    assert done.code == 0, done.err
+    as_onnx = Run.open(tmp_path)
     files = sorted(as_onnx.tool_dir.glob("model__*/*/*.pbtxt"))
     assert len(files) == 4 * 2 * 2
     for file in files:
@@ -201,6 +187,7 @@ def test_pbtxt_parses_and_passes_the_checks_of_onnx(as_onnx: Run) -> None:
         assert "aten" in domains and domains <= {"aten", "inductor", "prims"}, domains
 
 
+@pytest.mark.slow
 def test_logs(collected: tuple[Run, Any]) -> None:
     run = collected[0]
     ours = (run.tool_dir / "debug.log").read_text()

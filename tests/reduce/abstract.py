@@ -8,7 +8,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator
 
-from graphprobe.reduce.outcome import Answer, OracleVerdict
+from graphprobe.reduce import Answer, OracleVerdict
 from graphprobe.reduce.space import Unit
 
 FAILS = Answer(OracleVerdict.FAILS, "boom")
@@ -90,6 +90,11 @@ class Rule:
     @property
     def calls(self) -> int:
         return len(self.asked)
+
+
+def rebase(space: Numbers) -> Callable[[Case], Numbers]:
+    """Makes the space of what is left of a case of this space."""
+    return lambda case: Numbers(tuple(sorted(case.keep)), case.value, space.buildable)
 
 
 def closure(culprits: Iterable[int], needs: Iterable[tuple[int, int]]) -> frozenset[int]:

@@ -82,6 +82,15 @@ class Opened:
             "id => [...document.querySelectorAll(`#${id} .view`)].every(view => view.dataset.done)", arg=section
         )
 
+    def drawn(self) -> None:
+        """Wait until every view is drawn."""
+        self.page.wait_for_function("[...document.querySelectorAll('.view')].every(view => view.dataset.done)")
+
+    def has_no_faults(self) -> bool:
+        """Whether axe-core finds nothing in the page with all of its views."""
+        draw_everything(self.page)
+        return axe_faults(self.page) == []
+
     def faults(self) -> list[str]:
         """Everything that should not have happened."""
         return [*(f"console: {text}" for text in self.errors), *(f"request: {url}" for url in self.requests)]
@@ -106,3 +115,53 @@ def draw_everything(page: Page) -> None:
 
 OpenReport = Callable[..., Opened]
 """`open_report(file, dark=False, width=1280, height=900)`, the fixture of `conftest.py`."""
+
+
+class Grid:
+    """The table of an opened page, as a person meets it."""
+
+    def __init__(self, opened: Opened, section: str) -> None:
+        self.page = opened.page
+        self.of = f"#{section}"
+        self.page.evaluate("id => document.querySelector(id).scrollIntoView()", self.of)
+        self.page.wait_for_selector(f"{self.of} .view[data-interactive]")
+        self.grid = self.page.locator(f"{self.of} [role=grid]")
+
+    def column(self, name: str) -> list[str]:
+        """The texts of a column in the rows that are drawn, from the top."""
+        return self.page.evaluate(
+            """([of, name]) => {
+                const heads = [...document.querySelectorAll(`${of} [role=columnheader]`)];
+                const at = heads.findIndex((head) => head.querySelector(".name").textContent === name);
+                return [...document.querySelectorAll(`${of} .body .row:not([hidden])`)]
+                    .sort((a, b) => a.ariaRowIndex - b.ariaRowIndex).map((row) => row.children[at].textContent);
+            }""",
+            [self.of, name],
+        )
+
+    @property
+    def count(self) -> str:
+        return self.page.locator(f"{self.of} output").inner_text()
+
+    def search(self, text: str) -> str:
+        """Types into the search box, and waits for what it says then."""
+        before = self.count
+        self.page.locator(f"{self.of} input[type=search]").fill(text)
+        self.page.wait_for_function(
+            "([of, text]) => document.querySelector(`${of} output`).textContent !== text", arg=[self.of, before]
+        )
+        return self.count
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+        self.page.wait_for_timeout(60)
+
+    @property
+    def active(self) -> str:
+        """The text of the cell that a screen reader is on."""
+        return self.page.evaluate(
+            "of => document.getElementById(document.querySelector(of + ' [role=grid]')"
+            ".getAttribute('aria-activedescendant'))?.textContent ?? ''",
+            self.of,
+        )

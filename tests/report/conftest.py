@@ -68,3 +68,10 @@ def open_report(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Op
     for one in opened:
         one.page.context.close()
     assert faults == []
+
+
+@pytest.fixture
+def beside_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, in which the program lies."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

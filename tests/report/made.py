@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +29,9 @@ def page(file: Path, report: Report) -> Path:
     with file.open("w", encoding="utf-8") as out:
         write_page(report, out)
     return file
+
+
+def body_of(data: Any) -> dict[str, Any]:
+    """What is in a table, packed or not."""
+    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(data["packed"]))) if "packed" in data else data
+    return found

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from graphprobe.findings import Diagnosis, Finding, LargestZ, Rung, Worst
-from graphprobe.records import Manifest, Where
+from graphprobe.records import Where
 from graphprobe.report.graph_diff import GraphDiff, diff_sides, side_of_text
-from graphprobe.store import layout
-from graphprobe.store.step_file import StepLine, encode_step
-from graphprobe.store.writer import RunWriter, WrittenFile
+from graphprobe.store import StepLine, WrittenFile, encode_step, layout
+from store.dump_helpers import new_run
 
 MODEL = '''"""A model."""
 
@@ -90,21 +89,10 @@ WORST = Worst(
 def finding(folder: Path, file: Path, **changes: Any) -> Finding:
     """A wrong kernel, and the dossier that proves it."""
     proof = folder / "proofs" / "codegen-aten.relu.default"
-    fields: dict[str, Any] = {
-        "kind": "wrong_value",
-        "stage": "codegen",
-        "op": "aten.relu.default",
-        "node": "relu",
-        "kernel": "cpp_fused_relu_0",
-        "source": f"{file}:{LINE}",
-        "module": "blocks.0.mlp",
-        "local_z": 8.4e37,
-        "accumulated_z": float("inf"),
-        "dossier": str(proof),
-        "proof": "piece",
-        "reason": "rms of z is 3.72e+37, the limit 4",
-        "worst": WORST,
-    }
+    fields: dict[str, Any] = {"kind": "wrong_value", "stage": "codegen", "op": "aten.relu.default", "node": "relu"}
+    fields |= {"kernel": "cpp_fused_relu_0", "source": f"{file}:{LINE}", "module": "blocks.0.mlp"}
+    fields |= {"local_z": 8.4e37, "accumulated_z": float("inf"), "reason": "rms of z is 3.72e+37, the limit 4"}
+    fields |= {"dossier": str(proof), "proof": "piece", "worst": WORST}
     made = Finding(**(fields | ({"proof": None} if changes.get("dossier", "") is None else {}) | changes))
     if made.dossier is not None and not proof.exists():
         proof.mkdir(parents=True)
@@ -165,33 +153,15 @@ class MadeRun:
     def __init__(self, folder: Path) -> None:
         self.file = source(folder)
         self.started_ns = time.time_ns() - 10**10
-        manifest = Manifest(
-            graphprobe="0.1",
-            torch="2.13.0",
-            python="3.11",
-            platform="linux",
-            argv=["bin/graphprobe", "run", "model.py"],
-            cwd=str(folder),
-            pid=os.getpid(),
-            parent_pid=1,
-            started_ns=self.started_ns,
-            taps={"graph_breaks": "on", "recompiles": "on"},
-            models=1,
-        )
-        self.writer = RunWriter.create(folder / "runs", manifest=manifest, rank=None, max_bytes=None)
+        facts = {"argv": ["bin/graphprobe", "run", "model.py"], "cwd": str(folder), "started_ns": self.started_ns}
+        taps = {"graph_breaks": "on", "recompiles": "on"}
+        self.writer = new_run(folder / "runs", **facts, taps=taps, models=1)
         self._model()
         self._forward()
 
     def _model(self) -> None:
-        facts = {
-            "function": "forward",
-            "file": str(self.file),
-            "line": 13,
-            "reason": "first compile of this function",
-            "ops": 3,
-            "guards": [{}, {}],
-            "timings_ms": {"entire_frame": 3727.9},
-        }
+        facts = {"function": "forward", "file": str(self.file), "line": 13, "ops": 3, "guards": [{}, {}]}
+        facts |= {"reason": "first compile of this function", "timings_ms": {"entire_frame": 3727.9}}
         file = self.writer.write_text(layout.compile_file(0), json.dumps(facts))
         self.writer.event(where=Where(model=0, compile_id="0/0"), kind="compile", name="compile", file=file)
 
@@ -245,27 +215,14 @@ class MadeRun:
     def add_losses(self) -> None:
         """A graph break and a recompilation."""
         frame = {"file": str(self.file), "line": BREAK_LINE, "function": "forward", "source": 'print("mean", …)'}
-        fact = {
-            "fact": "break",
-            "reason": "Unsupported Tensor.item() call with capture_scalar_outputs=False",
-            "gb_type": "Unsupported Tensor.item() call with capture_scalar_outputs=False",
-            "stack": [frame],
-            "compile_id": "0/0",
-            "function": "forward",
-            "file": str(self.file),
-            "first_line": 13,
-        }
+        reason = "Unsupported Tensor.item() call with capture_scalar_outputs=False"
+        fact = {"fact": "break", "reason": reason, "gb_type": reason, "stack": [frame], "compile_id": "0/0"}
+        fact |= {"function": "forward", "file": str(self.file), "first_line": 13}
         self.writer.append_text(layout.BREAKS, json.dumps(fact) + "\n")
-        again = {
-            "function": "forward",
-            "file": str(self.file),
-            "line": 13,
-            "guards": [{"entry": "0/0", "text": "tensor 'x' size mismatch at index 0. expected 4, actual 6"}],
-            "compile_id": "0/1",
-            "caller": {"file": str(self.file), "line": LINE, "function": "<module>"},
-            "versions": 1,
-            "limit": 8,
-        }
+        guard = {"entry": "0/0", "text": "tensor 'x' size mismatch at index 0. expected 4, actual 6"}
+        again = {"function": "forward", "file": str(self.file), "line": 13, "guards": [guard], "compile_id": "0/1"}
+        caller = {"file": str(self.file), "line": LINE, "function": "<module>"}
+        again |= {"caller": caller, "versions": 1, "limit": 8}
         file = self.writer.write_text(layout.RECOMPILES, json.dumps(again) + "\n")
         self.writer.event(where=Where(), kind="log", name="recompiles", file=file)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -94,6 +95,32 @@ def test_the_taking_apart_of_nested_inputs_is_no_computation() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "domain", "name", "reads"),
+    [
+        ("torch.ops.aten.add.Tensor(a, 1)", "aten", "add", ("a",)),
+        ("torch.ops.aten.cat.default([b, a, b], 1)", "aten", "cat", ("b", "a", "b")),
+        ("torch._C._nn.linear(a, b)", "torch", "linear", ("a", "b")),
+        ("self.L__self___fc(a)", "module", "L__self___fc", ("a",)),
+        ("a.view(2, other)", "torch.Tensor", "view", ("a",)),
+        ("a[(slice(None, b, None), 0)]", "operator", "getitem", ("a", "b")),
+        ("a @ b", "operator", "matmul", ("a", "b")),
+        ("-a", "operator", "neg", ("a",)),
+        ("a != 2", "operator", "ne", ("a",)),
+        ("a.shape", "python", "getattr", ("a",)),
+        ("operator.iadd(a, 2)", "operator", "iadd", ("a",)),
+        ("3.5", "graphprobe", "expression", ()),
+        ("odd a b", "graphprobe", "expression", ("a", "b")),
+    ],
+)
+def test_expressions_are_taken_apart(text: str, domain: str, name: str, reads: tuple[str, ...]) -> None:
+    head = "class G(torch.nn.Module):\n    def forward(self, a, b):\n        "
+    (graph,) = parse_graphs(f"{head}n = {text}\n        return ({text},)\n").graphs
+    node, output = graph.nodes[2:]
+    assert (node.operator.domain, node.operator.name, node.reads) == (domain, name, reads)
+    assert node.expression() == text and (output.op, output.reads) == ("output", reads)
+
+
 def test_equal_graphs_differ_in_nothing() -> None:
     assert not diff_texts(BASE, BASE).different
     assert one(diff_texts(BASE, BASE)).unchanged == 6
@@ -102,70 +129,73 @@ def test_equal_graphs_differ_in_nothing() -> None:
     assert not diff_texts(BASE, plain).different
 
 
-def test_removed_added_and_changed_nodes() -> None:
-    after = BASE.replace(RELU, "").replace("Tensor(relu, 2);  relu", "Tensor(mm, 2);  mm")
-    after = after.replace("return (mul,)", "neg = torch.ops.aten.neg.default(mul)\n        return (mul, neg)")
-    diff = one(diff_texts(BASE, after))
-    assert names(diff.removed) == ["relu"]
-    assert diff.removed[0].source.startswith("File: x.py:12")
-    assert names(diff.added) == ["neg"]
-    assert diff.added[0].source.startswith("File: x.py:13")
-    assert pairs(diff.changed) == [("mul", "mul"), ("output", "output")]
-    assert (diff.renamed, diff.moved, diff.unchanged) == ((), (), 3)
+def body(*lines: str) -> str:
+    return HEAD + textwrap.indent("\n".join(lines) + "\n", " " * 8)
 
 
-def test_another_type_is_a_change() -> None:
-    after = BASE.replace('relu: "f32[2, 4][4, 1]cpu"', 'relu: "f16[2, 4][4, 1]cpu"')
-    diff = one(diff_texts(BASE, after))
-    assert pairs(diff.changed) == [("relu", "relu")]
-    assert diff.unchanged == 5
+WITHOUT_RELU = (
+    BASE.replace(RELU, "")
+    .replace("Tensor(relu, 2);  relu", "Tensor(mm, 2);  mm")
+    .replace("return (mul,)", "neg = torch.ops.aten.neg.default(mul)\n        return (mul, neg)")
+)
+RENAMED = BASE.replace("mm:", "mm_7:").replace("(mm)", "(mm_7)").replace("relu:", "r:").replace("(relu,", "(r,")
+IN_STRINGS = body("p = f(a)", "s = g(p, mode='p', op=torch.p)", "return s")
+SUBTRACTED = body("p = f(a)", "q = g(a)", "s = sub(p, q)", "return s")
+CALLS = [f"n{i} = f{i}(a)" for i in range(6)]
+DIFFS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "removed, added, changed": (
+        BASE,
+        WITHOUT_RELU,
+        {"removed": ["relu"], "added": ["neg"], "changed": [("mul", "mul"), ("output", "output")], "unchanged": 3},
+    ),
+    "another type": (
+        BASE,
+        BASE.replace('relu: "f32[2, 4][4, 1]cpu"', 'relu: "f16[2, 4][4, 1]cpu"'),
+        {"changed": [("relu", "relu")], "unchanged": 5},
+    ),
+    "renames are followed downstream": (BASE, RENAMED, {"renamed": [("mm", "mm_7"), ("relu", "r")], "unchanged": 4}),
+    "renumbered after a removal": (
+        body("mul = f(a)", "mul_1 = f(b)", "mul_2 = g(mul_1)", "mul_3 = h(mul_2)", "return mul_3"),
+        body("mul = f(b)", "mul_1 = g(mul)", "mul_2 = h(mul_1)", "return mul_2"),
+        {"renamed": [("mul_1", "mul"), ("mul_2", "mul_1"), ("mul_3", "mul_2")], "removed": ["mul"], "unchanged": 3},
+    ),
+    "swapped arguments": (
+        SUBTRACTED,
+        body("p = f(a)", "q = g(a)", "s = sub(q, p)", "return s"),
+        {"changed": [("s", "s")], "unchanged": 5},
+    ),
+    "swapped names": (
+        SUBTRACTED,
+        body("q = f(a)", "p = g(a)", "s = sub(q, p)", "return s"),
+        {"renamed": [("p", "q"), ("q", "p")], "unchanged": 4},
+    ),
+    "names in strings and operators are no nodes": (
+        IN_STRINGS,
+        IN_STRINGS.replace("p = f(a)", "r = f(a)").replace("g(p,", "g(r,"),
+        {"renamed": [("p", "r")], "unchanged": 4},
+    ),
+    "another order is told as few moves": (
+        body(*CALLS, "return n5"),
+        body(CALLS[4], *CALLS[:4], CALLS[5], "return n5"),
+        {"moved": [("n4", "n4")], "unchanged": 9},
+    ),
+}
 
 
-def test_renames_are_followed_downstream() -> None:
-    after = BASE.replace("mm:", "mm_7:").replace("(mm)", "(mm_7)").replace("relu:", "r:").replace("(relu,", "(r,")
-    diff = one(diff_texts(BASE, after))
-    assert pairs(diff.renamed) == [("mm", "mm_7"), ("relu", "r")]
-    assert (diff.removed, diff.added, diff.changed) == ((), (), ())
+@pytest.mark.parametrize("name", DIFFS)
+def test_what_differs_between_two_graphs(name: str) -> None:
+    before, after, expected = DIFFS[name]
+    diff = one(diff_texts(before, after))
+    found: dict[str, Any] = {kind: names(getattr(diff, kind)) for kind in ("removed", "added")}
+    found |= {kind: sorted(pairs(getattr(diff, kind))) for kind in ("changed", "renamed", "moved")}
+    assert {kind: nodes for kind, nodes in found.items() if nodes} | {"unchanged": diff.unchanged} == expected
     assert diff.different
 
 
-def test_renumbering_after_a_removal_is_no_change() -> None:
-    before = HEAD + textwrap.indent(
-        "mul = f(a)\nmul_1 = f(b)\nmul_2 = g(mul_1)\nmul_3 = h(mul_2)\nreturn mul_3\n", " " * 8
-    )
-    after = HEAD + textwrap.indent("mul = f(b)\nmul_1 = g(mul)\nmul_2 = h(mul_1)\nreturn mul_2\n", " " * 8)
-    diff = one(diff_texts(before, after))
-    assert pairs(diff.renamed) == [("mul_1", "mul"), ("mul_2", "mul_1"), ("mul_3", "mul_2")]
-    assert names(diff.removed) == ["mul"]
-    assert (diff.added, diff.changed) == ((), ())
-
-
-def test_swapped_names_are_not_taken_for_equal() -> None:
-    before = HEAD + "        p = f(a)\n        q = g(a)\n        s = sub(p, q)\n        return s\n"
-    after = HEAD + "        p = f(a)\n        q = g(a)\n        s = sub(q, p)\n        return s\n"
-    assert pairs(one(diff_texts(before, after)).changed) == [("s", "s")]
-    # The names swap places too: the same computation under other names.
-    after = HEAD + "        q = f(a)\n        p = g(a)\n        s = sub(q, p)\n        return s\n"
-    diff = one(diff_texts(before, after))
-    assert sorted(pairs(diff.renamed)) == [("p", "q"), ("q", "p")]
-    assert diff.changed == ()
-
-
-def test_names_inside_strings_and_operators_are_not_nodes() -> None:
-    before = HEAD + "        p = f(a)\n        s = g(p, mode='p', op=torch.p)\n        return s\n"
-    after = before.replace("p = f(a)", "r = f(a)").replace("g(p,", "g(r,")
-    diff = one(diff_texts(before, after))
-    assert pairs(diff.renamed) == [("p", "r")]
-    assert diff.unchanged == 4
-
-
-def test_another_order_is_told_as_few_moves() -> None:
-    lines = [f"        n{i} = f{i}(a)\n" for i in range(6)]
-    before = HEAD + "".join(lines) + "        return n5\n"
-    after = HEAD + "".join([lines[4], *lines[:4], lines[5]]) + "        return n5\n"
-    diff = one(diff_texts(before, after))
-    assert pairs(diff.moved) == [("n4", "n4")]
-    assert diff.unchanged == 9
+def test_removed_and_added_nodes_have_their_sources() -> None:
+    diff = one(diff_texts(BASE, WITHOUT_RELU))
+    assert diff.removed[0].source.startswith("File: x.py:12")
+    assert diff.added[0].source.startswith("File: x.py:13")
 
 
 def test_nested_graphs_are_compared_by_path() -> None:
@@ -216,12 +246,8 @@ def test_every_node_is_told_exactly_once(before: str, after: str) -> None:
 
 @given(graphs())
 def test_new_names_alone_are_only_renames(text: str) -> None:
-    diff = one(
-        diff_texts(
-            text,
-            text.replace("n", "m").replace("returm", "return").replace(".mm.", ".nn.").replace("torch.mm", "torch.nn"),
-        )
-    )
+    renamed = text.replace("n", "m").replace("returm", "return").replace(".mm.", ".nn.").replace("torch.mm", "torch.nn")
+    diff = one(diff_texts(text, renamed))
     assert (diff.removed, diff.added, diff.changed) == ((), (), ())
 
 

@@ -15,8 +15,7 @@ from cli.test_reading import record
 from conftest import ROOT
 from graphprobe.findings import Diagnosis, Finding
 from graphprobe.report.notebook import html_of, text_of
-from graphprobe.store import layout
-from graphprobe.store.reader import Run
+from graphprobe.store import Run, layout
 from report import samples
 
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"

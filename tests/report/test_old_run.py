@@ -12,7 +12,7 @@ from google.protobuf import text_format
 
 from graphprobe.cli.main import main
 from graphprobe.records import SCHEMA_VERSION
-from graphprobe.store.reader import Run
+from graphprobe.store import Run
 
 OLD = Path(__file__).parent.parent / "data" / "run_of_0_1"
 

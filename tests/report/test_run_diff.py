@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,18 +11,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from graphprobe.cli.main import main
-from graphprobe.records import CompilerSettings, Manifest, Where
+from graphprobe.records import CompilerSettings, Where
 from graphprobe.report.run_diff import diff_runs, verdict
 from graphprobe.report.stage_text import plain_text
-from graphprobe.store import layout
-from graphprobe.store.reader import Run
-from graphprobe.store.writer import RunWriter
+from graphprobe.store import Run, layout
+from store.dump_helpers import new_run
 
 GRAPH = (
     'class G(torch.nn.Module):\n    def forward(self, a: "f32[2]"):\n        # File: {file}:3 in f, code: y = a + 1\n'
 )
 START = GRAPH + '        add: "f32[2]" = f(a)\n        return add\n'
 FUSED = GRAPH + '        fused: "f32[2]" = g(a)\n        return fused\n'
+OTHER = FUSED.replace("g(a)", "h(a)")
 CODE = "# AOT ID: ['0_forward']\n# kernel path: /tmp/torchinductor_{user}/ab/c{hash}.py\nadd(a, {number})\n"
 EPILOGUE = "torch._inductor.config.epilogue_fusion"
 
@@ -42,11 +40,7 @@ def record(
     torch: str = "2.13.0",
 ) -> Run:
     """A run of one compile; `fused`: the graph after a pass, None where the pass did not run."""
-    manifest = Manifest(
-        graphprobe="0.2", torch=torch, python="3.11", platform="linux", argv=["x.py"], cwd="/", pid=os.getpid(),
-        parent_pid=1, started_ns=time.time_ns(),
-    )  # fmt: skip
-    writer = RunWriter.create(root, manifest=manifest, rank=None, max_bytes=None)
+    writer = new_run(root, torch=torch)
     known = {EPILOGUE: "True"} if settings is None else settings
     document = CompilerSettings(torch=torch, settings=dict(known))
     writer.write_bytes(layout.COMPILER_SETTINGS, msgspec.json.encode(document))
@@ -92,11 +86,7 @@ def test_same_program_in_another_folder_of_another_user_is_the_same(tmp_path: Pa
         ({"number": 2}, "forward/code", "the generated code differs"),
         ({"fused": None}, "forward/after:fuse", "the pass runs in A only, and changes the graph"),
         ({"fused": START}, "forward/after:fuse", "the graph differs after the pass"),
-        (
-            {"fused": FUSED.replace("g(a)", "h(a)"), "number": 7},
-            "forward/after:fuse",
-            "the graph differs after the pass",
-        ),
+        ({"fused": OTHER, "number": 7}, "forward/after:fuse", "the graph differs after the pass"),
         ({"function": "another"}, "model__0", "only A compiles it"),
     ],
     ids=["code", "pass left out", "pass did nothing", "pass before code", "another program"],
@@ -112,7 +102,7 @@ def test_first_stage_is_named(tmp_path: Path, other: dict[str, str], stage: str,
 
 
 def test_next_command_shows_the_stage_node_by_node(tmp_path: Path) -> None:
-    a, b = record(tmp_path / "a"), record(tmp_path / "b", fused=FUSED.replace("g(a)", "h(a)"))
+    a, b = record(tmp_path / "a"), record(tmp_path / "b", fused=OTHER)
     command = invoke("diff", a.run_dir, b.run_dir).output.rpartition("next:")[2].split()
     assert command[1:] == ["diff", str(a.run_dir), str(b.run_dir), "--at", "model__0/forward/after:fuse"]
     shown = invoke(*command[1:])
@@ -156,9 +146,8 @@ def test_damaged_run_is_never_the_same(tmp_path: Path, name: str, damage: Callab
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     a = record(tmp_path / "a")
-    for other in (tmp_path / "missing", tmp_path):
-        result = invoke("diff", a.run_dir, other) if other.name == "missing" else invoke("diff", other / "x", a.run_dir)
-        assert result.exit_code == 2
+    assert invoke("diff", a.run_dir, tmp_path / "missing").exit_code == 2
+    assert invoke("diff", tmp_path / "x", a.run_dir).exit_code == 2
     assert "--at goes with two runs" in invoke("diff", a.run_dir, "--at", "forward/code").output
     assert invoke("diff", a.run_dir, a.run_dir, "--at", "nowhere").exit_code == 2
     assert "exclude each other" in invoke("diff", a.run_dir, "--at", "x", "--pass", "fuse").output

@@ -2,44 +2,24 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
 
-from graphprobe.records import Manifest, Where
+from graphprobe.records import Where
 from graphprobe.report.terminal import json_from_run, print_diff, print_lines, print_run
-from graphprobe.store import layout
-from graphprobe.store.reader import Run
-from graphprobe.store.writer import RunWriter
+from graphprobe.store import Run, RunWriter, layout
 from report.samples import diff_texts
+from store.dump_helpers import new_run
 
 FORWARD = Where(model=0, compile_id="0/1", direction="forward")
 
 
 @pytest.fixture
 def writer(tmp_path: Path) -> RunWriter:
-    manifest = Manifest(
-        graphprobe="0.1",
-        torch="2.13.0",
-        python="3.11",
-        platform="linux",
-        argv=["train.py", "--name", "a b"],
-        cwd="/",
-        pid=os.getpid(),
-        parent_pid=1,
-        started_ns=time.time_ns(),
-    )
-    writer = RunWriter.create(tmp_path, manifest=manifest, rank=None, max_bytes=None)
-    facts = {
-        "function": "forward",
-        "file": "x.py",
-        "line": 12,
-        "reason": "first call",
-        "recompile_reason": "shape [3] of x",
-        "graph_break": None,
-    }
+    writer = new_run(tmp_path, argv=["train.py", "--name", "a b"])
+    facts = {"function": "forward", "file": "x.py", "line": 12, "reason": "first call", "graph_break": None}
+    facts |= {"recompile_reason": "shape [3] of x"}
     file = writer.write_text(layout.compile_file(0), json.dumps(facts))
     writer.event(where=Where(model=0), kind="compile", name="compile", file=file)
     file = writer.write_text(layout.graph_file(0, "forward", number=0), "x" * 2048)
@@ -77,10 +57,7 @@ def test_the_tree_says_what_ran_why_and_what_came_of_it(writer: RunWriter) -> No
         "1 passes changed nothing",
     ):
         assert part in text, text
-    assert "graph break" not in text
-    assert "first call" not in text
-    assert "idle" not in text
-    assert "\x1b" not in text
+    assert not any(part in text for part in ("graph break", "first call", "idle", "\x1b"))
 
 
 def test_a_recompilation_is_told_by_the_guards_that_failed(writer: RunWriter) -> None:
@@ -92,22 +69,16 @@ def test_a_recompilation_is_told_by_the_guards_that_failed(writer: RunWriter) ->
     lines += [f"    - {number}/0: {guard}" for number, guard in enumerate(guards)]
     lines += ["User stack trace:", '  File "/home/me/x.py", line 3, in forward', "    if self.training:"]
     facts = {"compile_id": "0/1", "recompile_reason": "\n".join(lines)}
-    writer.event(
-        where=Where(model=1), kind="compile", name="compile",
-        file=writer.write_text(layout.compile_file(1), json.dumps(facts)),
-    )  # fmt: skip
+    file = writer.write_text(layout.compile_file(1), json.dumps(facts))
+    writer.event(where=Where(model=1), kind="compile", name="compile", file=file)
     (told,) = [line for line in printed(writer).splitlines() if "recompiled: - " in line]
     assert "0/0: s.training == True # if self.training" in told and "; - 1/0: tensor 'x' size mismatch" in told
     assert "User stack trace" not in printed(writer)
 
 
-def test_all_lists_unchanged_passes(writer: RunWriter) -> None:
+def test_unchanged_passes_and_states_of_runs_that_did_not_finish(writer: RunWriter) -> None:
     text = printed(writer, show_all=True)
-    assert "pass idle  unchanged" in text
-    assert "changed nothing" not in text
-
-
-def test_states_of_runs_that_did_not_finish(writer: RunWriter) -> None:
+    assert "pass idle  unchanged" in text and "changed nothing" not in text
     assert ", running\n" in printed(writer)
     writer.update(pid=2**22 + 1)
     assert "killed (process 4194305 is gone" in printed(writer)
@@ -147,27 +118,20 @@ def test_a_diff_names_nodes_with_their_source_lines() -> None:
     assert file.getvalue() == "no difference between one and two\n"
 
 
-def test_colours_only_for_a_terminal_without_no_color(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    file = Terminal()
-    print_run(Run.open(writer.run_dir), file=file)
-    assert "\x1b[3" in file.getvalue()
-    monkeypatch.setenv("NO_COLOR", "1")
-    file = Terminal()
-    print_run(Run.open(writer.run_dir), file=file)
-    assert "\x1b[3" not in file.getvalue()
-
-
 class Screen(io.StringIO):
-    """A terminal of 40 columns."""
+    """A terminal, of 40 columns with the settings of `on_screen`."""
 
     def isatty(self) -> bool:
         return True
+
+
+def test_colours_only_for_a_terminal_without_no_color(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for no_color, coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        file = Screen()
+        print_run(Run.open(writer.run_dir), file=file)
+        assert ("\x1b[3" in file.getvalue()) is coloured
 
 
 def on_screen(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
@@ -185,12 +149,9 @@ def test_on_a_terminal_lines_are_broken_between_words(monkeypatch: pytest.Monkey
     assert max(map(len, shown)) <= 40 and shown[0].startswith("  c") and all(p.startswith("    ") for p in shown[1:-1])
 
 
-def test_a_path_that_is_too_long_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_and_piped_lines_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     path = "/a/long/folder/with/a/program/that/is/there/model.py:12"
     assert any(path in part for part in on_screen(monkeypatch, f"  at {path} in forward"))
-
-
-def test_piped_lines_stay_whole() -> None:
     file = io.StringIO()
     print_lines(["word " * 200], file=file)
     assert len(file.getvalue().splitlines()) == 1

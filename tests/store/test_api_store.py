@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 import tracemalloc
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +17,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from conftest import ROOT
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError, UsageError
-from graphprobe.records import Manifest, TensorMeta, TensorStats
-from graphprobe.store import api_writer, files
+from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store import api_reader, api_writer, files
 from graphprobe.store import manifest as live_manifest
 from graphprobe.store.api_reader import is_api_dump, open_api_dump
-from graphprobe.store.api_records import Handed, RawCall, RawSlot, RawValue
+from graphprobe.store.api_records import Handed, RawCall, RawSlot, RawValue, Shard
 from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
 from graphprobe.store.calls import Scalar
-
-
-def manifest(rank: int = 0) -> Any:
-    run = Manifest(
-        graphprobe="0",
-        python="3",
-        platform="p",
-        argv=[],
-        cwd="",
-        pid=os.getpid(),
-        parent_pid=1,
-        started_ns=1,
-        rank=rank,
-    )
-    return api_manifest_from_run(run, plan={"data": "tensor"})
+from store.dump_helpers import in_a_fork, killed, run_manifest
 
 
 def new_writer(path: Path, rank: int = 0, **options: Any) -> ApiWriter:
-    return ApiWriter.create(path, manifest=manifest(rank), **options)
+    manifest = api_manifest_from_run(run_manifest(rank=rank), plan={"data": "tensor"})
+    return ApiWriter.create(path, manifest=manifest, **options)
 
 
 def hand_in(writer: ApiWriter, array: np.ndarray[Any, Any], *, name: str | None = None) -> Handed:
@@ -136,17 +121,11 @@ def test_torn_and_foreign_lines_and_lost_shards(tmp_path: Path) -> None:
         shard.write_bytes(broken)
         dump = open_api_dump(tmp_path / "d")
         first = list(dump.calls(0, 0))[1]
-        lost = 0
-        for one in dump.calls(0, 0):
-            try:
-                dump.values(one, one.slots[0])
-            except ArtifactNotFoundError:
-                lost += 1
-        assert lost >= 1
+        with pytest.raises(ArtifactNotFoundError):
+            [dump.values(one, one.slots[0]) for one in dump.calls(0, 0)]
     shard.unlink()
-    dump = open_api_dump(tmp_path / "d")
     with pytest.raises(ArtifactNotFoundError):
-        dump.values(first, first.slots[0])
+        open_api_dump(tmp_path / "d").values(first, first.slots[0])
 
 
 def test_a_budget_ends_the_dump_and_is_kept(tmp_path: Path) -> None:
@@ -198,34 +177,24 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     submit(writer, 0, np.zeros(3, np.float32))
     writer.flush()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    child = os.fork()
-    if not child:
+
+    def child() -> bool:
         writer.hand_in(call(9, []))
         writer.note("from the child")
         writer.missing("from the child")
         writer.flush()
         writer.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+        return True
+
+    assert in_a_fork(child)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     writer.close()
-
-
-def test_the_queue_is_bounded(tmp_path: Path) -> None:
-    writer = new_writer(tmp_path / "d", queue_bytes=100_000)
-    for number in range(200):
-        submit(writer, number, np.full(5_000, number, np.float32))
-    writer.close()
-    assert writer.manifest.queue_peak_bytes <= 100_000 + 25_000
-    assert len(list(open_api_dump(tmp_path / "d").calls(0, 0))) == 200
 
 
 PROGRAM = """
 import sys
 from pathlib import Path
-import msgspec
 import numpy as np
-sys.path[:0] = sys.argv[2:]
 from store.test_api_store import new_writer, submit
 writer = new_writer(Path(sys.argv[1]))
 for number in range(10**9):
@@ -236,17 +205,8 @@ for number in range(10**9):
 """
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.4])
-def test_a_killed_process_leaves_all_but_the_queue(tmp_path: Path, seconds: float) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "d"), str(ROOT / "src"), str(ROOT / "tests")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "499\n"
-    time.sleep(seconds)
-    process.send_signal(signal.SIGKILL)
-    rest = process.stdout.read()
-    process.wait()
-    known = int(rest.rpartition("\n")[0].rpartition("\n")[2] or 499)
+def test_a_killed_process_leaves_all_but_the_queue(tmp_path: Path) -> None:
+    known = killed(PROGRAM, str(tmp_path / "d"), seconds=0.1)
     dump = open_api_dump(tmp_path / "d")
     assert dump.facts["state"] == "running"
     found = [one for step in dump.steps(0) for one in dump.calls(0, step)]
@@ -256,6 +216,33 @@ def test_a_killed_process_leaves_all_but_the_queue(tmp_path: Path, seconds: floa
         assert (dump.values(one, one.slots[0]) == one.index).all()
 
 
+def test_threads_open_a_file_of_values_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is open is kept by path, whose hash is computed in Python: between two threads that look one up at the same
+    time, the interpreter itself has crashed."""
+    monkeypatch.setattr(api_writer, "SHARD_BYTES", 1)
+    writer = new_writer(tmp_path / "d")
+    for number in range(6):
+        submit(writer, number, np.full(3, number, np.float32))
+        writer.flush()
+    writer.close()
+    dump = open_api_dump(tmp_path / "d")
+    slots = [(one, one.slots[0]) for one in dump.calls(0, 0)]
+    opened: Counter[Path] = Counter()
+
+    class Slow(Shard):
+        def __init__(self, path: Path) -> None:
+            opened[path] += 1
+            time.sleep(0.01)
+            super().__init__(path)
+
+    monkeypatch.setattr(api_reader, "Shard", Slow)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda one: dump.values(*one).tolist(), [one for one in slots for _ in range(8)]))
+    assert found == [[float(number)] * 3 for number in range(6) for _ in range(8)]
+    assert len(opened) > 4 and set(opened.values()) == {1}
+
+
+@pytest.mark.slow
 def test_calls_are_written_while_others_still_wait(tmp_path: Path) -> None:
     def slow() -> None:
         time.sleep(0.05)
@@ -265,7 +252,7 @@ def test_calls_are_written_while_others_still_wait(tmp_path: Path) -> None:
         array = np.full(3, number, np.float32)
         one = slot(array, None)
         writer.hand_in(call(number, [msgspec.structs.replace(one, stats=slow)]))
-    time.sleep(1.5)
+    time.sleep(1)
     path = tmp_path / "d" / "rank0" / "step0" / "calls.jsonl"
     written = path.read_bytes().count(b"\n") if path.exists() else 0
     assert 5 <= written < 60
@@ -291,23 +278,20 @@ def test_a_long_dump_is_read_in_little_memory(tmp_path: Path) -> None:
     submit(writer, 0, np.zeros(3, np.float32))
     writer.close()
     path = folder / "step0" / "calls.jsonl"
-    path.write_bytes(path.read_bytes() * 100_000)
+    path.write_bytes(path.read_bytes() * 20_000)
     dump = open_api_dump(tmp_path / "d")
     tracemalloc.start()
     count = sum(1 for _ in dump.calls(0, 0))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert count == 100_000 and peak < 5e6
+    assert count == 20_000 and peak < 5e6
 
 
-def test_bad_bounds(tmp_path: Path) -> None:
+def test_bad_bounds_and_the_manifest(tmp_path: Path) -> None:
     for options in ({"max_bytes": 0}, {"queue_bytes": 0}):
         with pytest.raises(UsageError, match="=0"):
             new_writer(tmp_path / "d", **options)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_manifest_names_its_schema(tmp_path: Path) -> None:
     new_writer(tmp_path / "d").close()
     document = json.loads((tmp_path / "d" / "rank0" / "manifest.json").read_bytes())
     assert document["api_dump_schema"] == 1 and document["state"] == "finished"

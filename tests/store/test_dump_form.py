@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import io
@@ -12,9 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dump_helpers import OP, PLACE, new_writer
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store import dump_queue, dump_records
+from graphprobe.store import dump_queue, dump_records, manifest
 from graphprobe.store.dump_format import OpForm, RowForm, columns_of, encode_place, encode_rows, format_from_meta
 from graphprobe.store.dump_queue import BATCH
 from graphprobe.store.dump_reader import open_dump
@@ -22,6 +22,7 @@ from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, Dum
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.manifest import AppendFile
 from graphprobe.store.schema import json_from_value
+from store.dump_helpers import OP, PLACE, new_writer
 
 SLOTS = (
     Slot("input.0", "input", TensorMeta("float32", (2, 3), (3, 1))),
@@ -88,6 +89,9 @@ def test_rows_and_what_is_none() -> None:
             encode_rows(b"1,2,3", *wrong)
 
 
+FORM = OpForm(OP, SLOTS)
+
+
 def test_forms_and_single_values_give_the_same_files(tmp_path: Path) -> None:
     """The same executions by `submit_form` and by `submit`, with and without a queue."""
     found = []
@@ -124,101 +128,91 @@ def test_statistics_are_written_by_the_thread_that_hands_them_in(
     """As soon as many wait, and on `drain`; the writing thread would wait for longer than this test takes."""
     monkeypatch.setattr(dump_queue, "INTERVAL_S", 3600.0)
     writer = new_writer(tmp_path)
-    form = OpForm(OP, SLOTS)
     for count in range(1, 2 * BATCH + 1):
-        writer.submit_form(form, PLACE, stats=STATS)
+        writer.submit_form(FORM, PLACE, stats=STATS)
         assert lines(writer) == count // BATCH * BATCH
-    writer.submit_form(form, PLACE, stats=STATS)
+    writer.submit_form(FORM, PLACE, stats=STATS)
     writer.drain()
     assert lines(writer) == writer.manifest.ops == 2 * BATCH + 1
-    writer.submit_form(form, PLACE, stats=STATS)
+    writer.submit_form(FORM, PLACE, stats=STATS)
     value = DumpValue("input.0", "input", SLOTS[0].meta, data=bytes(24))
     writer.submit(OP, PLACE, [value])
     assert writer.flush(30) and lines(writer) == 2 * BATCH + 3
-    writer.submit_form(form, PLACE, stats=STATS)
+    writer.submit_form(FORM, PLACE, stats=STATS)
     writer.close()
     assert lines(writer) == 2 * BATCH + 4 and writer.manifest.missing == []
     numbers = [op.record.seq for op in open_dump(writer.time_dir).ops()]
     assert numbers == list(range(2 * BATCH + 4))
 
 
-def test_statistics_that_are_not_written_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk at the moment of `drain`: the program goes on, and the manifest says how many are missing."""
+@pytest.fixture
+def waiting(tmp_path: Path) -> DumpWriter:
+    """A writer in which five lines wait."""
     writer = new_writer(tmp_path)
-    form = OpForm(OP, SLOTS)
     for _ in range(5):
-        writer.submit_form(form, PLACE, stats=STATS)
+        writer.submit_form(FORM, PLACE, stats=STATS)
+    return writer
 
-    def full(self: AppendFile, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+def lost(writer: DumpWriter) -> int:
+    return sum(int(text.split()[0]) for text in writer.manifest.missing)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()], ids=str)
+def test_what_an_error_costs_is_counted_and_the_dump_goes_on(
+    waiting: DumpWriter, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk at the moment of `drain` is no matter of the program; an interrupt goes on into it."""
+
+    def fail(self: AppendFile, data: bytes) -> None:
+        raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(AppendFile, "append", full)
-        writer.drain()
-    writer.close()
-    assert sum(int(text.split()[0]) for text in writer.manifest.missing) == 5
-    assert writer.manifest.ops == 0 and lines(writer) == 0
-
-
-def test_an_interrupt_goes_on_into_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it cost is counted, and the dump goes on."""
-    writer = new_writer(tmp_path)
-    form = OpForm(OP, SLOTS)
-    for _ in range(5):
-        writer.submit_form(form, PLACE, stats=STATS)
-
-    def interrupted(self: AppendFile, data: bytes) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(AppendFile, "append", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            writer.drain()
-    writer.submit_form(form, PLACE, stats=STATS)
-    writer.close()
-    assert sum(int(text.split()[0]) for text in writer.manifest.missing) == 5
-    assert "KeyboardInterrupt" in writer.manifest.missing[0]
-    assert writer.manifest.ops == lines(writer) == 1
+        patched.setattr(AppendFile, "append", fail)
+        with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else contextlib.nullcontext():
+            waiting.drain()
+    monkeypatch.setattr(manifest, "RETRY_SECONDS", 0.0)
+    waiting._retry_at = 0.0
+    waiting.submit_form(FORM, PLACE, stats=STATS)
+    waiting.close()
+    assert lost(waiting) == 5 and waiting.manifest.ops == lines(waiting) == 1
+    assert ("KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else "No space") in waiting.manifest.missing[0]
     written = (dump_records.STATS, dump_records.INDEX)
-    sizes = sum(path.stat().st_size for path in writer.time_dir.rglob("*") if path.name in written)
-    assert writer.manifest.collected_bytes == sizes
+    sizes = sum(path.stat().st_size for path in waiting.time_dir.rglob("*") if path.name in written)
+    assert waiting.manifest.collected_bytes == sizes
 
 
 def test_a_dump_that_is_closed_while_its_statistics_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    waiting: DumpWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a signal handler: nothing hangs, and nothing goes into a file that has the number of a closed one."""
-    writer = new_writer(tmp_path)
-    form = OpForm(OP, SLOTS)
-    for _ in range(5):
-        writer.submit_form(form, PLACE, stats=STATS)
     append = AppendFile.append
+    others = [tmp_path / f"other{number}" for number in range(8)]
     opened: list[int] = []
 
     def closing(self: AppendFile, data: bytes) -> None:
         if not opened:
             opened.append(-1)
-            writer.close()
-            opened[:] = [os.open(tmp_path / f"other{number}", os.O_WRONLY | os.O_CREAT) for number in range(8)]
+            waiting.close()
+            opened[:] = [os.open(path, os.O_WRONLY | os.O_CREAT) for path in others]
         append(self, data)
 
     with monkeypatch.context() as patched:
         patched.setattr(AppendFile, "append", closing)
-        writer.drain()
+        waiting.drain()
     for descriptor in opened:
         os.close(descriptor)
-    assert len(opened) == 8 and all(not (tmp_path / f"other{number}").stat().st_size for number in range(8))
-    assert sum(int(text.split()[0]) for text in writer.manifest.missing) == 5
+    assert len(opened) == 8 and not any(path.stat().st_size for path in others)
+    assert lost(waiting) == 5
 
 
 def test_values_are_left_to_the_writing_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so are the statistics behind them: lines are in the order in which ops ran."""
     monkeypatch.setattr(dump_queue, "INTERVAL_S", 3600.0)
     writer = new_writer(tmp_path)
-    form = OpForm(OP, SLOTS)
-    writer.submit_form(form, PLACE, stats=STATS)
+    writer.submit_form(FORM, PLACE, stats=STATS)
     writer.submit(OP, PLACE, [DumpValue("input.0", "input", SLOTS[0].meta, data=bytes(24))])
-    writer.submit_form(form, PLACE, stats=STATS)
+    writer.submit_form(FORM, PLACE, stats=STATS)
     writer.drain()
     assert lines(writer) == 1
     writer.drain()
@@ -231,17 +225,16 @@ def test_values_are_left_to_the_writing_thread(tmp_path: Path, monkeypatch: pyte
 def test_a_thread_that_writes_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a destructor runs a dumped op in the middle of `drain`, and there is no room."""
     writer = new_writer(tmp_path, queue_bytes=1)
-    form = OpForm(OP, SLOTS)
     append, nested = AppendFile.append, list[object]()
 
     def appending(self: AppendFile, data: bytes) -> None:
         if not nested:
-            nested.append(writer.submit_form(form, PLACE, stats=STATS))
+            nested.append(writer.submit_form(FORM, PLACE, stats=STATS))
             nested.append(writer.flush())
         append(self, data)
 
     monkeypatch.setattr(AppendFile, "append", appending)
-    writer.submit_form(form, PLACE, stats=STATS)
+    writer.submit_form(FORM, PLACE, stats=STATS)
     assert nested == [1, False]
     writer.close()
     assert lines(writer) == 2 and writer.manifest.missing == []

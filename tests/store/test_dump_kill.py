@@ -1,25 +1,19 @@
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from conftest import ROOT
-from dump_helpers import written
 from graphprobe.store import layout
 from graphprobe.store.dump_reader import DumpFolder, open_dump
+from store.dump_helpers import killed, written
 
 PROGRAM = """
 import sys
 from pathlib import Path
 import numpy as np
-from dump_helpers import OP, new_writer, value
+from store.dump_helpers import OP, new_writer, value
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.dump_records import DumpValue, Place
 
@@ -37,24 +31,6 @@ for number in range(10**9):
 """
 
 
-def killed(tmp_path: Path, queue_bytes: int, seconds: float) -> int:
-    """Kill the program so long after it began to dump; the number of the last execution that it is known to be past."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(queue_bytes)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "19\n"
-    time.sleep(seconds)
-    process.send_signal(signal.SIGKILL)
-    rest = process.stdout.read()
-    process.wait()
-    return int(rest.rpartition("\n")[0].rpartition("\n")[2] or 19)
-
-
 def read_everything(folder: DumpFolder) -> tuple[list[int], list[int]]:
     """The executions with values and those with statistics; every value is compared with what was written."""
     values, only_stats = [], []
@@ -70,9 +46,9 @@ def read_everything(folder: DumpFolder) -> tuple[list[int], list[int]]:
     return values, only_stats
 
 
-@pytest.mark.parametrize("turn", range(6))
+@pytest.mark.parametrize("turn", range(3))
 def test_a_killed_process_loses_the_op_in_flight_at_most(tmp_path: Path, turn: int) -> None:
-    known = killed(tmp_path, 0, np.random.default_rng(turn).uniform(0, 0.15))
+    known = killed(PROGRAM, str(tmp_path), "0", seconds=np.random.default_rng(turn).uniform(0, 0.15))
     (folder,) = open_dump(tmp_path).folders
     assert folder.state == "killed"
     values, only_stats = read_everything(folder)
@@ -90,7 +66,7 @@ def test_a_killed_process_loses_the_op_in_flight_at_most(tmp_path: Path, turn: i
 
 
 def test_a_killed_process_with_a_queue_leaves_a_prefix(tmp_path: Path) -> None:
-    killed(tmp_path, 1 << 20, 0.1)
+    killed(PROGRAM, str(tmp_path), str(1 << 20), seconds=0.1)
     (folder,) = open_dump(tmp_path).folders
     values, only_stats = read_everything(folder)
     every = sorted(values + only_stats)

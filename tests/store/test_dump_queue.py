@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from dump_helpers import new_manifest
 from graphprobe.store import dump_queue
-from graphprobe.store.dump_queue import BATCH, LARGE_BYTES, QueuedWriter
+from graphprobe.store.dump_queue import BATCH, LARGE_BYTES, CopyPool, QueuedWriter
 from graphprobe.store.dump_records import DumpManifest
+from store.dump_helpers import new_manifest
 
 
 class Item(NamedTuple):
@@ -122,7 +124,7 @@ def test_the_program_waits_for_room(bound: dict[str, int], tmp_path: Path) -> No
     assert done.wait(30)
     other.join()
     writer.close()
-    assert [name for batch in writer.batches for name in batch] == ["a", "b", "c", "d", "closed"]
+    assert [*itertools.chain(*writer.batches)] == ["a", "b", "c", "d", "closed"]
     assert writer.manifest.blocked_ns > 5 * 10**7
 
 
@@ -140,7 +142,7 @@ def test_the_writing_thread_does_not_wait_for_itself(tmp_path: Path) -> None:
     assert writer.flush(30)
     writer.close()
     assert found == [False]
-    assert [name for batch in writer.batches for name in batch] == ["a", "b", "c", "d", "closed"]
+    assert [*itertools.chain(*writer.batches)] == ["a", "b", "c", "d", "closed"]
 
 
 def test_the_thread_outlives_an_error(tmp_path: Path) -> None:
@@ -167,3 +169,41 @@ def test_nothing_is_taken_after_the_end(tmp_path: Path) -> None:
     writer.close("failed")
     assert writer.batches == [["closed"]]
     assert writer.manifest.state == "finished"
+
+
+BIG = 1 << 20
+
+
+def view(fill: int, size_bytes: int = BIG) -> memoryview:
+    return memoryview(np.full(size_bytes, fill, np.uint8).data)
+
+
+def test_memory_is_used_again() -> None:
+    pool = CopyPool(4 * BIG)
+    first = pool.copy(view(1))
+    second = pool.copy(view(2))
+    assert (first[0], second[-1]) == (1, 2)
+    pool.give_back([first])
+    assert pool.idle_bytes == BIG
+    third = pool.copy(view(3))
+    assert third is first
+    assert (third == 3).all() and (second == 2).all()
+    assert pool.idle_bytes == 0
+    assert pool.copy(view(4, BIG + 1)).size == BIG + 1
+
+
+def test_no_more_is_kept_than_allowed() -> None:
+    pool = CopyPool(2 * BIG)
+    copies = [pool.copy(view(number, BIG - number)) for number in range(4)]
+    pool.give_back(copies)
+    assert pool.idle_bytes == sum(copy.size for copy in copies[2:])
+    assert pool.copy(view(9, BIG - 3)) is copies[3]
+    assert pool.copy(view(9, BIG)) is not copies[0]
+    pool.clear()
+    assert pool.idle_bytes == 0
+
+
+def test_small_and_huge_copies_are_not_kept() -> None:
+    pool = CopyPool(BIG)
+    pool.give_back([pool.copy(view(1, 100)), pool.copy(view(1, 2 * BIG))])
+    assert pool.idle_bytes == 0

@@ -4,17 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
-from dump_helpers import OP, new_manifest, new_writer, value
 from graphprobe.errors import RunNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import layout
 from graphprobe.store.dump_reader import Dump, open_dump
 from graphprobe.store.dump_records import INDEX, DumpValue, Place
-from graphprobe.store.writer import RunWriter
+from store.dump_helpers import OP, new_manifest, new_run, new_writer, value
 
 META = TensorMeta("float32", (1,))
 
@@ -98,13 +96,7 @@ def test_no_dump(tmp_path: Path) -> None:
         open_dump(tmp_path)
     with pytest.raises(SchemaError, match="no safetensors file"):
         open_dump(tmp_path / "notes.txt")
-
-
-def test_a_run_is_no_dump(tmp_path: Path) -> None:
-    from graphprobe.records import Manifest
-
-    facts = msgspec.convert(msgspec.to_builtins(new_manifest()), Manifest)
-    run = RunWriter.create(tmp_path, manifest=facts, rank=None, max_bytes=None)
+    run = new_run(tmp_path / "run")
     run.close("finished")
     with pytest.raises(RunNotFoundError, match="no dump at"):
         open_dump(run.tool_dir)

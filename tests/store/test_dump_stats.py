@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dump_helpers import OP, PLACE, new_manifest, new_writer
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.dump_format import COLUMNS, HEADER, OpForm, StatsRow, columns_of, format_from_meta, read_stats
 from graphprobe.store.dump_reader import open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, DumpRecord, DumpValue, Slot
+from store.dump_helpers import OP, PLACE, new_manifest, new_writer
 
 STATS = TensorStats(
     24, min=-1.5, max=2.25, mean=0.1, std=1.0, l2=3.0, nan=1, positive_inf=2, negative_inf=3, zeros=4, digest="0f" * 8
@@ -46,30 +46,12 @@ def test_a_row_comes_back(tmp_path: Path) -> None:
     path.write_bytes(HEADER + row_of(RECORD, SLOT, STATS))
     ((row,), problems) = rows_of(path)
     assert problems == []
+    stats = {"Max": 2.25, "Min": -1.5, "Avg": 0.1, "Nan": 1, "Negative Inf": 3, "Positive Inf": 2, "L2norm": 3.0}
     assert row == StatsRow(
-        op_type="add",
-        op_name="add_1",
-        task_id=7,
-        stream_id=2,
-        time_us=1234567,
-        side="output",
-        slot="output.0",
-        dtype="bfloat16",
-        format="ND",
-        shape=(2, 3, 4),
-        stats={
-            "Max": 2.25,
-            "Min": -1.5,
-            "Avg": 0.1,
-            "Nan": 1,
-            "Negative Inf": 3,
-            "Positive Inf": 2,
-            "L2norm": 3.0,
-        },
-        source="model.py:12",
-        engine="kernel",
+        op_type="add", op_name="add_1", task_id=7, stream_id=2, time_us=1234567, side="output", slot="output.0",
+        dtype="bfloat16", format="ND", shape=(2, 3, 4), stats=stats, source="model.py:12", engine="kernel",
         digest="0f" * 8,
-    )
+    )  # fmt: skip
 
 
 def test_only_what_the_plan_asks_for_is_filled(tmp_path: Path) -> None:

@@ -2,22 +2,23 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
+import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dump_helpers import OP, PLACE, new_manifest, new_writer, value, written
 from graphprobe.errors import UsageError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import dump_queue, layout, manifest
 from graphprobe.store.dump_reader import DumpFolder, open_dump
 from graphprobe.store.dump_records import DumpValue, Place
 from graphprobe.store.dump_writer import DumpWriter
+from store.dump_helpers import OP, PLACE, in_a_fork, new_manifest, new_writer, value, written
 
 ONES = value("output.0", np.ones(1000))
 
@@ -30,14 +31,11 @@ def folder_of(writer: DumpWriter) -> DumpFolder:
 def numbers(writer: DumpWriter) -> list[int]:
     """The executions that can be read back, values included."""
     folder = folder_of(writer)
-    result = []
-    for op in folder.ops():
-        for one in op.values().values():
-            if one.is_there:
-                one.array()
-        result.append(op.record.seq)
+    ops = list(folder.ops())
+    for one in (one for op in ops for one in op.values().values() if one.is_there):
+        one.array()
     assert folder.problems == []
-    return result
+    return [op.record.seq for op in ops]
 
 
 @pytest.fixture(params=[0, 1 << 20], ids=["synchronous", "queued"])
@@ -73,33 +71,17 @@ def test_a_dump_from_start_to_end(tmp_path: Path, queue_bytes: int) -> None:
     assert numbers(writer) == [0, 1]
 
 
-def test_two_dumps_in_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
-    manifest = new_manifest(started_ns=1_700_000_000_000_000_000)
-    writers = [new_writer(tmp_path, manifest=manifest) for _ in range(3)]
-    for number, writer in enumerate(writers):
-        writer.submit(OP, PLACE, [value("output.0", np.array(number))])
-        writer.close()
-    names = sorted(int(writer.time_dir.name) for writer in writers)
-    assert names == [names[0], names[0] + 1, names[0] + 2]
-    assert all(len(str(name)) == 14 for name in names)
-    assert [int(next(folder_of(w).ops()).values()["output.0"].array()) for w in writers] == [0, 1, 2]
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
-        DumpWriter.create(tmp_path / "absent", manifest=new_manifest())
+def test_what_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="Not a directory"):
-        DumpWriter.create(tmp_path / "file", manifest=new_manifest())
+    for folder, options, said in (
+        ("absent", {}, "No such file"),
+        ("file", {}, "Not a directory"),
+        (".", {"max_bytes": 0}, "max_bytes"),
+        (".", {"queue_bytes": -1}, "queue_bytes"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            DumpWriter.create(tmp_path / folder, manifest=new_manifest(), **options)  # type: ignore[arg-type]
     assert written(tmp_path) == {"file"}
-
-
-@pytest.mark.parametrize("options", [{"max_bytes": 0}, {"queue_bytes": -1}], ids=str)
-def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
-    (name,) = options
-    with pytest.raises(UsageError, match=name):
-        new_writer(tmp_path, **options)
-    assert written(tmp_path) == set()
 
 
 def test_the_budget_ends_the_dump_and_not_the_program(tmp_path: Path, queue_bytes: int) -> None:
@@ -175,17 +157,6 @@ def test_a_full_disk_is_counted_and_tried_again(
     assert len(names) == 4, names
 
 
-def test_nothing_is_tried_while_the_disk_is_full(tmp_path: Path, full_disk: Callable[[int], None]) -> None:
-    writer = new_writer(tmp_path, queue_bytes=0)
-    full_disk(0)
-    began = time.monotonic()
-    assert writer.submit(OP, PLACE, [ONES]) is None
-    full_disk(1 << 60)
-    assert writer.submit(OP, PLACE, [ONES]) is None or time.monotonic() - began > manifest.RETRY_SECONDS
-    writer.close()
-    assert writer.manifest.missing[0].startswith("2 ops not written: No space left on device")
-
-
 def test_statistics_on_a_full_disk(
     tmp_path: Path, full_disk: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,15 +181,14 @@ def test_an_error_costs_that_op_only(
     writer = new_writer(tmp_path, queue_bytes=queue_bytes)
     writer.submit(OP, PLACE, [ONES])
     writer.flush()
-    writev = os.writev
 
     def fail(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "writev", fail)
-    writer.submit(OP, PLACE, [ONES])
-    writer.flush()
-    monkeypatch.setattr(os, "writev", writev)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "writev", fail)
+        writer.submit(OP, PLACE, [ONES])
+        writer.flush()
     writer.submit(OP, PLACE, [ONES])
     writer.close()
     assert numbers(writer) == [0, 2]
@@ -226,8 +196,6 @@ def test_an_error_costs_that_op_only(
 
 
 def test_a_folder_that_is_taken_away_is_made_again(tmp_path: Path, queue_bytes: int) -> None:
-    import shutil
-
     writer = new_writer(tmp_path, queue_bytes=queue_bytes)
     writer.submit(OP, PLACE, [ONES])
     writer.flush()
@@ -242,47 +210,35 @@ def test_a_folder_that_is_taken_away_is_made_again(tmp_path: Path, queue_bytes: 
     assert writer.manifest.missing[0].startswith("1 op not written: No such file or directory")
 
 
-def test_a_value_that_cannot_be_had_is_a_gap_in_its_slot(tmp_path: Path, queue_bytes: int) -> None:
-    def fail() -> bytes:
+def test_what_cannot_be_had_of_a_value_is_a_gap_in_its_slot(tmp_path: Path, queue_bytes: int) -> None:
+    def fail() -> Any:
         raise RuntimeError("device lost")
 
-    meta = TensorMeta("float32", (2,))
+    meta, ones, stats = TensorMeta("float32", (2,)), np.ones(2, np.float32), TensorStats(2, max=1.0)
     values = [
         DumpValue("input.0", "input", meta, fail),
         DumpValue("input.1", "input", meta, b"123"),
         DumpValue("input.2", "input", meta, np.ones((4, 4), np.float32)[:, 1]),
-        DumpValue("output.0", "output", meta, lambda: np.ones(2, np.float32)),
+        DumpValue("output.0", "output", meta, lambda: ones),
     ]
-    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
-    writer.submit(OP, PLACE, values)
-    writer.close()
-    (op,) = folder_of(writer).ops()
-    assert [slot.missing.split(":")[0] for slot in op.record.slots] == ["RuntimeError", "ValueError", "ValueError", ""]
-    assert op.values()["output.0"].array().tolist() == [1, 1]
-    assert len(writer.manifest.missing) == 3
-    assert writer.manifest.missing[0] == (
-        "1 value not written: RuntimeError: device lost; first: input.0 of add_1 (op 0)"
-    )
-
-
-def test_statistics_that_cannot_be_had(tmp_path: Path, queue_bytes: int) -> None:
-    def fail() -> TensorStats:
-        raise RuntimeError("device lost")
-
-    meta = TensorMeta("float32", (2,))
-    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
-    stats = TensorStats(2, max=1.0)
-    values = [
+    statistics = [
         DumpValue("input.0", "input", meta, stats=fail),
-        DumpValue("output.0", "output", meta, np.ones(2, np.float32), lambda: stats),
+        DumpValue("output.0", "output", meta, ones, lambda: stats),
     ]
+    writer = new_writer(tmp_path, queue_bytes=queue_bytes)
     writer.submit(OP, PLACE, values)
+    writer.submit(OP, PLACE, statistics)
     writer.close()
     folder = folder_of(writer)
-    (op,) = folder.ops()
-    assert [slot.missing for slot in op.record.slots] == ["statistics: RuntimeError: device lost", ""]
+    first, second = folder.ops()
+    missing = [slot.missing.split(":")[0] for slot in first.record.slots]
+    assert missing == ["RuntimeError", "ValueError", "ValueError", ""]
+    assert [slot.missing for slot in second.record.slots] == ["statistics: RuntimeError: device lost", ""]
+    assert [op.values()["output.0"].array().tolist() for op in (first, second)] == [[1, 1]] * 2
     assert [(row.slot, row.stats["Max"]) for row in folder.stats()] == [("output.0", 1.0)]
-    assert op.values()["output.0"].array().tolist() == [1, 1]
+    assert len(writer.manifest.missing) == 4
+    told = "1 value not written: RuntimeError: device lost; first: input.0 of add_1 (op 0)"
+    assert writer.manifest.missing[0] == told
 
 
 def test_a_dump_of_nothing_says_so(tmp_path: Path) -> None:
@@ -304,77 +260,6 @@ def test_wrong_use_is_counted_and_not_raised(tmp_path: Path, queue_bytes: int) -
     assert any("two slots of one name" in reason for reason in writer.manifest.missing)
 
 
-def test_hostile_names_do_no_harm(tmp_path: Path, queue_bytes: int) -> None:
-    import msgspec
-
-    hostile = "../\udcff\n/etc"
-    op = msgspec.structs.replace(OP, op_name=hostile, op_type=hostile, source=hostile)
-    writer = new_writer(tmp_path / "dump", queue_bytes=queue_bytes)
-    place = Place(model_name=f"../../{hostile}", model_id=0, data_index=0)
-    writer.submit(op, place, [ONES])
-    writer.submit(op, place, [ONES._replace(data=None, stats=TensorStats(1))])
-    writer.close()
-    assert writer.manifest.missing == []
-    folder = folder_of(writer)
-    assert [one.record.place.model_name.startswith("../..") for one in folder.ops()] == [True, True]
-    assert len(list(folder.stats())) == 1
-    assert folder.problems == []
-    assert all(name.startswith("dump/worldsize1_global_rank0/") for name in written(tmp_path))
-
-
-def test_back_pressure_blocks(tmp_path: Path) -> None:
-    gate, started = threading.Event(), threading.Event()
-
-    def wait() -> Any:
-        started.set()
-        gate.wait(30)
-        return np.ones(1000)
-
-    slow = DumpValue("output.0", "output", ONES.meta, wait)
-    writer = new_writer(tmp_path, queue_bytes=20_000)
-    writer.submit(OP, PLACE, [slow])
-    started.wait(30)
-    writer.submit(OP, PLACE, [ONES])
-    done = []
-    other = threading.Thread(target=lambda: done.append(writer.submit(OP, PLACE, [ONES])))
-    other.start()
-    other.join(0.2)
-    assert done == []
-    assert not writer.flush(0.01)
-    gate.set()
-    other.join(30)
-    assert done == [2]
-    writer.close()
-    assert numbers(writer) == [0, 1, 2]
-    assert writer.manifest.blocked_ns > 10**8
-    assert writer.manifest.queue_peak_bytes == 24_000, "one more than there is room for"
-    assert writer.manifest.missing == []
-
-
-def test_an_op_larger_than_the_queue_gets_in_alone(tmp_path: Path) -> None:
-    writer = new_writer(tmp_path, queue_bytes=10)
-    for _ in range(3):
-        writer.submit(OP, PLACE, [ONES])
-    writer.close()
-    assert numbers(writer) == [0, 1, 2]
-
-
-def test_an_op_that_is_dumped_by_the_writing_thread(tmp_path: Path) -> None:
-    """It does not wait for room, which it would have to make itself."""
-    writer = new_writer(tmp_path, queue_bytes=10)
-
-    def dump_another() -> Any:
-        assert writer.submit(OP, PLACE, [ONES]) == 1
-        assert not writer.flush()
-        return np.ones(1000)
-
-    writer.submit(OP, PLACE, [DumpValue("output.0", "output", ONES.meta, dump_another)])
-    writer.flush()
-    writer.close()
-    assert numbers(writer) == [0, 1]
-    assert writer.manifest.missing == []
-
-
 def test_many_threads(tmp_path: Path, queue_bytes: int) -> None:
     writer = new_writer(tmp_path, queue_bytes=queue_bytes)
 
@@ -383,11 +268,8 @@ def test_many_threads(tmp_path: Path, queue_bytes: int) -> None:
             place = Place(model_name="m", model_id=thread, data_index=step)
             writer.submit(OP, place, [value("output.0", np.array([thread, step]))])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     writer.close()
     found = {}
     for op in folder_of(writer).ops():
@@ -403,18 +285,15 @@ def test_a_forked_child_is_silent(tmp_path: Path, queue_bytes: int) -> None:
     writer.submit(OP, PLACE, [ONES])
     writer.flush()
     before = written(writer.time_dir)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            silent = writer.submit(OP, PLACE, [ONES]) is None and not writer.accepts and writer.flush()
-            writer.note("child")
-            writer.missing("child")
-            writer.close("failed")
-            code = 0 if silent and writer.forked else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def child() -> bool:
+        silent = writer.submit(OP, PLACE, [ONES]) is None and not writer.accepts and writer.flush()
+        writer.note("child")
+        writer.missing("child")
+        writer.close("failed")
+        return silent and writer.forked
+
+    assert in_a_fork(child)
     assert written(writer.time_dir) == before
     writer.submit(OP, PLACE, [ONES])
     writer.close()

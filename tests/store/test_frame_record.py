@@ -64,8 +64,5 @@ def test_a_record_is_read(tmp_path: Path) -> None:
 def test_what_cannot_be_read(tmp_path: Path, document: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         read_record(put(tmp_path / "r", document))
-
-
-def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_record(tmp_path)

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dump_helpers import OP, new_manifest, new_writer, value
+from compare.made import MemoryDump, call, tensor
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError
 from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store.calls import CallSlot, WithStatistics
 from graphprobe.store.dump_records import Argument, DumpValue, Place
 from graphprobe.store.graph_calls import is_graph_dump, open_graph_dump
+from store.dump_helpers import OP, new_manifest, new_writer, value
 
 
 def test_values(tmp_path: Path) -> None:
@@ -54,13 +56,24 @@ def test_statistics(tmp_path: Path) -> None:
     writer.close()
     dump = open_graph_dump(tmp_path / "d")
     calls = list(dump.calls(0, 0))
-    for number, call in enumerate(calls):
-        (slot,) = call.slots
+    for number, one in enumerate(calls):
+        (slot,) = one.slots
         assert slot.stats is not None
         assert (slot.stats.count, slot.stats.max, slot.stats.min, slot.stats.nan) == (3, number, -1.0, 1)
         assert (slot.digest, slot.digest_kind, slot.value) == ("ab" * 8, "graphprobe", "")
         assert {"count", "max", "nan"} <= set(slot.known) and "std" not in slot.known
         with pytest.raises(ArtifactNotFoundError, match="no values"):
-            dump.values(call, slot)
+            dump.values(one, slot)
     with pytest.raises(RunNotFoundError):
         open_graph_dump(tmp_path / "other")
+
+
+def test_values_without_statistics_get_them() -> None:
+    values: dict[str, np.ndarray] = {}
+    slot = tensor("output.0", "output", np.arange(6, dtype=np.float32), values=values, digest=False)
+    narrow = CallSlot(name="output.1", role="output", meta=TensorMeta("bfloat16", (2,)), value="narrow")
+    values["narrow"] = np.array([0x3F80, 0x4000], np.uint16)  # 1.0 and 2.0
+    bare = CallSlot(name=slot.name, role="output", meta=slot.meta, value=slot.value)
+    (read,) = WithStatistics(MemoryDump([call(0, "f", bare, narrow)], values)).calls(0, 0)
+    assert read.slots[0].stats == slot.stats and "mean" in read.slots[0].known
+    assert read.slots[1].stats is not None and (read.slots[1].stats.min, read.slots[1].stats.max) == (1.0, 2.0)

@@ -10,17 +10,8 @@ from graphprobe.errors import SchemaError
 from graphprobe.records import SCHEMA_VERSION, Event, Manifest, Where
 from graphprobe.store import schema
 
-OLD = {
-    "version": "0.0.1",
-    "schema": 0,
-    "python": "3.11",
-    "platform": "linux",
-    "argv": [],
-    "cwd": "/",
-    "pid": 1,
-    "parent_pid": 0,
-    "started_ns": 5,
-}
+OLD = {"version": "0.0.1", "schema": 0, "python": "3.11", "platform": "linux", "argv": [], "cwd": "/", "pid": 1}
+OLD |= {"parent_pid": 0, "started_ns": 5}
 
 
 def encoded(**fields: object) -> bytes:
@@ -37,21 +28,17 @@ def renamed(document: dict[str, Any]) -> dict[str, Any]:
 
 def test_round_trip_spells_out_schema_and_state() -> None:
     manifest = manifest_of(encoded(), path="m")
-    assert isinstance(manifest, Manifest)
     data = schema.encode_manifest(manifest)
-    assert json.loads(data)["schema"] == SCHEMA_VERSION
-    assert json.loads(data)["state"] == "running"
+    assert (json.loads(data)["schema"], json.loads(data)["state"]) == (SCHEMA_VERSION, "running")
     assert manifest_of(data, path="m") == manifest
 
 
 def test_newer_schema_is_refused_with_both_versions() -> None:
     with pytest.raises(SchemaError) as caught:
         manifest_of(encoded(schema=SCHEMA_VERSION + 6, graphprobe=3), path="run/manifest.json")
-    assert f"schema {SCHEMA_VERSION + 6}" in str(caught.value)
-    assert f"schema {SCHEMA_VERSION}" in str(caught.value)
-    assert "run/manifest.json" in str(caught.value)
-    assert "upgrade graphprobe" in caught.value.hint
-    assert caught.value.exit_code == 125
+    for text in (f"schema {SCHEMA_VERSION + 6}", f"schema {SCHEMA_VERSION}", "run/manifest.json"):
+        assert text in str(caught.value)
+    assert "upgrade graphprobe" in caught.value.hint and caught.value.exit_code == 125
 
 
 def test_old_schema_is_upgraded_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ def captured(fn, *calls, grad=False, dynamic=None):
     graphs = []
 
     def backend(gm, _):
-        record = (gm, [])
-        graphs.append(record)
+        values = []
+        graphs.append((gm, values))
 
         def run(*args):
-            record[1].append(capture(list(args)))
+            values.append(capture(list(args)))
             return gm.forward(*args)
 
         return run
@@ -81,10 +81,9 @@ def hanging(gm, _):
 
 
 def hungry(gm, _):
-    if has_relu(gm):
-        kept = []
-        while True:
-            kept.append(torch.ones(1 << 25))
+    kept = []
+    while has_relu(gm):
+        kept.append(torch.ones(1 << 25))
     return gm.forward
 
 

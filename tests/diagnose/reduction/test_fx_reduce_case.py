@@ -1,3 +1,5 @@
+"""A case is reduced on disk: it ends with the smallest one, or goes on from where it was ended."""
+
 from __future__ import annotations
 
 import contextlib
@@ -6,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 
 import pytest
 from reduction import reduction_cases
@@ -18,53 +19,63 @@ from graphprobe.diagnose.reduction.load_case import load_case
 from graphprobe.diagnose.reduction.problem import Problem
 from graphprobe.diagnose.reduction.reduce_case import reduce_case
 from graphprobe.errors import UsageError
-from graphprobe.reduce.outcome import Answer, OracleVerdict
+from graphprobe.reduce import Answer, OracleVerdict
+
+HEAVY = pytest.mark.heavy
 
 
-def reduced(name, folder, **options):
+@pytest.fixture(scope="module")
+def case():
+    """Twelve layers, of which one is a relu."""
     fn, args = mlp()
-    case = case_of(fn, args, backend="eager")
-    return reduce_case(case, folder, backend=lambda: getattr(reduction_cases, name), timeout_s=20, **options)
+    return case_of(fn, args, backend="eager")
+
+
+@pytest.fixture
+def reduced(case, tmp_path):
+    """Reduces the case, compiled with a backend that fails on purpose, in a folder."""
+
+    def run(name, folder="out", **options):
+        return reduce_case(
+            case, tmp_path / folder, backend=lambda: getattr(reduction_cases, name), timeout_s=20, **options
+        )
+
+    return run
 
 
 def left(result):
     return [str(getattr(n.target, "__name__", n.target)) for n in calls_of(result.case.graph)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "signature"),
     [
         ("raising", "crash_compile torch._dynamo.exc.BackendCompilerFailed: backend='raising' raised: | Not"),
         ("segfaulting", "segfault SIGSEGV"),
         ("adding", "wrong_value"),
+        pytest.param("hanging", "hang", marks=HEAVY),
     ],
 )
-def test_one_call_is_left(name, signature, tmp_path):
-    result = reduced(name, tmp_path / "out")
+def test_one_call_is_left(name, signature, reduced):
+    result = reduced(name)
     assert left(result) == ["relu"]
     assert result.signature.startswith(signature)
+    assert result.finding.kind == signature.split()[0]
     assert result.reduction.minimal
     assert result.reduction.calls <= 12
     assert result.case.calls[0].restore()[0].numel() == 1
 
 
-def test_memory_that_runs_out_is_a_failure_and_stays_in_the_child(tmp_path):
-    result = reduced("hungry", tmp_path / "out", memory_bytes=own_bytes() + (1 << 29))
-    assert left(result) == ["relu"]
-    assert result.signature == "crash_compile memory"
+@pytest.mark.slow
+def test_memory_that_runs_out_is_a_failure_and_stays_in_the_child(reduced):
+    result = reduced("hungry", memory_bytes=own_bytes() + (1 << 29))
+    assert (left(result), result.signature) == (["relu"], "crash_compile memory")
 
 
-@pytest.mark.heavy
-def test_a_hang_is_a_failure(tmp_path):
-    result = reduced("hanging", tmp_path / "out")
-    assert left(result) == ["relu"]
-    assert result.signature == "hang"
-    assert result.finding.kind == "hang"
-
-
-@pytest.mark.heavy
-def test_a_failure_that_comes_and_goes(tmp_path):
-    result = reduced("flaky", tmp_path / "out")
+@HEAVY
+def test_a_failure_that_comes_and_goes(reduced, tmp_path):
+    result = reduced("flaky")
     assert left(result) == ["relu"]
     assert 0 < result.reduction.rate < 1
     assert "SETTINGS = {" in (tmp_path / "out" / REPRO / "repro.py").read_text()
@@ -78,84 +89,71 @@ def test_a_case_that_does_not_fail(tmp_path):
     assert not (tmp_path / "out" / REPRO).exists()
 
 
-def test_what_was_just_seen_is_not_asked_again(tmp_path):
-    fn, args = mlp()
-    case = case_of(fn, args, backend="eager")
+def test_what_was_just_seen_is_not_asked_again(reduced, case):
     seen = Answer(OracleVerdict.FAILS, "wrong_value", "as it was", 1234.5)
-    tried = (seen, Problem.of(case, timeout_s=60))
-    result = reduce_case(case, tmp_path / "out", backend=lambda: reduction_cases.adding, timeout_s=20, tried=tried)
+    result = reduced("adding", tried=(seen, Problem.of(case, timeout_s=60)))
     assert left(result) == ["relu"]
     assert result.reduction.answers == (seen,)
 
 
-def test_resuming_where_nothing_is_begins(tmp_path):
-    result = reduced("raising", tmp_path / "out", max_calls=2, resume=True)
-    assert result.reduction.calls == 2
-    assert load_case(tmp_path / "out").calls
+@pytest.mark.slow
+def test_only_what_matches_is_the_failure(reduced):
+    result = reduced("raising", fail_regex="relu of graph 0x")
+    assert (left(result), result.signature) == (["relu"], "crash_compile matching relu of graph 0x")
 
 
-def test_resuming_puts_right_what_was_killed_as_it_began(tmp_path):
+def test_hints_are_tried_first(reduced):
+    result = reduced("raising", hints=["input_16"])
+    assert left(result) == ["relu"]
+    assert result.reduction.calls <= 7
+    with pytest.raises(UsageError, match="no call named nothing"):
+        reduced("raising", "other", hints=["nothing"])
+
+
+@pytest.mark.slow
+def test_a_budget_ends_it_with_what_was_found_and_resuming_repeats_no_question(reduced, case, tmp_path):
+    first = reduced("raising", max_calls=4, resume=True)  # where nothing is, it begins
+    assert first.reduction.stopped and first.reduction.calls == 4
+    assert 1 < first.after < first.before
+    assert (tmp_path / "out" / REPRO / "repro.py").is_file()
+    original = load_case(tmp_path / "out")
+    assert original.calls and len(calls_of(original.graph)) == len(calls_of(case.graph))
+    assert calls_of(original.graph)[3].meta["nn_module_stack"]
+    with pytest.raises(UsageError, match="holds something"):
+        reduced("raising")
+    with pytest.raises(UsageError, match="another case"):
+        reduced("raising", resume=True, fail_regex="x")
+    for replayed in (first.reduction.calls, None):
+        again = reduced("raising", resume=True)
+        assert left(again) == ["relu"]
+        assert again.reduction.replayed == replayed or (replayed, again.reduction.calls) == (None, 0)
+
+
+@pytest.mark.slow
+def test_resuming_puts_right_what_was_killed_as_it_began(reduced, tmp_path):
     """The process was killed before the original lay there whole."""
-    reduced("raising", tmp_path / "out", max_calls=2)
+    reduced("raising", max_calls=2)
     (tmp_path / "out" / "original").rename(tmp_path / "out" / ".original.new")
     (tmp_path / "out" / JOURNAL).unlink()
-    assert left(reduced("raising", tmp_path / "out", resume=True)) == ["relu"]
+    assert left(reduced("raising", resume=True)) == ["relu"]
     assert load_case(tmp_path / "out").calls
     assert not (tmp_path / "out" / ".original.new").exists()
 
 
-def test_only_what_matches_is_the_failure(tmp_path):
-    result = reduced("raising", tmp_path / "out", fail_regex="relu of graph 0x")
-    assert left(result) == ["relu"]
-    assert result.signature == "crash_compile matching relu of graph 0x"
-
-
-def test_a_budget_ends_it_with_what_was_found(tmp_path):
-    result = reduced("raising", tmp_path / "out", max_calls=4)
-    assert result.reduction.stopped
-    assert 1 < result.after < result.before
-    assert (tmp_path / "out" / REPRO / "repro.py").is_file()
-
-
-def test_resuming_repeats_no_question(tmp_path):
-    first = reduced("raising", tmp_path / "out", max_calls=5)
-    second = reduced("raising", tmp_path / "out", resume=True)
-    assert left(second) == ["relu"]
-    assert second.reduction.replayed == first.reduction.calls
-    third = reduced("raising", tmp_path / "out", resume=True)
-    assert (third.reduction.calls, left(third)) == (0, ["relu"])
-
-
-def test_resuming_another_case_is_refused(tmp_path):
-    reduced("raising", tmp_path / "out", max_calls=3)
-    with pytest.raises(UsageError, match="holds something"):
-        reduced("raising", tmp_path / "out")
-    with pytest.raises(UsageError, match="another case"):
-        reduced("raising", tmp_path / "out", resume=True, fail_regex="x")
-
-
-def test_hints_are_tried_first(tmp_path):
-    result = reduced("raising", tmp_path / "out", hints=["input_16"])
-    assert left(result) == ["relu"]
-    assert result.reduction.calls <= 7
-    with pytest.raises(UsageError, match="no call named nothing"):
-        reduced("raising", tmp_path / "other", hints=["nothing"])
-
-
-def test_a_command_judges(tmp_path):
+def test_a_command_judges(monkeypatch, tmp_path):
+    monkeypatch.setattr("graphprobe.diagnose.reduction.reduce_case._Saver.shorten", lambda *_: False)  # takes processes
     fn, args = mlp(depth=4, at=2)
-    case = case_of(fn, args, backend="eager")
     command = "grep -q relu graph.txt && echo found && exit 3 || exit 0"
-    result = reduce_case(case, tmp_path / "out", check=command, fail_regex="found", timeout_s=20)
-    assert left(result) == ["relu"]
-    other = reduce_case(case, tmp_path / "other", check=command, fail_regex="lost", timeout_s=20)
-    assert not other.reduction.failed
+    for words in ("found", "lost"):
+        options = {"check": command, "fail_regex": words, "timeout_s": 20}
+        result = reduce_case(case_of(fn, args, backend="eager"), tmp_path / words, **options)
+        assert result.reduction.failed == (words == "found")
+        assert words == "lost" or left(result) == ["relu"]
 
 
-KILLED = """
-import sys
-import time
-sys.path.insert(0, {diagnose!r})
+REDUCING = f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT / "tests" / "diagnose")!r})
 from pathlib import Path
 from reduction import reduction_cases
 from graphprobe.diagnose.reduction.reduce_case import reduce_case
@@ -164,64 +162,61 @@ case = reduction_cases.case_of(fn, args, backend="eager")
 asked = []
 def progress(p):
     asked.append(p)
-    if len(asked) == 6:
-        print("SIX", flush=True)
+    if len(asked) == int(sys.argv[2]):
+        print("THERE", flush=True)
         time.sleep(60)
-reduce_case(case, Path({out!r}), backend=lambda: reduction_cases.raising, on_progress=progress, resume={resume})
+print("BEGINS", os.getpid(), flush=True)
+result = reduce_case(
+    case, Path(sys.argv[1]), backend=lambda: reduction_cases.raising, on_progress=progress, resume=True
+)
+print("DONE" if result.reduction.minimal else "ENDED", result.after, result.signature, flush=True)
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)])
-def test_whatever_ends_it_leaves_a_repro_and_a_journal(end, tmp_path):
-    out = tmp_path / "out"
-    code = KILLED.format(diagnose=str(ROOT / "tests" / "diagnose"), out=str(out), resume=False)
+@pytest.fixture
+def begun(warm, tmp_path):
+    """Starts a process that reduces the case, and its id; it waits after so many questions, unless these are 0."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env, text=True)
-    assert process.stdout is not None
-    assert "SIX" in process.stdout.readline()
-    process.send_signal(end)
+
+    def start(questions):
+        words = [warm.executable, "-c", REDUCING, str(tmp_path / "out"), str(questions)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, env=env, text=True)
+        pid = int(process.stdout.readline().removeprefix("BEGINS "))
+        assert not questions or process.stdout.readline() == "THERE\n"
+        return process, pid
+
+    return start
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=HEAVY)])
+def test_whatever_ends_it_leaves_a_repro_and_a_journal(end, begun, reduced, tmp_path):
+    out = tmp_path / "out"
+    process, pid = begun(6)
+    os.kill(pid, end)
     process.wait(timeout=60)
     assert (out / REPRO / "repro.py").is_file()
     assert (out / BEST).is_file()
     answers = len((out / JOURNAL).read_text().splitlines()) - 1
     assert answers >= 6
-    result = reduced("raising", out, resume=True)
+    result = reduced("raising", resume=True)
     assert left(result) == ["relu"]
     assert result.reduction.replayed == answers
 
 
-ANY_MOMENT = """
-import sys
-sys.path.insert(0, {diagnose!r})
-from pathlib import Path
-from reduction import reduction_cases
-from graphprobe.diagnose.reduction.reduce_case import reduce_case
-fn, args = reduction_cases.mlp()
-case = reduction_cases.case_of(fn, args, backend="eager")
-out = Path({out!r})
-print("BEGINS", flush=True)
-result = reduce_case(case, out, backend=lambda: reduction_cases.raising, resume=True)
-print("DONE" if result.reduction.minimal else "ENDED", result.after, result.signature, flush=True)
-"""
-
-
-@pytest.mark.heavy
+@HEAVY
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_killed_again_and_again_at_any_moment_it_still_gets_there(end, tmp_path):
+def test_killed_again_and_again_at_any_moment_it_still_gets_there(end, begun, reduced, tmp_path):
     """At every moment the repro on disk is whole; what was answered is never asked again; it ends as without kills."""
     out = tmp_path / "out"
-    code = ANY_MOMENT.format(diagnose=str(ROOT / "tests" / "diagnose"), out=str(out))
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     rng = random.Random(7)
     kills = 0
     while True:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env, text=True)
-        assert process.stdout is not None
-        assert "BEGINS" in process.stdout.readline()
+        process, pid = begun(0)
         if kills < 6:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(rng.uniform(0.0, 4.0 + 2 * kills))
-            process.send_signal(end)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, end)
             kills += 1
         said = process.communicate(timeout=120)[0]
         assert process.returncode in (0, 1, -end, 130)
@@ -235,32 +230,14 @@ def test_killed_again_and_again_at_any_moment_it_still_gets_there(end, tmp_path)
     lines = [json.loads(line) for line in (out / JOURNAL).read_text().splitlines()[1:]]
     asked = [line["digest"] for line in lines if line["by"] not in ("original", "confirm")]
     assert len(asked) == len(set(asked))
-    whole = reduced("raising", tmp_path / "whole")
-    assert whole.reduction.calls == len(lines)
+    assert reduced("raising", "whole").reduction.calls == len(lines)
 
 
-@pytest.mark.heavy
-def test_a_fault_of_inductor_ends_as_a_repro_that_shows_it(tmp_path):
-    fn, args = mlp()
-    result = reduce_case(case_of(fn, args, **relu_fault("accuracy")), tmp_path / "out", timeout_s=120)
+@HEAVY
+@pytest.mark.parametrize(("depth", "at", "grad", "kind"), [(12, 7, False, "accuracy"), (4, 2, True, "compile_error")])
+def test_a_fault_of_inductor_in_forward_or_backward_ends_as_a_repro_that_shows_it(depth, at, grad, kind, tmp_path):
+    fn, args = mlp(depth=depth, at=at)
+    result = reduce_case(case_of(fn, args, grad=grad, **relu_fault(kind)), tmp_path / "out", timeout_s=120)
     assert left(result) == ["relu"]
     assert result.repro_exit == 1
-    again = load_case(tmp_path / "out" / REPRO)
-    assert len(calls_of(again.graph)) == 1
-
-
-@pytest.mark.heavy
-def test_a_fault_in_the_backward(tmp_path):
-    fn, args = mlp(depth=4, at=2)
-    case = case_of(fn, args, grad=True, **relu_fault("compile_error"))
-    result = reduce_case(case, tmp_path / "out", timeout_s=120)
-    assert left(result) == ["relu"]
-    assert result.repro_exit == 1
-
-
-def test_the_original_is_kept_and_found_again(tmp_path):
-    reduced("raising", tmp_path / "out", max_calls=3)
-    case = load_case(tmp_path / "out")
-    fn, args = mlp()
-    assert len(calls_of(case.graph)) == len(calls_of(case_of(fn, args, backend="eager").graph))
-    assert calls_of(case.graph)[3].meta["nn_module_stack"]
+    assert len(calls_of(load_case(tmp_path / "out" / REPRO).graph)) == 1

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext, suppress
+
 import cases
 import pytest
 import torch
 from reduction import reduction_cases
 from reduction.reduction_cases import calls_of
+from torch._dynamo import convert_frame
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.repro import after_dynamo
+from torch._inductor import compile_fx
 
 from graphprobe.diagnose.reduction import script_cases, watch_script
 from graphprobe.diagnose.reduction.watch_script import Asked, ScriptWatch, asked_by
 from graphprobe.errors import UsageError
 from graphprobe.internals.dynamo import repro_hooks
+
+HEAVY = pytest.mark.heavy
 
 
 class Relu(torch.nn.Module):
@@ -28,17 +36,24 @@ def mlp():
     return torch.nn.Sequential(*layers), torch.randn(3, 4)
 
 
+def run_with(backend):
+    """The network, compiled with a backend; `runtime` and such are torch's own, which cannot do a relu."""
+    net, x = mlp()
+    name = f"relu_{backend}_error_TESTING_ONLY" if backend in ("compile", "runtime", "accuracy") else backend
+    return torch.compile(net, backend=name)(x)
+
+
 @pytest.fixture
 def watching(tmp_path, monkeypatch):
-    """Makes a watch that is on, with a list of what it said."""
+    """Makes a watch that is on, with a list of what it said. The repros are not run: each takes processes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("graphprobe.diagnose.reduction.reduce_case.run_repro", lambda *_, **__: 1)  # takes a process
+    monkeypatch.setattr("graphprobe.diagnose.reduction.reduce_case._Saver.shorten", lambda *_: True)
     made = []
 
-    def make(after=None, level=2, exit=False, **options):
+    def make(after=None, level=2, exit=False):
         said = []
         asked = None if after is None else Asked(after, level)
-        watch = ScriptWatch(asked, on_note=said.append, on_reduction=lambda _: None, options=options or None, exit=exit)
+        watch = ScriptWatch(asked, on_note=said.append, on_reduction=lambda _: None, exit=exit)
         watch.install()
         made.append(watch)
         return watch, said
@@ -48,55 +63,50 @@ def watching(tmp_path, monkeypatch):
         watch.remove()
 
 
-def left(watch):
-    return [str(getattr(n.target, "__name__", n.target)) for n in calls_of(watch.ended.reduction.case.graph)]
+def check_reduced(watch, signature, name="relu"):
+    """One call is left, and fails as the program did."""
+    assert watch.ended.reduction.signature.startswith(signature)
+    calls = calls_of(watch.ended.reduction.case.graph)
+    assert [str(getattr(n.target, "__name__", n.target)) for n in calls] == [name]
 
 
-HEAVY = pytest.mark.heavy
-
-
+@pytest.mark.slow
+@pytest.mark.parametrize("leave", [False, True])
 @pytest.mark.parametrize(
-    ("backend", "level"),
-    [pytest.param("compile", 2, marks=HEAVY), pytest.param("compile", 4, marks=HEAVY), ("runtime", 2), ("accuracy", 4)],
+    ("kind", "level", "error", "signature"),
+    [
+        ("compile", 2, BackendCompilerFailed, "crash_compile"),
+        pytest.param("compile", 4, BackendCompilerFailed, "crash_compile", marks=HEAVY),
+        ("runtime", None, AssertionError, "crash_runtime AssertionError: ReluRuntimeError"),
+        ("accuracy", 4, None, "wrong_value"),
+    ],
 )
-def test_a_program_is_left_when_that_is_all_that_is_wanted(backend, level, watching):
-    watch, _ = watching("dynamo", level, exit=True)
-    net, x = mlp()
-    compiled = torch.compile(net, backend=f"relu_{backend}_error_TESTING_ONLY")
-    with pytest.raises(watch_script.ReducedExit) as left_by:
-        compiled(x)
-    assert left_by.value.code is None  # as of sys.exit(): no failure
-    assert left(watch) == ["relu"]
-
-
-@pytest.mark.parametrize("level", [2, pytest.param(4, marks=HEAVY)])
-def test_a_graph_that_does_not_compile(level, watching, tmp_path):
-    watch, said = watching("dynamo", level)
-    net, x = mlp()
-    with pytest.raises(BackendCompilerFailed, match="ReluCompileError"):
-        torch.compile(net, backend="relu_compile_error_TESTING_ONLY")(x)
-    assert left(watch) == ["relu"]
-    assert watch.ended.reduction.signature.startswith("crash_compile")
+def test_the_first_failing_graph_is_reduced_and_the_program_goes_on_or_is_left(
+    kind, level, error, signature, leave, watching, tmp_path
+):
+    """Without a level, as the settings of torch ask."""
+    asked = torch._dynamo.config.patch(repro_after="dynamo", repro_level=2) if level is None else nullcontext()
+    ended = pytest.raises(watch_script.ReducedExit if leave else error) if leave or error else nullcontext()
+    watch, said = watching(level and "dynamo", level, exit=leave)
+    with asked, ended as raised:
+        run_with(kind)
+    if leave:
+        assert raised.value.code is None  # as of sys.exit(): no failure
+    elif error:
+        assert "Relu" in str(raised.value)
+    check_reduced(watch, signature)
+    name = f"relu_{kind}_error_TESTING_ONLY"
+    assert watch.ended.reduction.case.backend == name
+    assert name in (watch.ended.folder / "repro" / "repro.py").read_text()
     assert watch.ended.folder.parent == tmp_path / "graphprobe-reduced"
-    assert (watch.ended.folder / "repro" / "repro.py").is_file()
-    assert "relu_compile_error_TESTING_ONLY" in (watch.ended.folder / "repro" / "repro.py").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["graphprobe-reduced"]  # torch's minifier wrote nothing
-    assert "ReluCompileError" in said[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["graphprobe-reduced"]  # torch's minifier wrote nothing
+    assert ("ReluCompileError" in said[0]) == (kind == "compile")
+    with suppress(Exception):
+        torch.compile(lambda x: torch.relu(x) * 2, backend=name)(torch.ones(3))
+    assert (watch.ended.graphs, len(said)) == (1, 1)
 
 
-def test_a_graph_that_does_not_run_as_the_settings_of_torch_ask(watching):
-    watch, _ = watching()
-    net, x = mlp()
-    compiled = torch.compile(net, backend="relu_runtime_error_TESTING_ONLY")
-    with (
-        torch._dynamo.config.patch(repro_after="dynamo", repro_level=2),
-        pytest.raises(AssertionError, match="ReluRuntimeError"),
-    ):
-        compiled(x)
-    assert left(watch) == ["relu"]
-    assert watch.ended.reduction.signature == "crash_runtime AssertionError: ReluRuntimeError"
-
-
+@pytest.mark.slow
 def test_a_later_call_that_fails(watching):
     watch, _ = watching("dynamo", 2)
 
@@ -117,69 +127,37 @@ def test_a_later_call_that_fails(watching):
     assert watch.ended.reduction is None
     with pytest.raises(RuntimeError, match="too much"):
         torch.compile(lambda x: x * 2, backend=backend)(torch.full((3,), 99.0))
-    assert len(left(watch)) == 1
-
-
-def test_wrong_values_are_reduced_and_the_program_goes_on(watching):
-    watch, _ = watching("dynamo", 4)
-    net, x = mlp()
-    out = torch.compile(net, backend="relu_accuracy_error_TESTING_ONLY")(x)
-    assert out.shape == x.shape
-    assert left(watch) == ["relu"]
-    assert watch.ended.reduction.signature == "wrong_value"
-    assert watch.ended.reduction.case.backend == "relu_accuracy_error_TESTING_ONLY"
-
-
-def test_wrong_values_are_not_looked_for_below_level_4(watching, tmp_path):
-    watch, _ = watching("dynamo", 3)
-    net, x = mlp()
-    torch.compile(net, backend="relu_accuracy_error_TESTING_ONLY")(x)
-    assert (watch.ended.reduction, watch.ended.graphs, watch.ended.notes) == (None, 1, [])
-    assert list(tmp_path.iterdir()) == []
+    check_reduced(watch, "crash_runtime", "mul")
 
 
 def test_a_crash_stays_in_the_child(watching):
     watch, said = watching("dynamo", 3)
-    net, x = mlp()
     with pytest.raises(BackendCompilerFailed, match="killed by SIGSEGV"):
-        torch.compile(net, backend=reduction_cases.segfaulting)(x)
-    assert left(watch) == ["relu"]
-    assert watch.ended.reduction.signature == "segfault SIGSEGV"
+        run_with(reduction_cases.segfaulting)
+    check_reduced(watch, "segfault SIGSEGV")
     assert watch.ended.reduction.case.own_backend.name == "segfaulting"
     assert not any("no proof" in text for text in said)
 
 
 def test_a_backend_whose_text_does_not_say_all_is_told(watching):
     watch, said = watching("dynamo", 3)
-    net, x = mlp()
     with pytest.raises(BackendCompilerFailed, match="relu of graph"):
-        torch.compile(net, backend=eval("lambda gm, inputs: raising(gm, inputs)", vars(reduction_cases)))(x)
+        run_with(eval("lambda gm, inputs: raising(gm, inputs)", vars(reduction_cases)))
     assert watch.ended.reduction.case.own_backend is None
     assert "no proof: the backend <lambda> cannot be saved: <lambda> has no text of its own in a file" in said[-1]
 
 
-def test_a_healthy_program_is_left_alone(watching, tmp_path):
-    watch, said = watching("dynamo", 4)
+@pytest.mark.parametrize(("backend", "level"), [("aot_eager", 4), ("accuracy", 3)])
+def test_what_is_healthy_or_not_asked_for_is_left_alone(backend, level, watching, tmp_path):
+    watch, said = watching("dynamo", level)
     net, x = mlp()
-    torch.manual_seed(1)
-    expected = (net(x), torch.rand(2))
-    torch.manual_seed(1)
-    out = torch.compile(net, backend="aot_eager")(x)
-    assert torch.equal(out, expected[0])
-    assert torch.equal(torch.rand(2), expected[1])
+    expected, drawn = net(x), torch.rand(2)
+    out = run_with(backend)
+    assert torch.equal(torch.rand(2), drawn)
+    assert torch.equal(out, expected) == (backend == "aot_eager")
     out.sum().backward()
-    assert net[0].weight.grad is not None
-    assert (watch.ended.graphs, watch.ended.notes, said) == (1, [], [])
+    assert (watch.ended.reduction, watch.ended.graphs, watch.ended.notes, said) == (None, 1, [], [])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_only_the_first_failing_graph_is_reduced(watching):
-    watch, said = watching("dynamo", 4)
-    net, x = mlp()
-    torch.compile(net, backend="relu_accuracy_error_TESTING_ONLY")(x)
-    told = len(said)
-    torch.compile(lambda x: torch.relu(x) * 2, backend="relu_accuracy_error_TESTING_ONLY")(x)
-    assert (watch.ended.graphs, len(said)) == (1, told)
 
 
 def test_what_fails_here_does_not_end_the_program(watching, monkeypatch):
@@ -187,34 +165,29 @@ def test_what_fails_here_does_not_end_the_program(watching, monkeypatch):
         raise KeyError("planted")
 
     watch, said = watching("dynamo", 4)
-    monkeypatch.setattr(script_cases, "case_of", broken)
     net, x = mlp()
-    assert torch.equal(torch.compile(net, backend="eager")(x), net(x))
-    monkeypatch.undo()
-    monkeypatch.setattr(script_cases, "copy_of", broken)
-    assert torch.compile(lambda x: x * 2, backend="eager")(x).shape == x.shape
+    for name in ("case_of", "copy_of"):
+        torch.compiler.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(script_cases, name, broken)
+            assert torch.equal(run_with("eager"), net(x))
     assert watch.ended.notes == said
     assert ["planted" in note for note in said] == [True, True]
 
 
 def test_nothing_is_patched_when_it_is_off(watching):
-    import torch._dynamo.repro.after_dynamo as after
-    import torch._inductor.compile_fx as compile_fx
+    def patched():
+        return after_dynamo.WrapBackendDebug.__call__, compile_fx.wrap_compiler_debug
 
-    before = (after.WrapBackendDebug.__call__, compile_fx.wrap_compiler_debug)
+    before = patched()
     watch, _ = watching("dynamo", 2)
-    assert after.WrapBackendDebug.__call__ is not before[0]
-    assert compile_fx.wrap_compiler_debug is not before[1]
+    assert not any(now is then for now, then in zip(patched(), before, strict=True))
     assert watch._hooks.missing == []
     watch.remove()
-    assert (after.WrapBackendDebug.__call__, compile_fx.wrap_compiler_debug) == before
+    assert patched() == before
 
 
 def test_a_lock_held_by_the_compiling_thread_is_free_in_children():
-    import os
-
-    from torch._dynamo import convert_frame
-
     before = convert_frame.compile_lock
     with repro_hooks.Children():
         child = os.fork()
@@ -230,7 +203,7 @@ def test_aten_graphs_of_inductor(watching):
     with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
         x = torch.randn(8, requires_grad=True)
         torch.compile(lambda x: (torch.relu(x.sin() + 1) * 2).sum())(x).backward()
-    assert left(watch) == ["relu.default"]
+    check_reduced(watch, "wrong_value", "relu.default")
     assert watch.ended.reduction.case.inductor_config["cpp.inject_relu_bug_TESTING_ONLY"] == "accuracy"
 
 
@@ -251,38 +224,39 @@ def test_an_aten_graph_that_does_not_compile(watching):
     fault = {"cpp.inject_relu_bug_TESTING_ONLY": "compile_error"}
     with pytest.raises(Exception, match="compile error"):
         torch.compile(lambda x: torch.relu(x.sin() + 1) * 2, options=fault)(torch.randn(8))
-    assert left(watch) == ["relu.default"]
-
-
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
-        ({"TORCHDYNAMO_REPRO_AFTER": "foo"}, "TORCHDYNAMO_REPRO_AFTER='foo': it takes dynamo or aot"),
-        ({"TORCHDYNAMO_REPRO_AFTER": ""}, "it takes dynamo or aot"),
-        ({"TORCHDYNAMO_REPRO_AFTER": "aot", "TORCHDYNAMO_REPRO_LEVEL": "7"}, "'7': it takes 2, 3 or 4"),
-        ({"TORCHDYNAMO_REPRO_AFTER": "aot", "TORCHDYNAMO_REPRO_LEVEL": "two"}, "'two': it takes 2, 3 or 4"),
-        ({"TORCHDYNAMO_REPRO_LEVEL": "3"}, "without TORCHDYNAMO_REPRO_AFTER"),
-    ],
-)
-def test_wrong_variables(environ, words):
-    with pytest.raises(UsageError, match=words):
-        asked_by(environ)
-
-
-def test_variables():
-    assert asked_by({}) is None
-    assert asked_by({"TORCHDYNAMO_REPRO_AFTER": "dynamo"}) == Asked("dynamo", 2)
-    assert asked_by({"TORCHDYNAMO_REPRO_AFTER": "aot", "TORCHDYNAMO_REPRO_LEVEL": "4"}) == Asked("aot", 4)
-    assert watch_script.watch_environment({}) is None
+    check_reduced(watch, "crash_compile", "relu.default")
 
 
 @pytest.mark.heavy
 def test_another_process_reduces_where_none_can_be_forked(watching, monkeypatch):
     watch, said = watching("dynamo", 4)
     monkeypatch.setattr(script_cases, "can_fork", lambda: False)
-    net, x = mlp()
     with pytest.raises(BackendCompilerFailed, match="ReluCompileError"):
-        torch.compile(net, backend="relu_compile_error_TESTING_ONLY")(x)
+        run_with("compile")
     assert watch.ended.reduction is None
     assert (watch.ended.folder / "repro" / "repro.py").is_file()
     assert "not tried in a child process" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("after", "level", "result"),
+    [
+        (None, None, None),
+        ("dynamo", None, Asked("dynamo", 2)),
+        ("aot", "4", Asked("aot", 4)),
+        ("foo", None, "TORCHDYNAMO_REPRO_AFTER='foo': it takes dynamo or aot"),
+        ("", None, "it takes dynamo or aot"),
+        ("aot", "7", "'7': it takes 2, 3 or 4"),
+        ("aot", "two", "'two': it takes 2, 3 or 4"),
+        (None, "3", "without TORCHDYNAMO_REPRO_AFTER"),
+    ],
+)
+def test_variables(after, level, result):
+    given = {"TORCHDYNAMO_REPRO_AFTER": after, "TORCHDYNAMO_REPRO_LEVEL": level}
+    environ = {name: value for name, value in given.items() if value is not None}
+    if isinstance(result, str):
+        with pytest.raises(UsageError, match=result):
+            asked_by(environ)
+    else:
+        assert asked_by(environ) == result
+        assert bool(watch_script.watch_environment(environ)) is bool(result)

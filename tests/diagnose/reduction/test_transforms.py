@@ -55,12 +55,9 @@ def test_the_graph_computes_the_same_in_plain_operators(name: str) -> None:
     torch.testing.assert_close(tuple(made(*values.restore())), tuple(graph.graph(*values.restore())))
 
 
-def test_other_graphs_stay_as_they_are() -> None:
+def test_what_has_no_transform_or_cannot_be_traced_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = recorded(lambda x: x.sin() + 1, ROWS)
     assert without_transforms(graph.graph, graph.calls) is graph.graph
-
-
-def test_what_cannot_be_traced_stays_as_it_is_and_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = recorded(PROGRAMS["vmap"], ROWS)
     assert without_transforms(graph.graph, []) is graph.graph
 

@@ -1,6 +1,7 @@
 """Eight threads compile eight functions at once; the backwards are called by other threads than the forwards."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -9,7 +10,6 @@ THREADS = 8
 barrier = threading.Barrier(THREADS)
 losses: dict[int, torch.Tensor] = {}
 inputs: dict[int, torch.Tensor] = {}
-errors: list[BaseException] = []
 
 
 def function_of(number: int) -> Any:
@@ -23,48 +23,31 @@ functions = [function_of(number) for number in range(THREADS)]
 
 
 def forward(number: int) -> None:
-    try:
-        x = torch.linspace(0, 1, 5 + number, requires_grad=True)
-        inputs[number] = x
-        compiled = torch.compile(functions[number], dynamic=False)
-        barrier.wait()
-        losses[number] = compiled(x)
-    except BaseException as error:
-        errors.append(error)
+    inputs[number] = torch.linspace(0, 1, 5 + number, requires_grad=True)
+    compiled = torch.compile(functions[number], dynamic=False)
+    barrier.wait()
+    losses[number] = compiled(inputs[number])
 
 
 def backward(number: int) -> None:
-    try:
-        barrier.wait()
-        losses[number].backward()
-    except BaseException as error:
-        errors.append(error)
+    barrier.wait()
+    losses[number].backward()
 
 
-def together(work: Any) -> None:
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+def together(work: Any) -> list[Any]:
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(work, range(THREADS)))
 
 
 def same_function_in_all() -> None:
     """One compiled graph, first called by eight threads at once, and one that eight threads compile alike."""
     layer = torch.compile(lambda x: (x @ x.t()).relu() * 77)
-    results: list[torch.Tensor] = []
 
-    def call(number: int) -> None:
-        try:
-            barrier.wait()
-            results.append(layer(torch.full((4, 4), 1.0)))
-        except BaseException as error:
-            errors.append(error)
+    def call(_: int) -> torch.Tensor:
+        barrier.wait()
+        return layer(torch.full((4, 4), 1.0))
 
-    together(call)
-    assert all(torch.equal(result, torch.full((4, 4), 308.0)) for result in results)
+    assert all(torch.equal(result, torch.full((4, 4), 308.0)) for result in together(call))
 
 
 def main() -> None:

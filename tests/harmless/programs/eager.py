@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import traceback
 import warnings
 from contextlib import nullcontext
 from typing import Any
 
+import evidence
+import families
 import numpy as np
 import torch
 from torch import nn
@@ -17,43 +18,29 @@ from torch.utils.checkpoint import checkpoint
 import graphprobe
 
 
-def bits(tensor: torch.Tensor) -> str:
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.sha256(data).hexdigest()[:16] + str(tuple(tensor.shape)) + str(tensor.stride())
-
-
 def say(name: str, *values: Any) -> None:
-    print(name, *(bits(v) if isinstance(v, torch.Tensor) else v for v in values), flush=True)
+    # Copies: how often a gradient was written to may differ, since a dump holds it when more is added.
+    plain = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
+    evidence.say(name, evidence.bits(plain))
 
 
-def trained(name: str, model: nn.Module, *inputs: Any, steps: int = 2) -> None:
+def trained(name: str) -> None:
+    model, batches = families.FAMILIES[name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(steps):
-        out = model(*inputs)
-        out = getattr(out, "logits", out)
-        loss = out.float().pow(2).mean()
+    for batch in batches:
+        loss, out = model(*batch)
         loss.backward()
-        say(f"{name} out", out, loss, type(out.grad_fn).__name__)
-        for key, parameter in model.named_parameters():
-            say(f"{name} {key}", parameter.grad if parameter.grad is not None else None)
+        say(f"{name} out", out, type(out.grad_fn).__name__, *(value.grad for value in model.parameters()))
         optimizer.step()
         optimizer.zero_grad()
-    for key, value in model.state_dict().items():
-        say(f"{name} state {key}", value)
+    say(f"{name} state", *model.state_dict().values())
 
 
-def gpt2() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16)
-    trained("gpt2", GPT2LMHeadModel(config), torch.randint(0, 64, (2, 16)))
-
-
-def convnet() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Flatten(), nn.Linear(288, 4)
-    )
-    trained("convnet", model, torch.randn(4, 3, 8, 8))
+def models() -> None:
+    trained("gpt2")
+    trained("convnet")
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Flatten(), nn.Linear(12, 4))
+    say("dropout", model(torch.randn(4, 3, 2, 2)))
 
 
 class Double(torch.autograd.Function):
@@ -149,7 +136,7 @@ def main() -> None:
         watch = graphprobe.dump(sys.argv[2], level=sys.argv[3], data=sys.argv[4])
     torch.manual_seed(0)
     with watch:
-        for program in (gpt2, convnet, functions, checkpoints, in_place, hooks_and_errors, state):
+        for program in (models, functions, checkpoints, in_place, hooks_and_errors, state):
             program()
     say("depth", torch._C._len_torch_function_stack())
 

@@ -7,8 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._functorch.config
+import torch._inductor.config
+from torch._dynamo.backends.common import aot_autograd
 
 torch._dynamo.config.suppress_errors = False
+# Watching switches torch's graph caches off, and that alone shows: other lines of torch stand in a traceback.
+torch._inductor.config.fx_graph_cache = torch._functorch.config.enable_autograd_cache = False
 
 
 def at_run_time() -> None:
@@ -29,8 +34,6 @@ def in_a_late_backward() -> None:
     def refuses(gm: Any, inputs: Any) -> Any:
         raise ArithmeticError("no backward of this kind")
 
-    from torch._dynamo.backends.common import aot_autograd
-
     backend = aot_autograd(fw_compiler=lambda gm, inputs: gm, bw_compiler=refuses)
     x = torch.ones(4, requires_grad=True)
     torch.compile(lambda x: x.sin().sum(), backend=backend)(x).backward()
@@ -49,8 +52,6 @@ def in_a_compiler_below_aot() -> None:
             raise OSError("inner")
         except OSError as error:
             raise RuntimeError("outer") from error
-
-    from torch._dynamo.backends.common import aot_autograd
 
     torch.compile(lambda x: x.sin(), backend=aot_autograd(fw_compiler=mine))(torch.ones(4))
 
@@ -85,10 +86,7 @@ def in_fullgraph() -> None:
     torch.compile(broken, fullgraph=True)(torch.ones(4))
 
 
-CASES: tuple[Callable[[], None], ...] = (
-    at_run_time, in_a_library_call, in_a_late_backward, in_a_backend, in_a_compiler_below_aot, in_lowering,
-    in_the_c_compiler, in_user_code, in_fullgraph,
-)  # fmt: skip
+CASES: list[Callable[[], None]] = [value for name, value in list(globals().items()) if name.startswith(("at_", "in_"))]
 
 
 def main(uncaught: str) -> None:
@@ -106,7 +104,7 @@ def main(uncaught: str) -> None:
         else:
             print("==", case.__name__, "did not raise")
     torch._dynamo.reset()
-    next(case for case in CASES if case.__name__ == uncaught)()
+    globals()[uncaught]()
 
 
 main(sys.argv[1])

@@ -1,6 +1,7 @@
 """Training steps of one model family, two on Inductor, one on each other backend: `families.py FAMILY [BACKEND…]`."""
 
 import copy
+import functools
 import os
 import random
 import sys
@@ -15,73 +16,54 @@ import numpy as np
 import torch
 from torch import nn
 
-Make = Callable[[], tuple[nn.Module, list[tuple[torch.Tensor, ...]]]]
-
-
-def gpt2() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=16, bos_token_id=0, eos_token_id=1, use_cache=False
-    )  # fmt: skip
-    tokens = torch.randint(64, (2, 12))
-    return Loss(GPT2LMHeadModel(config), "input_ids"), [(tokens, tokens), (tokens.flip(0), tokens.flip(0))]
-
-
-def bert() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=64,
-        max_position_embeddings=16, num_labels=3,
-    )  # fmt: skip
-    tokens, labels = torch.randint(64, (2, 12)), torch.tensor([0, 2])
-    return Loss(BertForSequenceClassification(config), "input_ids"), [(tokens, labels), (tokens.flip(0), labels)]
+Batches = list[tuple[torch.Tensor, ...]]
+Make = Callable[[], tuple[nn.Module, Batches]]
 
 
 class Loss(nn.Module):
     """The loss and what else it is computed from, of a model of transformers."""
 
-    def __init__(self, body: nn.Module, given: str, result: str = "logits") -> None:
+    def __init__(self, body: nn.Module, given: str) -> None:
         super().__init__()
-        self.body, self.given, self.result = body, given, result
+        self.body, self.given = body, given
 
     def forward(self, values: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.body(**{self.given: values}, labels=labels)
-        return out.loss, getattr(out, self.result)
+        return out.loss, out.logits
 
 
-def t5() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
-    from transformers import T5Config, T5ForConditionalGeneration
+ENCODER = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 1},
+    ),
+    "bert": ("BertForSequenceClassification", {**ENCODER, "max_position_embeddings": 16, "num_labels": 3}),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "relative_attention_num_buckets": 8},
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        {**ENCODER, "image_size": 16, "patch_size": 8, "num_labels": 3, "hidden_dropout_prob": 0.1},
+    ),
+    "llama": ("LlamaForCausalLM", {**ENCODER, "num_attention_heads": 4, "num_key_value_heads": 2}),
+}
+"""By family: the class of the model, and what is not its default."""
+CHANGED = {"vocab_size": 64, "use_cache": False, "decoder_start_token_id": 0, "pad_token_id": 0}
 
-    config = T5Config(
-        vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, dropout_rate=0.1, use_cache=False,
-        decoder_start_token_id=0, pad_token_id=0, relative_attention_num_buckets=8,
-    )  # fmt: skip
-    tokens = torch.randint(1, 64, (2, 12))
-    return Loss(T5ForConditionalGeneration(config), "input_ids"), [(tokens, tokens.flip(1)), (tokens.flip(0), tokens)]
 
+def of_transformers(family: str) -> tuple[nn.Module, Batches]:
+    import transformers
 
-def vit() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64, image_size=16, patch_size=8,
-        num_labels=3, hidden_dropout_prob=0.1,
-    )  # fmt: skip
-    images, labels = torch.randn(2, 3, 16, 16), torch.tensor([0, 2])
-    return Loss(ViTForImageClassification(config), "pixel_values"), [(images, labels), (images.flip(3), labels)]
-
-
-def llama() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        num_hidden_layers=1, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,
-        vocab_size=64, max_position_embeddings=16, use_cache=False,
-    )  # fmt: skip
-    tokens = torch.randint(64, (2, 12))
-    return Loss(LlamaForCausalLM(config), "input_ids"), [(tokens, tokens), (tokens.flip(0), tokens)]
+    kind, options = TRANSFORMERS[family]
+    model = getattr(transformers, kind)
+    body = model(model.config_class(**(options if family == "vit" else {**CHANGED, **options})))
+    values = torch.randn(2, 3, 16, 16) if family == "vit" else torch.randint(1, 64, (2, 12))
+    labels = torch.tensor([0, 2]) if "num_labels" in options else values
+    flipped = values.flip(3 if family == "vit" else 0)
+    loss = Loss(body, "pixel_values" if family == "vit" else "input_ids")
+    return loss, [(values, labels), (flipped, labels if labels is not values else flipped)]
 
 
 class Recurrent(nn.Module):
@@ -96,7 +78,7 @@ class Recurrent(nn.Module):
         return logits.logsumexp(-1).mean(), logits
 
 
-def lstm() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
+def lstm() -> tuple[nn.Module, Batches]:
     x = torch.randn(3, 5, 6)
     return Recurrent(), [(x,), (x.flip(1),)]
 
@@ -115,7 +97,7 @@ class Convnet(nn.Module):
         return logits.logsumexp(-1).mean(), logits
 
 
-def convnet() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
+def convnet() -> tuple[nn.Module, Batches]:
     images = torch.randn(4, 3, 12, 12)
     return Convnet(), [(images,), (images.to(memory_format=torch.channels_last),)]
 
@@ -127,7 +109,7 @@ class Half(Convnet):
         return loss.float(), logits
 
 
-def autocast() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
+def autocast() -> tuple[nn.Module, Batches]:
     return Half(), convnet()[1]
 
 
@@ -152,7 +134,7 @@ class Mutating(nn.Module):
         return hidden.square().mean(), hidden
 
 
-def mutating() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
+def mutating() -> tuple[nn.Module, Batches]:
     scratch = torch.randn(5, 6)
     return Mutating(), [(torch.randn(5, 6), scratch), (torch.randn(5, 6), scratch)]
 
@@ -167,7 +149,7 @@ class Breaking(Mutating):
         return super().forward(x, scratch + self.seen)
 
 
-def breaking() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
+def breaking() -> tuple[nn.Module, Batches]:
     return Breaking(), mutating()[1]
 
 
@@ -181,15 +163,13 @@ class Branching(nn.Module):
         return hidden.square().mean(), hidden
 
 
-def branching() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
+def branching() -> tuple[nn.Module, Batches]:
     x = torch.rand(5, 6)
     return Branching(), [(x,), (-x,)]
 
 
-FAMILIES: dict[str, Make] = {
-    f.__name__: f
-    for f in (gpt2, bert, t5, vit, llama, lstm, convnet, autocast, mutating, breaking, branching)
-}  # fmt: skip
+FAMILIES: dict[str, Make] = {f.__name__: f for f in (lstm, convnet, autocast, mutating, breaking, branching)}
+FAMILIES |= {family: functools.partial(of_transformers, family) for family in TRANSFORMERS}
 
 
 def seed() -> None:

@@ -1,5 +1,6 @@
 """Switches collecting on and off in one process and compares what lies about before and after: `on_and_off.py OUT`."""
 
+import gc
 import importlib
 import logging
 import os
@@ -12,6 +13,8 @@ import pytest
 import torch
 import torch._dynamo
 import torch._inductor.compile_fx
+from torch._dynamo.output_graph import OutputGraph
+from torch._inductor.output_code import CompiledFxGraph
 
 import graphprobe
 from graphprobe.internals import bus, taps
@@ -42,14 +45,14 @@ def snapshot() -> dict[str, Any]:
     handlers = {id(h): tuple(h.filters) for logger in [logging.root] for h in logger.handlers}
     configs = {name: importlib.import_module(name).get_config_copy() for name in CONFIGS}
     return {
+        "objects": originals(),
         "meta_path": list(sys.meta_path),
         "loggers": loggers,
         "handlers": handlers,
         "configs": configs,
         "environment": dict(os.environ),
-        "threads": [
-            t.name for t in threading.enumerate() if not t.name.startswith("ThreadPoolExecutor")
-        ],  # those are torch's
+        # These others are torch's.
+        "threads": [t.name for t in threading.enumerate() if not t.name.startswith(("ThreadPoolExecutor", "tqdm"))],
         "filters": list(warnings.filters),
         "hooks": (sys.excepthook, threading.excepthook, sys.displayhook, warnings.showwarning),
     }
@@ -65,25 +68,13 @@ def compare(before: Any, after: Any, what: str) -> None:
             assert after[key] == value, (what, key, value, after[key])
 
 
-def same_objects(before: dict[str, Any], what: str) -> None:
-    for address, (raw, own) in originals().items():
-        assert raw is before[address][0], (what, address)
-        assert own == before[address][1], (what, address)
-
-
-def compiled_graph_callables() -> list[Any]:
-    import gc
-
-    from torch._inductor.output_code import CompiledFxGraph
-
-    return [o.current_callable for o in gc.get_objects() if type(o) is CompiledFxGraph]
-
-
-def unwrapped(found: list[Any]) -> None:
-    assert found
-    for function in found:
-        module = getattr(function, "__module__", "")
-        assert not str(module).startswith("graphprobe"), function
+def put_back(before: Any, what: str) -> None:
+    """Nothing is left of what was switched on, in the process or in compiled graphs."""
+    compare(before, snapshot(), what)
+    compiled = [o.current_callable for o in gc.get_objects() if type(o) is CompiledFxGraph]
+    assert compiled
+    for function in compiled:
+        assert not str(getattr(function, "__module__", "")).startswith("graphprobe"), (what, function)
 
 
 def train(function: Any) -> None:
@@ -94,19 +85,17 @@ def train(function: Any) -> None:
 def main() -> None:
     train(lambda x: (x * 2).exp())  # imports what a compile imports
     torch._dynamo.reset()
-    before, objects = snapshot(), originals()
+    before = snapshot()
     folder = graphprobe.enable(OUT)
-    assert originals() != objects
+    assert originals() != before["objects"]
     train(lambda x: (x * 3).sin())
     with pytest.raises(graphprobe.UsageError, match=folder.name):
         graphprobe.enable(OUT)
     with pytest.raises(graphprobe.UsageError, match=folder.name), graphprobe.trace(OUT):
         raise AssertionError("a trace() inside must be an error")
     assert graphprobe.disable() == folder
-    compare(before, snapshot(), "enable, disable")
-    same_objects(objects, "enable, disable")
+    put_back(before, "enable, disable")
     assert graphprobe.disable() is None
-    unwrapped(compiled_graph_callables())
 
     torch._dynamo.reset()
 
@@ -115,23 +104,21 @@ def main() -> None:
 
     with pytest.raises(KeyError, match="the program's own"), graphprobe.trace(OUT, save_inputs=True, graph_dump="py"):
         train_and_raise()
-    compare(before, snapshot(), "trace that raises")
-    same_objects(objects, "trace that raises")
-    unwrapped(compiled_graph_callables())
+    put_back(before, "trace that raises")
 
     # Compiled while collecting, first called and differentiated afterwards: nothing is recorded, nothing stays.
     torch._dynamo.reset()
     with graphprobe.trace(OUT, save_inputs=True) as folder:
         x = torch.ones(4, requires_grad=True)
         loss = torch.compile(lambda x: (x * 5).cos().sum())(x)
-    events = (folder / "graphprobe" / "events.jsonl").read_bytes()
+    events = folder / "graphprobe" / "events.jsonl"
+    recorded = events.read_bytes()
     bypassed, aot.bypassed = aot.bypassed, None  # type: ignore[assignment]  # the caches are not touched any more
     loss.backward()
     aot.bypassed = bypassed
     assert torch.allclose(x.grad, -5 * torch.sin(torch.full((4,), 5.0)))
-    assert (folder / "graphprobe" / "events.jsonl").read_bytes() == events
-    compare(before, snapshot(), "late backward")
-    unwrapped(compiled_graph_callables())
+    assert events.read_bytes() == recorded
+    put_back(before, "late backward")
 
     # With the filter at "error", the warning about code compiled before is an error, and leaves nothing switched on.
     with warnings.catch_warnings():
@@ -139,8 +126,7 @@ def main() -> None:
         with pytest.raises(graphprobe.GraphprobeWarning, match="compiled before"):
             graphprobe.enable(OUT)
     assert graphprobe.disable() is None, "enable() raised and stays on"
-    compare(before, snapshot(), "enable that raises")
-    same_objects(objects, "enable that raises")
+    put_back(before, "enable that raises")
 
     # A level that the program sets while collecting is its own.
     torch._dynamo.reset()
@@ -152,8 +138,6 @@ def main() -> None:
     logger.setLevel(before["loggers"]["torch._inductor"][0])
 
     # Somebody else patches on top: theirs stays, and ours below it does nothing any more.
-    from torch._dynamo.output_graph import OutputGraph
-
     with graphprobe.trace(OUT) as folder:
         inner = OutputGraph.call_user_compiler
         calls = []
@@ -166,10 +150,11 @@ def main() -> None:
     assert OutputGraph.call_user_compiler is theirs
     assert "call_user_compiler was replaced" in (folder / "graphprobe" / "manifest.json").read_text()
     torch._dynamo.reset()
-    events = (folder / "graphprobe" / "events.jsonl").read_bytes()
+    events = folder / "graphprobe" / "events.jsonl"
+    recorded = events.read_bytes()
     train(lambda x: (x * 7).cos())
     assert len(calls) == 1
-    assert (folder / "graphprobe" / "events.jsonl").read_bytes() == events
+    assert events.read_bytes() == recorded
     print("OFF IS OFF")
 
 

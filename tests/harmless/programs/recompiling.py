@@ -16,6 +16,7 @@ class Net(torch.nn.Module):
         return y.sum() if mode == "sum" else y.mean()
 
 
+torch._logging.set_logs(recompiles=True)
 torch.manual_seed(0)
 torch._dynamo.config.recompile_limit = 4
 net = Net()

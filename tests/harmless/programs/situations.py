@@ -10,10 +10,16 @@ from typing import Any
 import evidence
 import numpy as np
 import torch
+import torch._functorch.config
+import torch._inductor.config
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+
+# Watching switches torch's graph caches off, and that alone shows: code generation, which a cache hit skips, raises the
+# interpreter's recursion limit.
+torch._inductor.config.fx_graph_cache = torch._functorch.config.enable_autograd_cache = False
 
 
 def report(name: str, value: Any) -> None:
@@ -36,23 +42,19 @@ def recompiles_with_dynamic_shapes() -> None:
 
 
 class Counting(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(getattr(func, "__qualname__", str(func)))
+        seen.append(getattr(func, "__qualname__", str(func)))
         return func(*args, **(kwargs or {}))
 
 
 class Watching(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
+        seen.append(str(func))
         return func(*args, **(kwargs or {}))
+
+
+seen: list[str] = []
+"""Calls that a mode saw."""
 
 
 def user_modes() -> None:
@@ -64,10 +66,11 @@ def user_modes() -> None:
         for mode in (Counting(), Watching()):
             torch._dynamo.reset()
             compiled = torch.compile(scaled, backend=backend)
+            seen.clear()
             with mode:
                 result = compiled(x)
             report(f"{type(mode).__name__} {backend}", result)
-            evidence.say("seen", mode.seen)
+            evidence.say("seen", seen)
 
 
 def grad_modes() -> None:

@@ -79,17 +79,9 @@ def main(out: str) -> None:
             loss.backward()
         for direction, profiled in (("forward", forward), ("backward", backward)):
             path = Path(folder) / f"graphprobe/model__0/{direction}/captured_ops.json"
-            trace = json.loads(path.read_text())
-            recorded = [short(e["name"]) for e in trace["traceEvents"] if e["ph"] == "X"]
-            starts = [e["ts"] for e in trace["traceEvents"] if e["ph"] == "X"]
-            code = (path.parent / "output_code.py").read_text().splitlines()
-            lines = [
-                (e["name"], e["args"]["output_code_line"]) for e in trace["traceEvents"] if e["ph"] == "X"
-            ]  # the line of the module as Inductor wrote it
-            seen[direction] = {
-                "recorded": recorded, "profiled": launched(profiled), "starts": starts, "lines": lines,
-                "code_lines": len(code),
-            }  # fmt: skip
+            events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+            recorded, starts = [short(event["name"]) for event in events], [event["ts"] for event in events]
+            seen[direction] = {"recorded": recorded, "profiled": launched(profiled), "starts": starts}
         result[name] = seen
     print("RESULT", json.dumps(result))
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import graphprobe
-from graphprobe.store.api_reader import open_api_dump
-from graphprobe.store.calls import Call, CallDump, CallSlot
+from graphprobe.store import Call, CallDump, CallSlot, open_api_dump
 
 
 class Read:
@@ -28,6 +27,14 @@ class Read:
     def labels(self) -> list[str]:
         return [call.label for call in self.calls]
 
+    @property
+    def forward(self) -> list[str]:
+        return [call.label for call in self.calls if call.direction == "forward"]
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self.dump.by_rank[0].manifest.notes)
+
     def __getitem__(self, label: str) -> Call:
         (found,) = [call for call in self.calls if call.label == label]
         return found
@@ -37,6 +44,11 @@ class Read:
 
     def value(self, label: str, slot: str) -> Any:
         return self.dump.values(self[label], self.slots(label)[slot])
+
+    def assert_values(self, expected: dict[tuple[str, str], list[Any]]) -> None:
+        """By the label of a call in the forward and the name of its slot."""
+        for (label, slot), values in expected.items():
+            assert self.value(f"{label}.forward", slot).tolist() == values, (label, slot)
 
 
 @pytest.fixture

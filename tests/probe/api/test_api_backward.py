@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from graphprobe.internals.operators.autograd_edges import plans_between
+from graphprobe.internals.operators.autograd_edges import edge_of, plans_between, sequence_number
 
 
 def test_linear_gives_all_three_gradients_and_its_own_share(dumped: Callable[..., Any]) -> None:
@@ -49,24 +49,17 @@ def test_a_module_keeps_its_backward(dumped: Callable[..., Any], level: str, inp
         model(x).pow(2).sum().backward()
 
     read = dumped(program, level=level)
+    linear, whole = "Module.0.Linear.0.backward", "Module.Sequential.0.backward"
+    others = ["Module.3.ReLU.1.backward", "Module.2.Conv1d.0.backward", "Module.1.ReLU.0.backward"]
     labels = [label for label in read.labels if label.startswith("Module") and label.endswith("backward")]
-    assert labels == [
-        "Module.3.ReLU.1.backward",
-        "Module.2.Conv1d.0.backward",
-        "Module.1.ReLU.0.backward",
-        "Module.0.Linear.0.backward",
-        "Module.Sequential.0.backward",
-    ]
-    slots = read.slots("Module.0.Linear.0.backward")
+    assert labels == [*others, linear, whole]
+    slots = read.slots(linear)
     assert list(slots) == ["grad_output.0", "grad_input.0", "grad_parameter.weight", "grad_parameter.bias"]
-    np.testing.assert_array_equal(
-        read.value("Module.0.Linear.0.backward", "grad_parameter.weight"), model[0].weight.grad.numpy()
-    )
     assert slots["grad_output.0"].meta.shape[-1] == 4
-    np.testing.assert_array_equal(
-        read.value("Module.0.Linear.0.backward", "grad_output.0").reshape(-1, 4).sum(0), model[0].bias.grad.numpy()
-    )
-    np.testing.assert_array_equal(read.value("Module.Sequential.0.backward", "grad_input.0"), x.grad.numpy())
+    same = np.testing.assert_array_equal
+    same(read.value(linear, "grad_parameter.weight"), model[0].weight.grad.numpy())
+    same(read.value(linear, "grad_output.0").reshape(-1, 4).sum(0), model[0].bias.grad.numpy())
+    same(read.value(whole, "grad_input.0"), x.grad.numpy())
 
 
 def test_an_input_used_twice(dumped: Callable[..., Any]) -> None:
@@ -127,33 +120,13 @@ def test_checkpointing_is_not_a_second_call(dumped: Callable[..., Any], reentran
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     x = torch.randn(2, 4, requires_grad=True)
     read = dumped(lambda: checkpoint(model, x, use_reentrant=reentrant).sum().backward(), level="mix")
-    forward = [c.label for c in read.calls if c.direction == "forward"]
-    assert forward.count("nn.functional.linear.0.forward") == 1
-    assert "nn.functional.linear.1.forward" not in forward
-    assert "Module.0.Linear.1.forward" not in forward
+    assert read.forward.count("nn.functional.linear.0.forward") == 1
+    assert not {"nn.functional.linear.1.forward", "Module.0.Linear.1.forward"} & set(read.forward)
     backward = [c for c in read.calls if c.direction == "backward" and "linear" in c.label]
     assert len(backward) == 1
-    weight = next(slot for slot in backward[0].slots if slot.name == "grad_input.1")
-    np.testing.assert_array_equal(read.dump.values(backward[0], weight), model[0].weight.grad.numpy())
+    np.testing.assert_array_equal(read.value(backward[0].label, "grad_input.1"), model[0].weight.grad.numpy())
     assert bool(backward[0].notes) == reentrant
-    assert any("checkpoint ran again" in note for note in read.dump.by_rank[0].manifest.notes)
-
-
-def test_custom_backward_is_watched(dumped: Callable[..., Any]) -> None:
-    """What runs while the graph runs is a call like any other."""
-
-    class Clip(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad.clamp(max=0.5)
-
-    x = torch.ones(2, requires_grad=True)
-    read = dumped(lambda: torch.autograd.grad(Clip.apply(x).sum(), x))
-    assert "Tensor.clamp.0.forward" in read.labels
+    assert any("checkpoint ran again" in note for note in read.notes)
 
 
 def test_nothing_is_kept_alive(dumped: Callable[..., Any]) -> None:
@@ -201,8 +174,6 @@ def test_the_walk_ends_at_older_nodes() -> None:
     outside = x
     for _ in range(50):
         outside = outside * 2
-    from graphprobe.internals.operators.autograd_edges import edge_of, sequence_number
-
     first = sequence_number()
     inner = torch.ones(1, requires_grad=True)
     edge = edge_of(inner)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import subprocess
-import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import graphprobe
 from graphprobe.internals.operators.api_calls import UNTOLD, CompiledRegions
-from graphprobe.store.calls import CallSlot
+from graphprobe.store import CallSlot
 
 
 def test_functions_methods_operators_and_early_imports(dumped: Callable[..., Any]) -> None:
@@ -34,17 +32,8 @@ def test_functions_methods_operators_and_early_imports(dumped: Callable[..., Any
         F.gelu(y, approximate="tanh")
 
     read = dumped(program)
-    assert [c.api for c in read.calls] == [
-        "torch.ones",
-        "torch.add",
-        "torch.Tensor.mul",
-        "torch.Tensor.__getitem__",
-        "torch.Tensor.sum",
-        "torch.fft.fft",
-        "torch.ops.aten.sin",
-        "torch.Tensor.T",
-        "torch.nn.functional.gelu",
-    ]
+    apis = "ones add Tensor.mul Tensor.__getitem__ Tensor.sum fft.fft ops.aten.sin Tensor.T nn.functional.gelu"
+    assert [c.api for c in read.calls] == [f"torch.{api}" for api in apis.split()]
     assert [c.position for c in read.calls] == list(range(9))
     slots = read.slots("add.0.forward")
     assert list(slots) == ["input.0", "input.1", "kwarg.alpha", "output.0"]
@@ -71,36 +60,24 @@ def test_questions_about_a_tensor_are_no_calls(dumped: Callable[..., Any]) -> No
 def test_reads_are_calls(dumped: Callable[..., Any]) -> None:
     x = torch.tensor([2.5])
     read = dumped(lambda: (x.item(), bool(x > 1), torch.equal(x, x)))
-    assert read.labels == [
-        "Tensor.item.0.forward",
-        "Tensor.gt.0.forward",
-        "Tensor.__bool__.0.forward",
-        "equal.0.forward",
-    ]
+    assert read.labels == [f"{name}.0.forward" for name in ("Tensor.item", "Tensor.gt", "Tensor.__bool__", "equal")]
     assert read.slots("Tensor.item.0.forward")["output.0"].scalar.text == "2.5"
 
 
 def test_index_counts_by_api_and_module_is_the_innermost(dumped: Callable[..., Any]) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
     read = dumped(lambda: model(torch.ones(1, 3)), level="mix")
-    assert [(c.label, c.module) for c in read.calls if c.direction == "forward"] == [
-        ("ones.0.forward", ""),
-        ("nn.functional.linear.0.forward", "0"),
-        ("Module.0.Linear.0.forward", "0"),
-        ("nn.functional.relu.0.forward", "1.0"),
-        ("Module.1.0.ReLU.0.forward", "1.0"),
-        ("nn.functional.linear.1.forward", "1.1"),
-        ("Module.1.1.Linear.1.forward", "1.1"),
-        ("Module.1.Sequential.1.forward", "1"),
-        ("Module.Sequential.0.forward", ""),
+    forward = [(c.label.removesuffix(".forward"), c.module) for c in read.calls if c.direction == "forward"]
+    assert forward == [
+        ("ones.0", ""),
+        *[("nn.functional.linear.0", "0"), ("Module.0.Linear.0", "0")],
+        *[("nn.functional.relu.0", "1.0"), ("Module.1.0.ReLU.0", "1.0")],
+        *[("nn.functional.linear.1", "1.1"), ("Module.1.1.Linear.1", "1.1")],
+        *[("Module.1.Sequential.1", "1"), ("Module.Sequential.0", "")],
     ]
     slots = read.slots("Module.0.Linear.0.forward")
-    assert [(s.name, s.role) for s in slots.values()] == [
-        ("input.0", "input"),
-        ("parameter.weight", "parameter"),
-        ("parameter.bias", "parameter"),
-        ("output.0", "output"),
-    ]
+    assert list(slots) == ["input.0", "parameter.weight", "parameter.bias", "output.0"]
+    assert all(slot.role == name.partition(".")[0] for name, slot in slots.items())
     by_module = dumped(lambda: model(torch.ones(1, 3)), level="module")
     assert {c.kind for c in by_module.calls} == {"module"}
 
@@ -131,15 +108,19 @@ def test_an_in_place_call_shows_its_input_as_before(dumped: Callable[..., Any]) 
         torch.add(y, 1, out=y)
 
     read = dumped(program)
-    assert read.value("Tensor.relu_.0.forward", "input.0").tolist() == [-2.0] * 3
-    assert read.value("Tensor.relu_.0.forward", "output.0").tolist() == [0.0] * 3
-    assert read.value("Tensor.add_.0.forward", "input.0").tolist() == [0.0] * 3
-    assert read.value("Tensor.add_.0.forward", "output.0").tolist() == [5.0] * 3
-    assert read.value("Tensor.__setitem__.0.forward", "input.0").tolist() == [5.0] * 3
-    assert read.value("Tensor.__setitem__.0.forward", "output.input.0").tolist() == [1.0, 5.0, 5.0]
-    assert read.value("add.0.forward", "input.0").tolist() == [-2.0] * 3
-    assert read.value("add.0.forward", "kwarg.out").tolist() == [-2.0] * 3
-    assert read.value("add.0.forward", "output.0").tolist() == [-1.0] * 3
+    read.assert_values(
+        {
+            ("Tensor.relu_.0", "input.0"): [-2.0] * 3,
+            ("Tensor.relu_.0", "output.0"): [0.0] * 3,
+            ("Tensor.add_.0", "input.0"): [0.0] * 3,
+            ("Tensor.add_.0", "output.0"): [5.0] * 3,
+            ("Tensor.__setitem__.0", "input.0"): [5.0] * 3,
+            ("Tensor.__setitem__.0", "output.input.0"): [1.0, 5.0, 5.0],
+            ("add.0", "input.0"): [-2.0] * 3,
+            ("add.0", "kwarg.out"): [-2.0] * 3,
+            ("add.0", "output.0"): [-1.0] * 3,
+        }
+    )
     assert not any(c.notes for c in read.calls)
 
 
@@ -166,10 +147,9 @@ def test_gradients_that_a_scaler_unscales_are_looked_at_again(dumped: Callable[.
         weight.grad.cos()
 
     read = dumped(program)
-    assert read.value("Tensor.sin.0.forward", "input.0").tolist() == [8.0] * 3
+    read.assert_values({("Tensor.sin.0", "input.0"): [8.0] * 3, ("Tensor.cos.0", "input.0"): [1.0] * 3})
     (call,) = [c for c in read.calls if "unscale" in c.label]
     assert read.value(call.label, "output.input.0.0").tolist() == [1.0] * 3
-    assert read.value("Tensor.cos.0.forward", "input.0").tolist() == [1.0] * 3
 
 
 def test_memory_that_the_program_got_at_is_looked_at_again(dumped: Callable[..., Any]) -> None:
@@ -186,11 +166,8 @@ def test_memory_that_the_program_got_at_is_looked_at_again(dumped: Callable[...,
         x.numpy()[:] = 8.0
         x.sin()
 
-    read = dumped(program)
-    assert read.value("Tensor.sin.0.forward", "input.0").tolist() == [0.0] * 4
-    assert read.value("Tensor.sin.1.forward", "input.0").tolist() == [7.0] * 4
-    assert read.value("Tensor.sin.2.forward", "input.0").tolist() == [8.0] * 4
-    assert read.value("Tensor.cos.1.forward", "input.0").tolist() == [3.0] * 4
+    expected = {"sin.0": 0.0, "sin.1": 7.0, "sin.2": 8.0, "cos.1": 3.0}
+    dumped(program).assert_values({(f"Tensor.{call}", "input.0"): [value] * 4 for call, value in expected.items()})
 
 
 def test_memory_that_is_used_again_is_not_taken_for_the_same(dumped: Callable[..., Any]) -> None:
@@ -244,16 +221,9 @@ def test_custom_function_is_a_call_with_its_inner_calls(dumped: Callable[..., An
     early = Double.apply  # bound before the dump begins
     apply = early if isinstance(early, types.MethodType) else lambda v: Double.apply(v)
     read = dumped(lambda: apply(x).sum().backward())
-    name = f"{Double.__module__}.{Double.__qualname__}"
-    assert read.labels == [
-        "mul.0.forward",
-        "Double.0.forward",
-        "Tensor.sum.0.forward",
-        "Tensor.sum.0.backward",
-        "Tensor.mul.0.forward",
-        "Double.0.backward",
-    ]
-    assert read["Double.0.forward"].api == name
+    forward = ["mul.0.forward", "Double.0.forward", "Tensor.sum.0.forward"]
+    assert read.labels == [*forward, "Tensor.sum.0.backward", "Tensor.mul.0.forward", "Double.0.backward"]
+    assert read["Double.0.forward"].api == f"{Double.__module__}.{Double.__qualname__}"
     assert read.value("Double.0.backward", "grad_input.0").tolist() == [2.0, 2.0]
 
 
@@ -266,39 +236,27 @@ def test_inside_vmap_and_func(dumped: Callable[..., Any]) -> None:
     np.testing.assert_array_equal(read.value("Tensor.pow.0.forward", "input.0"), x[0].numpy())
 
 
-def test_a_call_that_raises_is_told_and_raises(dumped: Callable[..., Any]) -> None:
-    def program() -> None:
-        with pytest.raises(RuntimeError, match="cannot be multiplied"):
-            torch.mm(torch.ones(2, 3), torch.ones(2, 3))
-        torch.relu(torch.ones(1))
-
-    read = dumped(program)
-    assert read["mm.0.forward"].notes == ("raised RuntimeError",)
-    assert "relu.0.forward" in read.labels
-
-
-def test_a_module_that_raises_leaves_the_path_right(dumped: Callable[..., Any]) -> None:
+def test_what_raises_is_told_and_leaves_the_path_right(dumped: Callable[..., Any]) -> None:
     class Bad(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ValueError("no")
 
-    model = nn.ModuleDict({"bad": Bad(), "good": nn.ReLU()})
-
     class Root(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = model
+            self.inner = nn.ModuleDict({"bad": Bad(), "good": nn.ReLU()})
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            try:
+            with pytest.raises(ValueError, match="no"):
                 self.inner["bad"](x)
-            except ValueError:
-                pass
+            with pytest.raises(RuntimeError, match="cannot be multiplied"):
+                torch.mm(torch.ones(2, 3), torch.ones(2, 3))
             return self.inner["good"](x.neg())
 
     root = Root()
     read = dumped(lambda: root(torch.ones(1)), level="mix")
     assert read["Module.inner.bad.Bad.0.forward"].notes == ("raised ValueError",)
+    assert read["mm.0.forward"].notes == ("raised RuntimeError",)
     assert read["Tensor.neg.0.forward"].module == ""
     assert read["nn.functional.relu.0.forward"].module == "inner.good"
 
@@ -313,11 +271,14 @@ def test_a_lazy_view_shows_other_values_than_its_memory(dumped: Callable[..., An
         z.conj().mul(1)
         torch._neg_view(x.mul(1)).mul(1)
 
-    read = dumped(program)
-    assert read.value("Tensor.add.0.forward", "input.0").tolist() == [1 + 2j, 3 - 1j]
-    assert read.value("Tensor.mul.0.forward", "input.0").tolist() == [1 - 2j, 3 + 1j]
-    assert read.value("Tensor.mul.1.forward", "output.0").tolist() == [1.0, -2.0]
-    assert read.value("Tensor.mul.2.forward", "input.0").tolist() == [-1.0, 2.0]
+    dumped(program).assert_values(
+        {
+            ("Tensor.add.0", "input.0"): [1 + 2j, 3 - 1j],
+            ("Tensor.mul.0", "input.0"): [1 - 2j, 3 + 1j],
+            ("Tensor.mul.1", "output.0"): [1.0, -2.0],
+            ("Tensor.mul.2", "input.0"): [-1.0, 2.0],
+        }
+    )
 
 
 def test_what_waits_in_the_graph_and_the_queue_is_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
@@ -355,10 +316,9 @@ def test_other_tensors(dumped: Callable[..., Any]) -> None:
         torch.empty(2, device="meta").neg()
 
     read = dumped(program, clean=False)
-    assert read.value("Tensor.mul.0.forward", "output.0").tolist() == [2.0, 4.0]
+    changed = {("Tensor.add_.0", "input.0"): [1.0, 1.0], ("Tensor.add_.0", "output.0"): [2.0, 2.0]}
+    read.assert_values({("Tensor.mul.0", "output.0"): [2.0, 4.0], **changed})
     assert "sparse" in read.slots("Tensor.mul.1.forward")["input.0"].missing
-    assert read.value("Tensor.add_.0.forward", "input.0").tolist() == [1.0, 1.0]
-    assert read.value("Tensor.add_.0.forward", "output.0").tolist() == [2.0, 2.0]
     assert "no values" in read.slots("Tensor.neg.1.forward")["input.0"].missing
     assert read.slots("Tensor.neg.0.forward")["input.0"].stats.count == 0
 
@@ -384,7 +344,7 @@ def test_stacks(dumped: Callable[..., Any]) -> None:
     assert not any("/torch/" in line for line in stack)
 
 
-def test_torch_itself_is_not_changed() -> None:
+def test_torch_itself_is_not_changed(run_warm: Callable[..., Any]) -> None:
     """Off means that nothing is installed, and a dump that has ended leaves nothing."""
     code = """
 import torch, tempfile, graphprobe
@@ -404,8 +364,8 @@ with graphprobe.dump(tempfile.mkdtemp() + "/d", level="mix"):
     torch.ones(2).add(1)
 assert state() == before
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_warm("-c", code)
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("keeps", [True, False])

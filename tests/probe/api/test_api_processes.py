@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from torch import nn
 
 import graphprobe
 from conftest import ROOT
-from graphprobe.store.api_reader import open_api_dump
+from graphprobe.store import open_api_dump
+from warm.pool import Warm
 
 COLLECTIVES = """
 import sys, torch, torch.distributed as dist
@@ -40,11 +40,12 @@ dist.destroy_process_group()
 """
 
 
-def test_collectives_of_two_ranks(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen([sys.executable, "-c", COLLECTIVES, str(rank), str(tmp_path)], env=env) for rank in (0, 1)
-    ]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def test_collectives_of_two_ranks(tmp_path: Path, warm: Warm) -> None:
+    commands = [[warm.executable, "-c", COLLECTIVES, str(rank), str(tmp_path)] for rank in (0, 1)]
+    running = [subprocess.Popen(command, env=ENV) for command in commands]
     assert [process.wait(timeout=120) for process in running] == [0, 0]
     dump = open_api_dump(tmp_path / "d")
     assert dump.ranks() == (0, 1) and dump.problems() == ()
@@ -59,8 +60,7 @@ def test_collectives_of_two_ranks(tmp_path: Path) -> None:
         label = "distributed.all_reduce.0.forward"
         assert calls[label].api == "torch.distributed.all_reduce"
         assert value(label, "input.0") == [rank + 1.0] * 3
-        assert value(label, "output.input.0") == [3.0] * 3
-        assert value("Tensor.cos.0.forward", "input.0") == [3.0] * 3
+        assert value(label, "output.input.0") == value("Tensor.cos.0.forward", "input.0") == [3.0] * 3
         assert value("distributed.all_gather.0.forward", "output.input.0.1") == [4.0] * 3
         assert "asynchronous" in calls["distributed.broadcast.0.forward"].notes[0]
         assert value("Tensor.tan.0.forward", "input.0") == [3.0] * 3
@@ -74,13 +74,11 @@ def test_other_threads_keep_their_own_modules(tmp_path: Path) -> None:
         for _ in range(20):
             model(torch.ones(2, 4)).sum().backward()
 
-    with graphprobe.dump(tmp_path / "d", level="mix", model={str(n): m for n, m in enumerate(models)}):
-        threads = [threading.Thread(target=work, args=(m,), name=f"w{n}") for n, m in enumerate(models)]
-        for thread in threads:
-            thread.start()
+    named = {str(n): m for n, m in enumerate(models)}
+    with graphprobe.dump(tmp_path / "d", level="mix", model=named), ThreadPoolExecutor(len(models)) as pool:
+        done = pool.map(work, models)
         work(models[0])
-        for thread in threads:
-            thread.join()
+        list(done)
     dump = open_api_dump(tmp_path / "d")
     assert dump.problems() == ()
     calls = list(dump.calls(0, 0))
@@ -120,10 +118,9 @@ for number in range(10**6):
 """
 
 
-def test_kill_9_loses_only_the_queue(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "d")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+def test_kill_9_loses_only_the_queue(tmp_path: Path, warm: Warm) -> None:
+    command = [warm.executable, "-c", KILLED, str(tmp_path / "d")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENV)
     assert process.stdout is not None
     process.stdout.readline()
     time.sleep(0.3)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import graphprobe
-from graphprobe.store.api_reader import open_api_dump
+from graphprobe.store import open_api_dump
 
 
 class Marked(torch.Tensor):

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from graphprobe.errors import EXIT_FOUND, UsageError
 from graphprobe.probe.api.overflow import Overflow, OverflowFiles, OverflowFoundError, OverflowWatch
-from graphprobe.store.foreign.ptdbg import PtdbgDump
+from graphprobe.store import PtdbgDump
 
 HALF, E4M3 = torch.float16, torch.float8_e4m3fn
 DEVICES = [
@@ -78,18 +78,11 @@ def test_origins(device: str, program: Callable[[str], object], api: str, direct
         assert found.source.partition(":")[0].endswith("test_overflow.py") or api == "exp"
 
 
-def causal(device: str) -> None:
+def masked(device: str) -> None:
     x = torch.randn(4, 4, device=device, requires_grad=True)
     mask = torch.full((4, 4), float("-inf"), device=device).triu(1)
     ((x @ x.t() + mask).softmax(-1) @ x).sum().backward()
-
-
-def masked_fill(device: str) -> None:
-    x = torch.randn(4, 4, device=device, requires_grad=True)
     x.masked_fill(x > 0, float("-inf")).softmax(-1)[0].sum().backward()
-
-
-def attention(device: str) -> None:
     q = torch.randn(1, 2, 4, 8, device=device, requires_grad=True)
     F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
 
@@ -106,13 +99,12 @@ def given_infinities(device: str) -> None:
 
 
 def training(device: str) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 2))
-    model = model.to(device)
+    layers = (torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+    model = torch.nn.Sequential(*layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
+    x, classes = torch.randn(3, 4, device=device), torch.zeros(3, dtype=torch.long, device=device)
     for _ in range(3):
-        F.cross_entropy(
-            model(torch.randn(3, 4, device=device)), torch.zeros(3, dtype=torch.long, device=device)
-        ).backward()
+        F.cross_entropy(model(x), classes).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -123,32 +115,18 @@ def memory_that_was_never_written(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "program",
-    [causal, masked_fill, attention, lowest_number, given_infinities, training, memory_that_was_never_written],
-    ids=lambda program: program.__name__,
-)
+@pytest.mark.parametrize("program", [masked, lowest_number, given_infinities, training, memory_that_was_never_written])
 def test_silent_where_it_is_meant(device: str, program: Callable[[str], object]) -> None:
     assert [str(found) for found in watched(lambda: program(device))] == []
 
 
 def test_only_the_origin_is_told_and_not_what_carries_it_on() -> None:
-    def program() -> None:
-        x = torch.full((3,), 1e30)
-        y = x * x
-        for _ in range(3):
-            y = y * 2 + 1
-        y.sum()
-
-    assert [found.op for found in watched(program)] == ["aten.mul.Tensor"]
+    found = watched(lambda: (((torch.full((3,), 1e30) * 1e30) * 2 + 1) * 2 + 1).sum())
+    assert [one.op for one in found] == ["aten.mul.Tensor"]
 
 
 def test_in_place_the_input_is_that_before_the_call() -> None:
-    def program() -> None:
-        x = torch.full((3,), 1e30)
-        x.mul_(1e30)
-
-    (found,) = watched(program)
+    (found,) = watched(lambda: torch.full((3,), 1e30).mul_(1e30))
     before, after = found.inputs[0][1], found.outputs[0][1]
     assert before.tolist() == pytest.approx([1e30] * 3)
     assert torch.isinf(after).all()
@@ -161,12 +139,11 @@ def test_it_stops_at_the_limit_and_no_earlier() -> None:
     watch = OverflowWatch(found.append, limit=2)
 
     def program() -> None:
-        with watch:
-            for scale in (1.0, 0.0, 0.0, 0.0):
-                torch.log(torch.ones(2) * scale)
-                done.append(scale)
+        for scale in (1.0, 0.0, 0.0, 0.0):
+            torch.log(torch.ones(2) * scale)
+            done.append(scale)
 
-    with pytest.raises(OverflowFoundError, match=r"overflow 2 of 2: torch\.log") as caught:
+    with pytest.raises(OverflowFoundError, match=r"overflow 2 of 2: torch\.log") as caught, watch:
         program()
     assert (done, len(found), watch.count) == ([1.0, 0.0], 2, 2)
     assert (caught.value.slug, caught.value.exit_code) == ("overflow-found", EXIT_FOUND)
@@ -185,12 +162,8 @@ def test_the_program_computes_the_same() -> None:
         model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Dropout())
         x = torch.randn(2, 1, 6, 6)
         model(x).square().sum().backward()
-        state = [
-            *model.state_dict().values(),
-            *(p.grad for p in model.parameters() if p.grad is not None),
-            torch.rand(3),
-        ]
-        return [value.numpy().tobytes() for value in state]
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        return [value.numpy().tobytes() for value in (*model.state_dict().values(), *grads, torch.rand(3))]
 
     plain = program()
     seen: list[list[bytes]] = []

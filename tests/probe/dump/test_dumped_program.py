@@ -11,10 +11,9 @@ import torch
 import graphprobe
 from graphprobe.backends.dumped_program import DumpedProgram
 from graphprobe.dump_plan import plan_from
-from graphprobe.store import layout
-from graphprobe.store.reader import Run
-
-from .conftest import Dumping
+from graphprobe.probe.dump.backend import DumpBackend
+from graphprobe.store import Run, layout
+from probe.dump.conftest import Dumped, Dumping
 
 
 class Tanh(torch.nn.Module):
@@ -73,10 +72,9 @@ def test_a_backend_that_is_a_function_stays_and_that_is_told(program: DumpedProg
 def test_a_program_that_dumps_itself_is_not_dumped_twice(program: DumpedProgram, dumping: Dumping) -> None:
     other = dumping.path / "own"
     other.mkdir()
-    backend = dumping.backend("aot_eager", dump_path=str(other))
-    torch.compile(lambda x: x.sin(), backend=backend)(torch.ones(2))
-    found = dumping.end()
-    assert type(found)(other).names() == ["sin"]
+    dumping.compile(lambda x: x.sin(), "aot_eager", dump_path=str(other))(torch.ones(2))
+    dumping.end()
+    assert Dumped(other).names() == ["sin"]
     assert program.folders == [] and [path.name for path in dumping.path.iterdir()] == ["own"]
 
 
@@ -100,8 +98,6 @@ def test_a_dump_makes_no_run_unasked(dumping: Dumping, tmp_path: Path, monkeypat
 
 
 def test_mode_and_options_go_along(program: DumpedProgram, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphprobe.probe.dump.backend import DumpBackend
-
     seen = []
 
     def call(self: object, gm: torch.fx.GraphModule, inputs: object, **settings: object) -> object:

@@ -10,11 +10,15 @@ import pytest
 import torch
 
 from probe.dump.conftest import Dumping
-from probe.dump.scenes import documents, findings, operator, scene_backend
+from probe.dump.scenes import documents, findings
 
 
 class Refused(Exception):
     """What the operators here raise."""
+
+
+def watched(dumping: Dumping, function: Any, name: str = "aot_eager") -> Any:
+    return torch.compile(function, backend=dumping.backend_of_file(name, dump_scene="exception"))
 
 
 def deepest(error: BaseException) -> tuple[str, int]:
@@ -24,33 +28,29 @@ def deepest(error: BaseException) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
-def test_what_the_op_read_is_kept_and_the_error_goes_on_as_it_is(backend: str, dumping: Dumping) -> None:
+def test_what_the_op_read_is_kept_and_the_error_goes_on_as_it_is(backend: str, dumping: Dumping, operator: Any) -> None:
     error = Refused("no more\nthan this")
     failing = False
 
-    with operator("moody") as define:
+    def moody(x: torch.Tensor) -> torch.Tensor:
+        if failing:
+            raise error
+        return x.clone()
 
-        def moody(x: torch.Tensor) -> torch.Tensor:
-            if failing:
-                raise error
-            return x.clone()
+    op = operator(moody)
+    compiled = watched(dumping, lambda x: op(x * 2).sin(), backend)
+    x = torch.arange(4.0)
+    torch.testing.assert_close(compiled(x), (x * 2).sin())
+    assert findings(dumping.path, "exception") == [] and not list(dumping.path.rglob("exception.json"))
 
-        op = define(moody)
-        compiled = torch.compile(
-            lambda x: op(x * 2).sin(), backend=scene_backend(dumping, backend, dump_scene="exception")
-        )
-        x = torch.arange(4.0)
-        torch.testing.assert_close(compiled(x), (x * 2).sin())
-        assert findings(dumping.path, "exception") == [] and not list(dumping.path.rglob("exception.json"))
-
-        failing = True
-        with pytest.raises(Refused) as caught:
-            compiled(x)
-        with pytest.raises(Refused) as plain:
-            moody(x)
-        assert caught.value is error and plain.value is error
-        assert deepest(caught.value) == deepest(plain.value)
-        assert not any("graphprobe" in frame.filename for frame in traceback.extract_tb(caught.value.__traceback__))
+    failing = True
+    with pytest.raises(Refused) as caught:
+        compiled(x)
+    with pytest.raises(Refused) as plain:
+        moody(x)
+    assert caught.value is error and plain.value is error
+    assert deepest(caught.value) == deepest(plain.value)
+    assert not any("graphprobe" in frame.filename for frame in traceback.extract_tb(caught.value.__traceback__))
 
     found = dumping.end()
     (record,) = found.ops()
@@ -64,78 +64,64 @@ def test_what_the_op_read_is_kept_and_the_error_goes_on_as_it_is(backend: str, d
     assert "Refused: no more" in finding["text"] and finding["file"] == document["file"]
 
 
-def test_an_op_that_had_begun_to_write_is_dumped_as_before(dumping: Dumping) -> None:
-    with operator("half", mutates=("x",)) as define:
+def test_an_op_that_had_begun_to_write_is_dumped_as_before(dumping: Dumping, operator: Any) -> None:
 
-        def half(x: torch.Tensor) -> torch.Tensor:
-            x[:2] = 99
-            raise Refused("in the middle")
+    def half(x: torch.Tensor) -> torch.Tensor:
+        x[:2] = 99
+        raise Refused("in the middle")
 
-        op = define(half)
+    op = operator(half, writes=True)
 
-        def program(x: torch.Tensor) -> torch.Tensor:
-            y = x + 1
-            return op(y) + y
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        return op(y) + y
 
-        compiled = torch.compile(program, backend=scene_backend(dumping, "eager", dump_scene="exception"))
-        with pytest.raises(Refused):
-            compiled(torch.zeros(4))
+    with pytest.raises(Refused):
+        watched(dumping, program, "eager")(torch.zeros(4))
     (record,) = dumping.end().ops()
     np.testing.assert_array_equal(record.values()["input.0"].array(), np.ones(4))
     assert any("input.0 is a copy" in note for note in record.record.notes)
 
 
-def test_a_backward_that_fails(dumping: Dumping) -> None:
+def test_a_backward_that_fails(dumping: Dumping, operator: Any) -> None:
     failing = False
-    with operator("picky") as define:
 
-        def picky(x: torch.Tensor) -> torch.Tensor:
-            if failing:
-                raise Refused("gradient")
-            return x.clone()
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if failing:
+            raise Refused("gradient")
+        return x.clone()
 
-        op = define(picky)
+    op = operator(picky)
 
-        class Through(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-                return x * 3
+    class Through(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 3
 
-            @staticmethod
-            def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-                return op(gradient * 3)
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return op(gradient * 3)
 
-        compiled = torch.compile(
-            lambda x: Through.apply(x).sum(), backend=scene_backend(dumping, "aot_eager", dump_scene="exception")
-        )
-        x = torch.ones(3, requires_grad=True)
-        compiled(x).backward()
-        assert findings(dumping.path, "exception") == []
-        failing = True
-        loss = compiled(x)
-        with pytest.raises(Refused):
-            loss.backward()
+    compiled = watched(dumping, lambda x: Through.apply(x).sum())
+    x = torch.ones(3, requires_grad=True)
+    compiled(x).backward()
+    assert findings(dumping.path, "exception") == []
+    failing = True
+    loss = compiled(x)
+    with pytest.raises(Refused):
+        loss.backward()
     (found,) = findings(dumping.path, "exception")
     assert found["direction"] == "backward" and found["step"] == 1
 
 
-def test_a_run_without_an_exception_says_so(dumping: Dumping) -> None:
-    torch.compile(lambda x: x + 1, backend=scene_backend(dumping, "eager", dump_scene="exception"))(torch.zeros(2))
-    assert "nothing was dumped: no op raised in 1 calls of graphs" in dumping.end().manifest.notes
-
-
 @pytest.mark.cuda
-def test_an_exception_on_a_device(dumping: Dumping) -> None:
-    with operator("on_device") as define:
+def test_an_exception_on_a_device(dumping: Dumping, operator: Any) -> None:
 
-        def on_device(x: torch.Tensor) -> torch.Tensor:
-            raise Refused("there")
+    def on_device(x: torch.Tensor) -> torch.Tensor:
+        raise Refused("there")
 
-        op = define(on_device)
-        compiled = torch.compile(
-            lambda x: op(x * 2), backend=scene_backend(dumping, "inductor", dump_scene="exception")
-        )
-        with pytest.raises(Refused):
-            compiled(torch.ones(4, device="cuda"))
+    op = operator(on_device)
+    with pytest.raises(Refused):
+        watched(dumping, lambda x: op(x * 2), "inductor")(torch.ones(4, device="cuda"))
     (record,) = dumping.end().ops()
     np.testing.assert_array_equal(record.values()["input.0"].array(), np.full(4, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -71,16 +72,17 @@ def test_origins_and_carriers() -> None:
     assert judge.judge(plain, lambda: [summary("input.0", 3, nan=1)], [summary("output.0", 4, nan=1)]) is None
 
 
-def test_an_infinity_of_another_sign_than_was_read_is_an_origin() -> None:
-    read = [summary("input.0", 1, negative=2)]
-    assert OverflowJudge().judge(OpTraits(), lambda: read, [summary("output.0", 2, negative=2)]) is None
-    found = OverflowJudge().judge(OpTraits(), lambda: read, [summary("output.0", 2, positive=1, negative=2)])
-    assert found is not None and [problem.sign for problem in found.problems] == ["+"]
-
-
-def test_saturation_is_what_no_input_had() -> None:
-    limit = 448.0
-    out = [summary("output.0", 2, high=limit, limit=limit)]
-    found = OverflowJudge().judge(OpTraits(), lambda: [summary("input.0", 1, high=500.0)], out)
-    assert found is not None and found.problems[0].kind == "saturated"
-    assert OverflowJudge().judge(OpTraits(), lambda: [summary("input.0", 1, high=limit)], out) is None
+@pytest.mark.parametrize(
+    ("read", "wrote", "problems"),
+    [
+        ({"negative": 2}, {"negative": 2}, []),
+        ({"negative": 2}, {"positive": 1, "negative": 2}, [("inf", "+")]),
+        ({"high": 500.0}, {"high": 448.0, "limit": 448.0}, [("saturated", "+")]),
+        ({"high": 448.0}, {"high": 448.0, "limit": 448.0}, []),
+    ],
+)
+def test_an_origin_has_what_no_input_had(read: Any, wrote: Any, problems: list[tuple[str, str]]) -> None:
+    """An infinity of that sign, or a number that is larger than the dtype can hold."""
+    inputs, outputs = [summary("input.0", 1, **read)], [summary("output.0", 2, **wrote)]
+    found = OverflowJudge().judge(OpTraits(), lambda: inputs, outputs)
+    assert [(one.kind, one.sign) for one in (found.problems if found is not None else ())] == problems

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +13,19 @@ from torch._inductor.utils import run_and_get_code
 
 import graphprobe
 import models
+from graphprobe.engine.subgraph import showable
 from graphprobe.internals.caches import bypassed
 from graphprobe.probe.dump import backend as dump_backend
 from graphprobe.probe.dump import instrument
 from graphprobe.probe.dump.backend import DumpBackend
-from graphprobe.probe.dump.instrument import compile_instrumented
-from graphprobe.probe.dump.sessions import close_all
-from graphprobe.store.dump_reader import DumpedOp, open_dump
+from graphprobe.probe.dump.facts import ops_of_graph
+from graphprobe.store import DumpedOp
+from probe.dump.conftest import Dumped
 
 
 @pytest.fixture(autouse=True)
 def engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dump_backend.ENGINES, "instrument", compile_instrumented)
+    monkeypatch.setitem(dump_backend.ENGINES, "instrument", instrument.compile_instrumented)
 
 
 @pytest.fixture
@@ -43,25 +45,35 @@ def assert_same_values(found: dict[Any, DumpedOp], expected: dict[Any, DumpedOp]
         values, wanted = op.values(), expected[key].values()
         assert list(values) == list(wanted), key
         assert op.record.arguments == expected[key].record.arguments
-        for slot, value in values.items():
-            one, other = torch.from_numpy(value.array()), torch.from_numpy(wanted[slot].array())
+        for slot in values:
+            one, other = tensor(op, slot), tensor(expected[key], slot)
             torch.testing.assert_close(one, other, **tolerance, msg=lambda text, k=key: f"{k}: {text}")
 
 
-def run(dumping: Any, model: Any, *args: torch.Tensor, engine: str = "instrument", **options: Any) -> Any:
+def backend_at(path: Path, **options: Any) -> DumpBackend:
+    """Dumps, and collects nothing beside that."""
+    config = graphprobe.CompilerConfig().dump_config
+    given = {"enable_dump": True, "dump_path": str(path), "engine": "instrument", **options}
+    for name, value in given.items():
+        setattr(config, name, value)
+    return DumpBackend(config.plan(environ={}))
+
+
+def run(dumping: Any, model: Any, *args: torch.Tensor, engine: str = "instrument", **options: Any) -> Dumped:
     """The dump of one call, with its backward if there is one."""
     path = dumping.path / engine
     path.mkdir()
-    config = graphprobe.CompilerConfig().dump_config
-    for name, value in {"enable_dump": True, "dump_path": str(path), "engine": engine, **options}.items():
-        setattr(config, name, value)
-    backend = DumpBackend(config.plan(environ={}))
     torch.compiler.reset()
+    backend = backend_at(path, engine=engine, **options)
     out = torch.compile(model, backend=backend, fullgraph=True)(*(a.clone() for a in args))
     if out.requires_grad:
         out.square().mean().backward()
-    close_all()
-    return type(dumping.end())(path)
+    dumping.end()
+    return Dumped(path)
+
+
+def tensor(op: DumpedOp, slot: str) -> torch.Tensor:
+    return torch.from_numpy(op.values()[slot].array())
 
 
 def test_every_node_is_recorded_as_the_interpreter_has_it(dumping: Any, mlp: Any) -> None:
@@ -74,16 +86,10 @@ def test_every_node_is_recorded_as_the_interpreter_has_it(dumping: Any, mlp: Any
 
 def test_an_op_in_place_shows_its_input_as_before(dumping: Any) -> None:
     x = torch.randn(4, 3)
-
-    def f(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        return x.sin()
-
-    found = by_name(run(dumping, f, x, torch.tensor([0])))
-    (name,) = [name for _, name in found if name.startswith("copy_")]
-    values = found["forward", name].values()
-    torch.testing.assert_close(torch.from_numpy(values["input.0"].array()), x)
-    torch.testing.assert_close(torch.from_numpy(values["output.0"].array()), x + 1)
+    found = by_name(run(dumping, lambda x: x.add_(1).sin(), x))
+    (copy,) = [op for (_, name), op in found.items() if name.startswith("copy_")]
+    torch.testing.assert_close(tensor(copy, "input.0"), x)
+    torch.testing.assert_close(tensor(copy, "output.0"), x + 1)
 
 
 def test_selection_by_name_and_scope(dumping: Any) -> None:
@@ -100,26 +106,16 @@ def test_selection_by_name_and_scope(dumping: Any) -> None:
 
 
 def test_with_nothing_selected_the_code_is_that_of_a_plain_compile(dumping: Any) -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return (x.sin() + 1).sum(0)
-
     def code(backend: Any) -> str:
         torch.compiler.reset()
         with bypassed():
-            _, (text,) = run_and_get_code(torch.compile(f, backend=backend), torch.ones(3, 2))
+            compiled = torch.compile(lambda x: (x.sin() + 1).sum(0), backend=backend)
+            _, (text,) = run_and_get_code(compiled, torch.ones(3, 2))
         return re.sub(r"# AOT ID: .*", "", str(text))
 
-    def dumped(layer: str) -> Any:
-        config = graphprobe.CompilerConfig().dump_config
-        path = dumping.path
-        for name, value in (("enable_dump", True), ("dump_path", str(path)), ("engine", "instrument")):
-            setattr(config, name, value)
-        config.dump_layer = layer
-        return DumpBackend(config.plan(environ={}))
-
     plain = code("inductor")
-    assert code(dumped("nothing_of_that_name")) == plain
-    assert "graphprobe.record" in code(dumped("sin")), "the comparison cannot fail"
+    assert code(backend_at(dumping.path, dump_layer="nothing_of_that_name")) == plain
+    assert "graphprobe.record" in code(backend_at(dumping.path, dump_layer="sin")), "the comparison cannot fail"
 
 
 def test_the_programs_own_pass_comes_before_and_stays_in_place(dumping: Any) -> None:
@@ -132,33 +128,21 @@ def test_the_programs_own_pass_comes_before_and_stays_in_place(dumping: Any) -> 
         found = run(dumping, lambda x: x.sin() * 2, torch.ones(3))
         assert torch._inductor.config.post_grad_custom_post_pass is swap
     assert compile_fx._recursive_post_grad_passes is before
-    values = by_name(found)["forward", "sin"].values()
-    torch.testing.assert_close(torch.from_numpy(values["output.0"].array()), torch.ones(3).cos())
+    torch.testing.assert_close(tensor(found.op("sin"), "output.0"), torch.ones(3).cos())
 
 
 def test_sizes_that_change(dumping: Any) -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return x.split(2, 1)[0].reshape(-1, x.shape[0]) * x.shape[1]
-
-    backend = dumping.path / "dynamic"
-    backend.mkdir()
-    config = graphprobe.CompilerConfig().dump_config
-    for name, value in (("enable_dump", True), ("dump_path", str(backend)), ("engine", "instrument")):
-        setattr(config, name, value)
-    compiled = torch.compile(f, backend=DumpBackend(config.plan(environ={})), dynamic=True)
+    function = lambda x: x.split(2, 1)[0].reshape(-1, x.shape[0]) * x.shape[1]  # noqa: E731
+    compiled = torch.compile(function, backend=backend_at(dumping.path), dynamic=True)
     for size in (4, 6):
         compiled(torch.ones(size, size))
-    products = type(dumping.end())(backend).ops(op_type="mul")
+    products = dumping.end().ops(op_type="mul")
     assert [op.values()["output.0"].array().shape for op in products] == [(2, 4), (2, 6)]
     assert [op.record.arguments[0].text for op in products] == ["4", "6"]
 
 
 def test_steps_that_are_not_dumped_record_nothing(dumping: Any) -> None:
-    config = graphprobe.CompilerConfig().dump_config
-    options = {"enable_dump": True, "dump_path": str(dumping.path), "engine": "instrument", "dump_step": "1"}
-    for name, value in options.items():
-        setattr(config, name, value)
-    compiled = torch.compile(lambda x: x.sin() * 2, backend=DumpBackend(config.plan(environ={})))
+    compiled = torch.compile(lambda x: x.sin() * 2, backend=backend_at(dumping.path, dump_step="1"))
     for step in range(3):
         compiled(torch.full((2,), float(step)))
     (op,) = dumping.end().ops(op_name="sin")
@@ -179,9 +163,6 @@ def test_a_graph_that_cannot_be_instrumented_is_compiled_without(
 
 
 def test_an_insertion_that_fails_leaves_the_graph_as_it_was() -> None:
-    from graphprobe.probe.dump.facts import ops_of_graph
-    from graphprobe.probe.dump.instrument import insert_recorders
-
     gm = torch.fx.symbolic_trace(lambda x: x.sin().cos())
     for node in gm.graph.nodes:
         node.meta["val"] = torch.ones(2)
@@ -197,9 +178,9 @@ def test_an_insertion_that_fails_leaves_the_graph_as_it_was() -> None:
             return True
 
     with pytest.raises(RuntimeError, match="planted"):
-        insert_recorders(gm, print, ops, Refusing())  # type: ignore[arg-type]
+        instrument.insert_recorders(gm, print, ops, Refusing())  # type: ignore[arg-type]
     assert gm.code == before
-    insert_recorders(gm, print, ops, {1, 2})
+    instrument.insert_recorders(gm, print, ops, {1, 2})
     assert gm.code.count("print(") == 2
 
 
@@ -224,9 +205,8 @@ def test_every_node_of_a_transformer(dumping: Any, monkeypatch: pytest.MonkeyPat
         compiled = dumping.compile(model, engine=engine, dump_path=str(path))
         compiled(input_ids=x, labels=x).loss.backward()
         dumping.end()
-        (folder,) = open_dump(path).folders
-        assert folder.manifest is not None and not folder.manifest.missing
-        found[engine] = by_name(folder)
+        assert not Dumped(path).manifest.missing
+        found[engine] = by_name(Dumped(path))
     assert_same_values(found["instrument"], found["interpreter"], rtol=1e-3, atol=1e-5)
 
 
@@ -259,17 +239,14 @@ def test_ops_that_give_nothing_are_recorded_and_break_no_compile(dumping: Any, f
     assert not any(name.startswith("output") for name in op.values())
     if seen == "add_one_":
         expected = (torch.eye(3) + 1) * 2
-        assert torch.equal(torch.from_numpy(op.values()[slot].array()), expected), "its input as it was before"
-        (after,) = (v.array() for k, v in ops["add"].values().items() if k.startswith("input"))
-        assert torch.equal(torch.from_numpy(after), expected + 1)
-    ended = [op.record.op.op_type for op in found.ops()]
-    assert ended[-1] in ("add", "mul")
+        assert torch.equal(tensor(op, slot), expected), "its input as it was before"
+        (after,) = (name for name in ops["add"].values() if name.startswith("input"))
+        assert torch.equal(tensor(ops["add"], after), expected + 1)
+    assert found.ops()[-1].record.op.op_type in ("add", "mul")
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="this torch makes no effect of a check for errors")
 def test_values_that_no_code_has_are_not_shown() -> None:
-    from graphprobe.engine.subgraph import showable
-
     shown: list[str] = []
 
     def look(graph: torch.fx.Graph) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import re
 from collections.abc import Callable
@@ -11,14 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.codecache import PyCodeCache
 from torch.fx import GraphModule, Interpreter
 
 import graphprobe
 import graphprobe.probe.dump.kernel as engine
 import models
-from graphprobe.internals.inductor.dump_taps import Lowered
-from graphprobe.store.dump_reader import DumpedOp
-from graphprobe.store.reader import Run
+from graphprobe.internals.inductor.dump_taps import Lowered, lower
+from graphprobe.store import DumpedOp, Run
+from probe.dump.conftest import Dumped
 
 SLOW = pytest.mark.heavy
 TENSOR = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,13 +48,12 @@ def trained(make: Callable[..., Any], dtype: torch.dtype, backend: Any, *, steps
 MODELS = [
     pytest.param(models.convnet_step, "float32"),
     pytest.param(functools.partial(models.convnet_step, dropout=0.3), "bfloat16", marks=SLOW),
-    pytest.param(models.gpt2_step, "float32", marks=SLOW),
-    pytest.param(models.gpt2_step, "bfloat16", marks=SLOW),
-    pytest.param(models.bert_step, "float32", marks=SLOW),
-    pytest.param(models.bert_step, "bfloat16", marks=SLOW),
+    *(pytest.param(models.gpt2_step, dtype, marks=SLOW) for dtype in TENSOR),
+    *(pytest.param(models.bert_step, dtype, marks=SLOW) for dtype in TENSOR),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "dtype"), MODELS)
 def test_the_program_computes_the_same_bits(make: Any, dtype: str, dumping: Any) -> None:
     plain = trained(make, TENSOR[dtype], "inductor")
@@ -71,8 +70,7 @@ def test_the_program_computes_the_same_bits(make: Any, dtype: str, dumping: Any)
 def values_of_nodes(lowered: Lowered, dumped: list[DumpedOp]) -> dict[str, torch.Tensor]:
     """What an interpreter computes for each node, from the inputs that were dumped."""
     inputs = {op.record.op.op_name: op for op in dumped if op.record.op.op_type == "Data"}
-    node = next(iter(lowered.fx.values()))
-    graph = node.graph
+    graph = next(iter(lowered.fx.values())).graph
     gm = GraphModule(graph.owning_module, graph)
     values: dict[str, torch.Tensor] = {}
 
@@ -159,8 +157,6 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, read
 
 
 def test_a_call_that_is_not_due_runs_the_module_as_it_is(dumping: Any) -> None:
-    from torch._inductor.codecache import PyCodeCache
-
     before = set(map(id, PyCodeCache.modules))
     compiled = dumping.compile(lambda x: (x @ x).relu(), dump_step="1")
     inside: list[set[str]] = []
@@ -191,25 +187,20 @@ def test_launches_are_selected_by_node_line_and_buffer(dumping: Any) -> None:
         torch.compiler.reset()
         path = dumping.path / layer.replace(":", "_")
         path.mkdir()
-        x = torch.randn(4, 4)
-        dumping.compile(program, dump_layer=layer, dump_path=str(path))(x)
+        dumping.compile(program, dump_layer=layer, dump_path=str(path))(torch.randn(4, 4))
         dumping.end()
-        found = type(dumping.end())(path)
+        found = Dumped(path)
         assert [re.sub(r"[_.\d]+$", "", name) for name in found.names()] == expected, layer
         read = {"input.0 is arg0_1"} & {note for op in found.ops() for note in op.record.notes}
         assert bool(read) == bool(found.inputs()), layer
 
 
 def test_an_input_that_a_kernel_overwrites_is_shown_as_it_was(dumping: Any) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        return x * 2
-
     x = torch.zeros(5)
-    dumping.compile(program)(x)
+    dumping.compile(lambda x: x.add_(1) * 2)(x)
     assert torch.equal(x, torch.ones(5))
     found = dumping.end()
-    (op,) = [op for op in found.ops() if op.record.op.op_type != "Data"]
+    (op,) = found.ran()
     assert tensor_of(op, "input.0").tolist() == [0.0] * 5
     outputs = [slot.name for slot in op.record.slots if slot.side == "output"]
     assert sorted(tensor_of(op, slot).tolist()[0] for slot in outputs) == [1.0, 2.0]
@@ -218,9 +209,6 @@ def test_an_input_that_a_kernel_overwrites_is_shown_as_it_was(dumping: Any) -> N
 
 
 def test_an_exception_and_the_generator_are_as_without(dumping: Any) -> None:
-    def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        return torch.rand_like(x)[index] + x
-
     def outcome(compiled: Any, index: int) -> tuple[Any, ...]:
         torch.manual_seed(3)
         try:
@@ -229,6 +217,7 @@ def test_an_exception_and_the_generator_are_as_without(dumping: Any) -> None:
             result = (type(error), str(error))
         return result, bits(torch.get_rng_state())
 
+    program = lambda x, index: torch.rand_like(x)[index] + x  # noqa: E731
     plain = [outcome(torch.compile(program), index) for index in (1, 7)]
     torch.compiler.reset()
     compiled = dumping.compile(program)
@@ -239,8 +228,7 @@ def test_an_exception_and_the_generator_are_as_without(dumping: Any) -> None:
 
 
 def test_cpp_wrapper_says_that_there_is_nothing_to_watch(dumping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "lower", lambda *args: (plain(*args)[0], Lowered()))
-    plain = importlib.import_module("graphprobe.internals.inductor.dump_taps").lower
+    monkeypatch.setattr(engine, "lower", lambda *args: (lower(*args)[0], Lowered()))
     x = torch.randn(3)
     assert torch.equal(dumping.compile(lambda x: x.abs() + 1)(x), x.abs() + 1)
     found = dumping.end()
@@ -271,7 +259,7 @@ def test_no_file_is_named_for_a_node_that_it_does_not_hold(dumping: Any) -> None
         return x
 
     dumping.compile(program, dump_layer="mm mm_1 mm_2")(torch.randn(4, 4))
-    found = [op for op in dumping.end().ops() if op.record.op.op_type == "mm"]
+    found = dumping.end().ops(op_type="mm")
     assert [op.record.op.fx_nodes for op in found] == [("mm",), ("mm_1",), ("mm_2",)]
     nodes = {name for op in found for name in op.record.op.fx_nodes}
     for op in found:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import graphprobe
-
-from .conftest import Dumping
+from probe.dump.conftest import Dumped, Dumping
 
 W = torch.ones(3)
 
@@ -35,17 +33,13 @@ def test_of_two_subtractions_the_one_in_the_block_and_its_gradient(backend: str,
     name = "inductor" if backend == "instrument" else backend
     torch.compile(marked, backend=dumping.backend(name, **options), fullgraph=True)(x).sum().backward()
     found = dumping.end()
-    forward = found.ops(direction="forward")
-    lines = {op.record.op.source.rpartition(":")[2] for op in forward if op.record.op.op_type != "Data"}
-    inside = marked.__code__.co_firstlineno + 2
+    forward = found.ran(direction="forward")
     if backend == "inductor":  # one kernel computes all of it; it carries the marked node out
         assert any("sub" in op.record.op.fx_nodes for op in forward)
     else:
-        assert lines == {str(inside)}
-        assert [op.record.op.op_name for op in forward if op.record.op.op_type != "Data"] == ["sub"]
-        assert [op.record.op.op_type for op in found.ops(direction="backward") if op.record.op.op_type != "Data"] == [
-            "neg"
-        ]
+        inside = str(marked.__code__.co_firstlineno + 2)
+        assert [(op.record.op.op_name, op.record.op.source.rpartition(":")[2]) for op in forward] == [("sub", inside)]
+        assert [op.record.op.op_type for op in found.ran(direction="backward")] == ["neg"]
     assert len(found.ops(op_type="Data", direction="forward")) >= 1, "the input that it reads comes along"
 
 
@@ -70,22 +64,13 @@ def test_parts_between_graph_breaks(dumping: Dumping) -> None:
         torch._dynamo.graph_break()
         return x.cos()
 
-    torch.compile(program, backend=dumping.backend("aot_eager"))(torch.randn(3))
+    dumping.compile(program, "aot_eager")(torch.randn(3))
     assert set(dumping.end().names()) == {"sub"}
 
 
-def test_with_dump_layer_they_add_up(dumping: Dumping) -> None:
-    backend = dumping.backend("aot_eager", dump_layer="cos")
-    for function in (unmarked, marked):
-        torch.compile(function, backend=backend)(torch.randn(3))
-    assert dumping.end().names() == ["cos", "sub"]
-
-
 def test_a_dump_without_marks_is_whole_though_another_has_some(dumping: Dumping, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    torch.compile(marked, backend=dumping.backend("aot_eager"))(torch.randn(3))
-    torch.compile(unmarked, backend=dumping.backend("aot_eager", dump_path=str(other)))(torch.randn(3))
-    found: Any = type(dumping.end())
-    assert found(dumping.path).names() == ["sub"]
-    assert found(other).names() == ["cos", "mul"]
+    (tmp_path / "other").mkdir()
+    dumping.compile(marked, "aot_eager")(torch.randn(3))
+    dumping.compile(unmarked, "aot_eager", dump_path=str(tmp_path / "other"))(torch.randn(3))
+    assert dumping.end().names() == ["sub"]
+    assert Dumped(tmp_path / "other").names() == ["cos", "mul"]

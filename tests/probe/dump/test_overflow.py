@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import nn
 from graphprobe.probe.dump import sessions
 from graphprobe.probe.dump.overflow import OverflowObserver
 from probe.dump.conftest import Dumping
-from probe.dump.scenes import documents, findings, scene_backend
+from probe.dump.scenes import documents, findings
 
 
 class _Blow(torch.autograd.Function):
@@ -59,42 +59,47 @@ class Transformer(nn.Module):
         return x
 
 
-def overflowing(dumping: Dumping, name: str = "aot_eager", **options: Any) -> Any:
-    return scene_backend(dumping, name, dump_debug="on", **options)
+def overflowing(dumping: Dumping, function: Any, name: str = "aot_eager") -> Any:
+    return torch.compile(function, backend=dumping.backend_of_file(name, dump_debug="on"))
+
+
+def overflows(dumping: Dumping) -> list[dict[str, Any]]:
+    return findings(dumping.path, "overflow")
 
 
 def inside(found: dict[str, Any], module: str) -> bool:
     return bool(found["modules"]) and all(f"{name}.".startswith(f"{module}.") for name in found["modules"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
-def test_an_overflow_in_layer_3_of_a_bf16_transformer(backend: str, dumping: Dumping) -> None:
+def test_an_overflow_in_one_layer_of_a_bf16_transformer(backend: str, dumping: Dumping) -> None:
     """Step 0 is the control; in step 1 the forward overflows, in step 2 the backward. One compile for all."""
     torch.manual_seed(0)
-    model = Transformer(4, 16).bfloat16()
-    compiled = torch.compile(model, backend=overflowing(dumping, backend))
+    model = Transformer(2, 16).bfloat16()
+    compiled = overflowing(dumping, model, backend)
     x = torch.randn(2, 4, 16, dtype=torch.bfloat16)
 
     compiled(x).sum().backward()
-    assert findings(dumping.path, "overflow") == []
+    assert overflows(dumping) == []
 
-    model.layers[3].scale.fill_(1e30)
+    model.layers[1].scale.fill_(1e30)
     assert not compiled(x).isfinite().all()
-    (forward,) = findings(dumping.path, "overflow")
+    (forward,) = overflows(dumping)
     assert forward["direction"] == "forward" and forward["step"] == 1
-    assert inside(forward, "layers.3") and "test_overflow.py:" in forward["source"]
+    assert inside(forward, "layers.1") and "test_overflow.py:" in forward["source"]
     assert [problem["kind"] for problem in forward["problems"]] == ["inf"]
 
-    model.layers[3].scale.fill_(1)
-    model.layers[3].gain.fill_(1e30)
+    model.layers[1].scale.fill_(1)
+    model.layers[1].gain.fill_(1e30)
     compiled(x).sum().backward()
-    backward = findings(dumping.path, "overflow")[1]
+    backward = overflows(dumping)[1]
     assert backward["direction"] == "backward" and backward["step"] == 2
-    assert any(name.startswith("layers.3") for name in backward["modules"])
+    assert any(name.startswith("layers.1") for name in backward["modules"])
     assert any("gradient * gain" in _line(source) for source in backward["sources"] if "test_overflow" in source)
 
     found = dumping.end()
-    assert len(findings(dumping.path, "overflow")) == 2
+    assert len(overflows(dumping)) == 2
     first, second = documents(dumping.path, "overflow.json")
     assert first["carriers"] and second["carriers"]
     origins = {first["origins"][0]["op"], second["origins"][0]["op"]}
@@ -114,98 +119,78 @@ def _line(source: str) -> str:
         return file.read().splitlines()[int(line) - 1]
 
 
-def test_the_repro_shows_the_overflow_again(dumping: Dumping) -> None:
-    compiled = torch.compile(lambda x, y: torch.mm(x, y).relu(), backend=overflowing(dumping))
+def test_the_repro_shows_the_overflow_again(dumping: Dumping, run_warm: Callable[..., Any]) -> None:
+    compiled = overflowing(dumping, lambda x, y: torch.mm(x, y).relu())
     compiled(torch.full((3, 4), 300.0, dtype=torch.float16), torch.full((4, 2), 300.0, dtype=torch.float16))
     dumping.end()
-    (found,) = findings(dumping.path, "overflow")
+    (found,) = overflows(dumping)
     assert found["target"] == "aten.mm.default" and found["problems"][0]["elements"] == 6
     (script,) = dumping.path.rglob("repro_*.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "output.0: 6 of 6 elements not finite" in done.stdout
+    done = run_warm(str(script))
+    assert done.code == 1 and "output.0: 6 of 6 elements not finite" in done.out, done.err
+
+
+attention = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
+MASKED: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+    lambda scores, mask: scores.mul(2).masked_fill(~mask, float("-inf")).softmax(-1),
+    lambda scores, mask: torch.where(mask, scores.mul(2), float("-inf")).softmax(-1),
+    lambda scores, mask: (scores.mul(2) + torch.zeros_like(scores).masked_fill(~mask, -torch.inf)).softmax(-1),
+    lambda scores, mask: (scores.mul(2) + (1.0 - mask.to(scores.dtype)) * torch.finfo(scores.dtype).min).softmax(-1),
+    lambda scores, mask: (scores.mul(2) + mask.to(scores.dtype).log()).softmax(-1),
+    lambda scores, mask: attention(*[scores.mul(2)[None, None]] * 3),
+]
+"""Every way to write a mask."""
 
 
 def test_what_a_mask_means_is_silent(dumping: Dumping) -> None:
-    """Every way to write a mask, each with its control: the same call with scores that do overflow."""
-
-    def filled(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return scores.mul(2).masked_fill(~mask, float("-inf")).softmax(-1)
-
-    def chosen(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return torch.where(mask, scores.mul(2), float("-inf")).softmax(-1)
-
-    def added(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return (scores.mul(2) + torch.zeros_like(scores).masked_fill(~mask, -torch.inf)).softmax(-1)
-
-    def lowest(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return (scores.mul(2) + (1.0 - mask.to(scores.dtype)) * torch.finfo(scores.dtype).min).softmax(-1)
-
-    def logged(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return (scores.mul(2) + mask.to(scores.dtype).log()).softmax(-1)
-
-    def attended(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        q = scores.mul(2)[None, None]
-        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-
+    """Each has its control: the same call with scores that do overflow."""
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     for dtype in (torch.float32, torch.bfloat16):
-        for function in (filled, chosen, added, lowest, logged, attended):
+        for function in MASKED:
             torch._dynamo.reset()
-            compiled = torch.compile(function, backend=overflowing(dumping))
-            before = len(findings(dumping.path, "overflow"))
+            compiled = overflowing(dumping, function)
+            before = len(overflows(dumping))
             compiled(torch.randn(8, 8, dtype=dtype), mask)
-            assert len(findings(dumping.path, "overflow")) == before, function
+            assert len(overflows(dumping)) == before, function
             compiled(torch.full((8, 8), 3e38, dtype=dtype), mask)
-            found = findings(dumping.path, "overflow")[before:]
+            found = overflows(dumping)[before:]
             assert [one["target"] for one in found[:1]] == ["aten.mul.Tensor"], function
 
 
 def test_a_fused_mask_hides_no_overflow(dumping: Dumping) -> None:
     """One kernel scales, masks and stores: its -inf is meant, its +inf is not."""
 
-    def program(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return torch.where(mask, scores * 2, float("-inf"))
-
-    compiled = torch.compile(program, backend=overflowing(dumping, "inductor"))
+    compiled = overflowing(dumping, lambda scores, mask: torch.where(mask, scores * 2, float("-inf")), "inductor")
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     assert compiled(torch.randn(8, 8), mask).isinf().any()
-    assert findings(dumping.path, "overflow") == []
+    assert overflows(dumping) == []
     compiled(torch.full((8, 8), 3e38), mask)
-    (found,) = findings(dumping.path, "overflow")
+    (found,) = overflows(dumping)
     assert [(problem["kind"], problem["sign"]) for problem in found["problems"]] == [("inf", "+")]
 
 
 def test_an_infinity_that_comes_in_is_passed_on_and_not_reported(dumping: Dumping) -> None:
-    compiled = torch.compile(lambda x, mask: (x + mask).exp() / 2, backend=overflowing(dumping))
+    compiled = overflowing(dumping, lambda x, mask: (x + mask).exp() / 2)
     mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), -torch.inf)
     compiled(torch.randn(4, 4), mask)
     compiled(torch.full((4, 4), torch.nan), mask)
-    assert findings(dumping.path, "overflow") == []
+    assert overflows(dumping) == []
     compiled(torch.full((4, 4), 100.0), mask)
-    assert [found["target"] for found in findings(dumping.path, "overflow")] == ["aten.exp.default"]
+    assert [found["target"] for found in overflows(dumping)] == ["aten.exp.default"]
 
 
 @pytest.mark.parametrize(("value", "found"), [(470.0, ["saturated"]), (100.0, [])])
 def test_saturation(value: float, found: list[str], dumping: Dumping) -> None:
     """The largest number of an 8-bit float, where the input was larger; an input that holds it is no overflow."""
 
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return x.to(torch.float16).to(torch.float8_e4m3fn)
-
-    limit = torch.finfo(torch.float8_e4m3fn).max
-    torch.compile(program, backend=overflowing(dumping))(torch.tensor([1.0, min(value, limit + 8)]))
-    kinds = [problem["kind"] for one in findings(dumping.path, "overflow") for problem in one["problems"]]
+    compiled = overflowing(dumping, lambda x: x.to(torch.float16).to(torch.float8_e4m3fn))
+    compiled(torch.tensor([1.0, min(value, torch.finfo(torch.float8_e4m3fn).max + 8)]))
+    kinds = [problem["kind"] for one in overflows(dumping) for problem in one["problems"]]
     assert kinds == found
 
 
 def test_values_that_an_op_writes_into_are_those_before_it(dumping: Dumping) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        y = x + 0
-        y.mul_(1e30)
-        return y.neg()
-
-    torch.compile(program, backend=overflowing(dumping, "eager"))(torch.full((3,), 1e20))
+    overflowing(dumping, lambda x: (x + 0).mul_(1e30).neg(), "eager")(torch.full((3,), 1e20))
     found = dumping.end()
     (op,) = found.ops()
     assert op.record.op.op_type == "mul_"
@@ -219,10 +204,8 @@ def test_flags_that_are_read_back_later_find_the_same(
 ) -> None:
     """The path of a device, here on CPU tensors: the values are those at the time, whatever was written there since."""
 
-    def make(plan: Any, writer: Any) -> OverflowObserver:
-        return OverflowObserver(plan, writer, held_bytes=held_bytes, deferred=True)
-
-    monkeypatch.setattr(sessions, "OverflowObserver", make)
+    deferred = functools.partial(OverflowObserver, held_bytes=held_bytes, deferred=True)
+    monkeypatch.setattr(sessions, "OverflowObserver", deferred)
 
     def program(x: torch.Tensor) -> torch.Tensor:
         y = x * 1e30
@@ -230,7 +213,7 @@ def test_flags_that_are_read_back_later_find_the_same(
         y.zero_()
         return z + y
 
-    torch.compile(program, backend=overflowing(dumping, "eager"))(torch.full((3,), 1e20))
+    overflowing(dumping, program, "eager")(torch.full((3,), 1e20))
     found = dumping.end()
     (op,) = found.ops()
     assert op.record.op.op_type == "mul"
@@ -239,18 +222,13 @@ def test_flags_that_are_read_back_later_find_the_same(
     assert [carrier["op_type"] for carrier in document["carriers"]] == ["exp", "add"]
 
 
-def test_a_run_without_an_overflow_says_so(dumping: Dumping) -> None:
-    torch.compile(lambda x: x + 1, backend=overflowing(dumping))(torch.zeros(2))
-    assert "nothing was dumped: no op overflowed in 1 calls of graphs" in dumping.end().manifest.notes
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 def test_an_overflow_on_a_device(backend: str, dumping: Dumping) -> None:
-    compiled = torch.compile(lambda x, w: (x @ w) @ w, backend=overflowing(dumping, backend))
+    compiled = overflowing(dumping, lambda x, w: (x @ w) @ w, backend)
     w = torch.eye(8, device="cuda") * 10
     compiled(torch.ones(8, 8, device="cuda"), w)
-    assert findings(dumping.path, "overflow") == []
+    assert overflows(dumping) == []
     compiled(torch.full((8, 8), 1e38, device="cuda"), w)
-    (found,) = findings(dumping.path, "overflow")
+    (found,) = overflows(dumping)
     assert found["step"] == 1 and found["problems"][0]["elements"] == 64

@@ -78,10 +78,6 @@ def test_inputs_that_a_selected_op_reads_are_dumped_with_it(dump_of: Callable[..
     assert op.values()["output.0"].array().tolist() == Y.tolist()
 
 
-def test_an_op_that_reads_no_input_comes_alone(dump_of: Callable[..., Any]) -> None:
-    assert dump_of(Network(), X, Y, dump_layer="relu_1").inputs() == []
-
-
 SIDES = [("input", {"input"}), ("output", {"output"}), ("all", {"input", "output"})]
 
 
@@ -92,16 +88,16 @@ def test_mode(mode: str, sides: set[str], dump_of: Callable[..., Any]) -> None:
     assert found.inputs(), "the data that it reads is there in every mode"
 
 
-def test_json_file(dump_of: Callable[..., Any], tmp_path: Path) -> None:
+def test_json_file(dumping: Any) -> None:
     entry = {
         "model_name": "Network",
         "layer": ["relu"],
         "opname_range": [{"begin": "add", "end": "sub"}],
         "optype_blacklist": [{"name": "sub", "pos": ["input1"]}],
     }
-    document = {"dump": {"dump_list": [entry, {"model_name": "Other"}], "dump_path": str(tmp_path / "dump")}}
-    (tmp_path / "dump.json").write_text(json.dumps(document), "utf-8")
-    found = dump_of(Network(), X, Y, dump_path=None, dump_config_path=str(tmp_path / "dump.json"))
+    backend = dumping.backend_of_file(dump_list=[entry, {"model_name": "Other"}])
+    torch.compile(Network(), backend=backend)(X, Y)
+    found = dumping.end()
     names = [name for name in found.names(direction="forward") if not name.startswith("detach")]
     assert names == ["relu", "add", "sigmoid", "sub"]
     assert [slot.name for slot in found.op("sub").record.slots] == ["input.0", "output.0"]
@@ -109,7 +105,9 @@ def test_json_file(dump_of: Callable[..., Any], tmp_path: Path) -> None:
 
 
 def test_records_say_where_an_op_comes_from(dump_of: Callable[..., Any]) -> None:
-    op = dump_of(Network(), X, Y, dump_layer="relu_1").op("relu_1").record.op
+    found = dump_of(Network(), X, Y, dump_layer="relu_1")
+    assert found.inputs() == [], "it reads none"
+    op = found.op("relu_1").record.op
     file, _, line = op.source.rpartition(":")
     assert file == __file__
     assert "self.mlp(x).relu()" in Path(__file__).read_text("utf-8").splitlines()[int(line) - 1]
@@ -117,20 +115,16 @@ def test_records_say_where_an_op_comes_from(dump_of: Callable[..., Any]) -> None
     assert (op.engine, op.perturbs, op.direction) == ("interpreter", False, "forward")
 
 
-def test_names_that_mean_nothing_are_told(dump_of: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="graphprobe"):
-        found = dump_of(Network(), X, Y, dump_layer="reLu_7 sub")
-    (note,) = [note for note in found.manifest.notes if "reLu_7" in note]
-    assert "matched no op" in note and "relu" in note
-    assert note in caplog.text
-
-
-def test_each_warning_of_the_plan_is_shown_once(
+def test_names_that_mean_nothing_and_options_that_disagree_are_told_once(
     dump_of: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     document = {"dump": {"dump_path": str(tmp_path / "dump"), "dump_mode": "input"}}
     (tmp_path / "dump.json").write_text(json.dumps(document), "utf-8")
+    options = {"dump_mode": "output", "dump_config_path": str(tmp_path / "dump.json")}
     with caplog.at_level(logging.WARNING, logger="graphprobe"):
-        found = dump_of(Network(), X, Y, dump_mode="output", dump_config_path=str(tmp_path / "dump.json"))
-    (note,) = [note for note in found.manifest.notes if "dump_mode" in note]
-    assert [record.getMessage() for record in caplog.records].count(f"dump: {note}") == 1
+        found = dump_of(Network(), X, Y, dump_layer="reLu_7 sub", **options)
+    (name,) = [note for note in found.manifest.notes if "reLu_7" in note]
+    assert "matched no op" in name and "relu" in name
+    assert name in caplog.text
+    (mode,) = [note for note in found.manifest.notes if "dump_mode" in note]
+    assert [record.getMessage() for record in caplog.records].count(f"dump: {mode}") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,31 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.store import manifest
-from graphprobe.store.dump_reader import DumpFolder, open_dump
-from graphprobe.store.manifest import RESERVE_BYTES
+from graphprobe.probe.dump.sessions import open_sessions
+from graphprobe.store import DumpFolder, open_dump
 
 PROGRAMS = Path(__file__).parent / "programs"
-
-LIMITED = """\
-import resource, signal, sys
-import torch, graphprobe
-config = graphprobe.CompilerConfig()
-config.dump_config.enable_dump = True
-config.dump_config.dump_path = "dump"
-config.dump_config.dump_data = sys.argv[2]
-
-def f(x):
-    y = x.repeat(1000)
-    return (y * 2).sum() + x.sum()
-
-compiled = torch.compile(f, backend=graphprobe.get_backend(compiler_config=config, backend="aot_eager"))
-if sys.argv[1] != "none":
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-print([compiled(torch.full((64,), float(step))).item() for step in range(4)])
-"""
-EXPECTED = str([64.0 * step * 2001 for step in range(4)])
 
 
 def read(folder: DumpFolder) -> dict[str, list[int]]:
@@ -51,60 +31,59 @@ def read(folder: DumpFolder) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("limit", ["none", str(2 * RESERVE_BYTES)])
-def test_a_disk_that_refuses_large_files(limit: str, run_warm: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "dump").mkdir()
-    (tmp_path / "main.py").write_text(LIMITED, "utf-8")
-    done = run_warm("main.py", limit, "tensor", cwd=tmp_path)
-    assert (done.code, done.out.strip()) == (0, EXPECTED), done.err[-4000:]
-    (folder,) = open_dump(tmp_path / "dump").folders
-    assert folder.manifest is not None and folder.manifest.state == "finished"
-    steps = read(folder)
-    small = {name for name, seen in steps.items() if seen == [0, 1, 2, 3]}
-    assert "arg0_1" in small and "add" in small
-    if limit == "none":
-        assert small == set(steps) >= {"repeat", "mul"} and folder.manifest.missing == []
-        return
+class Disk:
+    """What a dump writes to; `refuses` says for how many bytes it has which error."""
+
+    def __init__(self) -> None:
+        self.refuses: Callable[[int], int] = lambda size: 0
+
+    def guarded(self, write: Callable[..., int]) -> Callable[..., int]:
+        def call(descriptor: int, data: Any) -> int:
+            if error := self.refuses(sum(map(len, data)) if isinstance(data, list) else len(data)):
+                raise OSError(error, os.strerror(error))
+            return write(descriptor, data)
+
+        return call
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    made = Disk()
+    for name in ("write", "writev"):
+        monkeypatch.setattr(os, name, made.guarded(getattr(os, name)))
+    return made
+
+
+def test_a_disk_that_refuses_large_files(dumping: Any, disk: Disk) -> None:
+    disk.refuses = lambda size: errno.EFBIG if size > 128 * 1024 else 0
+    compiled = dumping.compile(lambda x: (x.repeat(1000) * 2).sum() + x.sum(), "aot_eager")
+    for step in range(4):
+        assert compiled(torch.full((64,), float(step))).item() == 64.0 * step * 2001
+    found = dumping.end()
+    steps = read(found.folder)
+    assert steps["arg0_1"] == steps["add"] == [0, 1, 2, 3]
     assert not {"repeat", "mul"} & set(steps), "256 KB a value"
-    (missing,) = folder.manifest.missing
+    (missing,) = found.manifest.missing
     count = int(missing.split()[0])
     assert f"ops not written: {os.strerror(errno.EFBIG)}; first: repeat" in missing
-    assert count >= 8 and count + folder.manifest.ops == 4 * len(open_names(folder) | {"repeat", "mul", "sum_1"})
-    assert not list(folder.time_dir.rglob(".tmp-*")), "what was begun is taken away"
-
-
-def open_names(folder: DumpFolder) -> set[str]:
-    return {op.record.op.op_name for op in folder.ops()}
+    assert count >= 8 and count + found.manifest.ops == 4 * len(set(steps) | {"repeat", "mul", "sum_1"})
+    assert not list(found.folder.time_dir.rglob(".tmp-*")), "what was begun is taken away"
 
 
 @pytest.mark.parametrize("data", ["tensor", "stats"])
 @pytest.mark.parametrize("full", [False, True])
 def test_a_full_disk_does_not_stop_the_program(
-    data: str, full: bool, dumping: Any, monkeypatch: pytest.MonkeyPatch
+    data: str, full: bool, dumping: Any, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the third step to the fifth there is no room for what a dump writes; then there is again."""
-    monkeypatch.setattr(manifest, "RETRY_SECONDS", 0.0)
-    no_room = [False]
-
-    def refusing(write: Callable[..., int]) -> Callable[..., int]:
-        def call(descriptor: int, data: Any) -> int:
-            if no_room[0]:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return write(descriptor, data)
-
-        return call
-
-    monkeypatch.setattr(os, "write", refusing(os.write))
-    monkeypatch.setattr(os, "writev", refusing(os.writev))
-    from graphprobe.probe.dump.sessions import open_sessions
-
+    """From the third step to the fifth, 10 s each, there is no room for what a dump writes; then there is again."""
+    step, now = 0, time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 10 * step)
+    disk.refuses = lambda size: errno.ENOSPC if full and 2 <= step < 5 else 0
     compiled = dumping.compile(lambda x: (x.sin() + 1).cos(), "aot_eager", dump_data=data)
     x = torch.randn(8)
-    for step in range(8):
-        no_room[0] = full and 2 <= step < 5
+    for step in range(8):  # noqa: B007  # the clock and the disk look at it
         assert torch.equal(compiled(x), (x.sin() + 1).cos())
         open_sessions()[0].flush()
-    no_room[0] = False
     found = dumping.end()
     steps = read(found.folder)
     assert set(map(tuple, steps.values())) == {(0, 1, 5, 6, 7) if full else tuple(range(8))}
@@ -144,6 +123,10 @@ def test_a_rank_that_is_killed_in_an_op(data: str, run_warm: Callable[..., Any],
     whole, torn = (folders[f"worldsize2_global_rank{rank}"] for rank in (0, 1))
     assert (whole.state, torn.state) == ("finished", "killed")
     assert whole.manifest is not None and whole.manifest.missing == []
+    for rank, folder in enumerate((whole, torn)):
+        assert folder.manifest is not None and (folder.manifest.rank, folder.manifest.world_size) == (rank, 2)
+        (data_of_first, *_) = (op for op in folder.ops() if op.record.op.op_type == "Data")
+        assert data != "tensor" or data_of_first.values()["output.0"].array().tolist() == [10.0 * rank] * 2
     assert set(map(tuple, read(whole).values())) == {(0, 1, 2, 3, 4, 5)}
     steps = read(torn)
     assert all(seen[:3] == [0, 1, 2] and max(seen) <= 3 for seen in steps.values())

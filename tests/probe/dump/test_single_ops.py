@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import graphprobe
-from graphprobe.internals.operators import eager_ops
 from graphprobe.probe.dump.single_ops import MODEL
+from probe.dump.conftest import Dumped, Dumping
 
-from .conftest import Dumped, Dumping
 
-
-def switched(dumping: Dumping, name: str = "inductor", *, file: dict[str, Any] | None = None, **options: Any) -> Any:
-    path = dumping.path.parent / "dump.json"
-    path.write_text(json.dumps({"dump": {"dump_path": str(dumping.path), "dump_op_switch": "on", **(file or {})}}))
-    return dumping.backend(name, dump_path=None, dump_config_path=str(path), **options)
+def switched(dumping: Dumping, name: str = "aot_eager", **keys: Any) -> Any:
+    return dumping.backend_of_file(name, **{"dump_op_switch": "on", **keys})
 
 
 def eager(found: Dumped, **wanted: Any) -> list[Any]:
@@ -30,23 +28,18 @@ def eager(found: Dumped, **wanted: Any) -> list[Any]:
 
 
 def names(found: Dumped, **wanted: Any) -> list[str]:
-    return [record.op.op_name for record in eager(found, **wanted)]
+    return found.names(engine="eager", **wanted)
 
 
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu()
+def told(found: Dumped) -> str:
+    return "\n".join([*found.manifest.missing, *found.manifest.notes])
 
 
 def trained(backend: Any, *, steps: int = 3) -> list[torch.Tensor]:
     """Losses and parameters of some steps; sin, the loss and the optimizer run outside the graph."""
     torch.compiler.reset()
     torch.manual_seed(0)
-    model = Model()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     compiled = torch.compile(model, backend=backend)
     kept = []
@@ -62,20 +55,17 @@ def trained(backend: Any, *, steps: int = 3) -> list[torch.Tensor]:
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
 def test_forward_backward_and_optimizer(backend: str, dumping: Dumping) -> None:
     plain = trained(backend)
-    watched = trained(switched(dumping, backend, file={"dump_step": "1"}))
+    watched = trained(switched(dumping, backend, dump_step="1"))
     assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
     found = dumping.end()
     assert found.manifest.missing == []
     assert {record.place.step for record in eager(found)} == {1}
-    forward = names(found, direction="forward")
-    assert forward[:4] == ["sin", "sub", "pow", "mean"]
+    assert names(found, direction="forward")[:4] == ["sin", "sub", "pow", "mean"]
     assert "cos" in names(found, direction="backward")
-    updates = [record.op.op_type for record in eager(found, direction="forward")]
-    assert updates.count("_foreach_add_") + updates.count("add_") > 0, "the optimizer's"
-    inside = {"addmm", "relu", "mm"} | ({"threshold_backward"} if backend != "eager" else set())
-    assert not inside & {record.op.op_type for record in eager(found, direction="forward")}
-    if backend != "eager":  # there, autograd's ops of the graph run outside it
-        assert not inside & {record.op.op_type for record in eager(found)}
+    forward, every = ({record.op.op_type for record in eager(found, **w)} for w in ({"direction": "forward"}, {}))
+    assert forward & {"_foreach_add_", "add_"}, "the optimizer's"
+    # With the backend `eager`, autograd's ops of the graph run outside it.
+    assert not {"addmm", "relu", "mm", "threshold_backward"} & (forward if backend == "eager" else every)
     assert any(op.record.op.engine != "eager" for op in found.ops()), "the graph is dumped, too"
     (sin,) = found.ops(op_name="sin", engine="eager")
     values = sin.values()
@@ -92,30 +82,18 @@ def _line(text: str) -> int:
     )
 
 
-def test_nothing_is_left_on_the_stack_of_modes(dumping: Dumping) -> None:
-    backend = switched(dumping, "aot_eager")
-    assert torch._C._len_torch_dispatch_stack() == 1
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_nothing_is_left_on_the_stack_of_modes(switch: str, dumping: Dumping) -> None:
+    backend = switched(dumping, dump_op_switch=switch)
+    assert torch._C._len_torch_dispatch_stack() == (switch == "on")
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2)).mul(2)
-    dumping.end()
+    assert bool(eager(dumping.end())) == (switch == "on")
     assert torch._C._len_torch_dispatch_stack() == 0
-
-
-def test_without_the_switch_there_is_no_mode(dumping: Dumping) -> None:
-    torch.compile(lambda x: x + 1, backend=dumping.backend("aot_eager"))(torch.ones(2)).mul(2)
-    assert torch._C._len_torch_dispatch_stack() == 0
-    assert eager(dumping.end()) == []
-
-
-def test_only_what_is_outside(dumping: Dumping) -> None:
-    compiled = torch.compile(lambda x: x.cos() + 1, backend=switched(dumping, file={"dump_list": []}))
-    compiled(torch.ones(2)).mul(2)
-    found = dumping.end()
-    assert names(found) == ["ones", "mul"]
-    assert len(found.ops()) == 2
 
 
 def test_the_plan_selects(dumping: Dumping) -> None:
-    backend = switched(dumping, "aot_eager", dump_layer="sub aten.cos test_single_ops.py:" + str(_line("y = y.tan()")))
+    layers = f"sub aten.cos test_single_ops.py:{_line('y = y.tan()')}"
+    backend = switched(dumping, dump_layer=layers)
     x = torch.ones(2) * 3
     y = torch.compile(lambda x: x.exp(), backend=backend)(x)
     y = y.tan().abs()
@@ -130,7 +108,7 @@ def test_the_plan_selects(dumping: Dumping) -> None:
 def test_entries_for_models(name: str, expected: list[str], dumping: Dumping) -> None:
     """Where every entry is for another model, all ops outside are dumped; an entry may also be for them."""
     entry = {"model_name": "function"} if name != MODEL else {"model_name": MODEL, "layer": ["neg"]}
-    backend = switched(dumping, "aot_eager", file={"dump_list": [entry]})
+    backend = switched(dumping, dump_list=[entry])
     torch.compile(lambda x: x.exp(), backend=backend)(torch.ones(2)).neg()
     found = dumping.end()
     assert ("exp" in found.names()) == (name != MODEL)
@@ -138,7 +116,7 @@ def test_entries_for_models(name: str, expected: list[str], dumping: Dumping) ->
 
 
 def test_in_place_ops_and_lists(dumping: Dumping) -> None:
-    switched(dumping, "aot_eager")
+    switched(dumping)
     x, out = torch.ones(3), torch.empty(3)
     x.add_(1)
     torch.mul(x, 2, out=out)
@@ -156,7 +134,7 @@ def test_in_place_ops_and_lists(dumping: Dumping) -> None:
 
 
 def test_steps_are_those_of_the_first_function(dumping: Dumping) -> None:
-    backend = switched(dumping, "aot_eager")
+    backend = switched(dumping)
     first, second = (torch.compile(f, backend=backend) for f in (lambda x: x + 1, lambda x: x - 1))
     x = torch.zeros(2)
     x.neg()
@@ -171,7 +149,7 @@ def test_steps_are_those_of_the_first_function(dumping: Dumping) -> None:
 
 
 def test_a_block_selects_ops_outside_graphs(dumping: Dumping) -> None:
-    switched(dumping, "aot_eager")
+    switched(dumping)
     x = torch.ones(2)
     with graphprobe.scope.data_dump():
         y = x.sin()
@@ -180,7 +158,7 @@ def test_a_block_selects_ops_outside_graphs(dumping: Dumping) -> None:
 
 
 def test_what_an_op_raises_reaches_the_program(dumping: Dumping) -> None:
-    switched(dumping, "aot_eager", file={"dump_scene": "exception"})
+    switched(dumping, dump_scene="exception")
     x = torch.ones(2)
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
         x.dot(torch.ones(3))
@@ -191,9 +169,7 @@ def test_what_an_op_raises_reaches_the_program(dumping: Dumping) -> None:
 
 
 def test_higher_order_operators_tracing_and_fakes_pass(dumping: Dumping) -> None:
-    switched(dumping, "aot_eager")
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+    switched(dumping)
     with FakeTensorMode():
         torch.ones(2).sin()
     torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.sin())(torch.ones(2))
@@ -203,46 +179,36 @@ def test_higher_order_operators_tracing_and_fakes_pass(dumping: Dumping) -> None
 
 
 def test_inside_a_mode_of_the_program_it_is_refused_aloud(dumping: Dumping) -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
     with FlopCounterMode(display=False):
-        backend = switched(dumping, "aot_eager")
+        backend = switched(dumping)
         assert torch._C._len_torch_dispatch_stack() == 1
     torch.ones(2).sin()
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
     found = dumping.end()
     assert names(found) == []
-    assert any("inside a dispatch mode" in note for note in found.manifest.notes)
+    assert "inside a dispatch mode" in told(found)
 
 
-def test_a_torch_that_would_not_compile_is_named(dumping: Dumping, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager_ops, "NEEDED", "no_such_name")
-    compiled = torch.compile(lambda x: x + 1, backend=switched(dumping, "aot_eager"))
-    compiled(torch.ones(2)).sin()
-    found = dumping.end()
-    assert found.names() == ["add"]
-    assert any(
-        "ops outside compiled graphs are not watched" in line
-        for line in [*found.manifest.missing, *found.manifest.notes]
-    )
-
-
-def test_a_failure_of_ours_is_reported_and_the_program_goes_on(
-    dumping: Dumping, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("graphprobe.internals.operators.eager_ops.NEEDED", "gone", "ops outside compiled graphs are not watched"),
+        ("graphprobe.probe.dump.single_ops.program_lines", lambda: {}["no lines"], "no lines"),
+    ],
+)
+def test_what_cannot_be_watched_is_told_and_the_program_goes_on(
+    name: str, value: Any, said: str, dumping: Dumping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken() -> Any:
-        raise ValueError("no lines")
-
-    monkeypatch.setattr("graphprobe.probe.dump.single_ops.program_lines", broken)
-    torch.compile(lambda x: x + 1, backend=switched(dumping, "aot_eager"))(torch.ones(2))
+    monkeypatch.setattr(name, value)
+    torch.compile(lambda x: x + 1, backend=switched(dumping))(torch.ones(2))
     assert torch.ones(2).sin().sum().item() == pytest.approx(2 * 0.84147098)
     found = dumping.end()
     assert found.names() == ["add"]
-    assert any("no lines" in line for line in [*found.manifest.missing, *found.manifest.notes])
+    assert said in told(found)
 
 
 def test_another_thread_and_a_forked_child_are_not_watched(dumping: Dumping) -> None:
-    switched(dumping, "aot_eager")
+    switched(dumping)
     thread = threading.Thread(target=lambda: torch.ones(2).sin())
     thread.start()
     thread.join()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from graphprobe.compat import torchair
-from graphprobe.store.dump_reader import open_dump
-
-from .conftest import Dumped, Dumping
-from .scenes import findings
+from graphprobe.store import open_dump
+from probe.dump.conftest import Dumped, Dumping
+from probe.dump.scenes import findings
 
 
 class First(torch.nn.Module):
@@ -33,14 +30,8 @@ class Third(Second):
     pass
 
 
-def backend_of(dumping: Dumping, dump: dict[str, Any]) -> Any:
-    path = dumping.path.parent / "dump_config.json"
-    path.write_text(json.dumps({"dump": {"dump_path": str(dumping.path), **dump}}))
-    return dumping.backend("aot_eager", dump_path=None, dump_config_path=str(path))
-
-
-def dump_of(dumping: Dumping, dump: dict[str, Any], x: torch.Tensor) -> Dumped:
-    backend = backend_of(dumping, dump)
+def dump_of(dumping: Dumping, x: torch.Tensor, **keys: Any) -> Dumped:
+    backend = dumping.backend_of_file(**keys)
     for model in (First(), Second(), Third()):
         torch.compile(model, backend=backend)(x)
     return dumping.end()
@@ -48,19 +39,10 @@ def dump_of(dumping: Dumping, dump: dict[str, Any], x: torch.Tensor) -> Dumped:
 
 def test_models(dumping: Dumping) -> None:
     """The first whole, of the second some layers, of the third nothing; outputs as tensors."""
-    found = dump_of(
-        dumping,
-        {
-            "dump_list": [{"model_name": "First"}, {"model_name": "Second", "layer": ["sin", "exp", "pool1"]}],
-            "dump_mode": "output",
-            "dump_op_switch": "off",
-            "dump_data": "tensor",
-        },
-        torch.ones(2),
-    )
-    by_model = {
-        (op.record.place.model_name, op.record.op.op_name) for op in found.ops() if op.record.op.op_type != "Data"
-    }
+    entries = [{"model_name": "First"}, {"model_name": "Second", "layer": ["sin", "exp", "pool1"]}]
+    others = {"dump_mode": "output", "dump_op_switch": "off", "dump_data": "tensor"}
+    found = dump_of(dumping, torch.ones(2), dump_list=entries, **others)
+    by_model = {(op.record.place.model_name, op.record.op.op_name) for op in found.ran()}
     assert {pair for pair in by_model if pair[0] == "First"} >= {("First", "add"), ("First", "relu")}
     assert {pair for pair in by_model if pair[0] != "First"} == {("Second", "sin"), ("Second", "exp")}
     assert {slot.side for op in found.ops() for slot in op.record.slots} == {"output"}
@@ -70,29 +52,19 @@ def test_models(dumping: Dumping) -> None:
 
 def test_single_ops(dumping: Dumping) -> None:
     """With an empty list of models, single ops are dumped and nothing else."""
-    found = dump_of(dumping, {"dump_list": [], "dump_op_switch": "on", "dump_data": "tensor"}, torch.ones(2))
-    assert [op.record.op.engine for op in found.ops()] == []
+    keys = {"dump_list": [], "dump_op_switch": "on", "dump_data": "tensor"}
+    assert dump_of(dumping, torch.ones(2), **keys).ops() == []
     torch.compiler.reset()
-    backend = backend_of(dumping, {"dump_list": [], "dump_op_switch": "on", "dump_data": "tensor"})
+    backend = dumping.backend_of_file(**keys)
     torch.compile(Second(), backend=backend)(torch.ones(2))[0].abs()
     (_, folder) = sorted(open_dump(dumping.end().path).folders, key=lambda folder: folder.time_dir.name)
     assert [op.record.op.op_name for op in folder.ops()] == ["ones", "abs"]
 
 
-def test_overflow(dumping: Dumping) -> None:
-    found = dump_of(dumping, {"dump_debug": "on"}, torch.full((2,), 90.0))
-    assert findings(found.path, "overflow") == [] and found.ops() == []
-    torch.compiler.reset()
-    torch.compile(lambda x: x.exp().cos(), backend=backend_of(dumping, {"dump_debug": "on"}))(torch.full((2,), 90.0))
-    dumping.end()
-    (finding,) = findings(dumping.path, "overflow")
-    assert finding["op"] == "exp"
-
-
 def test_watcher(dumping: Dumping) -> None:
     """After A and B, and after C and D, the outputs of C and D are dumped; A and B themselves are not."""
     entry = {"layer": ["cos", "add"], "watcher_nodes": ["mul", "exp"]}
-    backend = backend_of(dumping, {"dump_list": [entry], "dump_mode": "output", "dump_scene": "watcher"})
+    backend = dumping.backend_of_file(dump_list=[entry], dump_mode="output", dump_scene="watcher")
     torch.compile(Second(), backend=backend)(torch.ones(2))
     found = dumping.end()
     assert findings(found.path, "overwritten") == [], "nobody has trodden on them"
@@ -105,15 +77,14 @@ def test_watcher(dumping: Dumping) -> None:
 
 
 def test_statistics_of_the_options_page(dumping: Dumping) -> None:
-    found = dump_of(dumping, {"dump_data": "stats", "dump_stats": ["Max", "L2norm"]}, torch.ones(2))
+    found = dump_of(dumping, torch.ones(2), dump_data="stats", dump_stats=["Max", "L2norm"])
     rows = list(found.folder.stats())
     assert rows and all(row.stats.keys() >= {"Max", "L2norm"} for row in rows)
     assert {name for row in rows for name, value in row.stats.items() if value is not None} == {"Max", "L2norm"}
 
 
-def test_the_last_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`scope` and `dump_layer` add up, in one graph, in float16."""
-    monkeypatch.chdir(tmp_path)
+def test_the_last_example(dumping: Dumping) -> None:
+    """`scope` and `dump_layer` add up, in one graph, in float16; the dump lies in the working directory."""
 
     class Network(torch.nn.Module):
         def forward(self, data0: torch.Tensor, data1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -131,9 +102,7 @@ def test_the_last_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
     input0, input1 = (torch.randn(2, 2, dtype=torch.float16) for _ in range(2))
     model(input0, input1)
-    from graphprobe.probe.dump.sessions import close_all
-
-    close_all()
-    (folder,) = open_dump(tmp_path).folders
-    assert [op.record.op.op_name for op in folder.ops() if op.record.op.op_type != "Data"] == ["add", "sub"]
-    assert [op.record.op.op_type for op in folder.ops()].count("Data") == 2, "what they read comes along"
+    dumping.end()
+    found = Dumped(Path.cwd())
+    assert found.names() == ["add", "sub"]
+    assert len(found.inputs()) == 2, "what they read comes along"

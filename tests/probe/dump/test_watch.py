@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,45 +16,40 @@ from diagnose.planted import codegen_shared_storage
 from graphprobe.probe.dump import sessions
 from graphprobe.probe.dump.watch import WatchedValue, WatchObserver
 from probe.dump.conftest import Dumping
-from probe.dump.scenes import findings, operator, scene_backend
+from probe.dump.scenes import findings
 
 
-def watching(dumping: Dumping, name: str = "aot_eager", *, entry: dict[str, Any] | None = None, **options: Any) -> Any:
-    lists = {"dump_list": [entry]} if entry else {}
-    return scene_backend(dumping, name, dump_scene="watcher", **lists, **options)
+def watching(dumping: Dumping, function: Any, name: str = "aot_eager", **options: Any) -> Any:
+    return torch.compile(function, backend=dumping.backend_of_file(name, dump_scene="watcher", **options))
 
 
 def overwritten(dumping: Dumping) -> list[dict[str, Any]]:
     return findings(dumping.path, "overwritten")
 
 
-def sneaky_program(op: Any) -> Callable[..., torch.Tensor]:
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_an_in_place_write_through_an_alias(backend: str, dumping: Dumping, operator: Any) -> None:
+    """The operator gets a transposed view, and its schema says that it writes nothing. Step 0 is the control."""
+    writes = False
+
+    def sneaky(x: torch.Tensor) -> torch.Tensor:
+        if writes:
+            x.t()[1, 2:5] = 7
+        return x.clone()
+
+    op = operator(sneaky)
+
     def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         a = x @ w
         b = op(a.t())
         return torch.sin(a) @ b
 
-    return program
-
-
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
-def test_an_in_place_write_through_an_alias(backend: str, dumping: Dumping) -> None:
-    """The operator gets a transposed view, and its schema says that it writes nothing. Step 0 is the control."""
-    writes = False
-    with operator("sneaky") as define:
-
-        def sneaky(x: torch.Tensor) -> torch.Tensor:
-            if writes:
-                x.t()[1, 2:5] = 7
-            return x.clone()
-
-        op = define(sneaky)
-        compiled = torch.compile(sneaky_program(op), backend=watching(dumping, backend))
-        x, w = torch.randn(4, 6), torch.randn(6, 6)
-        compiled(x[:, :6] @ w, w)
-        assert overwritten(dumping) == []
-        writes = True
-        compiled(x, w)
+    compiled = watching(dumping, program, backend)
+    x, w = torch.randn(4, 6), torch.randn(6, 6)
+    compiled(x[:, :6] @ w, w)
+    assert overwritten(dumping) == []
+    writes = True
+    compiled(x, w)
     (found,) = [one for one in overwritten(dumping) if one["victim"]["value"] != "permute"]
     assert "sneaky" in found["culprit"]["target"]
     assert found["step"] == 1 and not found["declared"]
@@ -70,33 +66,30 @@ def test_an_in_place_write_through_an_alias(backend: str, dumping: Dumping) -> N
 
 @pytest.mark.parametrize("copy_bytes", [1 << 20, 0])
 def test_comparisons_that_are_read_back_later_find_the_same(
-    copy_bytes: int, dumping: Dumping, monkeypatch: pytest.MonkeyPatch
+    copy_bytes: int, dumping: Dumping, operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path of a device, here on CPU tensors; the value is overwritten twice, and the first is told."""
     monkeypatch.setattr(WatchedValue, "on_cpu", False)
-    monkeypatch.setattr(
-        sessions, "WatchObserver", lambda plan, writer: WatchObserver(plan, writer, copy_bytes=copy_bytes)
-    )
+    monkeypatch.setattr(sessions, "WatchObserver", functools.partial(WatchObserver, copy_bytes=copy_bytes))
     writes = False
-    with operator("later") as define:
 
-        def later(x: torch.Tensor) -> torch.Tensor:
-            if writes:
-                x[2:4] -= 1
-            return x.clone()
+    def later(x: torch.Tensor) -> torch.Tensor:
+        if writes:
+            x[2:4] -= 1
+        return x.clone()
 
-        op = define(later)
+    op = operator(later)
 
-        def program(x: torch.Tensor) -> torch.Tensor:
-            y = x + 1
-            a = op(y)
-            return op(y) + a + y
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        a = op(y)
+        return op(y) + a + y
 
-        compiled = torch.compile(program, backend=watching(dumping))
-        compiled(torch.ones(6))
-        assert overwritten(dumping) == []
-        writes = True
-        compiled(torch.ones(6))
+    compiled = watching(dumping, program)
+    compiled(torch.ones(6))
+    assert overwritten(dumping) == []
+    writes = True
+    compiled(torch.ones(6))
     (found,) = overwritten(dumping)
     assert found["victim"]["value"] == "add" and found["culprit"]["op"] == "later" and found["intact_after"] == "add"
     assert found["elements"]["first"] == (2 if copy_bytes else None)
@@ -106,16 +99,12 @@ def test_comparisons_that_are_read_back_later_find_the_same(
 def test_two_live_buffers_that_share_their_memory(planted: bool, dumping: Dumping) -> None:
     """Inductor reuses memory all the time; here, planted, that of a buffer which is read later."""
     function, args, _ = codegen_shared_storage.make()
-    if planted:
-        with codegen_shared_storage.plant():
-            torch.compile(function, backend=watching(dumping, "inductor"))(*args)
-    else:
-        result = torch.compile(function, backend=watching(dumping, "inductor"))(*args)
-        torch._dynamo.reset()
-        assert torch.equal(result, torch.compile(function)(*args))
+    with codegen_shared_storage.plant() if planted else contextlib.nullcontext():
+        result = watching(dumping, function, "inductor")(*args)
     found = overwritten(dumping)
     if not planted:
-        assert found == []
+        torch._dynamo.reset()
+        assert found == [] and torch.equal(result, torch.compile(function)(*args))
         return
     (only,) = found
     assert only["declared"] and "wrong reuse" in only["text"]
@@ -124,38 +113,36 @@ def test_two_live_buffers_that_share_their_memory(planted: bool, dumping: Dumpin
     assert "codegen_shared_storage.py:" in only["victim"]["source"]
 
 
-def test_an_output_that_the_next_call_overwrites(dumping: Dumping) -> None:
+def test_an_output_that_the_next_call_overwrites(dumping: Dumping, operator: Any) -> None:
     """A pool of output buffers, as CUDA graphs have: the same memory is returned by each call."""
     pool = torch.empty(8)
-    with operator("pooled") as define:
 
-        def pooled(x: torch.Tensor) -> torch.Tensor:
-            pool.copy_(x)
-            return pool[:]
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        pool.copy_(x)
+        return pool[:]
 
-        op = define(pooled)
-        compiled = torch.compile(lambda x: op(x * 2), backend=watching(dumping))
-        first = compiled(torch.zeros(8))
-        assert overwritten(dumping) == []
-        second = compiled(torch.ones(8))
-        (found,) = overwritten(dumping)
-        assert found["step"] == 1 and found["victim"]["written_in_step"] == 0
-        assert "pooled" in found["culprit"]["target"] and "pooled" in found["victim"]["target"]
-        assert found["elements"] == {"first": 0, "last": 7, "changed": 8, "of": 8}
-        del first, second
+    op = operator(pooled)
+    compiled = watching(dumping, lambda x: op(x * 2))
+    first = compiled(torch.zeros(8))
+    assert overwritten(dumping) == []
+    second = compiled(torch.ones(8))
+    (found,) = overwritten(dumping)
+    assert found["step"] == 1 and found["victim"]["written_in_step"] == 0
+    assert "pooled" in found["culprit"]["target"] and "pooled" in found["victim"]["target"]
+    assert found["elements"] == {"first": 0, "last": 7, "changed": 8, "of": 8}
+    del first, second
 
 
 @pytest.mark.parametrize("how", ["replay", "by the program", "dropped"])
 def test_an_output_that_is_overwritten_between_two_calls(how: str, dumping: Dumping) -> None:
     """A replay writes past torch, which knows of no operator. What the program does itself, torch has counted."""
-    compiled = torch.compile(lambda x: x * 2, backend=watching(dumping))
+    compiled = watching(dumping, lambda x: x * 2)
     kept = compiled(torch.ones(8))
-    if how == "replay":
-        ctypes.memset(kept.data_ptr() + 8, 0, 4)
-    elif how == "by the program":
+    if how == "by the program":
         kept.add_(1)
     else:
         ctypes.memset(kept.data_ptr() + 8, 0, 4)
+    if how == "dropped":
         del kept
         gc.collect()
     compiled(torch.ones(8))
@@ -181,7 +168,7 @@ def test_what_is_written_on_purpose_is_silent(backend: str, dumping: Dumping) ->
         z = torch.cat([y.sin(), y.cos()], dim=1)
         return (z @ z.t()).relu().sum() + cache.sum()
 
-    compiled = torch.compile(program, backend=watching(dumping, backend))
+    compiled = watching(dumping, program, backend)
     w, cache = torch.randn(6, 6, requires_grad=True), torch.zeros(4, 6)
     for _ in range(2):
         compiled(torch.randn(4, 6), w, cache).backward()
@@ -192,56 +179,36 @@ def test_what_is_written_on_purpose_is_silent(backend: str, dumping: Dumping) ->
     assert any("no value was overwritten in" in note for note in notes)
 
 
-def test_of_what_is_over_the_budget_a_digest_is_kept(dumping: Dumping, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "WatchObserver", lambda plan, writer: WatchObserver(plan, writer, copy_bytes=0))
-    with operator("quiet_write") as define:
+def test_of_what_is_over_the_budget_a_digest_is_kept(
+    dumping: Dumping, operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "WatchObserver", functools.partial(WatchObserver, copy_bytes=0))
 
-        def quiet_write(x: torch.Tensor) -> torch.Tensor:
-            x[0] = -1
-            return x.clone()
+    def quiet_write(x: torch.Tensor) -> torch.Tensor:
+        x[0] = -1
+        return x.clone()
 
-        op = define(quiet_write)
+    op = operator(quiet_write)
 
-        def program(x: torch.Tensor) -> torch.Tensor:
-            y = x + 1
-            return op(y) + y
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        return op(y) + y
 
-        torch.compile(program, backend=watching(dumping))(torch.ones(4))
+    watching(dumping, program)(torch.ones(4))
     (found,) = overwritten(dumping)
     assert found["elements"] == {"first": None, "last": None, "changed": None, "of": 4}
     assert "only a digest was kept" in found["text"]
 
 
-def test_named_watcher_nodes_are_dumped_after_each_layer(dumping: Dumping) -> None:
-    """As the JSON file of TorchAir has it: after A and B, and after C itself, the outputs of C."""
-    entry = {"layer": ["cos", "exp"], "watcher_nodes": ["sin"]}
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        a = x.sin()
-        b = a.cos()
-        return b.exp().neg() + a
-
-    torch.compile(program, backend=watching(dumping, entry=entry))(torch.ones(3))
-    found = dumping.end()
-    assert [op.record.op.op_name for op in found.ops()] == ["sin", "sin", "sin"]
-    assert [op.record.notes[-1].rpartition(" ")[2] for op in found.ops()] == ["sin", "cos", "exp"]
-
-
-def test_a_name_that_no_op_has_is_told(dumping: Dumping) -> None:
-    entry = {"layer": ["nobody"], "watcher_nodes": ["sin"]}
-    torch.compile(lambda x: x.sin(), backend=watching(dumping, entry=entry))(torch.ones(3))
-    assert any("'nobody' matched no op" in note for note in dumping.end().manifest.notes)
-
-
 def test_an_engine_that_sees_no_memory_reused_is_refused_aloud(dumping: Dumping) -> None:
-    torch.compile(lambda x: x.sin(), backend=watching(dumping, "inductor", engine="instrument"))(torch.ones(3))
+    watching(dumping, lambda x: x.sin(), "inductor", engine="instrument")(torch.ones(3))
     assert any("watch mode needs engine" in note for note in dumping.end().manifest.notes)
 
 
 @pytest.mark.cuda
 def test_an_output_that_a_replay_overwrites(dumping: Dumping) -> None:
     """A CUDA graph of the program's own, whose output the program keeps across replays."""
-    compiled = torch.compile(lambda x: x * 2, backend=watching(dumping))
+    compiled = watching(dumping, lambda x: x * 2)
     kept = compiled(torch.ones(8, device="cuda"))
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

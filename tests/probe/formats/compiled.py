@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import onnx
 import torch
+from functorch.compile import make_boxed_func
+from google.protobuf import text_format
 from torch import fx
 from torch._inductor import compile_fx, debug
 
@@ -90,16 +90,8 @@ def bfloat16_autocast() -> Program:
 
 
 PROGRAMS = {
-    f.__name__: f
-    for f in (
-        mlp,
-        transformer_dropout,
-        attention_dropout,
-        conv_batch_norm,
-        mutation_and_alias,
-        cond_constants,
-        bfloat16_autocast,
-    )
+    **{f.__name__: f for f in (mlp, transformer_dropout, attention_dropout, conv_batch_norm)},
+    **{f.__name__: f for f in (mutation_and_alias, cond_constants, bfloat16_autocast)},
 }
 
 
@@ -119,23 +111,20 @@ class Stages:
             (place / script.constants_name.format(stem=stem)).write_bytes(script.constants)
 
     def dynamo(self, gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        place = self.folder / "dynamo"
-        place.mkdir()
-        self.graphs.append(gm)
-        self.write(place, "graph", fx_py_source(gm, title="Dynamo's graph", eager=True))
-        return self.saving(place, {"graph": ""}, lambda args: fx.Interpreter(gm).run(*args), (), boxed=False)
+        return self._graph(gm, "dynamo", eager=True)
 
     def aot(self, gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        from functorch.compile import make_boxed_func
+        return make_boxed_func(self._graph(gm, f"aot{len(self.graphs)}"))
 
-        place = self.folder / f"aot{len(self.graphs)}"
+    def _graph(self, gm: fx.GraphModule, name: str, **options: bool) -> Callable[..., Any]:
+        place = self.folder / name
         place.mkdir()
         self.graphs.append(gm)
-        self.write(place, "graph", fx_py_source(gm, title="AOTAutograd's graph"))
-        return make_boxed_func(self.saving(place, {"graph": ""}, lambda a: fx.Interpreter(gm).run(*a), (), boxed=False))
+        self.write(place, "graph", fx_py_source(gm, title=name, **options))
+        return self.saving(place, ("graph",), lambda args: fx.Interpreter(gm).run(*args), (), boxed=False)
 
     def saving(
-        self, place: Path, stems: dict[str, str], run: Callable[..., Any], donated: tuple[int, ...], boxed: bool
+        self, place: Path, stems: tuple[str, ...], run: Callable[..., Any], donated: tuple[int, ...], boxed: bool
     ) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             given = list(args[0] if boxed else args)
@@ -164,7 +153,7 @@ class Stages:
         self.write(place, "output_code", script)
         for stage in ("original", "optimized"):
             self.write(place, stage, self._now[stage])
-        stems = {"": "", "original": "", "optimized": ""}
+        stems = ("", "original", "optimized")
         output.current_callable = self.saving(place, stems, output.current_callable, self._now["donated"], boxed=True)
         return output
 
@@ -207,20 +196,18 @@ class Stages:
             yield
 
 
-def first(result: Any) -> torch.Tensor:
-    return result[0] if isinstance(result, tuple) else result
+def parse_onnx(text: str) -> onnx.ModelProto:
+    model = text_format.Parse(text, onnx.ModelProto())
+    onnx.checker.check_model(model)
+    return model
 
 
 def train(program: Callable[[], Program], backend: Any, *, dynamic: bool = False) -> None:
     torch._dynamo.reset()
     torch.manual_seed(1)
+    torch.set_num_threads(2)
     function, args = program()
-    result = first(torch.compile(function, backend=backend, dynamic=dynamic)(*args))
+    result = torch.compile(function, backend=backend, dynamic=dynamic)(*args)
+    result = result[0] if isinstance(result, tuple) else result
     if result.requires_grad:
         result.float().pow(2).sum().backward()
-
-
-def run_script(path: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """In a fresh process without our package: `-I` ignores PYTHONPATH and the script's folder."""
-    command = [sys.executable, "-I", str(path), *args]
-    return subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=300, check=False)

@@ -1,23 +1,25 @@
-"""The rebuilt graph is the same graph, and what cannot be rebuilt is said."""
+"""FX graphs as scripts and as ONNX: the rebuilt graph is the same graph, and what cannot be rebuilt is said."""
 
 from __future__ import annotations
 
 import importlib.util
 import operator
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 from graphprobe.engine.values import same_bits
 from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_py import fx_py_source
+from graphprobe.probe.formats.onnx_text import fx_pbtxt
 
-from .compiled import PROGRAMS, Stages, run_script, train
+from .compiled import PROGRAMS, Stages, parse_onnx
 
 
 def rebuild(script: Script, folder: Path) -> fx.GraphModule:
@@ -57,19 +59,56 @@ def assert_same_graph(a: fx.GraphModule, b: fx.GraphModule) -> None:
                 assert same_bits(one, two, stride=True) == []
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_the_rebuilt_graph_has_the_same_nodes(name: str, dynamic: bool, tmp_path: Path) -> None:
-    if dynamic and name in ("conv_batch_norm", "mutation_and_alias"):
-        pytest.skip("one static run of this is enough")
-    stages = Stages(tmp_path)
-    train(PROGRAMS[name], aot_autograd(fw_compiler=stages.aot, bw_compiler=stages.aot), dynamic=dynamic)
-    train(PROGRAMS[name], stages.dynamo, dynamic=dynamic)
+STATIC = [(name, False) for name in sorted(PROGRAMS)]
+DYNAMIC = [
+    pytest.param(name, True, marks=pytest.mark.slow if name == "transformer_dropout" else ())
+    for name in sorted(PROGRAMS)
+    if name not in ("conv_batch_norm", "mutation_and_alias")
+]
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [*STATIC, *DYNAMIC])
+def test_the_rebuilt_graph_has_the_same_nodes(
+    name: str, dynamic: bool, traced: Callable[..., Stages], tmp_path: Path
+) -> None:
+    stages = traced(name, dynamic)
     assert len(stages.graphs) >= 2
     for gm in stages.graphs:
         script = fx_py_source(gm, title=name)
         assert script.problems == ()
         assert_same_graph(gm, rebuild(script, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["cond_constants", "bfloat16_autocast", "conv_batch_norm"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_as_onnx(name: str, dynamic: bool, traced: Callable[..., Stages]) -> None:
+    for gm in traced(name, dynamic).graphs:
+        model = parse_onnx(fx_pbtxt(gm, name))
+        calls = [n for n in gm.graph.nodes if n.op.startswith("call_")]
+        made = {out for n in model.graph.node for out in n.output} | {i.name for i in model.graph.input}
+        several = [n for n in calls if isinstance(n.meta.get("val", n.meta.get("example_value")), (tuple, list))]
+        assert {n.name for n in calls if n not in several} <= made
+        if any(n.target is torch.ops.higher_order.cond for n in calls):
+            (cond,) = [n for n in model.graph.node if n.op_type == "cond"]
+            assert sum(a.type == onnx.AttributeProto.GRAPH for a in cond.attribute) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("bfloat16_autocast", ""),
+        pytest.param("cond_constants", "", marks=pytest.mark.heavy),
+        pytest.param("transformer_dropout", "dynamo", marks=pytest.mark.heavy),
+    ],
+)
+def test_the_script_reproduces_what_ran(
+    name: str, without: str, traced: Callable[..., Stages], run_script: Callable[..., Any]
+) -> None:
+    scripts = [path for path in sorted(traced(name).folder.rglob("*.py")) if path.parent.name != without]
+    assert scripts
+    for path in scripts:
+        done = run_script(path)
+        assert done.code == 0 and "EQUAL: all" in done.out, f"{path}\n{done.out}\n{done.err}"
 
 
 def odd_graph() -> fx.GraphModule:
@@ -96,7 +135,7 @@ def odd_graph() -> fx.GraphModule:
     return fx.GraphModule(root, graph)
 
 
-def test_odd_arguments_names_and_leaf_modules(tmp_path: Path) -> None:
+def test_odd_arguments_names_and_leaf_modules(tmp_path: Path, run_script: Callable[..., Any]) -> None:
     gm = odd_graph()
     script = fx_py_source(gm, title="odd", inputs=[torch.zeros(1, 2, 4)])
     assert script.problems == ()
@@ -106,37 +145,33 @@ def test_odd_arguments_names_and_leaf_modules(tmp_path: Path) -> None:
     assert same_bits(fx.Interpreter(gm).run(x), fx.Interpreter(back).run(x)) == []
     assert back.part.untyped_storage().data_ptr() == back.whole.untyped_storage().data_ptr()
     done = run_script(tmp_path / "graph.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
 
 
-def only_here(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-def test_what_exists_in_this_process_only_is_said_and_exits_125(tmp_path: Path) -> None:
+def script_calling(function: Any, **options: Any) -> Script:
     graph = fx.Graph()
-    graph.output(graph.call_function(lambda x: x, (graph.placeholder("x"),)))
-    script = fx_py_source(fx.GraphModule({}, graph), title="lost")
+    graph.output(graph.call_function(function, (graph.placeholder("x"),)))
+    return fx_py_source(fx.GraphModule({}, graph), title="one call", **options)
+
+
+def test_what_exists_in_this_process_only_is_said_and_exits_125(tmp_path: Path, run_script: Callable[..., Any]) -> None:
+    script = script_calling(lambda x: x)
     (problem,) = script.problems
     assert "exists only in the process that compiled it" in problem
-    path = tmp_path / "lost.py"
-    path.write_text(script.source)
-    done = run_script(path)
-    assert done.returncode == 125
-    assert problem in done.stdout and f"# {problem}" in script.source
+    (tmp_path / "lost.py").write_text(script.source)
+    done = run_script(tmp_path / "lost.py")
+    assert done.code == 125
+    assert problem in done.out and f"# {problem}" in script.source
 
 
-def test_an_operator_of_another_library_needs_its_import(tmp_path: Path) -> None:
+def test_an_operator_of_another_library_needs_its_import(tmp_path: Path, run_script: Callable[..., Any]) -> None:
     library = torch.library.Library("graphprobe_test", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
-    graph = fx.Graph()
-    graph.output(graph.call_function(torch.ops.graphprobe_test.twice.default, (graph.placeholder("x"),)))
-    script = fx_py_source(fx.GraphModule({}, graph), title="other library", inputs=[torch.ones(2)])
+    script = script_calling(torch.ops.graphprobe_test.twice.default, inputs=[torch.ones(2)])
     assert script.problems == ()
     assert "graphprobe_test::twice" in script.source.split("\n\n")[0]
-    path = tmp_path / "other.py"
-    path.write_text(script.source)
-    done = run_script(path)
-    assert done.returncode == 125
-    assert "--import" in done.stdout
+    (tmp_path / "other.py").write_text(script.source)
+    done = run_script(tmp_path / "other.py")
+    assert done.code == 125
+    assert "--import" in done.out

@@ -1,35 +1,20 @@
-"""Scheduler IR as text and as ONNX; FX graphs as ONNX."""
+"""Scheduler IR as text and as ONNX."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
-import onnx
-import pytest
-import torch
-from google.protobuf import text_format
-from torch._dynamo.backends.common import aot_autograd
 
 from graphprobe.probe.formats import IRBuffer, IRGraph, IRNode, NodeOrigin
-from graphprobe.probe.formats.onnx_text import fx_pbtxt, ir_pbtxt
+from graphprobe.probe.formats.onnx_text import ir_pbtxt
 from graphprobe.probe.views import ir_text
 
-from .compiled import PROGRAMS, Stages, train
+from .compiled import Stages, parse_onnx
 
 
-def parse(text: str) -> onnx.ModelProto:
-    model = onnx.ModelProto()
-    text_format.Parse(text, model)
-    onnx.checker.check_model(model)
-    return model
-
-
-def test_ir_of_an_attention_block(tmp_path: Path) -> None:
-    stages = Stages(tmp_path)
-    with stages.tapped():
-        train(PROGRAMS["attention_dropout"], stages.backend)
-    original, optimized = stages.irs[0][1], stages.irs[1][1]
+def test_ir_of_an_attention_block(lowered: Callable[..., Stages]) -> None:
+    (_, original), (_, optimized), *_ = lowered("attention_dropout").irs
     assert len(optimized.nodes) < len(original.nodes)
     assert {n.kind for n in original.nodes} >= {"compute", "extern"}
     fused = [n for n in optimized.nodes if n.kind == "fused"]
@@ -44,7 +29,7 @@ def test_ir_of_an_attention_block(tmp_path: Path) -> None:
     for ir in (original, optimized):
         text = ir_text(ir, title="t")
         assert all(f"\n{n.name}: " in text for n in ir.nodes)
-        model = parse(ir_pbtxt(ir, "forward"))
+        model = parse_onnx(ir_pbtxt(ir, "forward"))
         real = [n for n in model.graph.node if n.domain != "graphprobe"]
         assert [n.name for n in real] == [n.name for n in ir.nodes]
         assert {n.domain for n in real} == ({"aten", "inductor"} if ir is optimized else {"aten"})
@@ -64,27 +49,10 @@ def test_rewritten_buffers_get_versioned_names() -> None:
         inputs=(IRBuffer("arg0", "float4_e2m1fn_x2", ("4",), ("1",), "cpu"),),
         outputs=("buf0", "buf0", "arg0", "none1"),
     )
-    model = parse(ir_pbtxt(ir, "x"))
+    model = parse_onnx(ir_pbtxt(ir, "x"))
     assert [list(n.output) for n in model.graph.node[:3]] == [["buf0"], ["buf0.v2"], ["op2.done"]]
     assert list(model.graph.node[2].input) == ["buf0.v2"]
     assert model.graph.output[0].name == "buf0.v2"
     assert len({o.name for o in model.graph.output}) == 4
     assert model.graph.input[0].doc_string == "dtype float4_e2m1fn_x2"
     assert model.graph.output[0].type.tensor_type.shape.dim[0].dim_param == "s0"
-
-
-@pytest.mark.parametrize("name", ["cond_constants", "bfloat16_autocast", "conv_batch_norm"])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_fx_graphs_as_onnx(name: str, dynamic: bool, tmp_path: Path) -> None:
-    stages = Stages(tmp_path)
-    train(PROGRAMS[name], aot_autograd(fw_compiler=stages.aot, bw_compiler=stages.aot), dynamic=dynamic)
-    train(PROGRAMS[name], stages.dynamo, dynamic=dynamic)
-    for gm in stages.graphs:
-        model = parse(fx_pbtxt(gm, name))
-        calls = [n for n in gm.graph.nodes if n.op.startswith("call_")]
-        made = {out for n in model.graph.node for out in n.output} | {i.name for i in model.graph.input}
-        several = [n for n in calls if isinstance(n.meta.get("val", n.meta.get("example_value")), (tuple, list))]
-        assert {n.name for n in calls if n not in several} <= made
-        if any(n.target is torch.ops.higher_order.cond for n in calls):
-            (cond,) = [n for n in model.graph.node if n.op_type == "cond"]
-            assert sum(a.type == onnx.AttributeProto.GRAPH for a in cond.attribute) == 2

@@ -3,84 +3,53 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.backends.common import aot_autograd
 
 from graphprobe.engine.values import one_file_bytes
 from graphprobe.probe.views import output_code_source
 
-from .compiled import PROGRAMS, Stages, run_script, train
+from .compiled import Stages
 
 
-@pytest.fixture(autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
-
-
-def check(place: Path, *, without: str = "") -> None:
-    scripts = sorted(path for path in place.rglob("*.py") if path.stem != without)
+@pytest.mark.parametrize(
+    ("name", "dynamic", "without"),
+    [
+        ("mutation_and_alias", False, "original"),
+        pytest.param("attention_dropout", False, "optimized", marks=pytest.mark.heavy),
+        pytest.param("cond_constants", False, "original", marks=pytest.mark.heavy),
+        pytest.param("conv_batch_norm", False, "original", marks=pytest.mark.heavy),
+        pytest.param("transformer_dropout", False, "", marks=pytest.mark.heavy),
+        pytest.param("mlp", True, "optimized", marks=pytest.mark.heavy),
+    ],
+)
+def test_inductor_stages_reproduce(
+    name: str, dynamic: bool, without: str, lowered: Callable[..., Stages], run_script: Callable[..., Any]
+) -> None:
+    folder = lowered(name, dynamic).folder
+    scripts = sorted(path for path in folder.rglob("*.py") if path.stem != without)
     assert scripts
     for path in scripts:
         done = run_script(path)
-        assert done.returncode == 0, f"{path}\n{done.stdout}\n{done.stderr}"
-        assert "EQUAL: all" in done.stdout
+        assert done.code == 0 and "EQUAL: all" in done.out, f"{path}\n{done.out}\n{done.err}"
+    assert not dynamic or ("SYMBOLS = [\n    {" in (folder / "forward" / "original.py").read_text())
 
 
-@pytest.mark.parametrize(
-    ("name", "without"),
-    [
-        pytest.param("attention_dropout", "optimized", marks=pytest.mark.heavy),
-        ("mutation_and_alias", "original"),
-        pytest.param("cond_constants", "original", marks=pytest.mark.heavy),
-        pytest.param("conv_batch_norm", "original", marks=pytest.mark.heavy),
-        pytest.param("transformer_dropout", "", marks=pytest.mark.heavy),
-    ],
-)
-def test_inductor_stages_reproduce(name: str, without: str, tmp_path: Path) -> None:
-    stages = Stages(tmp_path)
-    with stages.tapped():
-        train(PROGRAMS[name], stages.backend)
-    check(tmp_path, without=without)
-
-
-@pytest.mark.heavy
-def test_inductor_stages_reproduce_with_symbolic_sizes(tmp_path: Path) -> None:
-    stages = Stages(tmp_path)
-    with stages.tapped():
-        train(PROGRAMS["mlp"], stages.backend, dynamic=True)
-    check(tmp_path, without="optimized")
-    assert "SYMBOLS = [\n    {" in (tmp_path / "forward" / "original.py").read_text()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bfloat16_autocast",
-        *(pytest.param(n, marks=pytest.mark.heavy) for n in ("cond_constants", "transformer_dropout")),
-    ],
-)
-def test_fx_graphs_reproduce(name: str, tmp_path: Path) -> None:
-    stages = Stages(tmp_path)
-    train(PROGRAMS[name], aot_autograd(fw_compiler=stages.aot, bw_compiler=stages.aot))
-    if name != "transformer_dropout":
-        train(PROGRAMS[name], stages.dynamo)
-    check(tmp_path)
-
-
-def test_a_script_notices_a_changed_output_a_changed_input_and_a_missing_constant(tmp_path: Path) -> None:
-    stages = Stages(tmp_path)
-    with stages.tapped():
-        train(PROGRAMS["mutation_and_alias"], stages.backend)
+def test_a_script_notices_a_changed_output_a_changed_input_and_a_missing_constant(
+    tmp_path: Path, lowered: Callable[..., Stages], run_script: Callable[..., Any]
+) -> None:
+    shutil.copytree(lowered("mutation_and_alias").folder, tmp_path, dirs_exist_ok=True)
     place = tmp_path / "forward"
     saved = place / "outputs.safetensors"
     good = saved.read_bytes()
     saved.write_bytes(good[:-1] + bytes([good[-1] ^ 0x80]))
     done = run_script(place / "output_code.py")
-    assert done.returncode == 1, done.stdout
-    assert "DIFFERENT: 1 of" in done.stdout
+    assert done.code == 1 and "DIFFERENT: 1 of" in done.out, done.out
     saved.write_bytes(good)
 
     records = json.loads((place / "outputs.json").read_text())
@@ -88,20 +57,20 @@ def test_a_script_notices_a_changed_output_a_changed_input_and_a_missing_constan
     records["values"][1]["items"][changed] = {"kind": "unchanged"}
     (place / "outputs.json").write_text(json.dumps(records))
     done = run_script(place / "output_code.py")
-    assert done.returncode == 1
-    assert f"input {changed} was changed by this run" in done.stdout
+    assert done.code == 1
+    assert f"input {changed} was changed by this run" in done.out
 
     source = (place / "original.py").read_text()
     broken = source.replace("'compute', []", "'extern', []", 1)
     assert "'extern', []" in broken
     (place / "original.py").write_text(broken)
     done = run_script(place / "original.py")
-    assert done.returncode == 1
-    assert "recorded: " in done.stdout
+    assert done.code == 1
+    assert "recorded: " in done.out
 
     done = run_script(place / "optimized.py", "--inputs", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "nothing was compared" in done.stdout
+    assert done.code == 0, done.err
+    assert "nothing was compared" in done.out
 
 
 CODE = """
@@ -124,21 +93,21 @@ if __name__ == "__main__":
 """
 
 
-def test_output_code_constants_benchmark_and_problems(tmp_path: Path) -> None:
+def test_output_code_constants_benchmark_and_problems(tmp_path: Path, run_script: Callable[..., Any]) -> None:
     constant = torch.tensor([1.0, 2.0])
     script = output_code_source(CODE, constants={"_tensor_constant0": constant})
     path = tmp_path / "output_code.py"
     path.write_text(script.source)
     done = run_script(path)
-    assert done.returncode == 125
-    assert "constants.safetensors is missing" in done.stdout
+    assert done.code == 125
+    assert "constants.safetensors is missing" in done.out
     assert script.constants is not None
     (tmp_path / script.constants_name).write_bytes(script.constants)
     done = run_script(path)
-    assert done.returncode == 0, done.stderr
-    assert "benchmark" not in done.stdout
-    assert "output 0: float32[2]" in done.stdout
-    assert run_script(path, "--benchmark").stdout == "the generated benchmark\n"
+    assert done.code == 0, done.err
+    assert "benchmark" not in done.out
+    assert "output 0: float32[2]" in done.out
+    assert run_script(path, "--benchmark").out == "the generated benchmark\n"
     assert script.constants == one_file_bytes({"_tensor_constant0": constant})
 
     script = output_code_source(CODE, constants={"_torchbind_obj0": object()})
@@ -146,12 +115,14 @@ def test_output_code_constants_benchmark_and_problems(tmp_path: Path) -> None:
     (problem,) = script.problems
     path.write_text(script.source)
     done = run_script(path)
-    assert done.returncode == 125
-    assert problem in done.stdout
+    assert done.code == 125
+    assert problem in done.out
 
 
 @pytest.mark.parametrize("text", ["raise RuntimeError('g++ failed')", "from torch._inductor import not_in_this_torch"])
-def test_output_code_that_does_not_load_decides_nothing(text: str, tmp_path: Path) -> None:
+def test_output_code_that_does_not_load_decides_nothing(
+    text: str, tmp_path: Path, run_script: Callable[..., Any]
+) -> None:
     """As its kernels are compiled when it is imported, and it takes private names of the torch it was made with."""
     path = tmp_path / "output_code.py"
     for head in ("\n", "# AOT ID: ['0_forward']\n"):
@@ -160,5 +131,5 @@ def test_output_code_that_does_not_load_decides_nothing(text: str, tmp_path: Pat
         assert source.splitlines()[1 : len(code.splitlines()) - 4] == code.splitlines()[1:-4]  # the trace has numbers
     path.write_text(source)
     done = run_script(path)
-    assert done.returncode == 125
-    assert "Error: " in done.stderr
+    assert done.code == 125
+    assert "Error: " in done.err

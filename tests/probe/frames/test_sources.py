@@ -91,28 +91,20 @@ def test_a_text_that_has_changed_since_is_refused(module: ModuleType) -> None:
         SourceFile("nowhere", {})
 
 
-def test_names(module: ModuleType) -> None:
+def test_names(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     second = vars(module)["second"].__code__
     assert global_names(second) == {"TABLE"}
     assert imported_modules(second, {"__package__": "pkg"}) == {"os", "os.path"}
+    monkeypatch.setitem(sys.modules, "pkg", ModuleType("pkg"))
+    assert imported_modules(second, {"__package__": "pkg"}) == {"os", "os.path", "pkg"}, "a relative import"
     node = SourceFile(str(module.__file__), vars(module)).class_node("Outer")
     assert isinstance(node, ast.ClassDef)
     assert set(names_when_defined(node)) == {"dict", "type", "TABLE", "int", "os"}
-
-
-def test_relative_imports_are_found(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pkg", ModuleType("pkg"))
-    second = vars(module)["second"].__code__
-    assert imported_modules(second, {"__package__": "pkg"}) == {"os", "os.path", "pkg"}
 
 
 def test_whose_module_it_is(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "beside", module)
     assert is_own("__main__") and is_own("beside") and is_own("no_such_module_here")
     assert not any(map(is_own, ("torch.nn", "numpy", "os", "sys", "graphprobe.store", "pytest")))
-
-
-def test_a_package_of_another_environment_is_no_program(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "beside", module)
     monkeypatch.setattr(module, "__file__", "/somewhere/lib/site-packages/beside.py", raising=False)
-    assert not is_own("beside")
+    assert not is_own("beside"), "a package of another environment"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch._dynamo import convert_frame
 
 import graphprobe
+from graphprobe.cli.main import main
 from graphprobe.internals.dynamo.frame_failures import FailedFrame
 from graphprobe.probe.frames import on_failure, recorder
 from graphprobe.probe.frames.replaying import replay_frame
 from graphprobe.probe.frames.sources import NotRecordable
-from graphprobe.store.frame_record import find_records, read_record
-from graphprobe.store.reader import Run
+from graphprobe.store import Run
 
 
 @pytest.fixture(autouse=True)
@@ -55,15 +57,19 @@ def breaks(x: torch.Tensor) -> torch.Tensor:
     return y * 2
 
 
-def told(function: Any, *args: Any, fullgraph: bool = True) -> list[str]:
+def told(function: Any, fullgraph: bool = True) -> list[str]:
     """What a program sees of a failure: type, text, cause and traceback, from its own frame on."""
     torch.compiler.reset()
     try:
-        torch.compile(function, backend="eager", fullgraph=fullgraph)(*args)
+        torch.compile(function, backend="eager", fullgraph=fullgraph)(torch.ones(3))
     except Exception as error:
-        lines = traceback.format_exception(error)
-        return [type(error).__name__, str(error), *lines]
+        return [type(error).__name__, str(error), *traceback.format_exception(error)]
     return []
+
+
+def replayed(folder: Path, *options: str) -> int:
+    torch.compiler.reset()
+    return replay_frame(folder, list(options))
 
 
 def records(run: Path) -> list[str]:
@@ -75,52 +81,42 @@ def manifest(run: Path) -> Any:
 
 
 def test_the_program_gets_the_error_that_it_gets_anyway(tmp_path: Path) -> None:
-    x = torch.ones(3)
     functions = (branch, deep, raising, generator)
     state = torch.get_rng_state()
-    before = [told(f, x) for f in functions]
+    before = [told(f) for f in functions]
     original = convert_frame._compile, convert_frame.unimplemented
     with graphprobe.trace(tmp_path, record_frames=True) as run:
         assert convert_frame._compile is not original[0]
-        during = [told(f, x) for f in functions]
+        during = [told(f) for f in functions]
     assert during == before and all(before)
     assert (convert_frame._compile, convert_frame.unimplemented) == original
-    assert torch.equal(torch.get_rng_state(), state) and torch.equal(x, torch.ones(3))
+    assert torch.equal(torch.get_rng_state(), state)
     assert records(run) == ["000_branch", "001_deep", "002_raising", "003_generator"]
 
 
 def test_what_is_traced_leaves_no_record(tmp_path: Path) -> None:
     with graphprobe.trace(tmp_path, record_frames=True) as run:
-        assert told(fine, torch.ones(3)) == [] and told(breaks, torch.ones(3), fullgraph=False) == []
+        assert told(fine) == [] and told(breaks, fullgraph=False) == []
     assert not (run / "graphprobe" / "frames").exists()
     assert not [line for line in (*manifest(run).missing, *manifest(run).notes) if "frame" in line]
 
 
-def test_without_the_setting_none_is_written(tmp_path: Path) -> None:
-    with graphprobe.trace(tmp_path) as run:
-        assert told(branch, torch.ones(3))
-    assert records(run) == []
-
-
-def test_torchs_own_switch_asks_for_records_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asks", ["nobody", "torch's own switch", "the environment"])
+def test_who_asks_for_records(asks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with graphprobe.trace(tmp_path) as run, torch._dynamo.config.patch(replay_record_enabled=True):
-        assert told(branch, torch.ones(3))
-    assert records(run) == ["000_branch"]
-
-
-def test_the_environment_asks_for_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAPHPROBE_RECORD_FRAMES", "1")
-    with graphprobe.trace(tmp_path) as run:
-        assert told(branch, torch.ones(3))
-    assert records(run) == ["000_branch"]
+    if asks == "the environment":
+        monkeypatch.setenv("GRAPHPROBE_RECORD_FRAMES", "1")
+    with torch._dynamo.config.patch(replay_record_enabled=asks == "torch's own switch"):
+        with graphprobe.trace(tmp_path) as run:
+            assert told(branch)
+    assert records(run) == ([] if asks == "nobody" else ["000_branch"])
 
 
 def test_the_same_failure_is_recorded_once_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_failure, "MOST_RECORDS", 2)
     with graphprobe.trace(tmp_path, record_frames=True) as run:
         for function in (branch, branch, deep, raising, generator):
-            assert told(function, torch.ones(3))
+            assert told(function)
     assert records(run) == ["000_branch", "001_deep"]
     assert [line for line in manifest(run).missing if "more than 2 frames" in line]
 
@@ -133,9 +129,9 @@ def test_a_recorder_that_fails_is_told_and_off(tmp_path: Path, monkeypatch: pyte
         raise KeyError("planted")
 
     monkeypatch.setattr(recorder, "record_files", broken)
-    before = told(branch, torch.ones(3))
+    before = told(branch)
     with graphprobe.trace(tmp_path, record_frames=True) as run:
-        assert told(branch, torch.ones(3)) == before and told(deep, torch.ones(3))
+        assert told(branch) == before and told(deep)
     assert calls == ["branch"] and records(run) == []
     assert [line for line in manifest(run).missing if "failed at record of a frame: KeyError: 'planted'" in line]
 
@@ -145,7 +141,7 @@ def test_a_frame_without_a_text_is_named(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec("def nowhere(x):\n    return 1 if x.sum() > 0 else 2", names)
     with graphprobe.trace(tmp_path, record_frames=True) as run:
-        assert told(names["nowhere"], torch.ones(3)) and told(branch, torch.ones(3))
+        assert told(names["nowhere"]) and told(branch)
     assert records(run) == ["000_branch"]
     (line,) = [line for line in manifest(run).missing if "not recorded" in line]
     assert "the frame nowhere (<string>:1)" in line and "there is no text of <string>" in line
@@ -155,53 +151,46 @@ def test_a_budget_that_is_used_up_leaves_shapes(
     record_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = record_of(branch, torch.ones(1000), most_bytes=100)
-    record = read_record(folder)
     assert (folder / "values.safetensors").stat().st_size < 200
-    assert "without their values" in record.notes[0]
-    assert replay_frame(folder, []) == 1
+    assert "without their values" in json.loads((folder / "record.json").read_text("utf-8"))["notes"][0]
+    assert replayed(folder) == 1
     assert "REPRODUCED" in capsys.readouterr().out
 
 
 def test_a_full_run_writes_no_half_record(tmp_path: Path) -> None:
     with graphprobe.trace(tmp_path, record_frames=True, max_bytes="20KB") as run:
-        assert told(branch, torch.ones(3))
+        assert told(branch)
     assert not list(run.glob("graphprobe/frames/*/record.json"))
     assert manifest(run).missing
-    with pytest.raises(graphprobe.errors.UsageError, match="no record of a frame"):
-        find_records(run)
+    done = CliRunner().invoke(main, ["replay", str(run)])
+    assert done.exit_code == 2 and "no record of a frame" in done.output
 
 
 def test_a_backend_and_a_repaired_text(record_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     folder = record_of(deep, torch.ones(3))
-    assert replay_frame(folder, ["--backend", "eager"]) == 1
-    assert replay_frame(folder, ["--backend", "no_such"]) == 125
+    assert replayed(folder, "--backend", "eager") == 1
+    assert replayed(folder, "--backend", "no_such") == 125
     assert "there is no backend 'no_such'" in capsys.readouterr().out
     (source,) = (folder / "source").iterdir()
     text = source.read_text("utf-8")
     source.write_text(text.replace("    if x.sum() > 0:\n", "    if x.dim() > 0:\n"), "utf-8")
-    torch.compiler.reset()
-    assert replay_frame(folder, []) == 0
-    torch.compiler.reset()
-    assert replay_frame(folder, ["--backend", "eager"]) == 0
+    assert replayed(folder) == replayed(folder, "--backend", "eager") == 0
     source.write_text(text.replace("    if x.sum() > 0:\n", "    if int(x.prod().item()) > 0:\n"), "utf-8")
-    torch.compiler.reset()
-    assert replay_frame(folder, []) == 125
+    assert replayed(folder) == 125
     assert "but not as it was recorded" in capsys.readouterr().out
     source.write_text("nothing = 1\n", "utf-8")
-    assert replay_frame(folder, []) == 125
+    assert replayed(folder) == 125
     assert "does not define" in capsys.readouterr().out
 
 
 def test_a_pass_says_nothing_where_values_are_missing(
     record_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import threading
-
     def locked(x: torch.Tensor, lock: Any) -> torch.Tensor:
         return branch(x) if type(lock).__name__ == "lock" else x.relu()
 
     folder = record_of(locked, torch.ones(3), threading.Lock())
-    assert replay_frame(folder, []) == 125
+    assert replayed(folder) == 125
     assert "not recorded: lock (_thread.lock)" in capsys.readouterr().out
 
 

@@ -82,18 +82,14 @@ def test_gradients_of_an_api_are_those_of_its_node() -> None:
 
 def test_tensors_are_what_torch_loads() -> None:
     dump = MsprobeDump(DATA / "tensor")
-    seen = 0
-    for call in dump.calls(0, 0):
-        for slot in call.slots:
-            if slot.value:
-                file = DATA / "tensor" / "step0" / "rank0" / "dump_tensor_data" / slot.value
-                expected = torch.load(file, weights_only=True).detach()
-                np.testing.assert_array_equal(dump.values(call, slot), expected.numpy())
-                seen += 1
-    assert seen == 40
-    before, after = (slots(by_label(dump)["Tensor.mul_.0.forward"])[name] for name in ("input.0", "output.0"))
+    kept = [(call, slot) for call in dump.calls(0, 0) for slot in call.slots if slot.value]
+    assert len(kept) == 40
+    for call, slot in kept:
+        file = DATA / "tensor" / "step0" / "rank0" / "dump_tensor_data" / slot.value
+        np.testing.assert_array_equal(dump.values(call, slot), torch.load(file, weights_only=True).detach().numpy())
     call = by_label(dump)["Tensor.mul_.0.forward"]
-    np.testing.assert_array_equal(dump.values(call, before) * 2, dump.values(call, after))
+    before, after = (dump.values(call, slots(call)[name]) for name in ("input.0", "output.0"))
+    np.testing.assert_array_equal(before * 2, after)
 
 
 def test_arguments_that_are_no_tensors() -> None:
@@ -110,8 +106,7 @@ def test_arguments_that_are_no_tensors() -> None:
 def test_checksums_are_called_what_they_are() -> None:
     """msprobe calls them md5; they are CRC-32."""
     found = [s for call in MsprobeDump(DATA / "md5").calls(0, 0) for s in call.slots if s.meta is not None]
-    assert {slot.digest_kind for slot in found} == {"crc32"}
-    assert all(len(slot.digest) == 8 for slot in found)
+    assert {(slot.digest_kind, len(slot.digest)) for slot in found} == {("crc32", 8)}
 
 
 @pytest.mark.parametrize("below", ["", "step0", "step0/proc1000", "step0/proc1000/dump.json"])
@@ -180,13 +175,15 @@ def test_other_arguments(tmp_path: Path) -> None:
     }
 
 
-def test_a_killed_run(tmp_path: Path) -> None:
-    (tmp_path / "dump.json").write_text("")
-    with pytest.raises(SchemaError, match="is empty"):
+def test_killed_runs_and_what_is_no_dump(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no msprobe dump"):
         MsprobeDump(tmp_path)
-    (tmp_path / "dump.json").write_text('{"task": "tensor", "data": {"Torch.abs.0.for')
-    with pytest.raises(SchemaError, match="no dump of msprobe"):
-        MsprobeDump(tmp_path)
+    with pytest.raises(UsageError, match="cannot read"):
+        MsprobeDump(tmp_path / "none")
+    for text, said in (("", "is empty"), ('{"task": "tensor", "data": {"Torch.abs.0.for', "no dump of msprobe")):
+        (tmp_path / "dump.json").write_text(text)
+        with pytest.raises(SchemaError, match=said):
+            MsprobeDump(tmp_path)
 
 
 @pytest.mark.parametrize("value", [18446744073709551616, ["rank"], {}, None])
@@ -196,13 +193,6 @@ def test_a_fact_that_is_no_text_is_left_out(name: str, value: object, tmp_path: 
     dump = MsprobeDump(tmp_path)
     assert name not in dump.facts and dump.steps(0) == (0,)
     assert list(dump.calls(0, 0)) == []
-
-
-def test_no_dump(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no msprobe dump"):
-        MsprobeDump(tmp_path)
-    with pytest.raises(UsageError, match="cannot read"):
-        MsprobeDump(tmp_path / "none")
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from foreign_dumps import example, scalar
 from graphprobe.errors import UsageError
 from graphprobe.store.calls import CallDump, Scalar
 from graphprobe.store.foreign.msprobe import MsprobeDump
 from graphprobe.store.foreign.msprobe_write import item_from_scalar, write_msprobe
 from msprobe_tool import DATA, compared, needs_msprobe
+from store.foreign_dumps import example, scalar
 
 
 def assert_same(one: CallDump, other: CallDump, *, values: bool) -> None:
@@ -111,19 +111,15 @@ def test_scalars(given: Scalar, item: object) -> None:
         assert found == item
 
 
-def test_a_folder_with_a_dump_is_left_alone(tmp_path: Path) -> None:
-    write_msprobe(example(), tmp_path)
-    with pytest.raises(UsageError, match="has a dump already"):
-        write_msprobe(example(), tmp_path)
-
-
 def test_an_old_dump_is_overwritten_on_request_only_by_the_same_steps(tmp_path: Path) -> None:
     two = MsprobeDump(DATA / "statistics")
-    write_msprobe(two, tmp_path / "a", values=False)
-    write_msprobe(two, tmp_path / "a", values=False, overwrite=True)
-    assert_same(two, MsprobeDump(tmp_path / "a"), values=False)
+    write_msprobe(two, tmp_path, values=False)
+    with pytest.raises(UsageError, match="has a dump already"):
+        write_msprobe(two, tmp_path, values=False)
+    write_msprobe(two, tmp_path, values=False, overwrite=True)
+    assert_same(two, MsprobeDump(tmp_path), values=False)
     with pytest.raises(UsageError, match="step1/rank0 has a dump already"):
-        write_msprobe(example(), tmp_path / "a", overwrite=True)
+        write_msprobe(example(), tmp_path, overwrite=True)
 
 
 def test_who_wrote_it(tmp_path: Path) -> None:

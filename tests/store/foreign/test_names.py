@@ -34,32 +34,25 @@ def test_ptdbg_names_of_both_schemes(text: str, expected: tuple[object, ...]) ->
     assert not name.is_stack
 
 
-def test_ptdbg_stack_line() -> None:
+def test_ptdbg_stack_line_and_what_is_no_name() -> None:
     name = ptdbg_name("21_Torch_norm_forward_stack_info")
-    assert name is not None and name.is_stack
-    assert name.call == "21_Torch_norm_forward"
+    assert name is not None and name.is_stack and name.call == "21_Torch_norm_forward"
+    for text in ("", "norm", "21_norm", "Torch_norm", "21_Toch_norm", "_Torch_norm_forward"):
+        assert ptdbg_name(text) is None, text
 
 
-@pytest.mark.parametrize("text", ["", "norm", "21_norm", "Torch_norm", "21_Toch_norm", "_Torch_norm_forward"])
-def test_what_is_no_ptdbg_name(text: str) -> None:
-    assert ptdbg_name(text) is None
-
-
-def test_msprobe_names() -> None:
-    api = msprobe_name("Torch.fft.fft.2.backward")
-    assert api is not None
-    assert (api.kind, api.name, api.number, api.part) == ("Torch", "fft.fft", 2, "backward")
-    module = msprobe_name("Module.blocks.0.ln1.LayerNorm.forward.3")
-    assert module is not None
-    assert (module.module, module.name, module.number, module.part) == ("blocks.0.ln1", "LayerNorm", 3, "forward")
-    grads = msprobe_name("Module.fc.Linear.parameters_grad")
-    assert grads is not None
-    assert (grads.module, grads.name, grads.number, grads.part) == ("fc", "Linear", 0, "parameters_grad")
-
-
-@pytest.mark.parametrize("text", ["", "Functional.relu", "Functional.relu.forward.0", "Module.forward.0", "a.b.c.d"])
-def test_what_is_no_msprobe_name(text: str) -> None:
-    assert msprobe_name(text) is None
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Torch.fft.fft.2.backward", ("Torch", "", "fft.fft", 2, "backward")),
+        ("Module.blocks.0.ln1.LayerNorm.forward.3", ("Module", "blocks.0.ln1", "LayerNorm", 3, "forward")),
+        ("Module.fc.Linear.parameters_grad", ("Module", "fc", "Linear", 0, "parameters_grad")),
+        *((text, None) for text in ("", "Functional.relu", "Functional.relu.forward.0", "Module.forward.0", "a.b.c.d")),
+    ],
+)
+def test_msprobe_names(text: str, expected: tuple[object, ...] | None) -> None:
+    name = msprobe_name(text)
+    assert (name and (name.kind, name.module, name.name, name.number, name.part)) == expected
 
 
 @pytest.mark.parametrize(

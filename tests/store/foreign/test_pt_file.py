@@ -96,6 +96,17 @@ def test_no_damaged_byte_raises_anything_else(tmp_path: Path) -> None:
     assert refused > len(whole)
 
 
+def test_compressed_values_are_bounded(tmp_path: Path) -> None:
+    plain, bomb = io.BytesIO(), tmp_path / "bomb.pt"
+    torch.save(torch.zeros(1 << 25), plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    assert bomb.stat().st_size < 1 << 20
+    with pytest.raises(ArtifactNotFoundError, match="compressed"):
+        read_tensor(bomb)
+
+
 def test_a_shape_beyond_the_bytes_is_refused(tmp_path: Path) -> None:
     write_tensor(tmp_path / "a.pt", np.ones((4, 4), np.float32), "float32")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreign_dumps import example
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.store.foreign.ptdbg import EDGE, PtdbgDump
 from graphprobe.store.foreign.ptdbg_write import sample, write_ptdbg
+from store.foreign_dumps import example
 
 STACK = [["/x/site-packages/torch/functional.py", "9", "norm", "return f(x)"], ["net.py", "4", "forward", "norm(x)"]]
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pytest
 import torch
+from reduction import reduction_cases
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.reduction import edits
 from graphprobe.engine.values import capture, same_bits
-
-Oracle = Callable[[GraphModule, list[Any]], bool]
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Reduced:
 
 
 def reduce_case(
-    graph: GraphModule, inputs: list[Any], fails: Oracle, *, passes: Any = edits.PASSES, limit: int = 3000
+    graph: GraphModule, inputs: list[Any], fails: Callable[..., bool], *, passes: Any = edits.PASSES
 ) -> Reduced:
     """Smallest case by greedy descent. Every step is checked: simpler, and the arguments untouched."""
     state = Reduced(graph, inputs)
@@ -35,11 +35,11 @@ def reduce_case(
         state.graph, state.inputs = edit.apply(state.graph, state.inputs)
         state.accepted.append(edit)
         assert edits.size_of(state.graph, state.inputs) < before
-        assert state.calls < limit, f"still going: {state.accepted[-5:]}"
+        assert state.calls < 3000, f"still going: {state.accepted[-5:]}"
     return state
 
 
-def _step(state: Reduced, fails: Oracle, passes: Any) -> Any:
+def _step(state: Reduced, fails: Any, passes: Any) -> Any:
     for a_pass in passes:
         for edit in a_pass.proposals(state.graph, state.inputs):
             state.calls += 1
@@ -53,13 +53,15 @@ def run(graph: GraphModule, inputs: list[Any]) -> Any:
         return copy.deepcopy(graph)(*[v.clone() if isinstance(v, torch.Tensor) else v for v in inputs])
 
 
-def check_edit(
-    edit: Any, graph: GraphModule, inputs: list[Any], *, simpler: bool = True
-) -> tuple[GraphModule, list[Any]]:
+def tensors(values: list[Any]) -> list[torch.Tensor]:
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def check_edit(edit: Any, graph: GraphModule, inputs: list[Any], *, simpler: bool = True) -> tuple[Any, list[Any]]:
     """Apply it, and hold it against the contract."""
     text, kept = str(graph.graph), capture(inputs, rng=False).restore()
     state = {k: v.clone() for k, v in graph.state_dict().items()}
-    flags = [v.requires_grad for v in inputs if isinstance(v, torch.Tensor)]
+    flags = [v.requires_grad for v in tensors(inputs)]
     read = msgspec.json.decode(msgspec.json.encode(edit), type=edits.Edit)
     assert read == edit
     made, values = read.apply(graph, inputs)
@@ -69,34 +71,24 @@ def check_edit(
     assert str(graph.graph) == text
     assert not same_bits(kept, inputs, stride=True)
     assert not same_bits(state, dict(graph.state_dict()))
-    assert [v.requires_grad for v in inputs if isinstance(v, torch.Tensor)] == flags
-    owned = {v.untyped_storage().data_ptr() for v in inputs if isinstance(v, torch.Tensor)} - {0}
-    assert not owned & {v.untyped_storage().data_ptr() for v in values if isinstance(v, torch.Tensor)}
-    assert len([n for n in made.graph.nodes if n.op == "placeholder"]) == len(values)
+    assert [v.requires_grad for v in tensors(inputs)] == flags
+    owned = {v.untyped_storage().data_ptr() for v in tensors(inputs)} - {0}
+    assert owned.isdisjoint(v.untyped_storage().data_ptr() for v in tensors(values))
+    assert len(made.graph.find_nodes(op="placeholder")) == len(values)
     run(made, values)
-    if simpler:
-        assert edits.size_of(made, values) < edits.size_of(graph, inputs)
+    assert not simpler or edits.size_of(made, values) < edits.size_of(graph, inputs)
     return made, values
 
 
+def refused(edit: Any, graph: GraphModule, inputs: list[Any], *, why: str | None = None) -> None:
+    with pytest.raises(edits.NotApplicable, match=why):
+        edit.apply(graph, inputs)
+
+
 def captured(fn: Any, *args: Any, dynamic: bool | None = False) -> tuple[GraphModule, list[Any]]:
-    """The first graph that Dynamo makes of a function, and what it is called with; numbers as ints."""
-    seen: list[Any] = []
-
-    def backend(graph: GraphModule, example_inputs: Any) -> Any:
-        def called(*values: Any) -> Any:
-            if not seen:
-                seen.append(
-                    (copy.deepcopy(graph), [copy.copy(v) if not isinstance(v, torch.Tensor) else v for v in values])
-                )
-            return graph(*values)
-
-        return called
-
-    torch.compiler.reset()
-    torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
-    graph, values = seen[0]
-    return graph, [v.detach().clone() if isinstance(v, torch.Tensor) and not v.requires_grad else v for v in values]
+    """The graph that Dynamo makes of a function, and what it is called with; numbers as ints."""
+    graph, [values] = reduction_cases.captured(fn, args, grad=True, dynamic=dynamic)
+    return graph, values.restore()
 
 
 def shapes(inputs: list[Any]) -> list[Any]:
@@ -104,4 +96,4 @@ def shapes(inputs: list[Any]) -> list[Any]:
 
 
 def targets(graph: GraphModule) -> list[str]:
-    return [str(n.target) for n in graph.graph.nodes if n.op.startswith("call")]
+    return [str(n.target) for n in reduction_cases.calls_of(graph)]
