@@ -10,6 +10,7 @@ FAULT  := demo-diagnosis
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.graphprobe-setup
 FAST   := $(addprefix tests/,store numerics compare reduce analysis report export dump_plan test_select.py test_settings.py)
+CHECK  := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
 
@@ -44,7 +45,7 @@ demo: $(STAMP) ## find a fault planted in the compiler, then collect what a smal
 
 test: $(STAMP) ## the quick tests, with the checks beside them
 	@bash scripts/setup_browser.sh
-	@mkdir -p build; $(MAKE) --no-print-directory check >build/check.log 2>&1 & checks=$$!; \
+	@mkdir -p build; { $(CHECK); } >build/check.log 2>&1 & checks=$$!; \
 	$(PYTEST) -m "not slow and not heavy and not cuda"; tests=$$?; \
 	wait $$checks && echo "make check: passed" || { tests=1; cat build/check.log; }; exit $$tests
 
@@ -83,9 +84,7 @@ sizes: $(STAMP) ## how large the sources are, and what in them exceeds the budge
 	$(BIN)/python scripts/sizes.py
 
 check: $(STAMP) ## lint, formatting, types
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(CHECK)
 
 format: $(STAMP) ## rewrite the sources the way `make check` wants them
 	$(BIN)/ruff check --fix .
