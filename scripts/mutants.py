@@ -34,6 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
 SECONDS = ROOT / "tests" / "durations.json"
 TIERS = {"test": "not slow and not heavy and not cuda", "all": "not heavy and not cuda"}
+USAGE_ERROR = 4
+"""Exit code of pytest where it does not know a test, among others."""
+
 SHIFTED = {
     **{ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="},
     **{ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"},
@@ -248,6 +251,9 @@ class Runner:
             return "it does not end"
         if done.returncode in (0, 5):
             return ""
+        gone = set(re.findall(r"^ERROR: not found: \S*?(tests/.*)$", done.stdout + done.stderr, re.MULTILINE))
+        if done.returncode == USAGE_ERROR and gone & set(tests):
+            return self._first_failure(copy, [test for test in tests if test not in gone])
         found = re.search(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - |$)", done.stdout, re.MULTILINE)
         return found[1] if found else f"pytest exits with {done.returncode}"
 
@@ -273,6 +279,7 @@ def main() -> None:
     parser.add_argument("--checkout", type=Path, default=ROOT, help="whose tests are run")
     parser.add_argument("--against", type=Path, default=ROOT, help="leaves out modules that differ from this checkout")
     parser.add_argument("--reached", type=Path, default=WORK / "reached.json", help="which `cover` writes")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the mutants to run, as `list` has them")
     parser.add_argument("--seconds", type=float, default=120, help="of tests for one mutant, at most")
     parser.add_argument("--out", type=Path, default=WORK / "results.json")
     options = parser.parse_args()
@@ -287,8 +294,9 @@ def main() -> None:
     else:
         reached = {int(n): tests for n, tests in json.loads(options.reached.read_text("utf-8")).items()}
         runner = Runner(options.checkout, options.tier, reached, options.seconds)
+        wanted = [(n, mutant) for n, mutant in enumerate(chosen) if options.only is None or n in options.only]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            rows = list(pool.map(runner.caught, range(len(chosen)), chosen))
+            rows = list(pool.map(runner.caught, *zip(*wanted, strict=True)))
         options.out.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
         print(f"caught {sum(bool(row['caught']) for row in rows)} of {len(rows)}")
 

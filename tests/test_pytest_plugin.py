@@ -220,6 +220,7 @@ def test_exact_is_for_every_assertion_of_the_session(run_warm: Python, tmp_path:
         assert ("gives other last bits" in done.out) == bool(code)
 
 
+@pytest.mark.slow
 def test_off_it_imports_neither_torch_nor_graphprobe(run_python: Python, tmp_path: Path) -> None:
     """As it is installed, by the entry point alone; on, graphprobe is imported, and torch is not before a test does."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

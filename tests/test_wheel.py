@@ -85,6 +85,7 @@ def starts(programs: Path, folder: Path) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_a_wheel_without_the_core_is_whole_and_starts(tmp_path: Path) -> None:
     pytest.importorskip("scikit_build_core")
     wheel = build(

@@ -37,6 +37,8 @@ def test_every_backend_of_the_source_is_there_and_described() -> None:
 def test_get_gives_the_same_object_again() -> None:
     assert backends.get("aot_eager") is backends.get("aot_eager")
     assert backends.get("aot_eager").__name__ == "aot_eager"
+    configured = "aot_eager_decomp_partition_with_mode"
+    assert repr(backends.get(configured, mode=None)) == f"graphprobe.backends.get({configured!r}, mode=None)"
 
 
 def test_a_name_or_an_option_that_is_unknown_or_missing() -> None:

@@ -107,6 +107,7 @@ def test_two_backends_give_the_same(mode: str, backend: str, data: str, dumps: D
     assert (summary.outcome, summary.findings) == ("same", []), summary.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("mode", [m if m == "float32" else pytest.param(m, marks=pytest.mark.heavy) for m in MODES])
 def test_a_fault_inside_is_that_of_the_region(mode: str, fault: str, dumps: Dumps) -> None:

@@ -73,6 +73,7 @@ def tree(folder: Path, script: str, run_warm: Callable[..., Finished]) -> tuple[
     return run, sorted(str(path.relative_to(only)) for path in only.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_max_autotune(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     run, files = tree(tmp_path, MAX_AUTOTUNE, run_warm)
     text = "\n".join(files)

@@ -56,6 +56,7 @@ def test_a_late_call_that_is_not_finite_is_diagnosed(run_warm: Python, tmp_path:
     assert (calls["calls"], calls["not_finite"]) == (20, 13) and 13 in calls["looked_at"]
 
 
+@pytest.mark.slow
 def test_the_last_line_says_which_calls_were_compared(run_warm: Python, tmp_path: Path) -> None:
     done = diagnosed(run_warm, tmp_path)
     assert done.code == 0, done.out + done.err

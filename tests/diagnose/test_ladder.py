@@ -39,6 +39,7 @@ def told() -> Begun:
     return Begun()
 
 
+@pytest.mark.slow
 def test_a_healthy_program_is_not_looked_into(tmp_path: Path, told: Begun) -> None:
     found = graphprobe.diagnose(program, X, out=tmp_path / "out", on_step=told.append)
     assert (found.verdict, found.exit_code, found.findings, found.latent) == ("healthy", 0, [], [])

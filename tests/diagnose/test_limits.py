@@ -295,6 +295,7 @@ def test_first_leaves_the_rungs_above_alone(tmp_path: Path, monkeypatch: pytest.
 PROVEN = RungReport(findings=[Finding(kind="wrong_value", stage="codegen", op="aten.relu.default", proof="piece")])
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_again_and_again_comes_to_the_same_and_does_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,7 @@ def test_budget_is_never_exceeded(budget: int, step: Step, tmp_path: Path, plain
     assert 0 < seen <= budget, "never, not only at the end"
 
 
+@pytest.mark.slow
 def test_saved_inputs_larger_than_the_budget(step: Step, tmp_path: Path) -> None:
     large = "print('LARGE', float(torch.compile(g)(torch.ones(1 << 18))))"
     done = step(("--save-inputs", "--max-bytes", "900KB"), between=large)

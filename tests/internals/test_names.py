@@ -216,6 +216,7 @@ def test_the_sources_of_this_torch_have_what_it_has(script: ModuleType) -> None:
     assert [address for address in untold if "V.graph" not in address] == ["torch._C:_get_tensor_metadata"]
 
 
+@pytest.mark.slow
 def test_the_installed_torch_has_the_names_and_the_paths_of_the_sources(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

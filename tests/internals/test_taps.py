@@ -44,6 +44,7 @@ print(folder)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lost", [["guards", "metrics"], ["lowering"], ["aot_graphs"], ["passes", "post_grad_passes"], ["dynamo_graph"]]
 )

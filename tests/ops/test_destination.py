@@ -56,6 +56,7 @@ def test_off_takes_the_ops_out_of_compiled_code(fresh: Path, monkeypatch: pytest
     compiled(ONES)
     if how == "call":
         ops.save_to(None)
+    assert ops.save(ONES, "a") is ONES
     assert compiled(ONES).tolist() == [3.0, 3.0]
     assert ["graphprobe.save" in code for code in graphs] == [True, False]
     if how == "environment":

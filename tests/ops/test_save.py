@@ -72,6 +72,7 @@ def test_the_gradient_is_what_flows_through_the_result(saved: Any) -> None:
     assert x.grad is not None and x.grad.tolist() == [16.0, 16.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
 def test_changes_in_place_come_after_the_value(saved: Any, x: Any, backend: str | None) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -88,6 +89,7 @@ def test_changes_in_place_come_after_the_value(saved: Any, x: Any, backend: str 
     saved.assert_value("changed", expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_in_a_branch(saved: Any, backend: str) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:

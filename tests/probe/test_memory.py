@@ -45,6 +45,7 @@ def graphs_alive(backend: str) -> int:
     return sum(reference() is not None for reference in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot", "inductor"])
 def test_no_more_graphs_are_kept_than_without(backend: str, tmp_path: Path) -> None:
     plain = graphs_alive(backend)

@@ -63,6 +63,7 @@ def slowed() -> profile:
     return profiled(Sleeps())
 
 
+@pytest.mark.slow
 def test_a_slow_pass_comes_first(plain: profile, slowed: profile) -> None:
     first = slowed.summary().passes[0]
     assert first.name == NAME
@@ -71,6 +72,7 @@ def test_a_slow_pass_comes_first(plain: profile, slowed: profile) -> None:
     assert len(plain.summary().passes) >= 10
 
 
+@pytest.mark.slow
 def test_the_diff_names_the_slow_pass(plain: profile, slowed: profile) -> None:
     diff = compare_profiles(plain.result, slowed.result)
     assert diff.passes[0].name == NAME
@@ -96,6 +98,7 @@ def test_spans_are_well_formed(which: str, request: pytest.FixtureRequest) -> No
     assert result.notes == []
 
 
+@pytest.mark.slow
 def test_phases_account_for_the_compile(plain: profile) -> None:
     summary = plain.summary()
     assert sum(row.self_ns for row in summary.phases) == summary.compile_ns
@@ -107,6 +110,7 @@ def test_phases_account_for_the_compile(plain: profile) -> None:
     assert {"bytecode_tracing", "aot_trace_joint_graph", "GraphLowering.run", "build_guards"} <= names
 
 
+@pytest.mark.slow
 def test_a_backward_that_is_compiled_late_belongs_to_its_function(plain: profile) -> None:
     result = plain.result
     (row,) = plain.summary().functions
@@ -118,12 +122,14 @@ def test_a_backward_that_is_compiled_late_belongs_to_its_function(plain: profile
     assert {"GraphLowering.run", "Scheduler.codegen"} <= inside
 
 
+@pytest.mark.slow
 def test_caches_that_are_off_are_told(plain: profile) -> None:
     caches = {row.cache: row for row in plain.summary().caches}
     assert (caches["fx_graph"].hits, caches["fx_graph"].disabled) == (0, 2)
     assert caches["cpp"].hits + caches["cpp"].misses == 2
 
 
+@pytest.mark.slow
 def test_files(plain: profile, tmp_path: Path) -> None:
     assert read_profile(plain.save(tmp_path / "p.json")) == plain.result
     check_trace(json.loads(plain.save_trace(tmp_path / "t.json").read_text()))
@@ -132,6 +138,7 @@ def test_files(plain: profile, tmp_path: Path) -> None:
     plain.save(tmp_path / "p.json", force=True)
 
 
+@pytest.mark.slow
 def test_report(plain: profile, capsys: pytest.CaptureFixture[str]) -> None:
     plain.report(top=3)
     text = capsys.readouterr().out

@@ -143,6 +143,7 @@ def test_threads() -> None:
     assert (group.kind, group.count) == ("size-changed", 3)
 
 
+@pytest.mark.slow
 def test_a_model_that_nobody_prepared() -> None:
     pytest.importorskip("transformers")
     model = models.gpt2(n_layer=2).eval()

@@ -38,6 +38,7 @@ def test_twice_the_same_program_is_the_same(usual: Run, tmp_path: Path) -> None:
     assert {name.split(".config.")[0] for name in settings} == {"torch._dynamo", "torch._functorch", "torch._inductor"}
 
 
+@pytest.mark.slow
 def test_option_of_one_compile_and_the_first_stage_are_named(usual: Run, tmp_path: Path) -> None:
     diff: RunDiff = diff_runs(usual, collected(tmp_path, **{"cpp.enable_kernel_profile": True}))
     assert [one.name for one in diff.settings] == ["torch._inductor.config.cpp.enable_kernel_profile"]

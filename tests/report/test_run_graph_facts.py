@@ -76,6 +76,7 @@ def test_records_say_what_the_texts_say(backend: str, run: Run, tmp_path: Path) 
             assert name in lines[next(numbers) - 1]
 
 
+@pytest.mark.slow
 def test_records_know_more_than_the_texts(run: Run) -> None:
     joint = graphs_of(run, run.find("model__0/joint/graph"))
     nodes = {node.name: node for node in joint[0].nodes}
@@ -88,6 +89,7 @@ def test_records_know_more_than_the_texts(run: Run) -> None:
     assert [graph.path for graph in joint[1:]] == [joint[0].inner(n) for n in joint[0].nodes if n.op == "get_attr"]
 
 
+@pytest.mark.slow
 def test_a_node_is_written_once(run: Run) -> None:
     data = (run.tool_dir / layout.graphs_file(0)).read_bytes().splitlines()
     lines = [msgspec.json.decode(line, type=GraphsLine) for line in data]
@@ -102,6 +104,7 @@ def test_a_node_is_written_once(run: Run) -> None:
             assert 0 < len(line.nodes) < sum(count for _, count in line.graphs[0].nodes) / 2
 
 
+@pytest.mark.slow
 def test_a_pass_is_told_by_what_it_changed(run: Run) -> None:
     pair = run.before_and_after("view_to_reshape", direction="forward")
     before, after = side_of(run, pair.before), side_of(run, pair.after)
@@ -114,6 +117,7 @@ def test_a_pass_is_told_by_what_it_changed(run: Run) -> None:
     assert changed and all("aten.view" in a and "aten.reshape" in b for a, b in changed)
 
 
+@pytest.mark.slow
 def test_a_run_whose_records_are_cut_off_is_read_from_its_texts(run: Run, tmp_path: Path) -> None:
     copied = Run.open(Path(shutil.copytree(run.tool_dir, tmp_path / "graphprobe")))
     events = list(fx_events(copied))

@@ -76,6 +76,7 @@ def tensor(op: DumpedOp, slot: str) -> torch.Tensor:
     return torch.from_numpy(op.values()[slot].array())
 
 
+@pytest.mark.slow
 def test_every_node_is_recorded_as_the_interpreter_has_it(dumping: Any, mlp: Any) -> None:
     x = torch.randn(3, 4)
     expected = by_name(run(dumping, mlp, x, engine="interpreter"))
@@ -105,6 +106,7 @@ def test_selection_by_name_and_scope(dumping: Any) -> None:
     assert found.inputs() == ["arg0_1"]  # feeds the subtraction
 
 
+@pytest.mark.slow
 def test_with_nothing_selected_the_code_is_that_of_a_plain_compile(dumping: Any) -> None:
     def code(backend: Any) -> str:
         torch.compiler.reset()
@@ -131,6 +133,7 @@ def test_the_programs_own_pass_comes_before_and_stays_in_place(dumping: Any) -> 
     torch.testing.assert_close(tensor(found.op("sin"), "output.0"), torch.ones(3).cos())
 
 
+@pytest.mark.slow
 def test_sizes_that_change(dumping: Any) -> None:
     function = lambda x: x.split(2, 1)[0].reshape(-1, x.shape[0]) * x.shape[1]  # noqa: E731
     compiled = torch.compile(function, backend=backend_at(dumping.path), dynamic=True)

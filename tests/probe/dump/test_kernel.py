@@ -92,6 +92,7 @@ def tensor_of(op: DumpedOp, slot: str) -> torch.Tensor:
     return raw.view(dtype).reshape(value.meta.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "dtype"),
     [
@@ -235,6 +236,7 @@ def test_cpp_wrapper_says_that_there_is_nothing_to_watch(dumping: Any, monkeypat
     assert any("no Python wrapper to watch" in line for line in found.manifest.missing)
 
 
+@pytest.mark.slow
 def test_the_artifact_tree_has_the_launches_of_a_dumped_model(dumping: Any) -> None:
     """Both stand between the same launches: the tree's list has each of them, and the dump as well."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())

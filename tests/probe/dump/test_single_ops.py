@@ -52,6 +52,7 @@ def trained(backend: Any, *, steps: int = 3) -> list[torch.Tensor]:
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
 def test_forward_backward_and_optimizer(backend: str, dumping: Dumping) -> None:
     plain = trained(backend)

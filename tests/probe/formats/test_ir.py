@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+import pytest
 
 from graphprobe.probe.formats import IRBuffer, IRGraph, IRNode, NodeOrigin
 from graphprobe.probe.formats.onnx_text import ir_pbtxt
@@ -13,6 +14,7 @@ from graphprobe.probe.views import ir_text
 from .compiled import Stages, parse_onnx
 
 
+@pytest.mark.slow
 def test_ir_of_an_attention_block(lowered: Callable[..., Stages]) -> None:
     (_, original), (_, optimized), *_ = lowered("attention_dropout").irs
     assert len(optimized.nodes) < len(original.nodes)
