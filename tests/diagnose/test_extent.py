@@ -87,10 +87,22 @@ def test_the_extent_in_words() -> None:
         (torch.tensor(complex(1, float("inf"))), False),
         ((torch.arange(3), 3, None), True),
         (torch.nested.nested_tensor([torch.ones(2)]), True),
+        (torch.ones(2).to(torch.float8_e4m3fn), True),
+        (torch.ones(2, device="meta"), True),
     ],
 )
 def test_what_is_finite(result: object, finite: bool) -> None:
     assert is_finite(result) is finite
+
+
+def test_a_look_inside_vmap_harms_nothing() -> None:
+    seen = []
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        seen.append(is_finite(x * 2))
+        return x * 2
+
+    assert torch.equal(torch.vmap(doubled)(torch.ones(3)), torch.full((3,), 2.0)) and seen == [True]
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
     return UsageError(f"{what}; {problem}" if problem else what, hint=hint)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Past:
     """One function's calls that were diagnosed: mode and signature of each, and copies of the arguments.
 
@@ -536,10 +536,11 @@ def is_finite(result: Any) -> bool:
     from graphprobe.diagnose.program import tensors_of
     from graphprobe.engine.values import why_not
 
-    floats = (
-        t.detach() for t in tensors_of(result) if why_not(t) is None and (t.is_floating_point() or t.is_complex())
-    )
-    return all(bool(torch.isfinite(tensor).all()) for tensor in floats)
+    found = (t.detach() for t in tensors_of(result) if why_not(t) is None)
+    try:
+        return all(bool(torch.isfinite(t).all()) for t in found if t.is_floating_point() or t.is_complex())
+    except Exception:  # a dtype without `isfinite`, a value inside vmap: the program goes on as without the look
+        return True
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -1,4 +1,4 @@
-"""What lies on disk, in the forms of other tools: traces, ONNX, Model Explorer."""
+"""What is on disk, in the forms of other tools: traces, ONNX, Model Explorer."""
 
 from __future__ import annotations
 
