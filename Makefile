@@ -62,7 +62,7 @@ test-all: check msprobe ## all tests, with random examples; those that need a GP
 durations: $(STAMP) ## take the times of the last runs into tests/durations.json, which the marks `slow` and `heavy` follow
 	$(BIN)/python tests/durations.py
 
-test-matrix: $(STAMP) ## check each torch from 2.11 to 2.15, VERSIONS="2.11 2.15" some; MATRIX=--help lists options
+test-matrix: $(STAMP) ## check each torch and Python, VERSIONS="2.11 2.13-py3.13" some; MATRIX=--help lists options
 	$(BIN)/python scripts/matrix.py $(VERSIONS) $(MATRIX)
 
 replay-record: $(STAMP) ## record in .replay what graphprobe makes of a fixed set of programs

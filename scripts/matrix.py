@@ -1,9 +1,11 @@
-"""Checks graphprobe with several versions of torch, and writes what came out to docs/versions.md and to the README.
+"""Checks graphprobe with versions of torch and Python, and writes what came out to docs/versions.md and README.md.
 
     python scripts/matrix.py [VERSION]... [--stages doctor,names,…] [--again] [--failed]
         [--limit MINUTES] [--folder FOLDER]
 
-Each version has an environment in .matrix (scripts/matrix_env.py) and goes through the stages one after the other. A
+A VERSION is one of torch, such as `2.15`, or with a Python behind it: `2.13-py3.13`.
+
+Each has an environment in .matrix (scripts/matrix_env.py) and goes through the stages one after the other. A
 stage that is done is not run again, unless `--again` asks for it, or `--failed`, which repeats only those of its tests
 that failed; tests that met the limit go on where they were stopped. What was not run is written as such. Exits with 1
 if something failed.
@@ -33,7 +35,9 @@ PAGE = ROOT / "docs" / "versions.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- written by make test-matrix -->", "<!-- end -->"
 
-VERSIONS = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+VERSIONS = ("2.11.0", "2.12.1", "2.13.0", "2.13.0-py3.12", "2.13.0-py3.13", "2.14.1", "2.15.0")
+"""Of torch; with a Python where that is not the one that runs this, 3.11."""
+
 LIMIT_MINUTES = 60.0
 MAX_CRASHES = 10
 """After so many tests that ended their process, the rest of a stage is given up."""
@@ -59,7 +63,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a stage has shown with one torch.
+    """What a stage has shown with one torch and Python.
 
     Attributes:
         torch: the whole version, such as `2.15.0+cu132`.
@@ -277,6 +281,7 @@ STAGES: dict[str, Stage] = {
     "engine": tests("engine", "tests/engine"),
     "probe": tests("probe", "tests/probe"),
     "diagnose": tests("diagnose", "tests/diagnose"),
+    "analysis": tests("analysis", "tests/analysis"),
 }
 """In this order, the cheap ones first."""
 
@@ -289,9 +294,10 @@ MEANINGS = {
     "engine": "`tests/engine`",
     "probe": "`tests/probe`",
     "diagnose": "`tests/diagnose`",
+    "analysis": "`tests/analysis`",
 }
 
-TESTS = ("internals", "engine", "probe", "diagnose")
+TESTS = ("internals", "engine", "probe", "diagnose", "analysis")
 
 
 def run_stage(name: str, version: str, place: Place, *, again: bool, failed: bool = False) -> Outcome:
@@ -343,11 +349,11 @@ def page(shown: Shown) -> str:
         ["commit of graphprobe", *(", ".join(_said(stages, "commit")) or NOT_RUN for stages in shown.values())],
     ]
     rows += [[MEANINGS[name], *(in_words([stages[name]]) for stages in shown.values())] for name in STAGES]
-    lines = table(["", *shown], rows)
+    lines = table(["", *map(in_title, shown)], rows)
     for version, stages in shown.items():
         told = [line for name, outcome in stages.items() if outcome is not None for line in _reasons(name, outcome)]
         if told:
-            lines += ["", f"### torch {version}", "", *told]
+            lines += ["", f"### torch {in_title(version)}", "", *told]
     return "\n".join(lines)
 
 
@@ -378,7 +384,7 @@ def summary(shown: Shown) -> str:
         ("tests", TESTS),
     ]
     rows = [
-        [version, *(in_words([stages[name] for name in group]) for _, group in groups)]
+        [in_title(version), *(in_words([stages[name] for name in group]) for _, group in groups)]
         for version, stages in shown.items()
     ]
     return "\n".join(table(["torch", *(name for name, _ in groups)], rows))
@@ -399,8 +405,14 @@ def write_pages(shown: Shown) -> None:
 
 
 def full_version(text: str) -> str:
-    """`2.11` is the patch of it that is known here; anything else stays."""
-    return next((known for known in VERSIONS if known.startswith(f"{text}.")), text)
+    """`2.11` is the patch of it that is known here, `2.13-py3.13` too; anything else stays."""
+    torch, python, version = text.partition("-py")
+    return next((k for k in VERSIONS if k.startswith(f"{torch}.") and k.endswith(python + version)), text)
+
+
+def in_title(version: str) -> str:
+    """`2.13.0-py3.13` as `2.13.0, Python 3.13`."""
+    return version.replace("-py", ", Python ")
 
 
 def parsed(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -425,7 +437,7 @@ def main() -> int:
     given = parsed()
     results = given.folder / "results"
     for version in given.versions:
-        python = matrix_env.environment(given.folder / version, version)
+        python = matrix_env.environment(given.folder / version, *version.split("-py"))
         place = Place(python, results / version, given.limit * 60)
         place.folder.mkdir(parents=True, exist_ok=True)
         for name in STAGES:

@@ -1,9 +1,10 @@
-"""Environments in which another torch lies beside all else that this one has, as small as they can be.
+"""Environments with another torch beside all else that this one has, or with another Python, as small as they can be.
 
 A wheel of PyPI for Linux is linked against CUDA's libraries, gigabytes that a processor alone never calls. Here torch
 comes without what it requires. NVIDIA's runtime, of two megabytes, is real, because kernels register there as torch is
 loaded; each other library that is missing is a stub: it has the symbols that torch asks for, and whatever is called in
-it gives an error. The other packages are those of the environment that runs this.
+it gives an error. The other packages are those of the environment that runs this; for another Python the same versions
+are installed. graphprobe itself is the checkout in each of them: its native core is built for all Pythons.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import ctypes
 import email
 import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,32 +30,85 @@ NO_DEVICE = 100
 """What each function of a stub returns: CUDA's error for a machine without a device."""
 
 
-def environment(folder: Path, torch: str) -> Path:
-    """The Python of an environment with this torch, made in `folder` if need be; this one, if it has that torch.
+def environment(folder: Path, torch: str, python: str = "") -> Path:
+    """The Python of an environment with this torch, made in `folder` if need be; this one, if it is just that.
+
+    Args:
+        folder: of the environment.
+        torch: the version.
+        python: such as `3.13`; empty for the one that runs this.
 
     Raises:
+        FileNotFoundError: this machine has no such Python.
         subprocess.CalledProcessError: something could not be installed, or torch cannot be imported.
     """
-    if importlib.metadata.version("torch").partition("+")[0] == torch:
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    other = python not in ("", own)
+    if not other and importlib.metadata.version("torch").partition("+")[0] == torch:
         return Path(sys.executable)
-    python = folder / "bin" / "python"
+    inside = folder / "bin" / "python"
     if (folder / READY).is_file():
-        return python
+        return inside
     print(f"torch {torch}: installing it in {folder}", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-    install(python, f"torch=={torch}", "--no-deps")
+    base = interpreter(python) if other else Path(sys.executable)
+    subprocess.run([base, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+    install(inside, f"torch=={torch}", "--no-deps")
     packages = next(folder.glob("lib/python*/site-packages"))
-    runtime = runtime_requirement((packages / f"torch-{torch}.dist-info" / "METADATA").read_text("utf-8"))
+    metadata = packages / f"torch-{torch}.dist-info" / "METADATA"
+    runtime = runtime_requirement(metadata.read_text("utf-8"))
     if runtime is not None:
-        install(python, runtime)
+        install(inside, runtime)
     stubs = make_stubs(packages)
+    shared = [str(ROOT / "src")]
+    if other:
+        metadata.write_text(without_devices(metadata.read_text("utf-8")), "utf-8")
+        install_dependencies(inside, packages)
+    else:
+        shared += [path for path in sys.path if path.endswith("site-packages")]
     # Last, so that pip saw nothing that lies elsewhere. What comes first on the path is torch's own folder.
-    shared = [str(ROOT / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
     (packages / "shared.pth").write_text("\n".join(shared) + "\n", encoding="utf-8")
-    subprocess.run([python, "-c", "import torch, graphprobe"], check=True)
+    subprocess.run([inside, "-c", "import torch, graphprobe"], check=True)
     (folder / READY).touch()
     print(f"torch {torch}: {size(folder)} in {folder}, with stubs for {len(stubs)} libraries", flush=True)
-    return python
+    return inside
+
+
+def interpreter(version: str) -> Path:
+    """A Python of this version: on the path, or one of pyenv's."""
+    found = shutil.which(f"python{version}", path=os.environ.get("PATH"))
+    if found is not None and is_of(Path(found), version):
+        return Path(found)
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for python in sorted(root.glob(f"versions/{version}.*/bin/python{version}")):
+        if is_of(python, version):
+            return python
+    raise FileNotFoundError(f"there is no Python {version}: not on the path, and not below {root}/versions")
+
+
+def is_of(python: Path, version: str) -> bool:
+    """Whether it runs and is of this version; what pyenv puts on the path may do neither."""
+    done = subprocess.run([python, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.startswith(f"Python {version}.")
+
+
+def install_dependencies(python: Path, packages: Path) -> None:
+    """What graphprobe and its tests require, at the versions of constraints.txt, and its entry points."""
+    own = importlib.metadata.distribution("graphprobe")
+    required = [line.partition(";")[0].strip() for line in own.requires or () if not line.startswith("torch")]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        pinned = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        constraints.write("\n".join(line for line in pinned if not line.startswith("torch==")) + "\n")
+        constraints.flush()
+        install(python, "--constraint", constraints.name, *required)
+    info = next(path for path in map(Path, sys.path) if (path / f"graphprobe-{own.version}.dist-info").is_dir())
+    name = f"graphprobe-{own.version}.dist-info"
+    shutil.copytree(info / name, packages / name)
+
+
+def without_devices(metadata: str) -> str:
+    """The metadata of torch without the requirements that serve a GPU alone: pip would install gigabytes of them."""
+    lines = metadata.splitlines(keepends=True)
+    return "".join(line for line in lines if not re.match(r"Requires-Dist: (nvidia|cuda|triton)", line))
 
 
 def install(python: Path, *requirement: str) -> None:

@@ -29,9 +29,13 @@ def test_what_was_not_run_is_told(matrix: Any, tmp_path: Path) -> None:
     outcome(matrix, done=False, a="passed").write(tmp_path / "2.15.0" / "engine.json")
     shown = matrix.read_all(tmp_path)
     lines = {line.split(" | ")[0]: line.split(" | ")[1:] for line in matrix.page(shown).splitlines()}
-    assert lines["| evaluation of Inductor's IR"] == [*["not run"] * 4, "1 passed, 1 skipped, 1 failed |"]
-    assert lines["| `tests/engine`"] == [*["not run"] * 4, "1 passed, the rest not run |"]
-    assert lines["| build of torch"] == [*["not run"] * 4, "2.15.0+cu132 |"]
+    before = ["not run"] * (len(matrix.VERSIONS) - 1)
+    assert lines["| evaluation of Inductor's IR"] == [
+        *["not run"] * (len(matrix.VERSIONS) - 1),
+        "1 passed, 1 skipped, 1 failed |",
+    ]
+    assert lines["| `tests/engine`"] == [*before, "1 passed, the rest not run |"]
+    assert lines["| build of torch"] == [*before, "2.15.0+cu132 |"]
     assert "- ir, failed: `b`: `no 'name'`" in lines and "- ir, skipped, 1: `no GPU`" in lines
     rows = matrix.summary(shown).splitlines()
     assert rows[2] == "| 2.11.0 | not run | not run | not run | not run |"
@@ -111,10 +115,11 @@ def test_a_command_is_judged_by_its_code_and_by_what_it_says(matrix: Any) -> Non
 
 
 def test_versions_and_stages(matrix: Any) -> None:
-    given = matrix.parsed(["2.11", "2.15.0", "--stages", "ir,names"])
-    assert (given.versions, given.stages) == (["2.11.0", "2.15.0"], ["ir", "names"])
+    given = matrix.parsed(["2.11", "2.15.0", "2.13", "2.13-py3.13", "--stages", "ir,names"])
+    assert given.versions == ["2.11.0", "2.15.0", "2.13.0", "2.13.0-py3.13"] and given.stages == ["ir", "names"]
+    assert matrix.in_title("2.13.0-py3.13") == "2.13.0, Python 3.13"
     assert matrix.parsed([]).versions == list(matrix.VERSIONS)
-    for wrong in (["2.9"], ["--stages", "no"]):
+    for wrong in (["2.9"], ["2.13-py3.9"], ["--stages", "no"]):
         with pytest.raises(SystemExit):
             matrix.parsed(wrong)
 
@@ -135,6 +140,26 @@ def test_only_the_runtime_is_asked_for(matrix: Any) -> None:
     ):
         metadata = f"Metadata-Version: 2.1\nName: torch\nRequires-Dist: filelock\nRequires-Dist: {requirement}\n"
         assert matrix.matrix_env.runtime_requirement(metadata) == asked
+
+
+def test_what_serves_a_gpu_alone_is_not_required(matrix: Any) -> None:
+    kept = "Metadata-Version: 2.1\nRequires-Dist: sympy>=1.13\n"
+    gone = "Requires-Dist: nvidia-nccl-cu13\nRequires-Dist: cuda-toolkit[cublas]==13\nRequires-Dist: triton==3.7\n"
+    assert matrix.matrix_env.without_devices(kept + gone) == kept
+
+
+def test_a_python_is_found_by_its_version(matrix: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pyenv puts on the path for a version that is not chosen only complains."""
+    shim, own = tmp_path / "python3.99", tmp_path / "versions" / "3.99.1" / "bin" / "python3.99"
+    own.parent.mkdir(parents=True)
+    for file, does in ((shim, "exit 127"), (own, "echo Python 3.99.1")):
+        file.write_text(f"#!/bin/sh\n{does}\n")
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert matrix.matrix_env.interpreter("3.99") == own
+    with pytest.raises(FileNotFoundError, match=r"there is no Python 3\.98"):
+        matrix.matrix_env.interpreter("3.98")
 
 
 def test_a_library_with_stubs_loads(matrix: Any, tmp_path: Path) -> None:
