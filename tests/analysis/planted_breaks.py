@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import random
+import sys
 import threading
 import time
 import warnings
@@ -49,6 +50,7 @@ class Plant:
 
 
 PLANTS: dict[str, Plant] = {}
+"""Since Python 3.12 a comprehension runs in the frame around it, and jumps of loops differ, so Dynamo gives up more."""
 
 
 def plant(kind: str, remedy: str, mended: Any = None, **more: Any) -> Callable[[Any], Any]:
@@ -98,6 +100,7 @@ def branch_in_a_loop(x):
     "data-dependent-loop",
     "torch.while_loop(cond_fn, body_fn, (…,))` with `x.sum() < 20`",
     mended=lambda x: torch.while_loop(lambda x: x.sum() < 20, lambda x: (x * 2,), (x,))[0],
+    outcome="function" if sys.version_info >= (3, 12) else "continued",
 )
 def loop(x):
     while x.sum() < 20:  # here
@@ -422,7 +425,12 @@ def call_over_several_lines(x):
     )
 
 
-@plant("tensor-item", "use `v` in the place of `float(v.item())`", mended=lambda x: x * sum([v for v in x]))
+@plant(
+    "tensor-item",
+    "use `v` in the place of `float(v.item())`",
+    mended=lambda x: x * sum([v for v in x]),
+    outcome="rest" if sys.version_info >= (3, 12) else "continued",
+)
 def item_in_a_comprehension(x):
     return x * sum([float(v.item()) for v in x])  # here
 
@@ -549,6 +557,7 @@ def chain_of_comparisons(x):
     "data-dependent-branch",
     "`torch.where(v > 0, a, b)`",
     mended=lambda x: sum([torch.where(v > 0, v.sin(), 0) for v in x]),
+    outcome={11: "continued", 12: "rest"}.get(sys.version_info.minor, "function"),
 )
 def condition_in_a_comprehension(x):
     return sum([v.sin() for v in x if v > 0])  # here

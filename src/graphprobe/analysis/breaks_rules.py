@@ -329,6 +329,13 @@ RULES: tuple[BreakRule, ...] = (
         "use `torch.rand`, `torch.randn` or `torch.randint` without a generator; or draw outside the compiled function",
     ),
     BreakRule(
+        "c-function",
+        r"Unsupported method call",
+        "`{call}` makes an object of a class that is written in C, so Dynamo cannot look into it",
+        OUTSIDE,
+        text="method `__new__` of class `type`",
+    ),
+    BreakRule(
         "unsupported-method",
         r"Unsupported method call|Unhandled tensor method|Unsupported Tensor\.\w+\(\) call(?<!backward\(\) call)"
         r"(?<!requires_grad_\(\) call)|Unhandled args for method|constant-like method call.*|Unsupported \w+ method.*",

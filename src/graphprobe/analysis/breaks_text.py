@@ -142,6 +142,9 @@ class BreakLine:
                 return above.test
             if isinstance(above, ast.comprehension) and node in above.ifs:
                 return node
+            if isinstance(above, ast.ListComp | ast.SetComp | ast.GeneratorExp) and node is above.elt is self._code:
+                asked = [test for generator in above.generators for test in generator.ifs]
+                return next(iter(asked), node)  # since Python 3.12 the jump of an `if` has the place of the element
             node = above
         for node in self._nodes() if self._code is None else ast.walk(self._code):
             if isinstance(node, ast.If | ast.While | ast.Assert | ast.IfExp):

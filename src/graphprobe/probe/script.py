@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.machinery
 import importlib.util
+import linecache
 import os
 import sys
 import threading
@@ -119,6 +120,9 @@ def _prepare(program: ScriptTarget) -> tuple[CodeType, ModuleType, str]:
     vars(main).update(__builtins__=builtins, __annotations__={})
     if program.kind == "code":
         main.__loader__ = importlib.machinery.BuiltinImporter
+        if sys.version_info >= (3, 13):  # from then on, python shows the lines in tracebacks
+            lines = program.target.splitlines(keepends=True)
+            linecache.cache["<string>"] = (len(program.target), None, lines, "<string>")
         return _compile(program.target, "<string>"), main, ""
     if program.kind == "script":
         path = _find_script(program.target)

@@ -34,7 +34,8 @@ class SourceFile:
 
     def __init__(self, file: str, namespace: Mapping[str, Any]) -> None:
         self.file = file
-        text = "".join(linecache.getlines(file, dict(namespace)))
+        # All text that `exec` runs has one name, under which Python 3.13 keeps that of `python -c`.
+        text = "" if file == "<string>" else "".join(linecache.getlines(file, dict(namespace)))
         if not text.strip():
             raise NotRecordable(f"there is no text of {file}")
         try:

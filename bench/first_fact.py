@@ -1,0 +1,157 @@
+"""How soon does `graphprobe diagnose` say what is wrong, beside the program itself, which shows the failure?
+
+    python bench/first_fact.py [--cases NAME ...] [--rounds 1] [--json FILE]
+
+Twelve programs: six faults, each in one layer and in the middle of a model of twelve. `plain`: seconds from the start
+of `python` to the end of the program, which dies of its exception, or has run uncompiled and compiled and says how far
+they are apart. `first fact`: seconds from the start of `graphprobe diagnose` to its line `compiled, …`. By turns, each
+with an empty cache of Inductor. `end`: seconds to the end of the diagnosis, which is stopped after `--most`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+FACT = re.compile(r"\bcompiled, ")
+RATIO = 1.25
+"""What `first fact` may take of `plain`."""
+
+PROGRAM = '''
+"""program.py FAULT LAYERS"""
+import copy
+import sys
+
+import torch
+import torch._inductor.config as config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+fault, layers = sys.argv[1], int(sys.argv[2])
+
+
+class Pass(CustomGraphPass):
+    """Multiplies the first sum over rows."""
+
+    def __call__(self, graph):
+        tangents = any("tangents" in node.name for node in graph.nodes if node.op == "placeholder")
+        sums = [node for node in graph.nodes if node.target is torch.ops.aten.sum.dim_IntList]
+        if tangents and sums:
+            with graph.inserting_after(sums[0]):
+                wrong = graph.call_function(torch.ops.aten.mul.Tensor, (sums[0], 1.01))
+            sums[0].replace_all_uses_with(wrong)
+            wrong.args = (sums[0], 1.01)
+
+    def uuid(self):
+        return b"wrong"
+
+
+class Block(torch.nn.Module):
+    def __init__(self, odd):
+        super().__init__()
+        self.odd = odd
+        self.norm = torch.nn.LayerNorm(24)
+        self.a, self.b = torch.nn.Linear(24, 48), torch.nn.Linear(48, 24)
+
+    def forward(self, x):
+        h = torch.nn.functional.gelu(self.a(self.norm(x)))
+        if self.odd:
+            h = torch.relu(h) + torch.cumsum(h[..., :10], 1).mean(1, keepdim=True).sum(-1, keepdim=True)
+            if fault == "dynamo":
+                torch._dynamo.graph_break()
+        return x + self.b(h)
+
+
+if fault in ("compile_error", "runtime_error", "accuracy"):
+    config.cpp.inject_relu_bug_TESTING_ONLY = fault
+elif fault == "gradient":
+    config.post_grad_custom_post_pass = Pass()
+elif fault == "lowering":
+    from torch._inductor.lowering import register_lowering
+
+    @register_lowering(torch.ops.aten.cumsum.default, type_promotion_kind=None)
+    def cumsum(x, axis=None, dtype=None):
+        raise AssertionError("tile mismatch")
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(*[Block(index == layers // 2) for index in range(layers)])
+other, x = copy.deepcopy(net), torch.randn(2, 20, 24)
+if fault in ("accuracy", "gradient") and "DIAGNOSED" not in __import__("os").environ:
+    other(x).square().mean().backward()
+compiled = torch.compile(net, fullgraph=True)
+compiled(x).square().mean().backward()
+if fault in ("accuracy", "gradient"):
+    pairs = [(p.grad, q.grad) for p, q in zip(net.parameters(), other.parameters()) if q.grad is not None]
+    print("apart by", max((float((p - q).abs().max()) for p, q in pairs), default=0.0))
+'''
+FAULTS = ("dynamo", "lowering", "compile_error", "runtime_error", "accuracy", "gradient")
+CASES = {f"{fault}-{layers}": (fault, str(layers)) for layers in (1, 12) for fault in FAULTS}
+
+
+def timed(command: list[str], folder: str, *, until: re.Pattern[str] | None, most_s: float) -> tuple[float, float]:
+    """Seconds to the first line with the pattern, NaN where there is none, and to the end."""
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "kernels")}
+    if until is not None:
+        env["DIAGNOSED"] = "1"
+    found, started = float("nan"), time.monotonic()
+    with subprocess.Popen(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if until is not None and until.search(line) and found != found:
+                found = time.monotonic() - started
+            if until is not None and time.monotonic() - started > most_s:
+                run.send_signal(signal.SIGTERM)
+    return found, time.monotonic() - started
+
+
+def row(name: str, rounds: int, most_s: float) -> dict[str, Any]:
+    """Medians of the rounds of one case."""
+    plain, first, end = [], [], []
+    for _ in range(rounds):
+        for diagnosed in (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "program.py").write_text(PROGRAM, encoding="utf-8")
+                words = ["-m", "graphprobe", "diagnose"] if diagnosed else []
+                command = [sys.executable, *words, "program.py", *CASES[name]]
+                fact, whole = timed(command, folder, until=FACT if diagnosed else None, most_s=most_s)
+            if diagnosed:
+                first.append(fact)
+                end.append(whole)
+            else:
+                plain.append(whole)
+    found = {key: statistics.median(of) for key, of in (("plain", plain), ("first", first), ("end", end))}
+    return {"case": name, **found, "ratio": found["first"] / found["plain"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="*", choices=tuple(CASES), default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--most", type=float, default=600.0, help="seconds of one diagnosis")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    print("| program | plain, s | first fact, s | × plain | end, s |\n|---|---|---|---|---|", flush=True)
+    for name in options.cases:
+        rows.append(one := row(name, options.rounds, options.most))
+        print(
+            f"| {name} | {one['plain']:.1f} | {one['first']:.1f} | {one['ratio']:.2f} | {one['end']:.1f} |", flush=True
+        )
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    print(f"{sum(one['ratio'] <= RATIO for one in rows)} of {len(rows)} within {RATIO} times plain")
+
+
+if __name__ == "__main__":
+    main()
