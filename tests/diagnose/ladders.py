@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from graphprobe.diagnose import ladder, steps
-from graphprobe.diagnose.api import climbed
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport
@@ -90,10 +89,6 @@ class MadeUp:
     def diagnosis(self, folder: Path, *, explain: Any = None, **how: Any) -> Diagnosis:
         """The whole of one, of whose faults nothing is found out."""
         return Ladder(*self.parts(folder, **how), self.begun.append).climb(explain or unexplained, lambda _: None)
-
-    def resumed(self, folder: Path, **how: Any) -> Diagnosis:
-        """The same as `diagnose` makes it, which goes on from what an earlier process has left in the folder."""
-        return climbed(*self.parts(folder, **how), on_step=self.begun.append)
 
     @property
     def names(self) -> list[str]:

@@ -64,18 +64,6 @@ def test_only_what_is_small_goes_into_the_record() -> None:
     assert sizes[0] < 100 and sizes[1] >= large.nbytes and sizes[2] >= small.nbytes
 
 
-def test_a_file_with_a_name_is_read_by_a_later_process(tmp_path: Path) -> None:
-    path, values = tmp_path / "values", [torch.randn(MANY), torch.randn(2 * MANY)[::2]]
-    path.touch()
-    record = stored([values], ValueFile(path))
-    later = ValueFile(path)
-    later.learn(record[1])
-    assert same_bits(list(restored(*record)[0]), values) == []
-    size = later.size
-    stored([values], later)
-    assert later.size == size > 0, "it is known what lies there"
-
-
 def test_equal_contents_lie_in_the_file_once() -> None:
     file, value = ValueFile(), torch.randn(MANY)
     (a,) = restored(*stored([[value, torch.randn(MANY)]], file))

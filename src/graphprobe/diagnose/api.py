@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +15,13 @@ import torch
 
 from graphprobe.diagnose.dossier.proof_run import OtherPython, compare_pythons, other_pythons
 from graphprobe.diagnose.ladder import Ladder
-from graphprobe.diagnose.program import Program, tensors_of
+from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.exactness import look_at_bits
-from graphprobe.diagnose.settings import Compilation, Limits, changed_settings
+from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.diagnose.unexplained import findings_for
-from graphprobe.engine.finished import PARENT, FinishedSteps, Identity, begun_in, identity_of, is_unfinished
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, LargestZ, NamedStep
 from graphprobe.internals.dynamo.compile_calls import Compiled, mode_names, settings_of_compiled
-from graphprobe.internals.tensors.trees import tree_leaves
-from graphprobe.judge.observation import plain_parts
-from graphprobe.probe import environment
 from graphprobe.report.progress import shown_in_notebook
 from graphprobe.settings.limits import TimeBudget, limits_from
 
@@ -67,7 +62,7 @@ def diagnose(
         grad: "auto" or True: forward, and backward where anything requires a gradient. False: all under `no_grad`.
         calls: `[(args, kwargs), …]`: several calls of one compiled function, in the place of `args` and `kwargs`.
         between: called as `between(fn, i)` before call i, i ≥ 1.
-        budget_s: seconds after which it ends, whatever runs then; the same call in a later process goes on from there.
+        budget_s: seconds after which it ends, whatever runs then.
         step_limit_s: 600 by default; a compilation that takes longer, with its runs, is endless. Old name: `timeout_s`.
         first: stop at the first rung that is wrong, and at the first fault on it.
         exact: make a fault (`not_bitwise`) of results that are right and differ in their last bits.
@@ -89,7 +84,7 @@ def diagnose(
     others = _checked_pythons(pythons)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
     with shown_in_notebook(on_step) as shown:
-        made = climbed(program, with_limits(compilation, found), limits, on_step=shown, default=out is None)
+        made = climbed(program, with_limits(compilation, found), limits, on_step=shown)
         return compare_pythons(made, others, limits.budget)
 
 
@@ -127,56 +122,9 @@ def climbed(
     limits: Limits,
     *,
     on_step: Callable[[NamedStep], None] | None = None,
-    default: bool = False,
-    part: bool = False,
 ) -> Diagnosis:
-    """The diagnosis of a program, with the steps that an earlier process has finished.
-
-    Args:
-        default: nobody has named the folder, so that one which such a process has left is as good.
-        part: others of the same command may follow, so that what it came to is kept.
-    """
-    identity = identity_of_program(program, compilation, limits)
-    begun = begun_in(compilation.folder.parent, identity) if default else None
-    if begun is not None:
-        compilation = replace(compilation, folder=begun)
-    kept = FinishedSteps(compilation.folder, identity)
-    try:
-        known = kept.diagnosis()
-        if known is not None:
-            return known
-        with kept.as_begun():
-            result = Ladder(program, compilation, limits, on_step, kept).climb(findings_for, look_at_bits)
-        if not result.unfinished:
-            kept.done(result if part else None)
-        return result
-    finally:
-        kept.leave()
-
-
-def identity_of_program(program: Program, compilation: Compilation, limits: Limits) -> Identity | None:
-    """What decides the outcomes of all steps; None where it could not be told from another program."""
-    leaves = [leaf for call in program.calls for leaf in tree_leaves(call)]
-    plain = [leaf if isinstance(leaf, (bool, int, float, complex, str)) else type(leaf).__qualname__ for leaf in leaves]
-    backend = compilation.backend
-    facts = {
-        "leaves": plain,
-        "backend": backend if isinstance(backend, str) else [getattr(backend, "__qualname__", type(backend).__name__)],
-        "bound": _without_addresses(getattr(backend, "kwargs", None)),
-        "compilation": [compilation.dynamic, compilation.fullgraph, compilation.timeout_s, compilation.first],
-        "settings": _without_addresses(changed_settings().with_inductor(compilation.inductor_settings)),
-        "grad": program.grad,
-        "between": program.between is not None,
-        "deep": limits.deep,
-        "exact": limits.exact,
-        "rank": environment.rank(),
-    }
-    values = [part for t in [*tensors_of(list(program.calls)), *program.state()] for part in plain_parts(t)]
-    return identity_of(facts, values, program.fn)
-
-
-def _without_addresses(settings: Any) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(settings))
+    """The diagnosis of a program."""
+    return Ladder(program, compilation, limits, on_step).climb(findings_for, look_at_bits)
 
 
 @dataclass(frozen=True)
@@ -239,7 +187,7 @@ def prepared(
     asked.check()
     listed = [(args, kwargs)] if calls is None else _checked_calls(calls)
     folder = Path(out) if out is not None else new_folder_for_proofs()
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not is_unfinished(folder))):
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()))):
         raise UsageError(f"diagnose(out={str(folder)!r}): it exists and is not an empty folder")
     compiled = asked.over(settings_of_compiled(fn))
     program = Program(compiled.fn, listed, between, grad=False if grad is False else None)
@@ -287,7 +235,7 @@ def _checked_calls(calls: Any) -> list[tuple[Sequence[Any], Mapping[str, Any]]]:
 def new_folder_for_proofs() -> Path:
     """One that nobody has named, and that is not there yet."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    return Path(PARENT).resolve() / stamp
+    return Path("graphprobe-diagnosis").resolve() / stamp
 
 
 __all__ = ["Diagnosis", "Finding", "LargestZ", "diagnose"]

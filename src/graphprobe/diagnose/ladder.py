@@ -24,7 +24,6 @@ from graphprobe.diagnose.references import T, explained, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.diagnose.whole_proof import NUMBERS, PROGRAM_S, has_long_repro, prove_by_program, shorten_by_program
-from graphprobe.engine.finished import FinishedSteps
 from graphprobe.engine.forked_child import TOLD_EVERY_S, Board, Outcome, isolated, told_on
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored
@@ -81,10 +80,8 @@ class Ladder:
         compilation: Compilation,
         limits: Limits,
         on_step: Callable[[NamedStep], None] | None = None,
-        kept: FinishedSteps | None = None,
     ) -> None:
-        self._kept = kept or FinishedSteps(compilation.folder, None)
-        self.file = ValueFile(self._kept.values_file)
+        self.file = ValueFile()
         self.program, self.compilation, self.limits = replace(program, file=self.file), compilation, limits
         self._tell, self._name, self._began, self._board = on_step or (lambda step: None), "", 0.0, Board()
         self.started = time.monotonic()
@@ -164,14 +161,14 @@ class Ladder:
         self._tell(NamedStep(name))
 
     def step(self, step: Callable[[], Any], *, compilations: int = 1, least_s: float = 0.0) -> Outcome:
-        """Run a step in a child process, or take what became of it in an earlier process that was ended.
+        """Run a step in a child process.
 
         One that makes several compilations gets the time of so many that hang, and `least_s` in any case.
 
         Raises:
             NoTimeLeft: the time for all steps is, and this one was not begun or was ended.
         """
-        outcome = self._ended(step, compilations, least_s)
+        outcome = self._run(step, compilations, least_s)
         if outcome.timed_out:  # it hangs: nobody waits as long for each of its parts
             enough = max(HANG_LEAST_S, HANG_FACTOR * self.longest_s)
             self.compilation = replace(self.compilation, timeout_s=min(self.compilation.timeout_s, enough))
@@ -180,17 +177,7 @@ class Ladder:
             self.longest_s = max(self.longest_s, outcome.seconds)
         return outcome
 
-    def _ended(self, step: Callable[[], Any], compilations: int = 1, least_s: float = 0.0) -> Outcome:
-        named = getattr(step, "func", step)
-        label = f"{self._name}: {getattr(named, '__qualname__', type(named).__name__)}"
-        outcome = self._kept.outcome(label)
-        if outcome is None:
-            outcome = self._run(step, compilations, least_s)
-            self._kept.keep(label, outcome)
-            log.info("%s: %.1f s", label, outcome.seconds)
-        return outcome
-
-    def _run(self, step: Callable[[], Any], compilations: int, least_s: float) -> Outcome:
+    def _run(self, step: Callable[[], Any], compilations: int = 1, least_s: float = 0.0) -> Outcome:
         """Run a step in a child process, for as long as it may."""
         budget, limit = self.limits.budget, self.compilation.timeout_s
         limit = max(STEP_LIMIT_S, compilations * limit) if compilations > 1 and self.hangs else limit
@@ -208,10 +195,11 @@ class Ladder:
             outcome = self._fresh.outcome(step, limit, left, self._board, wait) if self._fresh is not None else None
             outcome = outcome or isolated(step, timeout_s=min(limit, left), look=origin_of_stack, wait=wait)
         if outcome.timed_out and left <= limit:  # it had its share of the time, which is not to say that it hangs
-            self._kept.sweep()
             where = STOOD.search(outcome.end)
             detail = f"the last {left:.0f} s in the step {self._name}{where[1] if where else ''}"
             raise NoTimeLeft(budget.told, detail)
+        named = getattr(step, "func", step)
+        log.info("%s: %s: %.1f s", self._name, getattr(named, "__qualname__", type(named).__name__), outcome.seconds)
         return outcome
 
     @contextlib.contextmanager
@@ -226,9 +214,7 @@ class Ladder:
         """Note what the budget has ended."""
         self.result.unfinished = True
         told, *detail = spent.args
-        note = "; ".join(
-            [f"{told}: {what} was not found out", *detail, *([notes.GOES_ON] if self._kept.active else [])]
-        )
+        note = "; ".join([f"{told}: {what} was not found out", *detail])
         self._late = self._late or note
         self.result.notes.append(note)
 
@@ -334,7 +320,7 @@ class Ladder:
 
     def _judge(self, step: Callable[[], Any], kind: type[T]) -> T | None:
         """Judge in a child process, which can be ended, and whose memory goes with it; None if it did not end well."""
-        outcome = self._ended(step)
+        outcome = self._run(step)
         if outcome.died or outcome.raised is not None:
             why = outcome.raised.line if outcome.raised is not None else outcome.end
             self.result.notes.append(f"{self._name} could not be judged: {why}")

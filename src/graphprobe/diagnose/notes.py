@@ -62,9 +62,6 @@ SPARED = "dynamo and aot were not run by themselves: passes, which runs all that
 KERNELS_FIRST = "dynamo, aot and passes were not run by themselves, as a kernel was proven wrong; `deep` runs them"
 """Of a large program that is far off."""
 
-GOES_ON = "the same command goes on from there"
-"""Behind what the budget has ended, where that is so."""
-
 ROUNDING = "emulate_precision_casts"
 """Inductor's switch that makes kernels round narrow values where the uncompiled program does."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from graphprobe.diagnose.searches.equal_graphs import EqualGraphs
     from graphprobe.diagnose.searches.in_place import CallsSoFar
     from graphprobe.diagnose.settings import Compilation, Limits
-    from graphprobe.engine.finished import FinishedSteps
     from graphprobe.judge.judging import Difference
     from graphprobe.select.step_ranges import StepSelection
 
@@ -82,14 +80,13 @@ class ScriptOptions:
         calls: list[tuple[Any, Mapping[str, Any]]],
         *,
         out: Path | None,
-        part: bool = False,
         on_step: Callable[[NamedStep], None] | None = None,
     ) -> Diagnosis:
         """The diagnosis of calls of one function, as far as these options let it go."""
         from graphprobe.diagnose.api import climbed
 
         program, compilation, limits = self._prepared(fn, asked, calls, out)
-        made = climbed(program, compilation, limits, on_step=on_step, default=out is None, part=part)
+        made = climbed(program, compilation, limits, on_step=on_step)
         return compare_pythons(made, self.pythons, self.budget)
 
     def _prepared(
@@ -124,7 +121,7 @@ class DiagnosedScript:
     Attributes:
         diagnoses: name and diagnosis, in the order in which they were made.
         problem: what ended the script, one sentence; None where it ended well.
-        unfinished: the same command has something left to do.
+        unfinished: the script was interrupted, or a diagnosis did not end in time.
         equal: names of functions of which several had equal graphs, and a note on these.
         calls: of each function, which of its calls were held against the uncompiled program.
     """
@@ -173,7 +170,6 @@ def run_diagnosed(
         problem = f"the script ended with exit code {ended.code}"
     interrupted = ended.error is not None and ended.code > script.INTERRUPTED
     unfinished = interrupted or any(diagnosis.unfinished for _, diagnosis in watcher.diagnoses)
-    watcher.end(unfinished=unfinished)
     if not watcher.diagnoses and interrupted:
         raise KeyboardInterrupt
     if not watcher.diagnoses:
@@ -243,7 +239,7 @@ class _Watcher:
         self._pasts = WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], _Past]]]()
         self._all: list[_Past] = []
         self._program, self._diagnosing, self._calls, self._looks = program, False, 0, 0
-        self._whole: FinishedSteps | None = None
+        self._proofs: Path | None = None
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Diagnose a call with a new signature; after a crash the script gets the function uncompiled."""
@@ -428,35 +424,16 @@ class _Watcher:
             _overrides(compiled),
             calls,
             out=None if folder is None else folder / f"{len(self.diagnoses)}-{short}",
-            part=self._whole is not None,
             on_step=self.on_step,
         )
 
     def _folder(self) -> Path | None:
-        """Where the folder of each diagnosis goes: that of an earlier process that ran the same, if there is one."""
-        if self._program is None or self._whole is not None:
-            return self.options.out if self._whole is None else self._whole.folder
-        from graphprobe.diagnose.api import new_folder_for_proofs
-        from graphprobe.engine.finished import FinishedSteps, begun_in, command_identity, digest_of_file
+        """Where the folder of each diagnosis goes; None in somebody else's program, where each has one of its own."""
+        if self._program is not None and self._proofs is None:
+            from graphprobe.diagnose.api import new_folder_for_proofs
 
-        options = self.options
-        asked = [options.backend, options.dynamic, options.grad, options.deep, options.step_limit_s, options.first]
-        asked += [options.exact]
-        module = getattr(sys.modules["__main__"], "__file__", None) if self._program.kind == "module" else None
-        script_text = digest_of_file(module or self._program.target)
-        facts = {"script": [self._program.target, script_text], "arguments": self._program.arguments, "options": asked}
-        identity = command_identity(facts | {"rank": environment.rank()})
-        new = options.out or new_folder_for_proofs()
-        begun = begun_in(new.parent, identity) if options.out is None else None
-        self._whole = FinishedSteps(begun or new, identity)
-        return self._whole.folder
-
-    def end(self, *, unfinished: bool) -> None:
-        """The script has ended; what would serve a later process goes, unless that has something to do."""
-        if self._whole is not None and unfinished:
-            self._whole.leave()
-        elif self._whole is not None:
-            self._whole.done()
+            self._proofs = self.options.out or new_folder_for_proofs()
+        return self._proofs or self.options.out
 
 
 def _overrides(compiled: Compiled) -> CompileOverrides:

@@ -13,7 +13,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any, overload
 
 import numpy as np
@@ -54,22 +53,21 @@ _unnamed = itertools.count()
 class ValueFile:
     """Storages, one after the other, each at a multiple of the size of a page.
 
-    Processes that were forked after it was made write to the same file and read what the others have written. Without a
-    path it has no name, so that nothing is left of it, however they end: it is there as long as this object, or a value
-    restored from it, where temporary files are (`TMPDIR`). A path is that of a file that is there; a later process goes
-    on with what is in it. A process that was not forked is given `descriptor` and `key` of the first one's.
+    Processes that were forked after it was made write to the same file and read what the others have written. It has no
+    name, so that nothing is left of it, however they end: it is there as long as this object, or a value restored from
+    it, where temporary files are (`TMPDIR`). A process that was not forked takes `descriptor` and `key` of the first.
     """
 
-    def __init__(self, path: Path | None = None, *, descriptor: int | None = None, key: str = "") -> None:
+    def __init__(self, *, descriptor: int | None = None, key: str = "") -> None:
         self._file: IO[bytes]
         if descriptor is not None:
             self._file = os.fdopen(descriptor, "r+b")
         else:
-            self._file = tempfile.TemporaryFile() if path is None else path.open("r+b")  # noqa: SIM115
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self.descriptor = self._file.fileno()
         self._known: dict[tuple[int, bytes], list[int]] = {}
         self._mapped: dict[int, tuple[int, int]] = {}  # place and size, by address
-        self.key = key or (f"{next(_unnamed)}" if path is None else str(path.resolve()))
+        self.key = key or f"{next(_unnamed)}"
         _open[self.key] = self
 
     @property

@@ -21,7 +21,7 @@ LEAST_S, AGAIN_S = 1e-3, 1.0
 LIMITS: tuple[Option, ...] = (
     Option(
         "budget_s", "seconds", None, "GRAPHPROBE_BUDGET", "--budget",
-        "end after so many seconds in all, whatever runs then; the same command goes on from there", metavar="SECONDS"
+        "end after so many seconds in all, whatever runs then", metavar="SECONDS"
     ),
     Option(
         "step_limit_s", "seconds", STEP_LIMIT_S, "GRAPHPROBE_STEP_LIMIT", "--step-limit",

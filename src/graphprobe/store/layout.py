@@ -34,9 +34,6 @@ DUMPS = {CALLS: "calls of torch's API", GRAPHS: "operations of compiled graphs"}
 """Folders of a run with what `graphprobe run --dump` and `--dump-graph` dump, if nobody says where to."""
 RESERVE = ".reserve"
 
-STEPS_NAME, STEPS_HEAD = "steps", "head"
-"""Of a diagnosis that is not finished: the folder below its own that holds its steps, and the file that says whose."""
-
 TEMPORARY_PREFIX = ".tmp-"
 MAX_NAME_LENGTH = 96
 """Longest pass name kept in a file name, in characters; file systems take 255 bytes in all."""

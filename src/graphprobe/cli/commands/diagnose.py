@@ -29,8 +29,6 @@ from graphprobe.report.progress import ProgressLine
 from graphprobe.report.visible import echo
 from graphprobe.settings.limits import LIMITS, NoTimeLeft, TimeBudget, limits_from
 from graphprobe.store.diagnosis_file import dossiers_in, proof_of, read_diagnosed
-from graphprobe.store.files import read_file
-from graphprobe.store.layout import STEPS_HEAD, STEPS_NAME
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.dossier.proof_run import OtherPython
@@ -38,10 +36,6 @@ if TYPE_CHECKING:
     from graphprobe.findings import CallsLookedAt, Diagnosis
     from graphprobe.probe.script import ScriptTarget
     from graphprobe.select.step_ranges import StepSelection
-
-
-GOES_ON = "graphprobe: not finished; the same command goes on from there"
-"""Where steps have been kept for it."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,7 @@ def command(
     found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name])
     budget = TimeBudget(found.pop("budget_s", None))
     result = _json_to(json_path)
-    out = None if out_dir is None else _folder(_of_rank(out_dir))
+    out = None if out_dir is None else new_folder(_of_rank(out_dir))
     if backend is not None:
         check_backend(backend)
     from graphprobe.diagnose.script import ScriptOptions
@@ -142,7 +136,7 @@ def command(
 
 def _json_to(path: str | None) -> JsonTo:
     to_file = path is not None and path != STDOUT
-    return JsonTo(path, _result_file(_of_rank(path)) if path and to_file else None)
+    return JsonTo(path, new_file("--json", _of_rank(path)) if path and to_file else None)
 
 
 def _others(named: tuple[str, ...]) -> tuple[OtherPython, ...]:
@@ -223,20 +217,6 @@ def _proofs(target: str, named: tuple[str, ...], result: JsonTo) -> int:
 _SPELLED = {row.name: row.spelled.partition("/")[0] for row in LIMITS}
 
 
-def _result_file(path: str | None) -> Path | None:
-    """The file of `--json`; one that an unfinished diagnosis has written is replaced."""
-    mark = b'"unfinished": true'
-    if path is not None and os.path.isfile(path) and mark in read_file(path):
-        return Path(path).absolute()
-    return new_file("--json", path)
-
-
-def _folder(path: str) -> Path:
-    """The folder of `--out`; one that an unfinished diagnosis has left is gone on with."""
-    left = Path(path, STEPS_NAME, STEPS_HEAD)
-    return Path(path).absolute() if left.is_file() else new_folder(path)
-
-
 def _of_rank(path: str) -> str:
     """`result-rank_1.json` for `result.json` in a rank of several that a launcher has started."""
     from graphprobe.probe import environment
@@ -286,8 +266,6 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
         echo(f"{name}: {note}", err=result.printed)
     if ended.problem is not None:
         echo(f"{target}: {ended.problem}", err=result.printed)
-    if ended.unfinished:
-        echo(GOES_ON, err=True)
     code = EXIT_OK if healthy == len(verdicts) and ended.problem is None else EXIT_UNDECIDED
     if ended.problem is None and all(diagnosis.compiled_nothing for _, diagnosis in ended.diagnoses):
         code = EXIT_USAGE
@@ -339,9 +317,6 @@ def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, ba
     except NoTimeLeft as spent:
         late = f"{spent}: the program was not there until then"
         diagnosis = Diagnosis(verdict="undecided", notes=[late], unfinished=True)
-    except KeyboardInterrupt:
-        echo(GOES_ON, err=True)
-        raise
     _show(target, diagnosis, base, result)
     result.replaces_text(diagnosis.to_json)
     return _Told(diagnosis.exit_code, target, diagnosis.verdict, [diagnosis])

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import inspect
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,13 @@ from types import CodeType
 from typing import Any, NoReturn, get_type_hints
 
 import msgspec
+import numpy as np
+import torch
 
 from graphprobe.diagnose.exceptions import origin_of_stack
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.settings import PACKAGES, Compilation, changed_settings
-from graphprobe.engine.finished import Generators
 from graphprobe.engine.forked_child import Board, Outcome, answer, end_with_parent, outcome_of, told_on
 from graphprobe.engine.replay import set_state
 from graphprobe.engine.value_file import ValueFile
@@ -62,6 +64,31 @@ class NotSaved(Exception):
     """Why a fresh process cannot have the program."""
 
 
+class Generators(msgspec.Struct, frozen=True):
+    """The states of the random generators of Python, NumPy and torch."""
+
+    python: tuple[int, tuple[int, ...], float | None]
+    numpy: tuple[bytes, int, int, float] | None
+    torch: bytes
+
+    @classmethod
+    def now(cls) -> Generators:
+        """Those of this process."""
+        version, numbers, following = random.getstate()
+        state: Any = np.random.get_state()  # a dict where a program has put another generator in its place
+        known = isinstance(state, tuple) and state[0] == "MT19937"
+        numpy = (state[1].tobytes(), *state[2:5]) if known else None
+        return cls((version, tuple(numbers), following), numpy, torch.get_rng_state().numpy().tobytes())
+
+    def put_in_place(self) -> None:
+        """Make them those of this process."""
+        random.setstate(self.python)
+        if self.numpy is not None:
+            words, position, has_gauss, gauss = self.numpy
+            np.random.set_state(("MT19937", np.frombuffer(words, np.uint32), position, has_gauss, gauss))
+        torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
+
+
 class SavedProgram(msgspec.Struct, frozen=True):
     """A program and torch's state around it, as the file `RECORD` has them.
 
@@ -70,7 +97,7 @@ class SavedProgram(msgspec.Struct, frozen=True):
         roots: the values that everything else is reached from, by name.
         plain: other fields of the program.
         config: changed settings of torch that are plain values, by package and dotted name.
-        generators: where the random generators stand.
+        generators: the states of the random generators.
     """
 
     modules: list[dict[str, Any]]

@@ -13,7 +13,6 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.program import Call, Program
-from graphprobe.engine.finished import digest_of
 from graphprobe.engine.forked_child import isolated
 from graphprobe.findings import Diagnosis
 from graphprobe.internals.dynamo.compile_calls import Compiled
@@ -35,7 +34,10 @@ def fingerprint(gm: GraphModule) -> str:
             if node.op == "get_attr":
                 constants.append(attrgetter(node.target)(part))
     with quiet():
-        made.update(digest_of(c for c in constants if _is_plain(c)).encode())
+        for tensor in filter(_is_plain, constants):
+            flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            made.update(repr((_form(tensor), tensor.requires_grad)).encode())
+            made.update(flat.reshape(-1).view(torch.uint8).numpy().data)
     return made.hexdigest()
 
 
