@@ -3,13 +3,6 @@
     python bench/compare.py records [--count 100000]
     python bench/compare.py values [--gigabytes 2] [--folder DIR] [--jobs N]
     python bench/compare.py steps [--most 100000]
-    python bench/compare.py msprobe --msprobe PYTHON [--layers 48] [--rounds 3]
-
-`msprobe` compares two dumps of statistics of one training step of a transformer, float32 against bfloat16, with
-`graphprobe compare --csv` and with the comparison of `mindstudio-probe` (PyPI), which the interpreter PYTHON has. Both
-read the same two folders in the layout of msprobe; graphprobe reads its own files, too. A row is a line of the CSV that
-a tool writes. `whole` is the command from its start to its end, in seconds of the processor, children included; a row
-costs what a step of all layers takes more than one of a single layer, divided by the rows it has more.
 
 `steps` compares dumps of a compiled training step with themselves, of 1,000 records and 10 times as many each time,
 all of steps with as many records; a record should cost the same whatever the number of steps. `ratio` is its cost over
@@ -22,14 +15,9 @@ on the machine; figures depend on whether the files are in the page cache, which
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
 import resource
 import shutil
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -204,84 +192,6 @@ def values(gigabytes: float, folder: Path, jobs: int | None) -> dict[str, Any]:
     }
 
 
-def dumped(layers: int, folder: Path) -> None:
-    """Dumps of one step in our layout and in msprobe's, of float32 and of bfloat16."""
-    import torch
-    from api_dump import Training
-
-    import graphprobe
-    from graphprobe.store.api_reader import open_api_dump
-    from graphprobe.store.foreign.msprobe_write import write_msprobe
-
-    for name, dtype in (("a", torch.bfloat16), ("b", torch.float32)):
-        training = Training(layers=layers, d=64, batch=1, length=16)
-        training.model.to(dtype)
-        with graphprobe.dump(folder / "own" / name, level="mix"):
-            training.step()
-        write_msprobe(open_api_dump(folder / "own" / name), folder / "msprobe" / name, values=False)
-
-
-def timed(command: list[str]) -> float:
-    """Seconds of the processor that a command takes."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def rows_in(path: Path) -> int:
-    with open(path, newline="") as file:
-        return sum(1 for _ in csv.reader(file)) - 1
-
-
-def one_way(tool: str, folder: Path, python: str) -> tuple[float, int]:
-    """Seconds and rows of one comparison."""
-    out = folder / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir()
-    if tool == "msprobe":
-        sides = [str(folder / "msprobe" / name / "step0") for name in ("a", "b")]
-        seconds = timed([python, "-m", "msprobe.msprobe", "compare", "-tp", sides[0], "-gp", sides[1], "-o", str(out)])
-    else:
-        sides = [str(folder / tool / name) for name in ("a", "b")]
-        seconds = timed([sys.executable, "-m", "graphprobe", "compare", *sides, "--csv", str(out / "result.csv")])
-    (result,) = out.glob("*.csv")
-    return seconds, rows_in(result)
-
-
-def msprobe(python: str, layers: int, rounds: int, folder: Path) -> dict[str, Any]:
-    os.umask(0o027)  # msprobe refuses what others can write to
-    found: dict[str, dict[int, list[float]]] = {}
-    rows: dict[str, dict[int, int]] = {}
-    for count in (1, layers):
-        dumped(count, folder / str(count))
-        (folder / str(count) / "msprobe files").symlink_to(folder / str(count) / "msprobe")
-    tools = {"msprobe": "msprobe", "graphprobe, the same files": "msprobe files", "graphprobe, its own files": "own"}
-    for _ in range(rounds):
-        for name, tool in tools.items():
-            for count in (1, layers):
-                where = folder / str(count)
-                seconds, rows.setdefault(name, {})[count] = one_way(tool, where, python)
-                found.setdefault(name, {}).setdefault(count, []).append(seconds)
-    table: dict[str, Any] = {}
-    for name, by_count in found.items():
-        small, large = (statistics.median(by_count[count]) for count in (1, layers))
-        more = rows[name][layers] - rows[name][1]
-        table[name] = {
-            "rows": rows[name][layers],
-            "whole_s": round(large, 2),
-            "us_a_row": round(1e6 * (large - small) / more, 1),
-        }
-    for row in table.values():
-        row["times_faster_whole"] = round(table["msprobe"]["whole_s"] / row["whole_s"], 1)
-        row["times_faster_a_row"] = round(table["msprobe"]["us_a_row"] / row["us_a_row"], 1)
-    return table
-
-
 def steps(most: int, folder: Path) -> list[dict[str, Any]]:
     """Processor time of a record, for dumps of ever more steps."""
     import torch
@@ -323,27 +233,19 @@ def steps(most: int, folder: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("records", "values", "steps", "msprobe"))
+    parser.add_argument("what", choices=("records", "values", "steps"))
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--most", type=int, default=100_000, help="records of the largest dump of `steps`")
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--jobs", type=int, help="threads; without it as many as graphprobe compare takes")
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--msprobe", metavar="PYTHON")
-    parser.add_argument("--layers", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     if given.what == "records":
         print(json.dumps(records(given.count)))
         return
-    if given.what == "msprobe" and not given.msprobe:
-        parser.error("msprobe needs --msprobe PYTHON: an interpreter that has mindstudio-probe")
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         if given.what == "steps":
             print(json.dumps(steps(given.most, Path(folder)), indent=1))
-            return
-        if given.what == "msprobe":
-            print(json.dumps(msprobe(given.msprobe, given.layers, given.rounds, Path(folder)), indent=1))
             return
         print(json.dumps(values(given.gigabytes, Path(folder), given.jobs)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -18,21 +17,7 @@ needs_msprobe = pytest.mark.skipif(not PYTHON.exists(), reason="no environment w
 
 def dumped(kind: str, folder: Path) -> Path:
     """The dump that it writes, now, of the program in `make.py` for this kind."""
-    _run(str(DATA / "make.py"), str(folder), kind)
-    return folder / kind
-
-
-def compared(target: Path, golden: Path, out: Path) -> list[dict[str, str]]:
-    """The rows of its own comparison of two steps of dumps in its layout."""
-    out.mkdir()
-    for path in (*target.rglob("*"), *golden.rglob("*"), target, golden, out):  # it refuses files that others may write
-        path.chmod(0o750 if path.is_dir() else 0o640)
-    _run("-m", "msprobe.msprobe", "compare", "-tp", str(target), "-gp", str(golden), "-o", str(out))
-    (result,) = out.glob("*.csv")
-    with open(result, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _run(*args: str) -> None:
-    done = subprocess.run([PYTHON, *args], capture_output=True, text=True, timeout=200)
+    command = [PYTHON, DATA / "make.py", folder, kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder / kind

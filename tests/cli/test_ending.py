@@ -136,7 +136,6 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "made"),
     [
         ("compare calls calls --out there", "comparison.json"),
-        ("convert calls --to msprobe --out there", "dump.json"),
         ("convert calls --to ptdbg --out there.pkl", ""),
     ],
 )

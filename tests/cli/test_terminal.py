@@ -336,7 +336,7 @@ OTHERS = (
     "doctor --names",
     "issue {d}/run",
     "reduce {d}/run",
-    "convert {d}/calls --to msprobe --out {o}/msprobe",
+    "convert {d}/calls --to ptdbg --out {o}/dump.pkl",
 )
 
 

@@ -16,6 +16,7 @@ from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Spa
 from graphprobe.cli.main import main
 from graphprobe.records import GraphArgument, GraphRuns, GraphsLine, NodeLine, NodeSource, NodeTarget, NodeValue
 from graphprobe.store import layout
+from msprobe_tool import DATA
 from report import samples
 from report.test_graph_window import dossier
 from store.test_frame_record import RECORD, put
@@ -34,9 +35,9 @@ def everything(folder: Path) -> None:
     pairs.dumped(pairs.Run(pairs.trained(2, depth=1)), folder / "calls", data="tensor", stack=True)
     pairs.graphs_dumped(folder / "graphs", folder / "values")
     _findings(folder / "graphs")
+    shutil.copytree(DATA / "tensor", folder / "msprobe")
     (folder / "ptdbg").mkdir()
     for command in (
-        f"convert {folder}/calls --to msprobe --out {folder}/msprobe",
         f"convert {folder}/calls --to ptdbg --out {folder}/ptdbg/dump.pkl",
         f"compare --no-replay {folder}/calls {folder}/calls --out {folder}/comparison",
     ):

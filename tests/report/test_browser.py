@@ -24,6 +24,7 @@ from graphprobe.report.html.sections_run import report_from as run_from
 from graphprobe.report.html.sources import Sources
 from graphprobe.report.html.table import Column, Table
 from graphprobe.store import layout
+from msprobe_tool import DATA
 from probe.dump.conftest import Dumping, dumping  # noqa: F401
 from report.browser import Grid, Opened, OpenReport, axe_faults, draw_everything
 from report.looks import LOOKS, REPORTS
@@ -33,8 +34,6 @@ from report.test_report_page import EVIL as EVIL_PAGE
 from report.test_report_page import VERDICT, page_with_source
 from report.test_sections_dump import model, overflowing  # noqa: F401
 from report.test_table import EVIL, health_page, table_of
-from store.dump_helpers import write_msprobe
-from store.foreign_dumps import example
 
 pytestmark = pytest.mark.usefixtures("beside_the_program")
 
@@ -83,8 +82,7 @@ def report_of(kind: str, folder: Path) -> Any:
         report_cases().write_comparison(folder / "compared", 180)
         return comparison_from(folder / "compared")
     if kind == "dump":
-        write_msprobe(example(), folder / "dump")
-        return report_of_folder(folder / "dump")
+        return report_of_folder(DATA / "statistics")
     if kind == "profile":
         from analysis.test_timing import compiled, profile_of
 

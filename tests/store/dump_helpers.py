@@ -16,13 +16,12 @@ from graphprobe.records import Manifest, TensorMeta
 from graphprobe.store.diagnosis_file import read_diagnosed
 from graphprobe.store.dump_records import DumpManifest, DumpValue, OpInfo, Place, Side, dump_manifest_from_run
 from graphprobe.store.dump_writer import DumpWriter
-from graphprobe.store.foreign.msprobe_write import write_msprobe
 from graphprobe.store.foreign.ptdbg_write import write_ptdbg
 from graphprobe.store.step_file import StepRecord
 from graphprobe.store.writer import RunWriter
 
 ROOT = Path(__file__).resolve().parents[2]
-__all__ = ["DumpValue", "OpInfo", "Place", "StepRecord", "read_diagnosed", "write_msprobe", "write_ptdbg"]
+__all__ = ["DumpValue", "OpInfo", "Place", "StepRecord", "read_diagnosed", "write_ptdbg"]
 """Of the store, for tests of other rooms, beside the helpers below."""
 
 OP = OpInfo(

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import csv
 import io
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from graphprobe.store.dump_convert import write_csv, write_text
+from graphprobe.store.dump_convert import write_text
 
 DTYPES = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128".split()
 
@@ -25,13 +23,6 @@ def text_of(array: np.ndarray[Any, Any]) -> str:
     file = io.BytesIO()
     write_text(file, array, dtype=str(array.dtype), note="a note")
     return file.getvalue().decode()
-
-
-def csv_of(array: np.ndarray[Any, Any]) -> list[list[str]]:
-    file = io.BytesIO()
-    write_csv(file, array)
-    assert not file.closed
-    return list(csv.reader(io.StringIO(file.getvalue().decode(), newline="")))
 
 
 def same(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> None:
@@ -58,34 +49,8 @@ def test_text_gives_every_value_back(array: np.ndarray[Any, Any]) -> None:
         assert len(lines) == 3
 
 
-@settings(max_examples=100, deadline=None)
-@given(arrays())
-def test_csv_gives_every_value_back(array: np.ndarray[Any, Any]) -> None:
-    header, *rows = csv_of(array)
-    is_complex = array.dtype.kind == "c"
-    assert header == [*(f"i{dim}" for dim in range(array.ndim)), *(["real", "imag"] if is_complex else ["value"])]
-    assert len(rows) == array.size
-    back = np.empty_like(array)
-    for row in rows:
-        index = tuple(map(int, row[: array.ndim]))
-        numbers = row[array.ndim :]
-        if is_complex:
-            back[index] = complex(*map(float, numbers))
-        else:
-            back[index] = (float if array.dtype.kind == "f" else int)(numbers[0])
-    same(back, array)
-
-
 def test_a_structured_array() -> None:
     array = np.array(
         [("a\tb\n", 1.5, 7), ("c", np.nan, 8)], dtype=[("Op Name", "U8"), ("Max", "f8"), ("Task ID", "i8")]
     )
     assert text_of(array).splitlines()[3:] == ["Op Name\tMax\tTask ID", "a\\tb\\n\t1.5\t7", "c\t\t8"]
-    assert csv_of(array) == [["Op Name", "Max", "Task ID"], ["a\tb\n", "1.5", "7"], ["c", "", "8"]]
-
-
-@pytest.mark.parametrize("count", [65536, 65537])
-def test_more_than_one_chunk(count: int) -> None:
-    rows = csv_of(np.arange(count, dtype=np.int32))
-    assert rows[-1] == [str(count - 1), str(count - 1)]
-    assert len(rows) == count + 1

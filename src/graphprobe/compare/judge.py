@@ -101,9 +101,8 @@ class Judge:
     ) -> None:
         self._candidate, self._reference = candidate, reference
         self._replayer, self._threads = replayer, threads
-        writers = [dump.facts.get("writer") for dump in (candidate, reference)]
         self._parts = parts_between(candidate, reference)
-        self.alike = candidate.format == reference.format and writers[0] == writers[1]
+        self.alike = candidate.format == reference.format
         self._cache: dict[object, Measures] = {}
         self._reductions: dict[tuple[str, str], float] = {}
         self.problems: dict[str, int] = {}

@@ -1,13 +1,8 @@
-"""Turn dumped values and statistics into `.npy` files, and those or the values themselves into text.
-
-Arrays as text that gives every value back: numpy's own text with a header, or one element a row as CSV.
-"""
+"""Turns dumped values and statistics into `.npy` files, or into numpy's text with a header, which keeps each digit."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import itertools
 import os
 import re
@@ -26,7 +21,10 @@ from graphprobe.store.dump_records import STAT_FIELDS, STATS
 from graphprobe.store.files import check_replaced
 from graphprobe.store.foreign.checked import mapped_npy
 
-_CHUNK = 65536
+Format = Literal["npy", "txt"]
+
+_MAX_SLOT_LENGTH = 64
+_counter = itertools.count()
 _DIGITS = {2: 5, 4: 9, 8: 17}
 """Decimal digits that tell the numbers of a binary float of so many bytes apart (IEEE 754, 5.12.2)."""
 
@@ -49,31 +47,6 @@ def write_text(file: BinaryIO, array: Array, *, dtype: str, note: str = "") -> N
         np.savetxt(file, rows, fmt=_format(array.dtype), newline="\n")
 
 
-def write_csv(file: BinaryIO, array: Array) -> None:
-    """One element a row: its index in each dimension (`i0`, `i1`, …), then `value`, or `real` and `imag`.
-
-    A structured array keeps its columns.
-    """
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.writer(text)
-    if array.dtype.names:
-        writer.writerows(_rows(array))
-        text.detach()
-        return
-    is_complex = array.dtype.kind == "c"
-    writer.writerow([*(f"i{dim}" for dim in range(array.ndim)), *(("real", "imag") if is_complex else ("value",))])
-    value_format = _format(array.dtype)
-    flat = array.reshape(-1)
-    for begin in range(0, flat.size, _CHUNK):
-        part = flat[begin : begin + _CHUNK]
-        indices = np.unravel_index(np.arange(begin, begin + part.size), array.shape) if array.ndim else ()
-        columns: list[list[Any]] = [index.tolist() for index in indices]
-        for piece in (part.real, part.imag) if is_complex else (part,):
-            columns.append([value_format % value for value in piece.tolist()])
-        writer.writerows(zip(*columns, strict=True))
-    text.detach()
-
-
 def _format(dtype: np.dtype[Any]) -> str:
     """A printf format that loses nothing; for a complex dtype, that of its parts."""
     if dtype.kind in "biu":
@@ -93,12 +66,6 @@ def _rows(array: Array) -> Iterator[tuple[str, ...]]:
 
 def _one_line(text: str) -> str:
     return text.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
-
-
-Format = Literal["npy", "txt", "csv"]
-
-_MAX_SLOT_LENGTH = 64
-_counter = itertools.count()
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -233,10 +200,7 @@ def _add(result: Conversion, source: Path, folder: Path, to: Format) -> None:
         result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
         return
     if source.name == STATS:
-        if to == "csv" and folder.resolve() == source.parent.resolve():
-            result.gaps.append(Gap(str(source), "", "it is a csv already; --out makes a copy of it", expected=True))
-        else:
-            result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
+        result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
         return
     for slot in read_op_file(source).record.slots:
         if slot.stored is None:
@@ -288,7 +252,5 @@ def _load(target: Target) -> tuple[Array, str, str]:
 def _write(file: BinaryIO, array: Array, to: Format, dtype: str, note: str) -> None:
     if to == "npy":
         np.lib.format.write_array(file, array, allow_pickle=False)
-    elif to == "txt":
-        write_text(file, array, dtype=dtype, note=note)
     else:
-        write_csv(file, array)
+        write_text(file, array, dtype=dtype, note=note)

@@ -1,17 +1,13 @@
-"""`graphprobe convert`: dumped values as `.npy` or text, and dumps of calls as other tools have them.
-
-`graphprobe convert --to msprobe` and `--to ptdbg`: a dump of calls in the layout of another tool.
-"""
+"""`graphprobe convert`: dumped values as `.npy` or text, and a dump of calls in the layout of ptdbg."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -30,15 +26,11 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS = 1.0
 
 
-LAYOUTS = ("msprobe", "ptdbg")
-"""What `--to` takes besides the formats of single files."""
-
-
 @click.command(cls=JsonCommand)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
 @click.option(
     "--to",
-    type=click.Choice(["npy", "txt", "csv", *LAYOUTS]),
+    type=click.Choice(["npy", "txt", "ptdbg"]),
     default="npy",
     show_default=True,
     help="What to make.",
@@ -54,11 +46,11 @@ def command(
 
     PATH is the file of one op, a stats.csv, a .npy file, or a folder of a dump at any level. The file of an op becomes
     FILE.SLOT.npy for each tensor in it, such as FILE.input.0.npy. It is written next to the file, or in the same tree
-    below --out. txt is numpy's text with the dtype and the shape in front. csv has one element a row. Both keep every
-    digit. bfloat16 and 8-bit floats become float32, which changes no value. A stats.csv becomes a structured array.
+    below --out. txt is numpy's text with the dtype and the shape in front. It keeps every digit. bfloat16 and 8-bit
+    floats become float32, which changes no value. A stats.csv becomes a structured array.
 
-    With --to msprobe or ptdbg, PATH is one dump of calls in any format that graphprobe compare reads. --out is then the
-    new folder, or the new .pkl file of ptdbg.
+    With --to ptdbg, PATH is one dump of calls in any format that graphprobe compare reads. --out is then the new .pkl
+    file.
 
     Exit codes: 0 all is written, 2 wrong usage, 125 something could not be read, and the rest is written.
 
@@ -67,12 +59,12 @@ def command(
       graphprobe convert dump/worldsize1_global_rank0 --out values
       graphprobe convert values/*/0/model/0/0/*.output.0.npy --to txt
       graphprobe convert dump --to txt --out text
-      graphprobe convert dump --to msprobe --out for_msprobe
+      graphprobe convert dump --to ptdbg --out npu_dump.pkl
     """
     from graphprobe.store.dump_convert import convert, plan_conversion
 
-    if to in LAYOUTS:
-        _export(paths, to, out, force, json_to)
+    if to == "ptdbg":
+        _export(paths, out, force, json_to)
         return
     if out is not None and out.is_file():
         raise click.BadParameter(f"Directory '{out}' is a file.", ctx, param_hint="--out")
@@ -95,15 +87,15 @@ def command(
         ctx.exit(EXIT_UNDECIDED)
 
 
-def _export(paths: tuple[Path, ...], to: str, out: Path | None, force: bool, json_to: JsonTo) -> None:
+def _export(paths: tuple[Path, ...], out: Path | None, force: bool, json_to: JsonTo) -> None:
     if len(paths) != 1:
-        raise UsageError(f"--to {to} takes one dump, {len(paths)} are given", hint="convert them one by one")
-    written, left_out = export(paths[0], to, out, force=force)
-    if json_to.replaces_text(lambda: {"written": str(written), "format": to, "left_out": left_out}):
+        raise UsageError(f"--to ptdbg takes one dump, {len(paths)} are given", hint="convert them one by one")
+    left_out = export(paths[0], out, force=force)
+    if json_to.replaces_text(lambda: {"written": str(out), "format": "ptdbg", "left_out": left_out}):
         return
     for text in left_out:
         echo(f"Left out: {text}", err=True)
-    print_closing(f"Wrote {written}", follow=["graphprobe", "compare", str(written), str(paths[0])])
+    print_closing(f"Wrote {out}", follow=["graphprobe", "compare", str(out), str(paths[0])])
 
 
 def _gap(target: Target, error: Exception) -> Gap:
@@ -163,69 +155,44 @@ def _watched(targets: Sequence[Target]) -> Iterator[Target]:
             progress.update(task, advance=1, visible=time.monotonic() - began > _PATIENCE_SECONDS)
 
 
-T = TypeVar("T")
-
-
-def export(dump: Path, layout: str, out: Path | None, *, force: bool) -> tuple[Path, list[str]]:
-    """Write the dump at `dump` to `out`, and tell where and what was left out.
+def export(dump: Path, out: Path | None, *, force: bool) -> list[str]:
+    """Write the dump at `dump` in ptdbg's layout, and tell what was left out.
 
     Args:
         dump: in any format that `graphprobe compare` reads.
-        layout: one of `LAYOUTS`.
-        out: a folder for `msprobe`, the `.pkl` text for `ptdbg`, beside which the folder of values is made.
-        force: files that exist are overwritten.
+        out: the `.pkl` text, beside which the folder of values is made.
+        force: an older file is overwritten.
 
     Raises:
         UsageError: `out` cannot be used, or there is no dump.
     """
     from graphprobe.compare.open import open_dump
-    from graphprobe.store.foreign.msprobe_write import write_msprobe
     from graphprobe.store.foreign.ptdbg_write import write_ptdbg
 
-    what = "a new folder" if layout == "msprobe" else "a new .pkl file"
+    what = "a new .pkl file"
     if out is None:
-        raise UsageError(f"--to {layout} needs --out", hint=f"name {what}")
+        raise UsageError("--to ptdbg needs --out", hint=f"name {what}")
     source, target = dump.resolve(), out.resolve()
     if source == target or source in target.parents or target in source.parents:
         raise UsageError(f"--out {out} and {dump} lie one in the other", hint=f"name {what} elsewhere")
-    if layout == "msprobe":
-        if out.exists() and not out.is_dir():
-            raise UsageError(f"--out {out} is a file", hint=f"name {what}")
-        if not force and out.is_dir() and any(out.iterdir()):
-            raise UsageError(f"--out {out} is not empty", hint=f"pass --force to overwrite, or name {what}")
-        opened = open_dump(dump)
-        return out, list(_whole([out], lambda: write_msprobe(opened, out, overwrite=force)))
     if not target.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {target.parent}", hint="make it first")
     if out.is_dir() or out.suffix != ".pkl":
         raise UsageError(f"--out {out}: expected a file name that ends with .pkl", hint=f"name {what}")
-    if out.exists() and not force:
+    there = out.exists()
+    if there and not force:
         raise UsageError(f"--out {out} exists already", hint="pass --force to overwrite it, or name another file")
     check_replaced(out, f"--out {out}", b"[[", b'["')
     opened = open_dump(dump)
-    _whole([out], lambda: write_ptdbg(opened, out, stacks=True))
-    return out, _left_by_ptdbg(opened)
-
-
-def _whole(places: Sequence[Path], write: Callable[[], T]) -> T:
-    """`write()`; when it fails, what it made at or in `places` is removed, and the error names the first."""
-    before = {path for folder in places if folder.exists() for path in (folder, *_inside(folder))}
     try:
-        return write()
+        write_ptdbg(opened, out, stacks=True)
     except BaseException as error:
-        for folder in places:
-            for path in _inside(folder) if folder in before else [folder]:
-                if path not in before and path.is_dir():
-                    shutil.rmtree(path)
-                elif path not in before:
-                    path.unlink(missing_ok=True)
+        if not there:
+            out.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(places[0])) from error
+            raise OSError(error.errno, error.strerror, str(out)) from error
         raise
-
-
-def _inside(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+    return _left_by_ptdbg(opened)
 
 
 def _left_by_ptdbg(dump: CallDump) -> list[str]:

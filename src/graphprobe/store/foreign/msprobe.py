@@ -51,7 +51,6 @@ class _Head(msgspec.Struct):
     level: str | None = None
     framework: str | None = None
     dump_data_dir: str | None = None
-    writer: str | None = None
 
 
 _TEXTS = tuple(name for name in _Head.__struct_fields__ if name != "data")
@@ -93,7 +92,7 @@ class MsprobeDump:
         self.facts: dict[str, str] = {"statistics": "computed in the dtype of the tensor"}
         self._index: dict[Path, dict[str, Path]] = {}
         head = self._head(next(iter(self._places.values())))
-        for name in ("task", "level", "framework", "writer"):
+        for name in ("task", "level", "framework"):
             if value := getattr(head, name):
                 self.facts[name] = value
 
