@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from torch.fx import Node
+from torch.fx import Node, symbolic_trace
 
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
@@ -76,3 +76,15 @@ def test_what_runs_is_told_by_what_the_program_calls(tmp_path: Path) -> None:
     assert of_loss[0].also[1:] == ["aten.mse_loss.default"]
     assert last.op == "torch.sin" and last.also[0] == "aten.sin.default"
     assert last.source is not None and last.source.startswith(__file__)
+
+
+def test_an_input_that_a_graph_passes_on_has_to_be_that_input() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sin(x), w
+
+    graph, x, w = symbolic_trace(program), torch.linspace(0.1, 1, 64), torch.ones(4)
+    for passed, answer in ((w, "ok"), (w + 1e-6, "worse")):
+        compiled = CompiledGraph("forward", graph, [[x, w]], [[torch.sin(x), passed]], [[x, w]])
+        whole = check_graph(compiled, 0).whole
+        assert whole.answer == answer
+    assert whole.reason == "output 1 is not the input that it should be"

@@ -18,7 +18,6 @@ from graphprobe.records import GraphArgument, GraphRuns, GraphsLine, NodeLine, N
 from graphprobe.store import layout
 from msprobe_tool import DATA
 from report import samples
-from report.test_graph_window import dossier
 from store.test_frame_record import RECORD, put
 
 LOG = """2026-01-31 12:00:00,000 DEBUG torch._dynamo.convert_frame convert_frame.py:1] [0/0] begun
@@ -113,7 +112,6 @@ def _diagnosis(folder: Path) -> None:
     folder.mkdir()
     samples.fault(folder)
     (proof,) = folder.glob("proofs/*")
-    dossier(proof)
     (proof / "REPORT.md").write_bytes((ROOT / "tests" / "diagnose" / "golden" / "wrong_value.md").read_bytes())
 
 

@@ -63,21 +63,9 @@ MISPLACED = """(scrolls) => {
 """What lies beyond the right edge, or reaches into what comes after it; `scrolls`: but for what can be scrolled to."""
 
 
-def windowed(folder: Path) -> Path:
-    """A fault with a graph that is taller than a page."""
-    path = fault(folder)
-    names = [f"node_{number}" for number in range(40)]
-    told = {"op": "aten.relu.default", "kind": "call_function", "type": "float32[4]"}
-    nodes = [{"name": name, "accused": name == "node_20", **told} for name in names]
-    edges = [list(pair) for pair in itertools.pairwise(names)]
-    window = {"schema": 1, "culprit": "node_20", "graph_nodes": 40, "nodes": nodes, "edges": edges}
-    (folder / "proofs" / "codegen-aten.relu.default" / "window.json").write_text(json.dumps(window))
-    return path
-
-
 def report_of(kind: str, folder: Path) -> Any:
     if kind == "fault":
-        return diagnosis_from(windowed(folder))
+        return diagnosis_from(fault(folder))
     if kind == "comparison":
         report_cases().write_comparison(folder / "compared", 180)
         return comparison_from(folder / "compared")
@@ -140,28 +128,6 @@ def test_parts_far_down_are_drawn_without_scrolling(tmp_path: Path, open_report:
     opened.drawn()
     assert opened.page.evaluate("scrollY") == 0 and opened.page.locator("#launches .grid").count() == 1
     assert opened.page.locator("#code .tok-k", has_text="return").count() > 0
-
-
-@pytest.mark.slow
-def test_a_tall_graph_is_printed_in_strips_and_can_be_zoomed(tmp_path: Path, open_report: OpenReport) -> None:
-    opened = open_report(page(tmp_path / "fault.html", report_of("fault", tmp_path)))
-    opened.see("graph")
-    shown = opened.page.locator("#graph .frame-of-graph svg")
-    height = float(shown.get_attribute("height") or 0)
-    opened.page.get_by_role("button", name="Fit the whole graph").click()
-    fitted = float(shown.get_attribute("height") or 0)
-    whole = "frame => frame.scrollHeight <= frame.clientHeight + 8"
-    assert fitted < height and opened.page.locator("#graph .frame-of-graph").evaluate(whole)
-    opened.page.locator("#graph .node[tabindex='0']").focus()
-    opened.page.keyboard.press("+")
-    assert fitted < float(shown.get_attribute("height") or 0) < height
-    printed(opened)
-    strips = opened.page.locator("#graph .paper svg")
-    assert strips.count() > 1
-    tops = [float((strip.get_attribute("viewBox") or "").split()[1]) for strip in strips.all()]
-    assert tops == sorted(set(tops)) and not shown.is_visible()
-    draw_everything(opened.page)
-    assert strips.count() == len(tops)
 
 
 @pytest.fixture

@@ -40,15 +40,15 @@ def test_a_dossier_alone_and_a_folder_of_them(tmp_path: Path) -> None:
     for path in (dossier, dossier / "finding.json", tmp_path / "proofs", tmp_path):
         report = report_from(path)
         assert report.verdict.word == "FAULT" and "relu gives wrong numbers" in report.verdict.sentence
-        assert [section.id for section in report.sections] == ["code", "graph", "proof"]
+        assert [section.id for section in report.sections] == ["code", "proof"]
         assert str(dossier / "repro.py") in rendered(report.verdict.body)
 
 
 def test_the_result_in_a_folder_is_read_with_its_dossiers(tmp_path: Path) -> None:
     fault(tmp_path)
-    assert [section.id for section in report_from(tmp_path).sections] == ["ladder", "code", "graph", "checked", "proof"]
+    assert [section.id for section in report_from(tmp_path).sections] == ["ladder", "code", "checked", "proof"]
     healthy(tmp_path)  # now there are two, and neither is meant more than the other
-    assert [section.id for section in report_from(tmp_path).sections] == ["code", "graph", "proof"]
+    assert [section.id for section in report_from(tmp_path).sections] == ["code", "proof"]
 
 
 def test_a_proof_that_was_moved_is_found_and_one_that_is_gone_is_told(tmp_path: Path) -> None:

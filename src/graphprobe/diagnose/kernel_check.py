@@ -42,7 +42,6 @@ class CompiledGraph:
         lowered: what Inductor made of `final`; None where it was not watched.
         compiled: the boxed callable that runs the kernels.
         to_show: compiles `final` with its values shown; None where it was, or need not be.
-        measured: the largest error of each node that was judged, over the recorded calls.
         expected: what recorded calls that are wrong should give, by number.
         file: has the memory of the values that are kept.
     """
@@ -58,15 +57,8 @@ class CompiledGraph:
     lowered: LoweredGraph | None = None
     compiled: Callable[[list[Any]], Any] | None = None
     to_show: Callable[[], Callable[[list[Any]], Any] | None] | None = None
-    measured: dict[str, LocalError] = field(default_factory=dict)
     expected: dict[int, WholeGraph] = field(default_factory=dict)
     file: ValueFile | None = None
-
-    def keep(self, name: str, error: LocalError) -> None:
-        """The error of a node in one more call."""
-        before = self.measured.get(name)
-        if before is None or (error.answer == "worse", error.z) > (before.answer == "worse", before.z):
-            self.measured[name] = error
 
 
 @dataclass
@@ -112,7 +104,6 @@ def check_graph(
         if compiled.file is not None:
             looked_at = [known.get(n.name) for n in node.all_input_nodes for known in (shown, run.values)]
             compiled.file.release(got, *looked_at)
-        compiled.keep(name, error)
         report.checked += error.answer in ("ok", "worse", "better")
         if error.answer == "ok" and error.z > report.largest[1]:
             report.largest = (f"{compiled.direction}:{name}", error.z)
@@ -130,7 +121,6 @@ def check_graph(
                 run.values,
                 error,
                 list(inputs),
-                measured=compiled.measured,
             )
             report.suspects.append(suspect)
     report.suspects.sort(key=lambda s: -s.error.excess)
@@ -159,7 +149,6 @@ def _wrong_outputs(compiled: CompiledGraph, call: int, run: GraphRun) -> list[Su
                 list(run.inputs),
                 also=[op_of(n) for n in node.all_input_nodes if n.op == "call_function"],
                 whole=True,
-                measured=compiled.measured,
             )
         ]
     return []

@@ -55,7 +55,6 @@ class Suspect:
         named: the op, where it is another than the node's.
         whole: it fails with the rest of its graph only, so that small pieces need not be tried.
         wrong_alone: it is wrong when compiled by itself, for the sizes at hand.
-        measured: errors of other nodes of `graph`, by name, as far as they were measured with this one's.
         known: fields of the finding that are known better from elsewhere, from an exception's frames say.
     """
 
@@ -76,7 +75,6 @@ class Suspect:
     known: dict[str, Any] = field(default_factory=dict)
     whole: bool = False
     wrong_alone: bool = False
-    measured: dict[str, LocalError] = field(default_factory=dict)
 
     @property
     def op(self) -> str:

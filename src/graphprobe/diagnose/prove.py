@@ -19,7 +19,6 @@ from graphprobe.diagnose.culprit import LARGEST, named, ranked, shortened
 from graphprobe.diagnose.dossier.own_backend import own_backend, why_no_text
 from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.short import short_repros
-from graphprobe.diagnose.dossier.window import window_of
 from graphprobe.diagnose.dossier.writer import NOT_ALONE, first_shown, run_repro, write_dossier
 from graphprobe.diagnose.evidence import RAISED, evidence_of
 from graphprobe.diagnose.local import Suspect
@@ -234,7 +233,7 @@ class Prover:
         behind = aten_behind(suspect.node) if made.op == op_of(suspect.node) else []
         made.also = [name for name in (*behind, *made.also) if name != made.op]
         before = suspect.graph if suspect.pass_ else None
-        self.write(made, case, result, before, suspect.kernel_source, window_of(suspect))
+        self.write(made, case, result, before, suspect.kernel_source)
         return made
 
     def smaller(
@@ -312,7 +311,6 @@ class Prover:
         result: CaseResult,
         before: GraphModule | None = None,
         kernel_source: tuple[str, str] | None = None,
-        window: bytes | None = None,
     ) -> None:
         """Write the dossier and note in the finding how its repro does in a process of its own."""
         limits = allowed(result.reference) if result.reference.wide is not None or result.reference.exact else []
@@ -336,7 +334,6 @@ class Prover:
                 before=before,
                 neighbour=beside,
                 kernel_source=kernel_source,
-                window=window,
                 shown=shown,
                 log=log_of(result.differences),
             )

@@ -65,7 +65,6 @@ def write_dossier(
     neighbour: str | None = None,
     before: fx.GraphModule | None = None,
     kernel_source: tuple[str, str] | None = None,
-    window: bytes | None = None,
     shown: Shown | None = None,
     log: str = "",
 ) -> list[str]:
@@ -80,7 +79,6 @@ def write_dossier(
         neighbour: the nearest variant that passes, as a sentence.
         before: the graph before the accused pass, for `graph_before.txt`.
         kernel_source: suffix and text of the accused kernel as the program compiled it, for `kernel.cpp`, `kernel.py`.
-        window: the nodes around the accused one, for `window.json`.
         shown: the short repro, and what it printed.
         log: what the compiler or the program raised.
 
@@ -96,7 +94,7 @@ def write_dossier(
         raise UsageError(f"{folder} holds something already", hint="Name a folder that does not exist yet.")
     script = repro_source(case, title=title_of(finding), flaky_rate=finding.flaky_rate)
     files = _repro_files(case, finding, script, shown)
-    files |= _other_files(finding, before, kernel_source, window)
+    files |= _other_files(finding, before, kernel_source)
     data = _data_files(case, script)
     files |= data if shown is None else {f"{EXACT}/{name}": entry for name, entry in data.items()}
     report = report_text(
@@ -139,7 +137,6 @@ def _other_files(
     finding: Finding,
     before: fx.GraphModule | None,
     kernel_source: tuple[str, str] | None,
-    window: bytes | None,
 ) -> _Files:
     files: _Files = {}
     if before is not None:
@@ -148,8 +145,6 @@ def _other_files(
         suffix, text = kernel_source
         meaning = f"source of `{finding.kernel}`, as it was generated for the program"
         files[f"kernel{suffix}"] = (meaning, text.encode("utf-8", "replace"))
-    if window is not None:
-        files["window.json"] = ("the nodes around the accused one in the whole graph, with the error of each", window)
     return files
 
 

@@ -75,7 +75,6 @@ def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
                 first.values,
                 error,
                 first.inputs,
-                measured=first.measured,
             )
             suspect.wrong_alone = True
             found.append(suspect)

@@ -29,7 +29,6 @@ def check_decompositions(
     """
     table = inductor_decompositions()
     found: list[tuple[Node, LocalError]] = []
-    measured: dict[str, LocalError] = {}
     checked = 0
     largest: tuple[str | None, float] = (None, 0.0)
     rounded: list[Latent] = []
@@ -54,7 +53,6 @@ def check_decompositions(
         checked += error_of.answer in ("ok", "worse", "better")
         if strides and error_of.answer in ("ok", "better", "unsure"):
             error_of = _layout(node.target, args, kwargs, got) or error_of
-        measured[node.name] = error_of
         if error_of.other_bits:
             rounded.append(error_of.latent(node, "decomposition", graph.direction, "not_bitwise"))
         if error_of.answer == "worse":
@@ -71,7 +69,7 @@ def check_decompositions(
         found.append((failed, LocalError("worse", "missing_exception", math.inf, math.inf, text)))
     given, where = list(inputs), graph.direction
     suspects = [
-        Suspect(error.kind, "decomposition", where, graph.graph, node, run.values, error, given, measured=measured)
+        Suspect(error.kind, "decomposition", where, graph.graph, node, run.values, error, given)
         for node, error in found
         if error.kind != "extra_exception" or failed is not node
     ]

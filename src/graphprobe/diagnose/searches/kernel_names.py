@@ -337,7 +337,6 @@ def _suspects(compiled: CompiledGraph, launch: FaultyLaunch, run: GraphRun) -> l
         also=list(dict.fromkeys(op_of(n) for n in reversed(nodes[:-1]))),
         others=nodes[:-1],
         whole=True,
-        measured=compiled.measured,
     )
     made.kernel = launch.kernel
     made.kernel_source = kernel_source(compiled.lowered.code, launch.kernel)

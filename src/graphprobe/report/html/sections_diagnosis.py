@@ -31,7 +31,6 @@ from graphprobe.report.document import (
     Tone,
     counted,
 )
-from graphprobe.report.html.graph_window import window_section
 from graphprobe.report.html.page import Report
 from graphprobe.report.html.panes import COMMENT, CodeView, Link, Pane, graph_pane, source_pane, text_pane
 from graphprobe.report.html.render import html
@@ -53,7 +52,6 @@ FILES = {
     "exact": "the recorded graph on the recorded bits, with all that it reads",
     "finding.json": "what was found",
     "graph.txt": "the smallest graph that shows it",
-    "window.json": "the graph around the accused node, with the error of each",
     "graph_before.txt": "the graph before the accused pass",
     "generated_code.py": "what the compiler generated",
     "kernel.cpp": "the accused kernel, as it was generated for the program",
@@ -274,7 +272,6 @@ def _sections(diagnosis: FunctionDiagnosis, found: Diagnosed, sources: Sources, 
     proofs = [(one, proof_of(one, found.path), f"-{n}" if many else "") for n, one in enumerate(findings, 1)]
     for finding, folder, suffix in proofs:
         made.append(code_section(finding, folder, sources, suffix))
-        made.append(window_section(folder, sources, culprit=finding.node, suffix=suffix))
     if not found.partial and (rest := beside(diagnosis)):
         summary = f"{len(diagnosis.ruled_out)} checked, {counted(len(diagnosis.notes), 'note')}"
         made.append(Section("checked", "What was ruled out", body=rest, summary=summary))
