@@ -1,4 +1,4 @@
-"""The records of graphs say what the texts beside them say, each node once; without them, the texts are read."""
+"""The records of graphs say what the texts beside them say, each node once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import graphprobe
 from graphprobe.probe.graph_facts import graphs_from
 from graphprobe.records import Event, GraphsLine
 from graphprobe.report.graph_diff import side_of
-from graphprobe.report.graph_nodes import Graph, graphs_of, lines_of, parse_graphs, shown_source
+from graphprobe.report.graph_nodes import Graph, graphs_of, lines_of, shown_source
 from graphprobe.store import Run, RunWriter, layout
 
 
@@ -66,14 +66,13 @@ def test_records_say_what_the_texts_say(backend: str, run: Run, tmp_path: Path) 
     for event in events:
         assert run.graph_records(event) is not None, event.path
         graphs, text = graphs_of(run, event), run.text(event)
-        read = parse_graphs(text)
         nodes = [n for graph in graphs for n in graph.nodes]
-        assert read.other == () and told(graphs) == told(read.graphs)
-        assert [n.reads for n in nodes] == [n.reads for g in read.graphs for n in g.nodes]
         lines, numbers = text.splitlines(), lines_of(text, graphs)
         for node in nodes:
             name = {"output": "return ", "placeholder": "def forward("}.get(node.op, node.name)
-            assert name in lines[next(numbers) - 1]
+            line = lines[next(numbers) - 1]
+            assert name in line and (node.op in ("output", "placeholder") or node.expression() in line)
+            assert node.op == "output" or node.several or node.type in line
 
 
 @pytest.mark.slow
@@ -108,7 +107,6 @@ def test_a_node_is_written_once(run: Run) -> None:
 def test_a_pass_is_told_by_what_it_changed(run: Run) -> None:
     pair = run.before_and_after("view_to_reshape", direction="forward")
     before, after = side_of(run, pair.before), side_of(run, pair.after)
-    assert (before.other, after.other) == ((), ())
     changed = [
         (a.expression(), b.expression())
         for a, b in zip(before.graphs[0].nodes, after.graphs[0].nodes, strict=True)
@@ -118,14 +116,15 @@ def test_a_pass_is_told_by_what_it_changed(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_records_are_cut_off_is_read_from_its_texts(run: Run, tmp_path: Path) -> None:
+def test_records_that_are_cut_off_are_read_as_far_as_they_go(run: Run, tmp_path: Path) -> None:
     copied = Run.open(Path(shutil.copytree(run.tool_dir, tmp_path / "graphprobe")))
     events = list(fx_events(copied))
     expected = [told(graphs_of(run, event)) for event in events]
     file = copied.tool_dir / layout.graphs_file(0)
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    assert [told(graphs_of(copied, event)) for event in events] == expected
+    left = [told(graphs_of(copied, event)) for event in events]
+    assert all(found in (one, []) for found, one in zip(left, expected, strict=True))
     records = [copied.graph_records(event) is not None for event in events]
     assert any(records) and not all(records)
     assert any("cannot be read, nor what follows" in problem for problem in copied.problems)
@@ -138,7 +137,7 @@ def test_a_run_whose_records_are_cut_off_is_read_from_its_texts(run: Run, tmp_pa
         file.write_text(json.dumps(first | damage) + "\n")
         assert Run.open(copied.tool_dir).graph_records(events[0]) is None
     file.unlink()
-    assert [told(graphs_of(Run.open(copied.tool_dir), event)) for event in events] == expected
+    assert not any(graphs_of(Run.open(copied.tool_dir), event) for event in events)
 
 
 def test_a_line_that_was_not_written_ends_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +153,7 @@ def test_a_line_that_was_not_written_ends_the_records(tmp_path: Path, monkeypatc
     monkeypatch.setattr(RunWriter, "append_text", refuse_third)
     run = compiled(tmp_path, "aot_eager")
     assert len(calls) == 3
-    kept = [event for event in fx_events(run) if run.graph_records(event) is not None]
-    assert len(kept) == 2
-    assert all(graphs_of(run, event) for event in fx_events(run))
+    assert sum(bool(graphs_of(run, event)) for event in fx_events(run)) == 2
 
 
 def test_arguments_without_a_form_in_json() -> None:

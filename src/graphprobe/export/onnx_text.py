@@ -167,11 +167,8 @@ def export_onnx_text(run: Run, folder: Path, left_out: list[str], *, only: str |
             text = run.text(graph.event)
         elif graph.graphs:
             text = text_of(model_from(graph.graphs, graph.address))
-        elif graph.event.kind == "ir":
-            irs.append(graph.address)
-            continue
         else:
-            left_out.append(f"{graph.address}: {graph.event.path} holds no FX graph")
+            irs.append(graph.address)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode())
@@ -263,7 +260,7 @@ class _Translation:
             names = [""] if value is None and at < len(named) else self._values(nodes_in(value))
             inputs += names
             of += [label] * len(names)
-            if not single and value is not None and not node.printed:
+            if not single and value is not None:
                 attributes[label] = _plain(value)
         while inputs and not inputs[-1]:
             inputs.pop()

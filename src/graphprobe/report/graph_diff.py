@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from graphprobe.records import Event
-from graphprobe.report.graph_nodes import Graph, GraphNode, graphs_of, lines_of, parse_graphs, shown_source
+from graphprobe.report.graph_nodes import Graph, GraphNode, graphs_of, lines_of, shown_source
 from graphprobe.store.reader import Run
 
 
@@ -63,10 +63,7 @@ class NodeDiff(msgspec.Struct, frozen=True):
 
 
 class GraphDiff(msgspec.Struct, frozen=True):
-    """The differences between two texts: by node where both are graphs, else the lines, as a unified diff.
-
-    `lines` of a `graphs` diff are those that belong to no node (a traceback, an unknown form): never left out.
-    """
+    """The differences between two texts: by node where both are graphs, else the lines, as a unified diff."""
 
     kind: Literal["graphs", "text"]
     graphs: tuple[NodeDiff, ...] = ()
@@ -79,35 +76,24 @@ class GraphDiff(msgspec.Struct, frozen=True):
 
 
 class DiffSide(msgspec.Struct, frozen=True):
-    """One of the two that are compared: what it is called, its text, its graphs, and lines that belong to no node."""
+    """One of the two that are compared: what it is called, its text, its graphs."""
 
     name: str
     text: str
-    graphs: tuple[Graph, ...]
-    other: tuple[str, ...] = ()
+    graphs: tuple[Graph, ...] = ()
 
 
 def side_of(run: Run, event: Event, name: str = "") -> DiffSide:
     """A file of a run. Raises ArtifactNotFoundError when it is gone."""
-    text = run.text(event)
-    if run.graph_records(event) is not None:
-        return DiffSide(name or str(event.path), text, graphs_of(run, event))
-    return side_of_text(text, name or str(event.path))
-
-
-def side_of_text(text: str, name: str) -> DiffSide:
-    """Any text."""
-    parsed = parse_graphs(text)
-    return DiffSide(name, text, parsed.graphs, parsed.other)
+    return DiffSide(name or str(event.path), run.text(event), graphs_of(run, event))
 
 
 def diff_sides(before: DiffSide, after: DiffSide) -> GraphDiff:
     """Compare by node where both have graphs, else by line."""
     if not all(any(graph.nodes for graph in side.graphs) for side in (before, after)):
         return GraphDiff("text", lines=_unified(before.text.splitlines(), after.text.splitlines(), before, after))
-    lines = _unified(list(before.other), list(after.other), before, after)
     pairs = _paired_graphs(_shown(before), _shown(after))
-    return GraphDiff("graphs", graphs=tuple(diff_nodes(one, other) for one, other in pairs), lines=lines)
+    return GraphDiff("graphs", graphs=tuple(diff_nodes(one, other) for one, other in pairs))
 
 
 class _Shown(msgspec.Struct):

@@ -144,7 +144,7 @@ def _next(words: tuple[str, ...], diff: RunDiff) -> list[str]:
 
 
 def _sides_at(words: tuple[str, ...], runs: tuple[Run, Run] | None, address: str) -> tuple[DiffSide, DiffSide]:
-    from graphprobe.report.graph_diff import side_of, side_of_text
+    from graphprobe.report.graph_diff import DiffSide, side_of
     from graphprobe.report.stage_text import stage_text
 
     if runs is None:
@@ -154,7 +154,7 @@ def _sides_at(words: tuple[str, ...], runs: tuple[Run, Run] | None, address: str
         event = run.find(address)
         name = f"{run.run_dir.name}/{event.path}"
         code = event.kind == "code"
-        sides.append(side_of_text(stage_text(run, event), name) if code else side_of(run, event, name))
+        sides.append(DiffSide(name, stage_text(run, event)) if code else side_of(run, event, name))
     return sides[0], sides[1]
 
 
