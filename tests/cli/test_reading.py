@@ -9,15 +9,13 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from cli.calling import FUSED, START, call, command_of, record
 from graphprobe.cli import dump_api, dump_graph
 from graphprobe.cli.main import COMMANDS, GROUPS
-from graphprobe.cli.option_rows import options_from, take
 from graphprobe.cli.output import JSON_METAVAR, word_of_json
 from graphprobe.records import SCHEMA_VERSION
-from graphprobe.settings import Option
 from graphprobe.store import layout
 
 
@@ -135,21 +133,6 @@ def test_the_help_is_grouped_and_begins_with_diagnose() -> None:
     assert at == sorted(at)
     assert shown[at[0] :].splitlines()[2].split()[0] == "diagnose"
     assert sorted(COMMANDS) == sorted(name for group in GROUPS.values() for name in group)
-
-
-ROWS = (Option("steps", "steps", None, "", "--steps", "which steps", "STEPS", former="--dump-step"),)
-
-
-def test_an_old_spelling_works_with_a_note_and_is_not_in_the_help() -> None:
-    @click.command()
-    @options_from(ROWS)
-    def command(**values: Any) -> None:
-        click.echo(f"taken: {take(ROWS, values)['steps']}")
-
-    old, new = (CliRunner().invoke(command, [word, "3"]) for word in ("--dump-step", "--steps"))
-    assert old.stdout == new.stdout == "taken: 3\n"
-    assert old.stderr == "graphprobe: note: --dump-step is called --steps now\n" and new.stderr == ""
-    assert "--dump-step" not in CliRunner().invoke(command, ["--help"]).output
 
 
 @pytest.mark.parametrize(

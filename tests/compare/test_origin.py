@@ -19,6 +19,7 @@ from compare.pairs import Dumps, Run, compared
 from graphprobe.cli.main import main
 from graphprobe.compare import open_dump
 from graphprobe.compare.slots import is_weight_by_name
+from store.dump_helpers import write_ptdbg
 
 
 def unseen(make: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -162,12 +163,10 @@ def test_what_is_found_besides_decides(good: Path, tmp_path: Path) -> None:
 
 
 def without_holders(folder: Path) -> Path:
-    """As a dump of a release that did not tell what holds tensors."""
-    manifest = folder / "rank0" / "manifest.json"
-    document = json.loads(manifest.read_bytes())
-    assert document.pop("holders")
-    manifest.write_text(json.dumps(document))
-    return folder
+    """In the layout of ptdbg, which does not tell what holds tensors."""
+    text = folder / "dump.pkl"
+    write_ptdbg(open_dump(folder), text)
+    return text
 
 
 def test_a_dump_that_does_not_tell_goes_by_the_names_of_arguments(tmp_path: Path) -> None:

@@ -209,11 +209,6 @@ def test_values_that_make_no_sense_are_refused_first(values: dict[str, Any], wor
         graphprobe.diagnose(program, X, backend="no such backend", out=tmp_path / "out", **values)
 
 
-def test_the_old_name_of_the_step_limit_is_deprecated(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="step_limit_s"), pytest.raises(SettingError, match="is 61, more than"):
-        graphprobe.diagnose(program, X, out=tmp_path / "out", timeout_s=61, budget_s=60)
-
-
 # -- the memory ------------------------------------------------------------------------------------------------------
 
 

@@ -212,7 +212,7 @@ def test_options_that_do_not_go_together(run: Path, comparison: Path, tmp_path: 
     with pytest.raises(SchemaError, match="line 1 is no row"):
         export(comparison, tmp_path / "p", "model-explorer")
     (comparison / "comparison.json").write_text('{"schema": 99}')
-    with pytest.raises(SchemaError, match="is of schema 99"):
+    with pytest.raises(SchemaError, match="has schema 99"):
         export(comparison, tmp_path / "p", "model-explorer")
     assert list(tmp_path.glob("**/.tmp-*")) == [] and not (tmp_path / "p").exists()
 

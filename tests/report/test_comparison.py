@@ -194,7 +194,12 @@ def test_what_is_no_comparison_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactNotFoundError, match=r"comparison\.json cannot be read"):
         report_from(tmp_path)
     file = tmp_path / "comparison.json"
-    texts = {"{": "is no JSON", '{"schema": 99}': "is of schema 99", '{"schema": 1}': "no comparison"}
+    texts = {
+        "{": "is no JSON",
+        '{"schema": 99}': "has schema 99",
+        '{"schema": 1}': "has schema 1",
+        '{"schema": 2}': "no comparison",
+    }
     for text, message in texts.items():
         file.write_text(text)
         with pytest.raises(SchemaError, match=message):

@@ -57,7 +57,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
         ("{", UsageError, "is no record"),
         ("[]", UsageError, "is no record of a frame"),
         ({"format": "other"}, UsageError, "is no record of a frame"),
-        ({**RECORD, "schema": 3}, SchemaError, "reads up to 2"),
+        ({**RECORD, "schema": 3}, SchemaError, "reads schema 2"),
         ({**RECORD, "line": "x"}, UsageError, "is damaged"),
     ],
 )

@@ -358,10 +358,7 @@ TAP = "graph_breaks"
 
 
 def report_from_run(run: Run) -> tuple[BreakReport, list[str]]:
-    """The report, and in words what the run cannot tell.
-
-    A run of before breaks were recorded has those that ended a graph, without their whole reason.
-    """
+    """The report, and in words what the run cannot tell."""
     models = run.models()
     superseded = {model.compile.get("restart_of") for model in models}
     graphs = [_graph(model) for model in models if model.number not in superseded]
@@ -370,8 +367,7 @@ def report_from_run(run: Run) -> tuple[BreakReport, list[str]]:
     uncompiled: list[UncompiledFact] = []
     state = run.manifest.taps.get(TAP)
     if state is None or state.startswith("missing"):
-        notes.append("breaks before which there was no graph, and functions left uncompiled, were not recorded")
-        breaks = [fact for model in models if model.number not in superseded for fact in _from_compile(model)]
+        notes.append("graph breaks and functions left uncompiled were not recorded")
     else:
         try:
             data = read_file(run.tool_dir / layout.BREAKS)
@@ -399,29 +395,4 @@ def _graph(model: Model) -> GraphSeen:
         guards=None if guards is None else len(guards),
         broken=bool(facts.get("graph_break")),
         function=facts.get("function"),
-    )
-
-
-def _from_compile(model: Model) -> list[BreakFact]:
-    found = model.compile.get("graph_break")
-    if not found:
-        return []
-    return [
-        BreakFact(
-            reason=str(found.get("reason", "")),
-            stack=[_frame(place) for place in found.get("user_stack") or ()],
-            compile_id=model.compile_id,
-            function=str(model.compile.get("function") or ""),
-            file=str(model.compile.get("file") or ""),
-            first_line=model.compile.get("line"),
-        )
-    ]
-
-
-def _frame(place: str) -> UserFrame:
-    """From `file:line in function`."""
-    where, _, function = place.rpartition(" in ")
-    file, _, line = where.rpartition(":")
-    return UserFrame(
-        file=file or where, line=int(line) if line.isdecimal() and len(line) < 10 else None, function=function
     )

@@ -76,7 +76,7 @@ class BreakLine:
     """The names of the code at which tracing stopped. Everything is empty where it is not found there."""
 
     def __init__(self, source: str, statement: str = "", code: str = "") -> None:
-        """`source` is the whole line; `statement` and `code` as in `UserFrame`, empty for facts of before."""
+        """`source` is the whole line; `statement` and `code` as in `UserFrame`, empty where they are not known."""
         self.source = source.strip()
         self._statement = _parsed(statement or self.source)
         self._parents = {child: node for node in self._nodes() for child in ast.iter_child_nodes(node)}

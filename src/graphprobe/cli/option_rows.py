@@ -35,8 +35,6 @@ def options_from(
     def decorate(command: Command) -> Command:
         for row in reversed([row for row in rows if row.spelled]):
             form = _form(row, choices)
-            if row.former:
-                command = click.option(row.former, f"{_FORMER}{prefix}{row.name}", **form, hidden=True)(command)
             if row.spelled not in shared:
                 names = (*row.spelled.split("/"), f"{prefix}{row.name}")
                 command = click.option(*names, **form, default=None, help=_help(row))(command)
@@ -50,14 +48,8 @@ def take(rows: Iterable[Option], values: dict[str, Any], *, prefix: str = "") ->
     found: dict[str, Any] = {}
     for row in rows:
         if row.spelled:
-            value, former = (values.pop(f"{lead}{prefix}{row.name}", None) for lead in ("", _FORMER))
-            if former is not None:
-                echo(f"graphprobe: note: {row.former} is called {row.spelled} now", err=True)
-            found[row.name] = former if value is None else value
+            found[row.name] = values.pop(f"{prefix}{row.name}", None)
     return {name: value or None if isinstance(value, tuple) else value for name, value in found.items()}
-
-
-_FORMER = "former_"
 
 
 def spelled(rows: Iterable[Option], given: Mapping[str, Any]) -> list[str]:

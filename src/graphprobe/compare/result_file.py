@@ -16,7 +16,7 @@ import msgspec
 from graphprobe.compare.result import SCHEMA, CallResult, Summary
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.store.files import open_file, read_file
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.schema import UNREADABLE, check_version
 
 SUMMARY, ROWS = "comparison.json", "rows.jsonl"
 
@@ -38,7 +38,7 @@ def read_summary(path: Path) -> Summary:
 
 
 def check_schema(path: Path) -> None:
-    """Raises as `read_summary` where the summary is of a newer graphprobe, or no JSON; there may be none."""
+    """Raises as `read_summary` where the summary is of another schema, or no JSON; there may be none."""
     if rows_file(path).with_name(SUMMARY).is_file():
         _document(path)
 
@@ -51,12 +51,7 @@ def _document(path: Path) -> tuple[Path, object]:
         raise ArtifactNotFoundError(f"{file} cannot be read: {error.strerror}", hint=_AGAIN) from error
     except UNREADABLE as error:
         raise SchemaError(f"{file} is no JSON: {error}", hint=_AGAIN) from error
-    version = document.get("schema") if isinstance(document, dict) else None
-    if version not in range(1, SCHEMA + 1):
-        raise SchemaError(
-            f"{file} is of schema {version!r}; this graphprobe reads up to {SCHEMA}",
-            hint="compare again, or use the graphprobe that wrote it",
-        )
+    check_version(document.get("schema") if isinstance(document, dict) else None, SCHEMA, path=file)
     return file, document
 
 

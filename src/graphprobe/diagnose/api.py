@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import textwrap
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,7 +40,6 @@ def diagnose(
     step_limit_s: float | None = None,
     first: bool | None = None,
     exact: bool | None = None,
-    timeout_s: float | None = None,
     deep: bool = False,
     out: str | Path | None = None,
     pythons: Sequence[str | Path] = (),
@@ -63,7 +61,7 @@ def diagnose(
         calls: `[(args, kwargs), …]`: several calls of one compiled function, in the place of `args` and `kwargs`.
         between: called as `between(fn, i)` before call i, i ≥ 1.
         budget_s: seconds after which it ends, whatever runs then.
-        step_limit_s: 600 by default; a compilation that takes longer, with its runs, is endless. Old name: `timeout_s`.
+        step_limit_s: 600 by default; a compilation that takes longer, with its runs, is endless.
         first: stop at the first rung that is wrong, and at the first fault on it.
         exact: make a fault (`not_bitwise`) of results that are right and differ in their last bits.
         deep: look into a program that is right, too; what disagrees inside is told as `latent`.
@@ -78,7 +76,6 @@ def diagnose(
     Raises:
         UsageError: an argument is not of the kind named above, or one of `pythons` has no torch.
     """
-    step_limit_s = step_limit_s if timeout_s is None else _by_its_old_name(timeout_s)
     found = _checked_limits(budget_s=budget_s, step_limit_s=step_limit_s, first=first, exact=exact)
     asked, limits = CompileOverrides(backend, dynamic, mode, options, fullgraph), _limits_of(found, deep)
     others = _checked_pythons(pythons)
@@ -92,12 +89,6 @@ def _checked_pythons(pythons: object) -> list[OtherPython]:
     if not isinstance(pythons, (list, tuple)) or not all(isinstance(path, (str, Path)) for path in pythons):
         raise UsageError(f"diagnose(pythons={pythons!r:.80}): it takes a list of paths")
     return other_pythons(pythons, called="diagnose(pythons=['{}'])")
-
-
-def _by_its_old_name(timeout_s: float) -> float:
-    text = "diagnose(timeout_s=…) is called step_limit_s now; the old name goes in 0.4"
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
-    return timeout_s
 
 
 def _limits_of(found: Mapping[str, Any], deep: bool) -> Limits:

@@ -75,8 +75,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "dump_path", "directory", None, "GRAPHPROBE_DUMP_PATH", "--dump-to",
-        "folder of the dump", metavar="DIR",
-        former="--dump-path"
+        "folder of the dump", metavar="DIR"
     ),
     Option(
         "quant_dumpable", "flag", False, "GRAPHPROBE_QUANT_DUMPABLE", "--dump-quant",
@@ -84,7 +83,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "dump_step", "steps", None, "GRAPHPROBE_DUMP_STEP", "--steps", "which steps (default: every one)",
-        metavar="STEPS", former="--dump-step"
+        metavar="STEPS"
     ),
     Option(
         "dump_layer", "layers", None, "GRAPHPROBE_DUMP_LAYER", "--dump-layer", "which ops (default: all)",

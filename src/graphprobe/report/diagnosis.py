@@ -201,7 +201,7 @@ def sentence(finding: Finding) -> str:
 
 
 def values_in_words(finding: Finding) -> str:
-    """What was expected and what came, as a sentence; empty where no values were compared, and of older JSON."""
+    """What was expected and what came, as a sentence; empty where no values were compared."""
     if finding.worst is None:
         return ""
     words = f"{in_words(finding.worst)}."

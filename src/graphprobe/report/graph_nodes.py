@@ -219,7 +219,7 @@ class RunGraph(msgspec.Struct, frozen=True):
     Attributes:
         address: as `show` takes it.
         event: with the file's path.
-        graphs: the graph first, then those nested in it; empty for a backend's own graph of which the run has another form, such as `pbtxt`.
+        graphs: the graph first, then those nested in it; empty for a backend's own graph in another form.
     """
 
     address: str

@@ -25,8 +25,7 @@ LIMITS: tuple[Option, ...] = (
     ),
     Option(
         "step_limit_s", "seconds", STEP_LIMIT_S, "GRAPHPROBE_STEP_LIMIT", "--step-limit",
-        "take a compilation that lasts longer, with its runs, for one that never ends. Default: 600", metavar="SECONDS",
-        former="--timeout"
+        "take a compilation that lasts longer, with its runs, for one that never ends. Default: 600", metavar="SECONDS"
     ),
     Option("first", "flag", False, "GRAPHPROBE_FIRST", "--first", "stop at the first fault"),
     Option(

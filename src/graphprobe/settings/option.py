@@ -127,7 +127,6 @@ class Option(msgspec.Struct, frozen=True):
         expected: what it takes, in words, where its type says too little.
         in_file: the option is a key of the JSON file, too.
         repeated: may be given several times on the command line.
-        former: how it was spelled before; still taken, with a note.
     """
 
     name: str
@@ -143,7 +142,6 @@ class Option(msgspec.Struct, frozen=True):
     expected: str = ""
     in_file: bool = True
     repeated: bool = False
-    former: str = ""
 
     def accepted(self, *, from_text: bool = False) -> str:
         """What the option takes, in words; `from_text`: from the environment."""

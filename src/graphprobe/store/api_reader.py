@@ -174,7 +174,7 @@ class ApiDump:
             module=record.module,
             source=record.source,
             stack=one.stack(record.stack, self._problems),
-            slots=tuple([_slot(slot, one.manifest.holders) for slot in record.slots]),
+            slots=tuple([_slot(slot) for slot in record.slots]),
             notes=record.notes,
             compiled=record.compiled,
         )
@@ -230,7 +230,7 @@ def is_api_dump(path: str | Path) -> bool:
     return True
 
 
-def _slot(slot: ApiSlot, holders: bool) -> CallSlot:
+def _slot(slot: ApiSlot) -> CallSlot:
     if slot.meta is not None and (problem := shape_problem(slot.meta.shape)):
         return CallSlot(name=slot.name, role=slot.role, missing=problem)
     stats = slot.stats
@@ -248,7 +248,7 @@ def _slot(slot: ApiSlot, holders: bool) -> CallSlot:
         sampled=slot.sampled,
         missing=slot.missing,
         requires_grad=None if slot.meta is None else slot.requires_grad,
-        held=slot.held if holders and slot.meta is not None and slot.role == "input" else None,
+        held=slot.held if slot.meta is not None and slot.role == "input" else None,
     )
 
 

@@ -99,7 +99,6 @@ class ApiManifest(Manifest, kw_only=True):
         steps: steps that have records.
         stopped: why dumping ended before the program did.
         queue_peak_bytes, blocked_ns: the most that waited to be written, and how long the program waited for room.
-        holders: whether the slots of inputs tell what keeps their tensors.
     """
 
     api_dump_schema: int
@@ -111,7 +110,6 @@ class ApiManifest(Manifest, kw_only=True):
     stopped: str | None = None
     queue_peak_bytes: int = 0
     blocked_ns: int = 0
-    holders: bool = False
 
 
 def step_folder(step: int) -> str:

@@ -332,5 +332,5 @@ def _without(record: ApiRecord, prefix: str, reason: str) -> ApiRecord:
 
 def api_manifest_from_run(manifest: Manifest, *, plan: dict[str, Any]) -> ApiManifest:
     """The manifest of a dump by the process that `manifest` describes; `plan` must be JSON as it stands."""
-    document = msgspec.to_builtins(manifest) | {"api_dump_schema": API_SCHEMA, "plan": plan, "holders": True}
+    document = msgspec.to_builtins(manifest) | {"api_dump_schema": API_SCHEMA, "plan": plan}
     return msgspec.convert(document, ApiManifest)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from graphprobe.errors import SchemaError, UsageError
+from graphprobe.errors import UsageError
 from graphprobe.findings import SCHEMA, Finding, FunctionDiagnosis, ScriptDocument, read_document
 from graphprobe.store.files import read_file
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.schema import UNREADABLE, check_version
 
 FINDING = "finding.json"
 
@@ -88,11 +88,7 @@ def read_diagnosed(path: Path) -> Diagnosed:
             raise UsageError(f"{path} is no diagnosis", hint="expected what graphprobe diagnose --json wrote")
         if "diagnoses" not in document:
             return Diagnosed(path=path, diagnoses=[read_document({"function": ""} | document, FunctionDiagnosis)])
-        if document.get("schema", SCHEMA) != SCHEMA:
-            raise SchemaError(
-                f"{path} has schema {document['schema']}, and this graphprobe reads {SCHEMA}",
-                hint="read it with the graphprobe that wrote it, or a newer one",
-            )
+        check_version(document.get("schema", SCHEMA), SCHEMA, path=path)
         script = read_document(document, ScriptDocument)
     except UNREADABLE as error:
         raise UsageError(

@@ -37,7 +37,7 @@ from graphprobe.store.dump_records import (
     StatName,
 )
 from graphprobe.store.files import open_file, read_file
-from graphprobe.store.schema import UNREADABLE, json_from_value
+from graphprobe.store.schema import UNREADABLE, check_version, json_from_value
 
 RECORD_KEY = "graphprobe.record"
 SCHEMA_KEY = "graphprobe.dump_schema"
@@ -164,7 +164,7 @@ def read_op_file(path: Path) -> OpFile:
 
     Raises:
         ArtifactNotFoundError: there is no such file, or it cannot be read.
-        SchemaError: it is cut off, of a newer schema, or no file of a dump.
+        SchemaError: it is cut off, of another schema, or no file of a dump.
     """
     text, begin, size_bytes = read_header(path)
     try:
@@ -172,12 +172,7 @@ def read_op_file(path: Path) -> OpFile:
         metadata = header.pop("__metadata__", {})
         if SCHEMA_KEY not in metadata or RECORD_KEY not in metadata:
             raise SchemaError(f"{path} is a safetensors file, but not of an op dump: its metadata lacks {RECORD_KEY}")
-        version = int(metadata[SCHEMA_KEY])
-        if version > DUMP_SCHEMA:
-            raise SchemaError(
-                f"{path} has dump schema {version}; this graphprobe reads up to {DUMP_SCHEMA}",
-                hint="upgrade graphprobe: pip install --upgrade graphprobe",
-            )
+        check_version(int(metadata[SCHEMA_KEY]), DUMP_SCHEMA, path=path, what="dump ")
         record = msgspec.json.decode(metadata[RECORD_KEY], type=DumpRecord)
         spans = {name: _span(entry["data_offsets"], begin, size_bytes) for name, entry in header.items()}
     except (KeyError, ValueError, TypeError, *UNREADABLE) as error:

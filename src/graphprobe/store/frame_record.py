@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.errors import SchemaError, UsageError
+from graphprobe.errors import UsageError
 from graphprobe.store import layout
 from graphprobe.store.files import read_file
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.schema import UNREADABLE, check_version
 
 SCHEMA = 2
 FORMAT = "graphprobe frame record"
@@ -111,7 +111,7 @@ def read_record(folder: Path) -> FrameRecord:
 
     Raises:
         UsageError: there is none, or it is damaged.
-        SchemaError: a newer graphprobe wrote it.
+        SchemaError: it is of another schema.
     """
     path = Path(folder) / RECORD
     try:
@@ -123,8 +123,7 @@ def read_record(folder: Path) -> FrameRecord:
         raise UsageError(f"{path} is no record: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise UsageError(f"{path} is no record of a frame", hint="name the folder of a record, or of a run")
-    if not isinstance(head.get("schema"), int) or head["schema"] > SCHEMA:
-        raise SchemaError(f"{path}: schema {head.get('schema')!r}; this graphprobe reads up to {SCHEMA}")
+    check_version(head.get("schema"), SCHEMA, path=path)
     try:
         return msgspec.convert(head, FrameRecord)
     except UNREADABLE as error:

@@ -27,7 +27,7 @@ from graphprobe.shown import ShowsItself
 from graphprobe.store import layout
 from graphprobe.store.files import digest_from_bytes, read_file
 from graphprobe.store.layout import addresses_from_events, bare_address, find_address
-from graphprobe.store.schema import UNREADABLE, decode_event, read_manifest
+from graphprobe.store.schema import UNREADABLE, check_version, read_manifest
 
 State = Literal["running", "finished", "failed", "killed"]
 
@@ -42,18 +42,18 @@ def state_of(manifest: Manifest) -> State:
 ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
-def manifest_of_dump(folder: Path, form: type[ManifestT], key: str, newest: int, *, called: str) -> ManifestT | None:
+def manifest_of_dump(folder: Path, form: type[ManifestT], key: str, known: int, *, called: str) -> ManifestT | None:
     """The manifest of a dump right in `folder`; None when there is none, or one of something else.
 
     Args:
         folder: of the manifest.
         form: what it is read as.
         key: the field that only such dumps have: the schema of their files.
-        newest: schema that can be read.
+        known: schema that can be read.
         called: for messages, e.g. `an API dump`.
 
     Raises:
-        SchemaError: it cannot be read, or is of a newer schema.
+        SchemaError: it cannot be read, or is of another schema.
     """
     path = folder / layout.MANIFEST
     try:
@@ -62,13 +62,8 @@ def manifest_of_dump(folder: Path, form: type[ManifestT], key: str, newest: int,
         return None
     if f'"{key}"'.encode() not in data:
         return None
-    document, _ = read_manifest(data, path=str(path))
-    version = document.get(key)
-    if not isinstance(version, int) or version > newest:
-        raise SchemaError(
-            f"{path} has {called.partition(' ')[2]} schema {version}; this graphprobe reads up to {newest}",
-            hint="upgrade graphprobe: pip install --upgrade graphprobe",
-        )
+    document = read_manifest(data, path=str(path))
+    check_version(document.get(key), known, path=path, what=f"{called.partition(' ')[2]} ")
     try:
         return msgspec.convert(document, form)
     except UNREADABLE as error:
@@ -138,7 +133,7 @@ class Run(ShowsItself):
     def __init__(self, tool_dir: Path) -> None:
         path = tool_dir / layout.MANIFEST
         try:
-            document, self._schema = read_manifest(read_file(path), path=str(path))
+            document = read_manifest(read_file(path), path=str(path))
         except OSError as error:
             raise RunNotFoundError(f"{path} cannot be read: {error.strerror}") from error
         self.tool_dir = tool_dir
@@ -342,7 +337,7 @@ class Run(ShowsItself):
             if not line:
                 continue
             try:
-                event = decode_event(line, self._schema, path=str(path))
+                event = msgspec.json.decode(line, type=Event)
             except UNREADABLE as error:
                 torn = number == len(lines)
                 why = "is cut off, as by a killed process or a full disk" if torn else f"is no event: {error}"

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_backend
+from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend
 from graphprobe.diagnose.dossier.writer import EXACT
 from graphprobe.diagnose.reduction.case_folder import ORIGINAL, is_reduction, origins_into
 from graphprobe.diagnose.settings import changed_settings
@@ -77,8 +77,6 @@ def case_from_dossier(folder: Path) -> Case:
     own = owns.pop("backend", None)
     if own is not None:
         backend = STAND_IN
-    elif not isinstance(backend, str):  # as older repros have it
-        own, backend = own_backend(backend), STAND_IN
     return Case(
         graph,
         [call for call in calls if call is not None],
