@@ -139,22 +139,6 @@ def _number(value: bool | int | float | str, digits: int) -> str:
     return {"nan": "NaN", "inf": "infinity", "-inf": "-infinity", "-0": "0"}.get(text, text)
 
 
-class ProofRun(msgspec.Struct, kw_only=True, frozen=True):
-    """What the proof of a finding shows under one python.
-
-    Attributes:
-        python: path of the interpreter.
-        torch: version of its torch.
-        state: `wrong`: the fault is there; `right`: it is gone; `unsure`: the proof could not tell.
-        reason: why it could not tell, the last line that it printed; empty otherwise.
-    """
-
-    python: str
-    torch: str
-    state: Literal["right", "wrong", "unsure"]
-    reason: str = ""
-
-
 class Finding(msgspec.Struct, kw_only=True):
     """One fault.
 
@@ -179,7 +163,6 @@ class Finding(msgspec.Struct, kw_only=True):
         reason: one or two sentences, with figures.
         worst: the worst element of what the user can observe; None where no values were compared: dtypes, shapes,
             strides, crashes.
-        proof_runs: what the proof shows under this python and under those that were asked for; empty if none was.
     """
 
     kind: Kind
@@ -200,7 +183,6 @@ class Finding(msgspec.Struct, kw_only=True):
     proof: Literal["piece", "program"] | None = None
     reason: str = ""
     worst: Worst | None = None
-    proof_runs: list[ProofRun] = []
 
 
 class Latent(msgspec.Struct, kw_only=True, frozen=True):

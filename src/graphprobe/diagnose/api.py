@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 
-from graphprobe.diagnose.dossier.proof_run import OtherPython, compare_pythons, other_pythons
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.exactness import look_at_bits
@@ -42,7 +41,6 @@ def diagnose(
     exact: bool | None = None,
     deep: bool = False,
     out: str | Path | None = None,
-    pythons: Sequence[str | Path] = (),
     on_step: Callable[[NamedStep], None] | None = None,
     **kwargs: Any,
 ) -> Diagnosis:
@@ -66,7 +64,6 @@ def diagnose(
         exact: make a fault (`not_bitwise`) of results that are right and differ in their last bits.
         deep: look into a program that is right, too; what disagrees inside is told as `latent`.
         out: folder for the dossiers; by default a new one under `graphprobe-diagnosis`.
-        pythons: other interpreters, or folders of their environments, under which each proof runs, too (`proof_runs`).
         on_step: called with the name of each step when it begins, "uncompiled", "plain", "float64", then the rungs,
             and each second while it runs. The name is a `str` with `seconds` and `doing`, what it does right now.
 
@@ -74,21 +71,13 @@ def diagnose(
         the Diagnosis.
 
     Raises:
-        UsageError: an argument is not of the kind named above, or one of `pythons` has no torch.
+        UsageError: an argument is not of the kind named above.
     """
     found = _checked_limits(budget_s=budget_s, step_limit_s=step_limit_s, first=first, exact=exact)
     asked, limits = CompileOverrides(backend, dynamic, mode, options, fullgraph), _limits_of(found, deep)
-    others = _checked_pythons(pythons)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
     with shown_in_notebook(on_step) as shown:
-        made = climbed(program, with_limits(compilation, found), limits, on_step=shown)
-        return compare_pythons(made, others, limits.budget)
-
-
-def _checked_pythons(pythons: object) -> list[OtherPython]:
-    if not isinstance(pythons, (list, tuple)) or not all(isinstance(path, (str, Path)) for path in pythons):
-        raise UsageError(f"diagnose(pythons={pythons!r:.80}): it takes a list of paths")
-    return other_pythons(pythons, called="diagnose(pythons=['{}'])")
+        return climbed(program, with_limits(compilation, found), limits, on_step=shown)
 
 
 def _limits_of(found: Mapping[str, Any], deep: bool) -> Limits:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from graphprobe.diagnose.dossier.proof_run import OtherPython, compare_pythons
 from graphprobe.errors import UsageError
 from graphprobe.findings import CallsLookedAt, Diagnosis, Finding, NamedStep
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, flattened, mapped
@@ -51,7 +50,6 @@ class ScriptOptions:
         step_limit_s: for one compilation with its runs; None: as `diagnose` has it.
         first: end at the first fault.
         exact: a difference in the last bits is a fault, too.
-        pythons: interpreters under which each proof is run, too.
         out: folder that gets one folder for each diagnosis.
         deep: look into functions that are right, too.
         calls: numbers of the calls to diagnose of each function, from 1; None leaves the choice to the watcher.
@@ -66,7 +64,6 @@ class ScriptOptions:
     step_limit_s: float | None = None
     first: bool = False
     exact: bool = False
-    pythons: tuple[OtherPython, ...] = ()
     calls: StepSelection | None = None
 
     def overrides(self) -> dict[str, Any]:
@@ -86,8 +83,7 @@ class ScriptOptions:
         from graphprobe.diagnose.api import climbed
 
         program, compilation, limits = self._prepared(fn, asked, calls, out)
-        made = climbed(program, compilation, limits, on_step=on_step)
-        return compare_pythons(made, self.pythons, self.budget)
+        return climbed(program, compilation, limits, on_step=on_step)
 
     def _prepared(
         self, fn: Any, asked: CompileOverrides, calls: list[tuple[Any, Mapping[str, Any]]], out: Path | None

@@ -17,7 +17,6 @@ from graphprobe.findings import (
     CallsLookedAt,
     Diagnosis,
     Finding,
-    ProofRun,
     bits_in_words,
     expected_in_words,
     extent_in_words,
@@ -140,21 +139,11 @@ def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str 
         rows.append(("proof", Code(folder)))
         rows.append(("see it", [command, Note(SEE_IT)]))
         rows.append(("report it", Code(str(Path(folder) / "REPORT.md"))))
-        rows += [("versions", versions_in_words(finding.proof_runs))] if finding.proof_runs else []
     elif folder is not None:
         rows.append(("kept in", Code(folder)))
     if measured := details(finding):
         rows.append(("details", Folded("what was measured", list(measured))))
     return Facts(rows)
-
-
-def versions_in_words(runs: Sequence[ProofRun]) -> str:
-    """With which versions of torch the proof shows the fault: `wrong with torch 2.13.0, right with torch 2.15.0`."""
-    words = {"wrong": "wrong", "right": "right", "unsure": "not sure"}
-    return ", ".join(
-        f"{words[run.state]} with torch {run.torch}{f' ({_one_line(run.reason)})' if run.reason else ''}"
-        for run in runs
-    )
 
 
 def foremost(findings: Sequence[Finding]) -> Finding:

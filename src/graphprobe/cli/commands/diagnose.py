@@ -31,7 +31,6 @@ from graphprobe.settings.limits import LIMITS, NoTimeLeft, TimeBudget, limits_fr
 from graphprobe.store.diagnosis_file import dossiers_in, proof_of, read_diagnosed
 
 if TYPE_CHECKING:
-    from graphprobe.diagnose.dossier.proof_run import OtherPython
     from graphprobe.diagnose.script import ScriptOptions
     from graphprobe.findings import CallsLookedAt, Diagnosis
     from graphprobe.probe.script import ScriptTarget
@@ -67,7 +66,9 @@ def _is_proof(word: str) -> bool:
 @options_from(LIMITS)
 @click.option("--call", "--calls", "calls", metavar="N|N-M|all", help="Diagnose these calls of each function, from 1.")
 @click.option("--deep", is_flag=True, help="Look inside functions that are right, too, and list what disagrees there.")
-@click.option("--python", "pythons", metavar="PATH", multiple=True, help="Run the proofs under this python, too.")
+@click.option(
+    "--python", "pythons", metavar="PATH", multiple=True, help="Run proofs that are there under this python, too."
+)
 @only_function_option
 @program_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
@@ -95,8 +96,8 @@ def command(
     when it is called. Or TARGET is FILE.py:CALLABLE, a function without arguments that returns (fn, args) or
     (fn, args, kwargs). Then fn is diagnosed. Options stand before a script.
 
-    With --python, each proof also runs under another python, with its torch: "wrong with 2.13, right with 2.15".
-    TARGET may then be a folder with proofs, and nothing is diagnosed again.
+    TARGET may be a folder with proofs, too: they run again, with --python also under another python, with its torch:
+    "wrong with torch 2.13, right with torch 2.15". Nothing is diagnosed again.
 
     \b
     Examples:
@@ -110,7 +111,9 @@ def command(
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
     if not named and _is_proof(words[0]):
         _refuse_beside_proofs(ctx, words)
-        ctx.exit(_proofs(words[0], pythons, JsonTo(json_path)))
+        ctx.exit(_proofs(words[0], pythons))
+    if pythons:
+        raise UsageError("--python goes with a folder of proofs", hint="graphprobe diagnose FOLDER --python PATH")
     found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name])
     budget = TimeBudget(found.pop("budget_s", None))
     result = _json_to(json_path)
@@ -119,7 +122,7 @@ def command(
         check_backend(backend)
     from graphprobe.diagnose.script import ScriptOptions
 
-    found |= {"pythons": _others(pythons), "calls": _calls(calls)}
+    found["calls"] = _calls(calls)
     options = ScriptOptions(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
     name = None if named else _callable_of(words, calls)
     base = Path.cwd()  # a script may go elsewhere
@@ -137,12 +140,6 @@ def command(
 def _json_to(path: str | None) -> JsonTo:
     to_file = path is not None and path != STDOUT
     return JsonTo(path, new_file("--json", _of_rank(path)) if path and to_file else None)
-
-
-def _others(named: tuple[str, ...]) -> tuple[OtherPython, ...]:
-    from graphprobe.diagnose.dossier.proof_run import other_pythons
-
-    return tuple(other_pythons(named, called="--python {}"))
 
 
 def _calls(text: str | None) -> StepSelection | None:
@@ -169,21 +166,19 @@ def _callable_of(words: tuple[str, ...], calls: str | None) -> str | None:
 
 
 def _refuse_beside_proofs(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Of the options, only --python and --json go with proofs that are there already."""
+    """Of the options, only --python goes with proofs that are there already."""
     named = [
         p for p in ctx.command.params if p.name and ctx.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
     ]
-    wrong = [p.opts[0] for p in named if p.name not in ("words", "pythons", "json_path")] + list(words[1:])
+    wrong = [p.opts[0] for p in named if p.name not in ("words", "pythons")] + list(words[1:])
     if wrong:
-        hint = "a proof has its own settings; only --python and --json go with it"
+        hint = "a proof has its own settings; only --python goes with it"
         raise UsageError(f"{words[0]} holds proofs, and got {wrong[0]} too", hint=hint)
 
 
-def _proofs(target: str, named: tuple[str, ...], result: JsonTo) -> int:
+def _proofs(target: str, named: tuple[str, ...]) -> int:
     """Run the proofs in a folder under this python and others, and print what each shows; the exit code."""
-    from graphprobe.diagnose.dossier.proof_run import run_proof, this_python
-    from graphprobe.findings import Diagnosis
-    from graphprobe.report.diagnosis import versions_in_words
+    from graphprobe.diagnose.dossier.proof_run import proof_under, torch_of
     from graphprobe.report.terminal import print_closing
 
     read = read_diagnosed(Path(target))
@@ -193,24 +188,24 @@ def _proofs(target: str, named: tuple[str, ...], result: JsonTo) -> int:
         raise UsageError(
             f"{target} holds no repro.py", hint="name the folder of a proof that graphprobe diagnose wrote"
         )
-    pythons = [this_python(), *_others(named)]
+    others = [os.path.join(python, "bin", "python") if os.path.isdir(python) else python for python in named]
+    others = [os.path.abspath(python) if os.path.exists(python) else python for python in others]
+    pythons = {python: torch_of(python) for python in (sys.executable, *others)}
     states: list[str] = []
     for folder, finding in proofs:
         echo(f"graphprobe: running {folder / 'repro.py'} …", err=True)
-        run_proof(folder, finding, pythons)
-        states += [run.state for run in finding.proof_runs]
-        echo(f"{folder}: {versions_in_words(finding.proof_runs)}", err=result.printed)
+        words = []
+        for python, torch in pythons.items():
+            state, reason = proof_under(python, (folder / "repro.py").resolve(), finding.stage)
+            states.append(state)
+            words.append(f"{state} with torch {torch}{f' ({reason})' if reason else ''}")
+        echo(f"{folder}: {', '.join(words)}")
     code = EXIT_UNDECIDED if "unsure" in states else EXIT_OK
     code = EXIT_FOUND if "wrong" in states else code
-    diagnosis = Diagnosis(verdict=_WORDS[code], findings=[finding for _, finding in proofs])
-    if not result.replaces_text(diagnosis.to_json):
-        counts = ", ".join(
-            f"{states.count(state)} {state}" for state in ("wrong", "right", "unsure") if state in states
-        )
-        head = f"{diagnosis.verdict.upper()}: {target}: {counts}"
-        first = str(proofs[0][0])
-        follow = ["graphprobe", "issue", first] if code == EXIT_FOUND else ["python", f"{first}/repro.py"]
-        print_closing(head, [("proof", first)], follow=follow)
+    counts = ", ".join(f"{states.count(state)} {state}" for state in ("wrong", "right", "unsure") if state in states)
+    first = str(proofs[0][0])
+    follow = ["graphprobe", "issue", first] if code == EXIT_FOUND else ["python", f"{first}/repro.py"]
+    print_closing(f"{_WORDS[code].upper()}: {target}: {counts}", [("proof", first)], follow=follow)
     return code
 
 

@@ -10,7 +10,7 @@ import re
 import tokenize
 from collections.abc import Mapping, Sequence
 
-from graphprobe.findings import Finding, Kind, ProofRun, Rung, expected_in_words, place_in_words, size_in_words
+from graphprobe.findings import Finding, Kind, Rung, expected_in_words, place_in_words, size_in_words
 from graphprobe.report.diagnosis import CRASHES, SENTENCES, as_sentence, details, reason_of
 
 TITLES = {
@@ -65,7 +65,7 @@ BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 """Rows of the table, each with more of the compiler than the one before."""
 
 RUNG_BACKENDS = {"dynamo": "eager", "aot": "aot_eager", "passes": "aot_eager_decomp_partition"}
-BACKENDS_HEAD, VERSIONS_HEAD = "| backend | result |", "| torch | result of the script |"
+BACKENDS_HEAD = "| backend | result |"
 STATES = {"right": "right", "wrong": "**wrong**", "unsure": "not sure", "not_run": "not run"}
 
 CODES = "exits 1 while the fault is there, 0 when it is gone, and 125 when it cannot tell"
@@ -170,12 +170,6 @@ def with_table(report: str, first: str, table: str) -> str:
     blocks = [block for block in report.split("\n\n") if not block.startswith(f"{first}\n")]
     at = next((i for i, block in enumerate(blocks) if block.startswith(("<details>", "### Error logs"))), len(blocks))
     return "\n\n".join([*blocks[:at], table, *blocks[at:]])
-
-
-def versions_table(runs: Sequence[ProofRun]) -> str:
-    """What the proof shows with each version of torch."""
-    rows = [f"| {run.torch} | {STATES[run.state]}{_cell(f': {run.reason}' if run.reason else '')} |" for run in runs]
-    return scrubbed("\n".join([VERSIONS_HEAD, "|---|---|", *rows]))
 
 
 def versions_text(versions: Mapping[str, str]) -> str:
