@@ -36,7 +36,7 @@ python -m zipfile --extract wheel/torch-2.15.0-*.whl unpacked
 python scripts/torch_names.py --against unpacked
 ```
 
-What names cannot tell is whether a function still does the same: `graphprobe doctor` tries that in the installed torch.
+Names cannot tell whether a function still does the same: `graphprobe doctor` calls each public function once.
 """
 
 

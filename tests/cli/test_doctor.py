@@ -7,7 +7,6 @@ import json
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ import torch
 from click.testing import Result
 
 from cli.calling import Python, call, with_variables
-from graphprobe.cli.commands import doctor as doctor_command
-from graphprobe.diagnose.installation import self_test
+from graphprobe.diagnose import self_test
 from graphprobe.internals.names import LOSES
 from graphprobe.numerics import native
 from numerics.stats_both import INSTRUCTION_SETS, instruction_set
@@ -38,9 +36,10 @@ def test_everything_works_here_and_caches_of_the_user_are_let_be(
     monkeypatch.chdir(tmp_path)
     facts = json.loads(doctor("--json", code=0).output)
     assert facts["torch"].startswith("2.") and facts["devices"][0] == "cpu"
-    assert [row["feature"] for row in facts["features"]] == list(LOSES)
+    tried = [f"{trial.verb}()" for trial in self_test.TRIALS]
+    assert [row["feature"] for row in facts["features"]] == [*LOSES, *tried]
     assert {row["status"] for row in facts["features"]} == {"works"}
-    assert {row["feature"] for row in facts["features"] if row["tried"]} == {t.feature for t in self_test.TRIALS}
+    assert [row["feature"] for row in facts["features"] if row["tried"]] == tried
     assert not any(row["detail"] for row in facts["features"])
     assert list(tmp_path.iterdir()) == []
 
@@ -56,7 +55,7 @@ def test_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = doctor("--names").output
     assert f"torch {torch.__version__} on cpu" in shown
     for feature in LOSES:
-        assert re.search(rf"^  {feature} +works \(its names are there; it was not tried\)$", shown, re.M), feature
+        assert re.search(rf"^  {feature} +its names are there$", shown, re.M), feature
     assert "warning: deterministic mode may switch itself off" in shown
     line, facts = native_core()
     assert line == f"native core: {native.description()}"
@@ -86,56 +85,40 @@ def test_what_is_lost_without_a_name(
         assert f"lost: {row['detail']}" in done.output
 
 
-def tried(features: str, *, kernels: bool = True) -> dict[str, dict[str, str | None]]:
-    chosen = [trial for trial in self_test.TRIALS if trial.feature in features.split()]
-    return self_test.try_features(kernels=kernels, trials=chosen)
+def tried(verb: str) -> str | None:
+    chosen = [trial for trial in self_test.TRIALS if trial.verb == verb]
+    return self_test.try_functions(kernels=False, trials=chosen)[verb]
 
 
 def nothing(*args: Any, **kwargs: Any) -> Any:
     return []
 
 
-EMPTY = SimpleNamespace(calls=nothing)
-"""A dump without a call."""
-
-
 @pytest.mark.parametrize(
-    ("target", "yields", "feature", "part"),
+    ("target", "yields", "verb"),
     [
-        ("graphprobe.internals.taps.aot.patches", nothing, "aot_graphs", ""),
-        ("graphprobe.internals.taps.inductor.patches", nothing, "passes", ""),
-        ("graphprobe.internals.taps.graph_breaks.patches", nothing, "graph_breaks", ""),
-        ("graphprobe.internals.taps.recompile_taps.patches", nothing, "recompiles", ""),
-        ("graphprobe.internals.ir.buffers.Buffers.value", lambda self, node: torch.zeros(()), "ir_evaluation", "loops"),
-        ("graphprobe.diagnose.installation.self_test.open_api_dump", lambda path: EMPTY, "api_dump", ""),
-        ("graphprobe.probe.dump.running.GraphCall.after", nothing, "dump_interpreter", ""),
-        ("graphprobe.internals.operators.api_calls.CompiledRegions.install", nothing, "api_regions", ""),
+        ("graphprobe.internals.taps.aot.patches", nothing, "trace"),
+        ("graphprobe.internals.taps.recompile_taps.patches", nothing, "recompiles"),
+        ("graphprobe.diagnose.self_test._values_in", nothing, "dump"),
+        ("graphprobe.probe.dump.running.GraphCall.after", nothing, "get_backend"),
     ],
 )
 def test_a_tap_that_yields_nothing_is_lost(
-    target: str, yields: Any, feature: str, part: str, monkeypatch: pytest.MonkeyPatch
+    target: str, yields: Any, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, yields)
-    assert tried(feature, kernels=False)[feature][part]
+    assert tried(verb)
 
 
 def test_a_trial_that_ends_its_process_is_lost_and_the_others_are_tried() -> None:
     rows = [
-        self_test.Trial(name, "", works) for name, works in (("a", bool), ("b", lambda trials: os.abort()), ("c", bool))
+        self_test.Trial("a", bool),
+        self_test.Trial("b", lambda trials: os.abort()),
+        self_test.Trial("c", bool),
+        self_test.Trial("d", bool, kernels=True),
     ]
-    found = self_test.try_features(kernels=False, trials=rows)
-    assert found == {"a": {"": ""}, "b": {"": "the process was ended by SIGABRT"}, "c": {"": ""}}
-
-
-def test_what_is_lost_in_part_and_what_could_not_be_tried() -> None:
-    row = doctor_command._row("mixing", None, {"by parts of the graph": "", "by the IR": "it raised"})
-    assert (row["status"], row["detail"]) == ("works in part", f"by the IR: it raised; without it: {LOSES['mixing']}")
-    row = doctor_command._row("mixing", None, {"by the IR": None})
-    assert (row["status"], row["detail"]) == ("not tested", "there is no C++ compiler")
-    assert tried("mixing dump_kernel", kernels=False) == {
-        "mixing": {"by parts of the graph": None, "by the IR": None},
-        "dump_kernel": {"": None},
-    }
+    found = self_test.try_functions(kernels=False, trials=rows)
+    assert found == {"a": "", "b": "the process was ended by SIGABRT", "c": "", "d": None}
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)

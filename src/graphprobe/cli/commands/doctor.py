@@ -14,14 +14,13 @@ from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.report.visible import echo
 
 NO_COMPILER = "there is no C++ compiler"
-LOST = ("lost", "works in part")
 
 
 @click.command(cls=JsonCommand)
-@click.option("--names", "only_names", is_flag=True, help="Only look for torch's private names; try no feature.")
+@click.option("--names", "only_names", is_flag=True, help="Only look for torch's private names; call nothing.")
 @json_option
 def command(json_to: JsonTo, only_names: bool) -> None:
-    """Try each feature with the installed torch, on a program of three operations.
+    """Look for the names of torch that each feature needs, and call each public function on a small program.
 
     Exit codes: 0 everything works, as far as it could be tried, 1 something is lost (the output says what),
     125 there is no torch.
@@ -31,7 +30,7 @@ def command(json_to: JsonTo, only_names: bool) -> None:
         _show(facts)
     if facts["torch"] is None:
         sys.exit(125)
-    sys.exit(1 if any(row["status"] in LOST for row in facts["features"]) else 0)
+    sys.exit(1 if any(row["status"] == "lost" for row in facts["features"]) else 0)
 
 
 def _facts(only_names: bool) -> dict[str, Any]:
@@ -68,35 +67,23 @@ def _facts(only_names: bool) -> dict[str, Any]:
     if torch.cuda.is_available():
         facts["devices"] += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     facts["warnings"] = names.misleading()
-    missing, tried = names.missing(), dict[str, dict[str, str | None]]()
+    missing, tried = names.missing(), dict[str, str | None]()
     if not only_names:
         try:
-            from graphprobe.diagnose.installation.self_test import try_features
+            from graphprobe.diagnose.self_test import try_functions
 
-            tried = try_features(kernels=facts["cxx"] is not None)
+            tried = try_functions(kernels=facts["cxx"] is not None)
         except Exception as error:  # a name without which it cannot even be imported
-            facts["warnings"].append(f"no feature could be tried: {type(error).__name__}: {error}")
-            missing = dict.fromkeys(names.LOSES, f"nothing runs ({error})") | missing
-    facts["features"] = [_row(name, missing.get(name), tried.get(name, {})) for name in names.LOSES]
+            tried = {"graphprobe": f"{type(error).__name__}: {error}"}
+    told = {name: f"missing: {missing[name]}; without it: {names.LOSES[name]}" for name in missing}
+    facts["features"] = [_row(name, told.get(name, ""), tried=False) for name in names.LOSES]
+    facts["features"] += [_row(f"{verb}()", wrong, tried=True) for verb, wrong in tried.items()]
     return facts
 
 
-def _row(feature: str, missing: str | None, tried: dict[str, str | None]) -> dict[str, Any]:
-    """What the trials of a feature, and a name that it lacks, make of it."""
-    from graphprobe.internals.names import LOSES
-
-    wrong = {part: why for part, why in tried.items() if why}
-    right = [part for part, why in tried.items() if why == ""]
-    said = [f"missing: {missing}"] if missing else []
-    said += [f"{part}: {why}" if part else why for part, why in wrong.items()]
-    status = "works"
-    if said:
-        status = "works in part" if right else "lost"
-        said.append(f"without it: {LOSES[feature]}")
-    elif None in tried.values():
-        untested = ", ".join(part for part, why in tried.items() if why is None and part)
-        status, said = ("works", [f"not tested: {untested}"]) if right else ("not tested", [NO_COMPILER])
-    return {"feature": feature, "status": status, "tried": bool(right or wrong), "detail": "; ".join(said)}
+def _row(feature: str, wrong: str | None, *, tried: bool) -> dict[str, Any]:
+    status = "not tested" if wrong is None else "lost" if wrong else "works"
+    return {"feature": feature, "status": status, "tried": tried, "detail": NO_COMPILER if wrong is None else wrong}
 
 
 def _show(facts: dict[str, Any]) -> None:
@@ -114,14 +101,14 @@ def _show(facts: dict[str, Any]) -> None:
         echo(f"warning: {text}")
     width = max(len(row["feature"]) for row in facts["features"])
     for row in facts["features"]:
-        untried = " (its names are there; it was not tried)" if row["status"] == "works" and not row["tried"] else ""
+        status = "its names are there" if row["status"] == "works" and not row["tried"] else row["status"]
         detail = f": {row['detail']}" if row["detail"] else ""
-        echo(f"  {row['feature']:<{width}}  {row['status']}{untried}{detail}")
-    lost = [row["feature"] for row in facts["features"] if row["status"] in LOST]
+        echo(f"  {row['feature']:<{width}}  {status}{detail}")
+    lost = [row["feature"] for row in facts["features"] if row["status"] == "lost"]
     if lost:
-        verdict = f"LOST: {len(lost)} of {len(facts['features'])} features: {', '.join(lost)}"
+        verdict = f"LOST: {len(lost)} of {len(facts['features'])}: {', '.join(lost)}"
         print_closing(verdict, follow=["graphprobe", "doctor", "--json"], style="bold red")
         return
     tried = sum(row["tried"] for row in facts["features"])
-    verdict = f"WORKS: {len(facts['features'])} features, {tried} of them tried"
+    verdict = f"WORKS: the names of {len(facts['features']) - tried} features are there, {tried} functions were called"
     print_closing(verdict, follow=["graphprobe", "demo" if tried else "doctor"], style="bold green")

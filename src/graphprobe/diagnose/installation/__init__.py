@@ -1,1 +1,0 @@
-"""What of graphprobe works with the torch that is installed."""
