@@ -173,7 +173,8 @@ class Raised:
     @property
     def while_compiling(self) -> bool:
         """Whether it came from a compilation, by its type or its traceback."""
-        return self.type.endswith(("BackendCompilerFailed", "InductorError")) or bool(COMPILING.search(self.trace))
+        of_compiler = self.type.startswith("torch._dynamo.") or self.type.endswith("InductorError")
+        return of_compiler or bool(COMPILING.search(self.trace))
 
 
 def raised_from(error: BaseException) -> Raised:

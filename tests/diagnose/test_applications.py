@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.diagnose.script import is_whole
+from graphprobe.diagnose.script_calls import is_whole
 
 HERE = Path(__file__).parent / "applications"
 

@@ -11,7 +11,7 @@ import torch
 
 from conftest import Finished
 from graphprobe.diagnose import notes
-from graphprobe.diagnose.script import is_finite
+from graphprobe.diagnose.script_calls import is_finite
 from graphprobe.findings import CallsLookedAt, Worst, extent_in_words
 from graphprobe.judge import Difference
 

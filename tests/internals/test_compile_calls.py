@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.eval_frame import OptimizeContext
 
 from graphprobe.engine.forked_child import Outcome, isolated
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, settings_of_compiled
@@ -18,15 +19,15 @@ Seen = list[tuple[Compiled, tuple[Any, ...], dict[str, Any]]]
 
 @contextmanager
 def standing_in(before: Callable[..., None], **more: Any) -> Iterator[CompileCalls]:
-    original = torch.compile
+    original, of_dynamo = torch.compile, OptimizeContext.__call__
     calls = CompileCalls(before, **more)
     calls.install()
     try:
-        assert torch.compile is not original
+        assert OptimizeContext.__call__ is not of_dynamo
         yield calls
     finally:
         calls.remove()
-    assert torch.compile is original
+    assert torch.compile is original and OptimizeContext.__call__ is of_dynamo
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ def refused(raised: Sequence[Raised | None], origin: Origin | None) -> Finding |
         stage="unknown",
         op=place.op,
         node=place.node,
-        source=place.source or user_line(first),
+        source=place.source or user_line(first.message),
         module=place.module,
         reason=told[0],
     )

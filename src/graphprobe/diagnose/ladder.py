@@ -67,10 +67,8 @@ class Ladder:
 
     Attributes:
         top: the rung that the user runs.
-        failing: what is wrong on each rung that was run, by the rung's name.
-        better: where the uncompiled program is the one that is further off, by the rung's name.
-        reports: of the rungs that were run.
-        origins: where rungs stood that did not end in time.
+        failing, better: by the name of each rung that was run, what is wrong, and where uncompiled is further off.
+        reports, origins: of the rungs that were run, and where those stopped that did not end in time.
         alike: rungs that are, to the last bit, as uncompiled.
     """
 
@@ -135,7 +133,8 @@ class Ladder:
                 if self.failing.get(self.top) and self._drop_cut_off():
                     self._rung(self.top, plain)
                 if certain := [d for d in self.failing.get(self.top, ()) if d.certain]:
-                    self._tell(NamedStep(self._name, time.monotonic() - self._began, fact=notes.first_fact(certain)))
+                    report = self.reports.get(self.top) if self.compilation.is_inductor else None
+                    self.tell_facts(f"{notes.first_fact(certain, report)}; {notes.LOOKING}")
             self._settle()
             if self.result.verdict == "healthy" and self.top not in self.alike:
                 self._look_at_bits(self)
@@ -143,6 +142,11 @@ class Ladder:
             self.result.rungs = [notes.rung(name, self.failing.get(name)) for name in rungs]
             for finding in self.result.findings:
                 complete_dossier(finding, self.result.rungs, self.compilation.backend_name)
+
+    def tell_facts(self, *facts: str) -> None:
+        """Tell what is known from now on."""
+        for fact in facts:
+            self._tell(NamedStep(self._name, time.monotonic() - self._began, fact=fact))
 
     def _drop_cut_off(self) -> bool:
         """Whether what fails, fails by a library in torch's cache that a killed linker left, and that is gone now."""
@@ -366,6 +370,7 @@ class Ladder:
         self.result.notes += report.notes
         self.result.ruled_out += report.right
         self.result.findings += report.findings
+        self.tell_facts(*notes.proven(report.findings))
         if report.largest.z > self.result.largest_z.z:
             self.result.largest_z = report.largest
         if name == "passes":
@@ -524,7 +529,7 @@ class Ladder:
 
     def _tell_latent(self, findings: Sequence[Finding]) -> None:
         """What was seen inside and shows in nothing that the user can observe."""
-        told = [Latent(**{name: getattr(f, name) for name in Latent.__struct_fields__}) for f in findings]
+        told = [msgspec.convert(f, Latent, from_attributes=True) for f in findings]
         self.result.latent += [latent for latent in told if latent not in self.result.latent]
 
     def _explain_verdict(self, user: State, excess: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from itertools import chain
 
@@ -13,9 +15,11 @@ from graphprobe.diagnose.whole_proof import NUMBERS
 from graphprobe.errors import Raised
 from graphprobe.findings import BitDifference, Finding, Kind, Latent, Rung, in_words, told_more
 from graphprobe.judge.judging import Difference
+from graphprobe.judge.refusals import user_line
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.uncompiled import Reference
 from graphprobe.judge.verdict import RungName, state_of
+from graphprobe.report.diagnosis import in_short
 
 LEFT_OUT = "With the pass left out, the graphs compute what they should."
 
@@ -69,18 +73,33 @@ UNSEEN = "it was not held against the uncompiled program"
 UNJUDGED = "it differs, and it is not known whether rounding explains that"
 """Of what is no difference where float64 cannot tell, or where no time, or no memory, was left to look."""
 
+LOOKING = "looking for the smallest case …"
+"""Behind the first fact."""
+
 FACT_LENGTH = 300
 """Characters of the first fact, which is one line."""
 
 
-def first_fact(certain: Sequence[Difference]) -> str:
-    """What a user of the compiled program sees, in one line, before anything is known of its cause."""
+def first_fact(certain: Sequence[Difference], report: RungReport | None = None) -> str:
+    """What a user of the compiled program sees, in one line, before anything is known of its cause.
+
+    `report`: has the origin of an exception, if the parts of the compiler are known; else torch's words have the line.
+    """
     first, more = certain[0], len(certain) - 1
     raises = first.kind in ("crash_compile", "crash_runtime", "extra_exception") and first.log
     what = in_words(first.worst) if first.worst is not None else first.text
     what = f"it raises {what}" if raises else f"{first.where}: {what}" if first.where and first.worst is None else what
     others = f"; {more} more differ" if more and not raises else ""
-    return f"compiled, {' '.join(what.split())[:FACT_LENGTH]}{others}"
+    origin = report.origin if report is not None else None
+    line = origin.source if origin is not None and origin.source else user_line(first.log)
+    at = f", at {os.path.relpath(line)}" if line else ""
+    return f"compiled, {' '.join(what.split())[:FACT_LENGTH]}{at}{others}"
+
+
+def proven(findings: Sequence[Finding]) -> list[str]:
+    """A line for each finding that comes with a proof."""
+    repros = [(f, os.path.relpath(os.path.join(f.dossier, "repro.py"))) for f in findings if f.proof and f.dossier]
+    return [f"proven: {in_short(finding)} python {shlex.quote(repro)}" for finding, repro in repros]
 
 
 def rung(name: RungName, found: Sequence[Difference] | None) -> Rung:

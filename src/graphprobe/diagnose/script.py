@@ -6,21 +6,20 @@ import contextlib
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from graphprobe.errors import UsageError
+from graphprobe.diagnose.script_calls import copied_call, is_finite, is_whole, mode_of, signature_of
+from graphprobe.errors import UsageError, raised_from
 from graphprobe.findings import CallsLookedAt, Diagnosis, Finding, NamedStep
-from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled, flattened, mapped
+from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled
 from graphprobe.probe import environment, script
 from graphprobe.settings.limits import STEP_LIMIT_S, Alarm, TimeBudget
 
 if TYPE_CHECKING:
-    import torch
-
     from graphprobe.diagnose.api import CompileOverrides
     from graphprobe.diagnose.program import Program
     from graphprobe.diagnose.searches.equal_graphs import EqualGraphs
@@ -120,6 +119,7 @@ class DiagnosedScript:
         unfinished: the script was interrupted, or a diagnosis did not end in time.
         equal: names of functions of which several had equal graphs, and a note on these.
         calls: of each function, which of its calls were held against the uncompiled program.
+        graphs: how many Dynamo compiled as the script ran.
     """
 
     diagnoses: list[tuple[str, Diagnosis]]
@@ -127,6 +127,7 @@ class DiagnosedScript:
     unfinished: bool = False
     equal: list[tuple[str, str]] = field(default_factory=list)
     calls: list[CallsLookedAt] = field(default_factory=list)
+    graphs: int = 0
 
 
 def run_diagnosed(
@@ -145,7 +146,7 @@ def run_diagnosed(
     """
     script.check(program)
     watcher = _Watcher(options, on_start, on_step, on_diagnosis, program)
-    calls = CompileCalls(watcher.before, watcher.after, overrides=options.overrides())
+    calls = CompileCalls(watcher.before, watcher.after, watcher.failed, overrides=options.overrides())
     calls.install()
     try:
         with Alarm(options.budget.left_s, watcher.ring):
@@ -168,9 +169,22 @@ def run_diagnosed(
     unfinished = interrupted or any(diagnosis.unfinished for _, diagnosis in watcher.diagnoses)
     if not watcher.diagnoses and interrupted:
         raise KeyboardInterrupt
+    if calls.unseen or (ended.compiling and not watcher.diagnoses):
+        watcher.tell(program.name, _undiagnosed(calls.unseen, ended))
     if not watcher.diagnoses:
         raise _nothing(program.name, len(calls.compiled), problem)
-    return DiagnosedScript(watcher.diagnoses, problem, unfinished, watcher.equal(), watcher.calls_looked_at())
+    looked_at, graphs = watcher.calls_looked_at(), calls.unseen.total() + sum(one.graphs for one in calls.compiled)
+    return DiagnosedScript(watcher.diagnoses, problem, unfinished, watcher.equal(), looked_at, graphs)
+
+
+def _undiagnosed(unseen: Mapping[str, int], ended: script.Ended) -> Diagnosis:
+    """What Dynamo compiled, or raised, where no call was seen that could be diagnosed."""
+    count = sum(unseen.values())
+    names = ", ".join(f"{name} ({n} graphs)" if n > 1 else name for name, n in unseen.items())
+    notes = [f"{UNSEEN.format(count=count, s='s' * (count > 1))}: {names}"] if count else []
+    if ended.compiling:
+        notes.insert(0, f"torch's compiler raised {ended.error}, in a call that was not seen")
+    return Diagnosis(verdict="undecided", graphs=count or None, notes=notes)
 
 
 def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
@@ -187,18 +201,26 @@ class _Past:
     """One function's calls that were diagnosed: mode and signature of each, and copies of the arguments.
 
     `uncompiled`: it crashed, and goes on uncompiled. `wrong`: a fault is known. `so_far`: see `CallsSoFar`.
-    `looked_at`, `not_finite`: see `CallsLookedAt`.
+    `looked_at`, `not_finite`: see `CallsLookedAt`. `raised`: a call has raised compiled, and was looked into. `last`:
+    number of the call that was diagnosed last, with `raises` as of its `Diagnosis`.
     """
 
     name: str
     calls: int = 0
     looked_at: set[int] = field(default_factory=set)
     not_finite: int | None = None
+    raised: bool = False
+    last: int = 0
+    raises: str = ""
     uncompiled: bool = False
     seen: dict[Any, None] = field(default_factory=dict)
     wrong: bool = False
     so_far: CallsSoFar | None = None
     kept: list[tuple[Any, tuple[Any, Mapping[str, Any]]]] = field(default_factory=list)
+
+    def explains_exception(self) -> bool:
+        """Whether the last diagnosis explains that the call raises: a fault, or it raises uncompiled, too."""
+        return self.wrong or bool(self.raises)
 
 
 OTHER_CALL = (
@@ -206,6 +228,11 @@ OTHER_CALL = (
     "for another function with the same text: no guard has kept it from that."
 )
 UNPROVEN = "The script, run again, does not show it."
+
+UNSEEN = "Dynamo compiled {count} graph{s} outside of the calls that are diagnosed"
+"""Such as in a context manager, or by what took Dynamo's parts before the script began."""
+
+RAISED = "call {call} raised {line}, which the diagnosis of that call does not show"
 
 
 class ScriptStopped(SystemExit):
@@ -272,6 +299,23 @@ class _Watcher:
         if self.stopped is not None:
             raise ScriptStopped(0)
 
+    def failed(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
+        """Diagnose the first call that raises, unless it raises uncompiled, too."""
+        past = self._past_of(compiled)
+        if self.stopped is not None or past.wrong or past.raised:
+            return
+        past.raised = True
+        with self._busy():
+            if past.last != past.calls:
+                self._look_at(compiled, past, None, args, kwargs)
+            if not past.explains_exception():
+                self._look_in_place(compiled, past, args, kwargs, at_any=True)
+            if not past.explains_exception():
+                told = RAISED.format(call=past.calls, line=raised_from(error).line)
+                self._told(past.name, past, Diagnosis(verdict="undecided", notes=[told]))
+        if self.stopped is not None:
+            raise ScriptStopped(0)
+
     def calls_looked_at(self) -> list[CallsLookedAt]:
         """Of each function, which of its calls were held against the uncompiled one."""
         return [CallsLookedAt(p.name, p.calls, sorted(p.looked_at), p.not_finite) for p in self._all]
@@ -333,6 +377,7 @@ class _Watcher:
                 return
             self.on_start(name)
             diagnosis = self._diagnose(compiled, name, calls)
+            past.last, past.raises = past.calls, diagnosis.raises
             if not alone:
                 self._known.add(compiled, past.seen, calls, diagnosis)
             if diagnosis.verdict != "undecided":
@@ -354,18 +399,29 @@ class _Watcher:
         elif self._program is not None and self.options.first and diagnosis.verdict == "fault":
             self.stopped = "there is a first fault"
 
-    def _look_in_place(self, compiled: Compiled, past: _Past, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Diagnose a call that goes wrong as the script makes it, though the function is right compiled afresh."""
+    def _look_in_place(
+        self,
+        compiled: Compiled,
+        past: _Past,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        at_any: bool = False,
+    ) -> None:
+        """Diagnose a call that goes wrong as the script makes it, though the function is right compiled afresh.
+
+        `at_any`: also if it is not one of those that are looked at as they come.
+        """
         from graphprobe.diagnose.searches import in_place
 
         number, call = past.calls, (args, kwargs)
-        if number == 1:
+        if number == 1 and not at_any:
             past.so_far = in_place.CallsSoFar()
         try:
-            if past.so_far is not None:
+            if past.so_far is not None and not at_any:
                 past.so_far.add(call, copied_call(compiled.fn, args, kwargs))
             chosen = in_place.is_looked_at(number) if self.options.calls is None else number in self.options.calls
-            wanted = chosen and (number > 1 or in_place.is_compiled(compiled.fn))
+            wanted = at_any or (chosen and (number > 1 or in_place.is_compiled(compiled.fn)))
             if compiled.called is None or not wanted or self._looks >= MOST_LOOKS or environment.world_size() > 1:
                 return
             self._looks += 1
@@ -446,7 +502,8 @@ def watcher_of(options: ScriptOptions) -> _Watcher:
 def name_of(fn: Any) -> str:
     """`name (file:line)` of a function; of a module its class and forward; the file relative if below here."""
     owner = getattr(fn, "__self__", fn)
-    module = owner if hasattr(owner, "forward") and not inspect.isroutine(owner) else None
+    other = inspect.ismethod(fn) and fn.__name__ not in ("forward", "__call__", "_call_impl", "_wrapped_call_impl")
+    module = owner if hasattr(owner, "forward") and not inspect.isroutine(owner) and not other else None
     code = getattr(inspect.unwrap(module.forward if module is not None else fn), "__code__", None)
     plain = getattr(fn, "__qualname__", None) or type(fn).__qualname__
     name = type(module).__qualname__ if module is not None else plain.replace("<locals>.", "")
@@ -455,80 +512,3 @@ def name_of(fn: Any) -> str:
     file = code.co_filename
     below = os.path.relpath(file) if os.path.exists(file) else file
     return f"{name} ({file if below.startswith('..') else below}:{code.co_firstlineno})"
-
-
-def mode_of(fn: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """What calls must have in common to be diagnosed as one sequence: gradients on or off, training or not."""
-    import torch
-
-    owners = [fn, getattr(fn, "__self__", None), *args]
-    training = tuple(m.training for m in owners if isinstance(m, torch.nn.Module))
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), training)
-
-
-def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a compiled function looks at to decide whether it must be compiled again, as far as arguments show it."""
-    import torch
-
-    leaves, structure = flattened((tuple(args), dict(kwargs)))
-
-    def seen(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            stride = leaf.stride() if leaf.layout is torch.strided else ()
-            return (tuple(leaf.shape), stride, leaf.dtype, leaf.device, leaf.requires_grad)
-        plain = isinstance(leaf, (bool, int, float, complex, str, type(None)))
-        return (type(leaf), repr(leaf)) if plain else type(leaf)
-
-    return (structure, *map(seen, leaves))
-
-
-def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """The arguments with every tensor a copy without history; they share memory with each other as the originals do.
-
-    The function's own parameters and buffers, and what cannot be copied, stay as they are.
-    """
-    import torch
-
-    from graphprobe.diagnose.program import Program, tensors_of
-    from graphprobe.engine.values import capture, why_not
-
-    own = {id(tensor) for tensor in Program(fn, [(args, kwargs)]).state()}
-    found = {id(t): t for t in tensors_of((args, kwargs)) if id(t) not in own and why_not(t) is None}
-    with torch.inference_mode(False), torch.no_grad():
-        copies = dict(zip(found, capture(list(found.values()), rng=False).restore(), strict=True))
-    for key, copy in copies.items():
-        _mark_alike(found[key], copy)
-    result: tuple[Any, Mapping[str, Any]] = mapped(lambda t: copies.get(id(t), t), (tuple(args), dict(kwargs)))
-    return result
-
-
-def is_finite(result: Any) -> bool:
-    """Whether no tensor in a result holds a NaN or an infinity; tensors that cannot tell count as finite."""
-    import torch
-
-    from graphprobe.diagnose.program import tensors_of
-    from graphprobe.engine.values import why_not
-
-    found = (t.detach() for t in tensors_of(result) if why_not(t) is None)
-    try:
-        return all(bool(torch.isfinite(t).all()) for t in found if t.is_floating_point() or t.is_complex())
-    except Exception:  # a dtype without `isfinite`, a value inside vmap: the program goes on as without the look
-        return True
-
-
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
-
-def is_whole(call: tuple[Any, Mapping[str, Any]]) -> bool:
-    """Whether a copied call can be made again later: not one with an object that it has changed, such as a cache."""
-    import torch
-
-    kinds = (*PLAIN, torch.Tensor, torch.nn.Module, torch.dtype, torch.device)
-    return all(isinstance(leaf, kinds) for leaf in flattened(call)[0])
-
-
-def _mark_alike(original: torch.Tensor, copy: torch.Tensor) -> None:
-    """What `mark_dynamic` and its like have noted on a tensor."""
-    for name, value in vars(original).items():
-        if name.startswith("_dynamo_"):
-            setattr(copy, name, value)

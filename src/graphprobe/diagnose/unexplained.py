@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.diagnose import steps
+from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.notes import as_the_program_fails
@@ -19,6 +19,7 @@ from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.whole import find_whole
 from graphprobe.findings import STAGES, Finding, Stage, told_more
 from graphprobe.judge.judging import Difference
+from graphprobe.judge.refusals import user_line
 from graphprobe.judge.stage_table import LAID_OUT, Evidence, Graphs, stage_of
 from graphprobe.judge.verdict import FIRST_STAGE, LAST_STAGE, RungName
 
@@ -165,6 +166,8 @@ def _known(ladder: Ladder, origin: Origin | None, first: Difference) -> dict[str
         known["reason"] = told_more(first.text, f"It was raised while {origin.pattern} was matched.")
     expected = ladder.reference.eager[0][first.call] if ladder.reference is not None else None
     below = ladder.reports.get("aot")
+    if "source" not in known and (line := user_line(first.log)):
+        known["source"] = line
     if "op" not in known and expected is not None and expected.raised is not None and below is not None:
         # Uncompiled it raises: the op that does is the one that must not do something else instead.
         where = below.raised_at
@@ -224,4 +227,5 @@ def _ask(ladder: Ladder, step: Any) -> list[Finding]:
     report = msgspec.convert(outcome.value, RungReport)
     ladder.result.compiles += report.compiles
     ladder.suspected += report.suspected
+    ladder.tell_facts(*notes.proven(report.findings))
     return report.findings

@@ -55,9 +55,10 @@ REFUSALS = (
 )
 
 
-def user_line(raised: Raised) -> str | None:
+def user_line(message: str) -> str | None:
     """`file:line` of the user's code that torch's message ends with; None where it names none."""
-    found = re.findall(r'File "([^"]+)", line (\d+)', raised.message.partition("from user code:")[2])
+    *_, stack = ["", *re.split(r"from user code:|Found from ?:", message)[1:]]
+    found = re.findall(r'File "([^"]+)", line (\d+)', stack)
     return f"{found[-1][0]}:{found[-1][1]}" if found else None
 
 

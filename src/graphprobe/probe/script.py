@@ -15,7 +15,7 @@ from types import CodeType, ModuleType, TracebackType
 
 import msgspec
 
-from graphprobe.errors import UsageError
+from graphprobe.errors import UsageError, raised_from
 
 
 class ScriptTarget(msgspec.Struct, frozen=True):
@@ -37,10 +37,14 @@ INTERRUPTED = 128
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How the program ended: the exit code, and `Type: message` of the exception that it did not catch."""
+    """How the program ended: the exit code, and `Type: message` of the exception that it did not catch.
+
+    `compiling`: that came from torch's compiler.
+    """
 
     code: int
     error: str | None = None
+    compiling: bool = False
 
 
 def check(program: ScriptTarget) -> None:
@@ -91,8 +95,9 @@ def run(program: ScriptTarget) -> Ended:
     except SystemExit as leaving:
         return Ended(_exit_code(leaving))
     except BaseException as error:
+        compiling = raised_from(error).while_compiling
         _print(error)
-        return Ended(130 if isinstance(error, KeyboardInterrupt) else 1, _described(error))
+        return Ended(130 if isinstance(error, KeyboardInterrupt) else 1, _described(error), compiling)
     return Ended(0)
 
 

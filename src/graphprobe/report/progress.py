@@ -63,7 +63,7 @@ class ProgressLine:
         file = self._file if self._file is not None else sys.stderr
         if step.fact:
             self.stop()
-            file.write(f"graphprobe: {one_line(f'{name}: {step.fact}')}; looking for the smallest case …\n")
+            file.write(f"graphprobe: {one_line(f'{name}: {step.fact}')}\n")
             file.flush()
         elif file.isatty():
             self._draw(text, file)

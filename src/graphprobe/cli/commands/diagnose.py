@@ -32,7 +32,7 @@ from graphprobe.store.diagnosis_file import dossiers_in, proof_of, read_diagnose
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.script import ScriptOptions
-    from graphprobe.findings import CallsLookedAt, Diagnosis
+    from graphprobe.findings import CallsLookedAt, Diagnosis, NamedStep
     from graphprobe.probe.script import ScriptTarget
     from graphprobe.select.step_ranges import StepSelection
 
@@ -232,11 +232,20 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
         )
     target = program.name
     document = ScriptDocument(target=target, unfinished=True)
-    progress, names = ProgressLine(), [target]
+    progress, names, facts = ProgressLine(), [target], list[str]()
 
     def began(name: str) -> None:
         names.append(name)
+        facts.clear()
         _announce(name)
+
+    def on_step(step: NamedStep) -> None:
+        progress.tell_step(names[-1], step)
+        if step.fact:
+            facts.append(step.fact)
+            so_far = FunctionDiagnosis(function=names[-1], verdict="undecided", notes=facts, unfinished=True)
+            known = [*document.diagnoses, so_far]
+            write_json(result.file, ScriptDocument(target=target, diagnoses=known, unfinished=True).to_json())
 
     def made(name: str, diagnosis: Diagnosis) -> None:
         progress.stop()
@@ -249,7 +258,7 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
             program,
             options,
             on_start=began,
-            on_step=lambda step: progress.tell_step(names[-1], step),
+            on_step=on_step,
             on_diagnosis=made,
         )
     document.ended, document.calls, document.unfinished = ended.problem, ended.calls, ended.unfinished
@@ -262,7 +271,8 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
     if ended.problem is not None:
         echo(f"{target}: {ended.problem}", err=result.printed)
     code = EXIT_OK if healthy == len(verdicts) and ended.problem is None else EXIT_UNDECIDED
-    if ended.problem is None and all(diagnosis.compiled_nothing for _, diagnosis in ended.diagnoses):
+    nothing = not ended.graphs and all(diagnosis.compiled_nothing for _, diagnosis in ended.diagnoses)
+    if ended.problem is None and nothing:
         code = EXIT_USAGE
     code = EXIT_FOUND if "fault" in verdicts else code
     diagnoses = [diagnosis for _, diagnosis in ended.diagnoses]
@@ -294,6 +304,14 @@ def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
 def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
     from graphprobe.findings import Diagnosis
 
+    facts = list[str]()
+
+    def on_step(step: NamedStep) -> None:
+        progress.tell_step(target, step)
+        if step.fact:
+            facts.append(step.fact)
+            write_json(result.file, Diagnosis(verdict="undecided", notes=facts, unfinished=True).to_json())
+
     try:
         with options.budget.alarm():
             fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
@@ -302,13 +320,7 @@ def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, ba
         _announce(target)
         asked = CompileOverrides(options.backend, options.dynamic)
         with ProgressLine() as progress:
-            diagnosis = options.diagnosis(
-                fn,
-                asked,
-                [(args, kwargs)],
-                out=options.out,
-                on_step=lambda step: progress.tell_step(target, step),
-            )
+            diagnosis = options.diagnosis(fn, asked, [(args, kwargs)], out=options.out, on_step=on_step)
     except NoTimeLeft as spent:
         late = f"{spent}: the program was not there until then"
         diagnosis = Diagnosis(verdict="undecided", notes=[late], unfinished=True)

@@ -250,6 +250,8 @@ def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accuse
         lambda: (a.inlined_function() for a in aligned),
         lambda: (of_operator(n) for _, c in calls for r in c.ran if is_higher_order((n := r.within or r.node).target)),
     ]
+    if any(c.stopped and not c.ran for _, c in calls):
+        ways = ways[:3]  # Dynamo stopped before there was a graph, in which nothing is missing then
     return next((one for way in ways for one in way() if one is not None), None)
 
 

@@ -94,7 +94,7 @@ def places_read(error: BaseException) -> list[FramePlace]:
             start, end = (getattr(entry, name, None) or 0 for name in ("colno", "end_colno"))
             line, start, end = (entry.lineno, start, end) if end else (-1, -1, -1)
             places.append(FramePlace(entry.filename, entry.lineno, line, start, end, entry.name))
-    return places[:FRAMES]
+    return (places or _told(str(error).partition("from user code:")[2]))[:FRAMES]
 
 
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
@@ -102,7 +102,11 @@ FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 
 def node_places(node: Node) -> list[FramePlace]:
     """The user's frames that a node comes from, the innermost first."""
-    found = FRAME.findall(node.stack_trace or "")
+    return _told(node.stack_trace or "")
+
+
+def _told(trace: str) -> list[FramePlace]:
+    found = FRAME.findall(trace)
     return [FramePlace(f, int(line), function=name) for f, line, name in reversed(found) if is_users(f)]
 
 

@@ -1,4 +1,4 @@
-"""Stands in for `torch.compile`, so that somebody can look at a call before the compiled function gets it.
+"""Stands between Dynamo and what it compiles, so that somebody can look at a call before the compiled function gets it.
 
 Stands in for `torch.compile`, so that a program's functions are compiled otherwise than it says.
 """
@@ -11,11 +11,13 @@ import functools
 import inspect
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from graphprobe.internals.bus import Patch, Subscription
+from graphprobe.internals.dynamo.frame_names import frame_name
 from graphprobe.internals.unseen import unseen
 
 
@@ -25,9 +27,11 @@ class Compiled:
 
     Attributes:
         fn: uncompiled; for `nn.Module.compile` the module's bound method.
-        backend, dynamic, mode, options, fullgraph: as `torch.compile` got them; the backend is never None.
+        backend, dynamic, mode, options, fullgraph: as `torch.compile` got them; the backend is never None, and with
+            Inductor the options have what a mode asks for.
         called: what the program calls: what was compiled, without the watch.
         uncompiled: from now on the program gets `fn` itself instead of what was compiled.
+        graphs: how many Dynamo has compiled in its calls.
         kept: for the observer's own notes on this function.
     """
 
@@ -39,6 +43,7 @@ class Compiled:
     fullgraph: bool = False
     called: Callable[..., Any] | None = None
     uncompiled: bool = False
+    graphs: int = 0
     kept: dict[str, Any] = field(default_factory=dict)
 
     def lone_backend(self) -> str | Callable[..., Any]:
@@ -66,15 +71,23 @@ NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})
 
 
 class CompileCalls(Subscription):
-    """Watches every function that goes through `torch.compile` while it is installed; for good, once it was compiled.
+    """Watches every function that Dynamo is to compile while this is installed; for good, once it was handed to Dynamo.
+
+    Whoever asks Dynamo is seen: `torch.compile` under any name, `nn.Module.compile`, `torch._dynamo.optimize`, and
+    libraries that take the context of a compiled module and call it on methods.
 
     `before(compiled, args, kwargs)` is called ahead of each call of such a function, `after(compiled, args, kwargs,
-    result)` behind it; while they run, compiled functions run uncompiled and `torch.compile` is torch's own, in this
+    result)` behind it; while they run, compiled functions run uncompiled and Dynamo is torch's own, in this
     thread and in every thread of children forked meanwhile. Threads take turns.
+
+    Attributes:
+        compiled: the functions.
+        unseen: names of the functions of which Dynamo has compiled graphs outside of their calls, with the counts.
 
     Args:
         before: may set `compiled.uncompiled`. What it raises goes to the program.
         after: of calls that ran compiled. What it raises goes to the program.
+        failed: `failed(compiled, args, kwargs, error)`, in place of `after`, of calls that raised.
         overrides: arguments of `torch.compile` that are put in the place of the program's.
     """
 
@@ -82,48 +95,70 @@ class CompileCalls(Subscription):
         self,
         before: Callable[[Compiled, tuple[Any, ...], dict[str, Any]], None],
         after: Callable[[Compiled, tuple[Any, ...], dict[str, Any], Any], None] | None = None,
+        failed: Callable[[Compiled, tuple[Any, ...], dict[str, Any], Exception], None] | None = None,
         *,
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
         self.compiled: list[Compiled] = []
-        self._before, self._after, self._overrides = before, after, dict(overrides or {})
+        self.unseen = Counter[str]()
+        self._before, self._after, self._failed, self._overrides = before, after, failed, dict(overrides or {})
         self._inside = contextvars.ContextVar("graphprobe_inside_before", default=False)
+        self._called = contextvars.ContextVar[Compiled | None]("graphprobe_called", default=None)
         self._turn = threading.RLock()
         self._busy = 0  # number of the process in which `before` runs; in a child nobody would give back the turn
-        super().__init__([Patch("compile_calls", "torch", "compile", self._make)])
+        patches = [
+            Patch("compile_calls", "torch._dynamo.eval_frame", "OptimizeContext.__call__", self._make),
+            Patch("compile_calls", "torch._dynamo.output_graph", "OutputGraph.call_user_compiler", self._counting),
+        ]
+        if self._overrides:
+            patches.append(Patch("compile_calls", "torch", "compile", self._overriding))
+        super().__init__(patches)
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
+        def __call__(context: Any, fn: Any) -> Any:
+            with unseen:
+                result = original(context, fn)
+            # Of a module, `forward` came through here on its own; of a class, its methods.
+            if self._is_inside() or context.export or not inspect.isfunction(result) or _is_backward(fn):
+                return result
+            record = _settings_of(context, _innermost(fn))
+            self.compiled.append(record)
+            return self._wrapper(record, result)
+
+        return __call__
+
+    def _counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call_user_compiler(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            with unseen:
+                result = original(graph, *args, **kwargs)
+            if not self._is_inside():
+                with contextlib.suppress(Exception):  # the program goes on as without the count
+                    self._count(graph)
+            return result
+
+        return call_user_compiler
+
+    def _count(self, graph: Any) -> None:
+        code, given = graph.root_tx.f_code, graph.root_tx.f_locals
+        if graph.export or _is_backward(given.get("self")):
+            return
+        if (record := self._called.get()) is not None:
+            record.graphs += 1
+        else:
+            named = frame_name(code, given)
+            self.unseen[f"{named.plain} ({named.file}:{named.line})"] += 1
+
+    def _overriding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def compile(model: Any = None, **settings: Any) -> Any:
-            if self._is_inside():
-                return original(model, **settings)
             if model is None:
                 return lambda model: compile(model, **settings)
-            given = {**settings, **self._overrides}
-            options = dict(given["options"]) if given.get("options") else None  # torch takes entries out of it
-            result = original(model, **given)
-            if given.get("disable") or result is model or inspect.isclass(model):
-                return result
-            record = Compiled(
-                _innermost(model),
-                given.get("backend") or _default_backend(),
-                given.get("dynamic"),
-                given.get("mode"),
-                options,
-                bool(given.get("fullgraph")),
-            )
-            self.compiled.append(record)
-            return self._watched(record, result)
+            with unseen:
+                return original(model, **(settings if self._is_inside() else {**settings, **self._overrides}))
 
         return compile
-
-    def _watched(self, record: Compiled, result: Any) -> Any:
-        import torch
-
-        if isinstance(result, torch.nn.Module):
-            result.forward = self._wrapper(record, result.forward)
-            return result
-        return self._wrapper(record, result)
 
     def _wrapper(self, record: Compiled, compiled: Callable[..., Any]) -> Callable[..., Any]:
         fn, record.called = record.fn, compiled
@@ -132,7 +167,17 @@ class CompileCalls(Subscription):
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._wants_compiled(record, args, kwargs):
                 return fn(*args, **kwargs)
-            result = compiled(*args, **kwargs)
+            token = self._called.set(record)
+            try:
+                with unseen:
+                    result = compiled(*args, **kwargs)
+            except Exception as error:
+                if self._failed is not None and not self._is_inside():
+                    with self._inside_turn():
+                        self._failed(record, args, kwargs, error)
+                raise
+            finally:
+                self._called.reset(token)
             if self._after is not None:
                 with self._inside_turn():
                     self._after(record, args, kwargs, result)
@@ -164,12 +209,22 @@ class CompileCalls(Subscription):
                 self._busy = 0
 
 
-def _innermost(model: Any) -> Any:
-    """What was compiled, where it is given to `torch.compile` a second time."""
-    model = getattr(model, "_orig_mod", model)
-    if getattr(model, "_torchdynamo_wrapper_id", None) == id(model):
-        return model._torchdynamo_orig_callable
-    return model
+def _innermost(fn: Any) -> Any:
+    """What is compiled: of a module's call the module, and the function itself of one that is compiled already."""
+    import torch
+
+    fn = getattr(fn, "_orig_mod", fn)
+    if getattr(fn, "_torchdynamo_wrapper_id", None) == id(fn):
+        return fn._torchdynamo_orig_callable
+    inner, owner = getattr(fn, "__wrapped__", None), getattr(fn, "__self__", None)
+    if isinstance(inner, torch.nn.Module):  # Dynamo's frame around a module of torch's own
+        return inner
+    return owner if isinstance(owner, torch.nn.Module) and fn == owner.__call__ else fn
+
+
+def _is_backward(fn: Any) -> bool:
+    """Whether this is a graph that compiled autograd has recorded: it belongs to the calls whose backward it is."""
+    return type(fn).__name__.startswith("CompiledAutograd")
 
 
 def mode_names() -> list[str]:
@@ -181,10 +236,15 @@ def mode_names() -> list[str]:
 
 def settings_of_compiled(fn: Any) -> Compiled:
     """What `torch.compile` was given, and with which settings; of a function that is not compiled torch's defaults."""
-    record = Compiled(_original(fn), _default_backend())
     context = _context_of(fn)
-    if context is None:
-        return record
+    return Compiled(_original(fn), _default_backend()) if context is None else _settings_of(context, _original(fn))
+
+
+def _settings_of(context: Any, fn: Any) -> Compiled:
+    """The settings of a function that this context of Dynamo's compiles."""
+    import torch
+
+    record = Compiled(fn, _default_backend())
     backend: Any = getattr(context, "callback", None)
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
@@ -193,16 +253,17 @@ def settings_of_compiled(fn: Any) -> Compiled:
     if getattr(backend, "compiler_name", None) == "inductor":
         record.backend, record.options = "inductor", dict(getattr(backend, "config", None) or {}) or None
     elif backend is not None:
-        inner = getattr(backend, "compiler_fn", backend)  # of a wrapper with mode and options, the backend itself
-        record.backend = backend if getattr(backend, "kwargs", None) else _named(inner)
+        record.backend = _named(getattr(backend, "compiler_fn", backend), getattr(backend, "compiler_name", ""))
+        if isinstance(backend, torch._TorchCompileWrapper):
+            record.mode, record.options = backend.kwargs.get("mode"), backend.kwargs.get("options")
     return record
 
 
-def _named(backend: Any) -> Any:
-    """The name of a backend that torch has registered under its function's name, else the backend."""
+def _named(backend: Any, name: str) -> Any:
+    """The name of a backend that torch has registered under `name`, or its function's name, else the backend."""
     from torch._dynamo.backends import registry
 
-    name = getattr(backend, "__name__", "")
+    name = name or getattr(backend, "__name__", "")
     return name if name in backend_names() and registry.lookup_backend(name) is backend else backend
 
 

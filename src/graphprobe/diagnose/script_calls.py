@@ -1,0 +1,125 @@
+"""What a call of a script is given: its mode and signature, copies of its tensors, and whether its result is finite.
+
+Imports no torch before the script does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphprobe.internals.dynamo.compile_calls import flattened, mapped
+
+if TYPE_CHECKING:
+    import torch
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def mode_of(fn: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """What calls must have in common to be diagnosed as one sequence: gradients on or off, training or not."""
+    import torch
+
+    owners = [fn, getattr(fn, "__self__", None), *args]
+    training = tuple(m.training for m in owners if isinstance(m, torch.nn.Module))
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), training)
+
+
+def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a compiled function looks at to decide whether it must be compiled again, as far as arguments show it."""
+    import torch
+
+    leaves, structure = flattened((tuple(args), dict(kwargs)))
+
+    def seen(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            stride = leaf.stride() if leaf.layout is torch.strided else ()
+            return (tuple(leaf.shape), stride, leaf.dtype, leaf.device, leaf.requires_grad)
+        plain = isinstance(leaf, (bool, int, float, complex, str, type(None)))
+        return (type(leaf), repr(leaf)) if plain else type(leaf)
+
+    return (structure, *map(seen, leaves))
+
+
+def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """The arguments with every tensor a copy without history; they share memory with each other as the originals do.
+
+    The function's own parameters and buffers, and what cannot be copied, stay as they are.
+    """
+    import torch
+
+    from graphprobe.diagnose.program import Program, tensors_of
+    from graphprobe.engine.values import capture, why_not
+
+    own = {id(tensor) for tensor in Program(fn, [(args, kwargs)]).state()}
+    found = {id(t): t for t in tensors_of((args, kwargs)) if id(t) not in own and why_not(t) is None}
+    with torch.inference_mode(False), torch.no_grad():
+        copies = dict(zip(found, capture(list(found.values()), rng=False).restore(), strict=True))
+    for key, copy in copies.items():
+        _mark_alike(found[key], copy)
+    result: tuple[Any, Mapping[str, Any]] = mapped(lambda t: copies.get(id(t), t), (tuple(args), dict(kwargs)))
+    return result
+
+
+class Given:
+    """The arguments of a call that is about to be made, tensors that calls change in place as they are before it.
+
+    Args:
+        changed: numbers of the leaves that earlier calls have changed, which are copied; `before` adds those of this.
+    """
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], changed: set[int]) -> None:
+        self._call, self._changed = (tuple(args), dict(kwargs)), changed
+        self._versions = self._versions_now()
+        self._copies: dict[int, Any] = {}
+        with contextlib.suppress(Exception):  # a tensor that cannot be copied, inside of a transform for instance
+            leaves, _ = flattened(self._call)
+            self._copies = {i: leaves[i].detach().clone().requires_grad_(leaves[i].requires_grad) for i in changed}
+
+    def before(self) -> tuple[Any, Mapping[str, Any]]:
+        """The arguments, once the call was made."""
+        now = self._versions_now()
+        self._changed |= {i for i, version in now.items() if version != self._versions.get(i)}
+        numbers = itertools.count()
+        call: tuple[Any, Mapping[str, Any]] = mapped(lambda leaf: self._copies.get(next(numbers), leaf), self._call)
+        return call
+
+    def _versions_now(self) -> dict[int, int]:
+        """Of each tensor the number that grows with each change; not of tensors of inference mode, which have none."""
+        found = {}
+        for i, leaf in enumerate(flattened(self._call)[0]):
+            with contextlib.suppress(RuntimeError, AttributeError):
+                found[i] = leaf._version
+        return found
+
+
+def is_finite(result: Any) -> bool:
+    """Whether no tensor in a result holds a NaN or an infinity; tensors that cannot tell count as finite."""
+    import torch
+
+    from graphprobe.diagnose.program import tensors_of
+    from graphprobe.engine.values import why_not
+
+    found = (t.detach() for t in tensors_of(result) if why_not(t) is None)
+    try:
+        finite = [torch.isfinite(t).all() for t in found if t.is_floating_point() or t.is_complex()]
+        return not finite or bool(torch.stack([flag.to(finite[0].device) for flag in finite]).all())  # one number
+    except Exception:  # a dtype without `isfinite`, a value inside vmap: the program goes on as without the look
+        return True
+
+
+def is_whole(call: tuple[Any, Mapping[str, Any]]) -> bool:
+    """Whether a copied call can be made again later: not one with an object that it has changed, such as a cache."""
+    import torch
+
+    kinds = (*PLAIN, torch.Tensor, torch.nn.Module, torch.dtype, torch.device)
+    return all(isinstance(leaf, kinds) for leaf in flattened(call)[0])
+
+
+def _mark_alike(original: torch.Tensor, copy: torch.Tensor) -> None:
+    """What `mark_dynamic` and its like have noted on a tensor."""
+    for name, value in vars(original).items():
+        if name.startswith("_dynamo_"):
+            setattr(copy, name, value)

@@ -1,0 +1,210 @@
+"""Whoever asks Dynamo to compile is seen; what could not be diagnosed is listed; what is raised only compiled, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Finished
+
+Python = Callable[..., Finished]
+Diagnosed = Callable[..., tuple[Finished, list[dict[str, Any]]]]
+
+HEAD = """\
+import sys
+import threading
+import torch
+from torch import compile as under_another_name, nn
+
+wrong = sys.argv[1] == "wrong"
+
+def backend(graph, inputs):
+    return lambda *args: [value + wrong for value in graph(*args)]
+
+def f(x):
+    return x * 2
+
+"""
+
+FORMS = {
+    "optimize": "torch._dynamo.optimize(backend)(f)(x)",
+    "another name": "under_another_name(f, backend=backend)(x)",
+    "a compiled method": """\
+class Net(nn.Module):
+    @torch.compile(backend=backend)
+    def encode(self, x):
+        return f(x)
+Net().encode(x)""",
+    "compile() of a module": """\
+class Net(nn.Module):
+    def forward(self, x):
+        return f(x)
+net = Net()
+net.compile(backend=backend)
+net(x)""",
+    "in a thread": """\
+thread = threading.Thread(target=lambda: torch.compile(f, backend=backend)(x))
+thread.start()
+thread.join()""",
+}
+
+
+@pytest.fixture
+def diagnosed(run_warm: Python, tmp_path: Path) -> Diagnosed:
+    """How diagnosing a script ended, and the diagnoses in its document; there are none where nothing was compiled."""
+
+    def run(script: str, *args: str, code: int) -> tuple[Finished, list[dict[str, Any]]]:
+        (tmp_path / "train.py").write_text(script, "utf-8")
+        made = run_warm("-m", "graphprobe", "diagnose", "--json", "result.json", "train.py", *args, cwd=tmp_path)
+        assert made.code == code, made.out + made.err
+        file = tmp_path / "result.json"
+        found = json.loads(file.read_text("utf-8"))["diagnoses"] if file.exists() else []
+        file.unlink(missing_ok=True)
+        return made, found
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_every_way_to_compile(form: str, diagnosed: Diagnosed) -> None:
+    script = f"{HEAD}x = torch.ones(3)\n{FORMS[form]}\nprint('ended')\n"
+    done, [found] = diagnosed(script, "wrong", code=1)
+    assert "ended" in done.out
+    assert found["verdict"] == "fault" and "(train.py:" in found["function"]
+    done, [found] = diagnosed(script, "right", code=0)
+    assert found["verdict"] == "healthy" and "HEALTHY" in done.out
+
+
+LIGHTNING = """\
+import sys
+import torch
+from torch import nn
+
+how = sys.argv[1]
+
+def backend(graph, inputs):
+    return lambda *args: [value * (1 + (how == "wrong")) for value in graph(*args)]
+
+class Lit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, i):
+        x, y = batch
+        loss = (self(x)[:, 0] - y).square().mean()
+        if how == "log":
+            self.log("loss", loss)
+        return loss
+
+    def log(self, name, value):
+        vars(self.training_step)
+
+def from_compiled(model):
+    lit = model._orig_mod
+    lit.forward = model.dynamo_ctx(lit.forward)
+    lit.training_step = model.dynamo_ctx(lit.training_step)
+    return lit
+
+lit = from_compiled(torch.compile(Lit(), backend=backend))
+lit.training_step((torch.randn(8, 4), torch.randn(8)), 0).backward()
+print("gradient", lit.net.weight.grad.shape)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("wrong", 1), ("log", 1), ("right", 0)])
+def test_methods_that_lightning_compiles(how: str, code: int, diagnosed: Diagnosed) -> None:
+    """Lightning takes the context of the compiled module; its `log` asks a method for its attributes."""
+    done, [found, *_] = diagnosed(LIGHTNING, how, code=code)
+    assert found["function"] == "Lit.training_step (train.py:18)" and "gradient torch.Size([1, 4])" in done.out
+    if how == "log":
+        [finding] = found["findings"]
+        assert "InternalTorchDynamoError: AttributeError: 'method' object has no attribute '__dict__'" in done.err
+        assert (finding["kind"], finding["stage"], finding["op"]) == ("crash_compile", "dynamo", "vars")
+        assert finding["source"].endswith("train.py:26") and "at train.py:26" in done.err
+
+
+OUTSIDE = """\
+import sys
+import torch
+
+torch._dynamo.config.raise_on_ctx_manager_usage = False
+
+def f(x):
+    return x * 2
+
+def backend(graph, inputs):
+    if sys.argv[1] == "raises":
+        raise ValueError("no such kernel")
+    return graph.forward
+
+with torch._dynamo.optimize(backend) if sys.argv[1] != "plain" else torch.no_grad():
+    print(f(torch.ones(2)))
+"""
+
+
+@pytest.mark.slow
+def test_what_could_not_be_diagnosed_is_listed(diagnosed: Diagnosed) -> None:
+    done, [found] = diagnosed(OUTSIDE, "compiles", code=125)
+    said = "Dynamo compiled 1 graph outside of the calls that are diagnosed: f ("
+    assert found["verdict"] == "undecided" and found["notes"][0].startswith(said), found
+    assert "train.py:6)" in found["notes"][0] and said[:30] in " ".join(done.out.split())
+    done, [found] = diagnosed(OUTSIDE, "raises", code=125)
+    assert (
+        "torch's compiler raised BackendCompilerFailed" in found["notes"][0] and "no such kernel" in found["notes"][0]
+    )
+    done, found = diagnosed(OUTSIDE, "plain", code=2)
+    assert "train.py compiled nothing: no call of torch.compile" in done.err
+
+
+LATE = """\
+import sys
+import torch
+
+how, calls = sys.argv[1], 0
+
+def backend(graph, inputs):
+    def run(*args):
+        global calls
+        calls += 1
+        if how == "by value" and float(args[0].max()) > 100 or how == "by number" and calls == 13:
+            raise RuntimeError("kernel launch failed")
+        return graph(*args)
+    return run
+
+@torch.compile(backend=backend)
+def f(x):
+    if how == "both":
+        torch.linalg.cholesky(x.new_full((2, 2), 1.0) * (1 - x.max()))
+    return x * x
+
+for step in range(1, 21):
+    try:
+        f(torch.full((4,), 200.0 if step == 13 else 0.5))
+    except RuntimeError as error:
+        print("caught", error)
+print("ended")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("by value", 1), ("by number", 125), ("both", 0), ("never", 0)])
+def test_an_exception_of_a_late_call(how: str, code: int, diagnosed: Diagnosed) -> None:
+    """Though the script catches the exception: a finding, if the call raises compiled alone, and never HEALTHY."""
+    done, found = diagnosed(LATE, how, code=code)
+    assert "ended" in done.out and ("caught" in done.out) is (how != "never")
+    if how == "by value":
+        assert (found[-1]["function"], found[-1]["verdict"]) == ("f (train.py:15), call 13", "fault")
+    if how == "by number":
+        assert found[-1]["notes"][0].startswith("call 13 raised RuntimeError: kernel launch failed, which")
+    if how == "both":
+        assert found[-1]["raises"]
