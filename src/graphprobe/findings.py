@@ -43,7 +43,17 @@ def kind_of_death(signal: str | None) -> Kind:
 
 
 Stage = Literal[
-    "dynamo", "aot", "decomposition", "pre_grad", "joint", "post_grad", "lowering", "codegen", "runtime", "unknown"
+    "dynamo",
+    "backend",
+    "aot",
+    "decomposition",
+    "pre_grad",
+    "joint",
+    "post_grad",
+    "lowering",
+    "codegen",
+    "runtime",
+    "unknown",
 ]
 
 
@@ -55,6 +65,7 @@ def told_more(reason: str, more: str) -> str:
 
 STAGES: tuple[Stage, ...] = (
     "dynamo",
+    "backend",
     "aot",
     "decomposition",
     "pre_grad",
@@ -144,9 +155,11 @@ class Finding(msgspec.Struct, kw_only=True):
 
     Attributes:
         kind: what is wrong, as the program shows it.
-        stage: where it comes from; `unknown` where the ladder could not tell.
+        stage: where it comes from; `backend` is the whole of a backend other than Inductor; `unknown` where the ladder
+            could not tell.
+        backend: of the stage `backend`: its name, and for one of the program `(file.py:line)` behind it.
         direction: of the graph that it is in.
-        pass_: the graph pass, as torch names it; None outside of the pass stages.
+        pass_: the graph pass, as torch names it, or one of the program with `(file.py:line)` behind it; None of others.
         op: aten name (torch name at Dynamo level) of the best suspect; None if no op could be named.
         also: other suspects of the same fault, the likeliest first.
         node: FX node of `op` in the graph of the stage.
@@ -168,6 +181,7 @@ class Finding(msgspec.Struct, kw_only=True):
     kind: Kind
     stage: Stage
     direction: Literal["forward", "backward"] = "forward"
+    backend: str | None = None
     pass_: str | None = msgspec.field(default=None, name="pass")
     op: str | None = None
     also: list[str] = []
@@ -183,6 +197,19 @@ class Finding(msgspec.Struct, kw_only=True):
     proof: Literal["piece", "program"] | None = None
     reason: str = ""
     worst: Worst | None = None
+
+    @property
+    def stage_name(self) -> str:
+        """The stage, as people call it."""
+        return self.backend or self.stage
+
+    @property
+    def backend_in_words(self) -> str:
+        """``your backend `name` (file.py:line)``, and the backend's pass that is to blame; of the stage `backend`."""
+        name, bracket, place = (self.backend or "").partition(" (")
+        by, _, line = (self.pass_ or "").partition(" (")
+        within = f", in its pass `{by}`{f' ({line}' if line else ''}" if by else ""
+        return f"{'your' if bracket else 'the'} backend `{name}`{bracket}{place}{within}"
 
 
 class Latent(msgspec.Struct, kw_only=True, frozen=True):
@@ -295,7 +322,7 @@ class Diagnosis(ShowsItself, msgspec.Struct, kw_only=True):
         largest_z: the largest local error seen.
         notes: what could not be checked and why; of an undecided verdict the reason stands first.
         raises: the exception in which the program ends, uncompiled and compiled; empty where it returns.
-        rungs: the ladder, first rung first; of a backend that is not Inductor `dynamo` and `kernels` only.
+        rungs: the ladder, first rung first; of a backend that is not Inductor `dynamo` and `plain` only.
         unfinished: the budget ended it before all was looked into.
     """
 

@@ -115,7 +115,7 @@ def test_healthy_callable(options: tuple[str, ...], inside: str, diagnose: Pytho
     assert tuple(document) == Diagnosis.__struct_fields__
     diagnosis = msgspec.convert(document, Diagnosis)
     assert (diagnosis.verdict, diagnosis.latent) == ("healthy", [])
-    assert [(rung.name, rung.state) for rung in diagnosis.rungs] == [("dynamo", inside), ("kernels", "right")]
+    assert [(rung.name, rung.state) for rung in diagnosis.rungs] == [("dynamo", inside), ("plain", "right")]
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["small.json", "targets.py"]
 
 

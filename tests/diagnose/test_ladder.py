@@ -234,7 +234,7 @@ def test_what_torch_refuses_is_no_fault(
     assert (finding.kind, finding.dossier, finding.proof) == ("unsupported", None, None)
     assert words in finding.reason and remedy in finding.reason
     assert found.notes[0] == finding.reason, "the reason stands first"
-    assert [name for name in told if name in RUNGS] == ["kernels"], "nothing is looked for"
+    assert [name for name in told if name in RUNGS] == ["plain"], "nothing is looked for"
 
 
 def test_without_fullgraph_a_graph_break_is_healthy(tmp_path: Path) -> None:

@@ -40,12 +40,12 @@ WRONG_PLAIN = {"plain": [OFF]}
 def test_a_step_that_hangs_is_ended_and_the_budget_is_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = MadeUp(monkeypatch, kernels=LATE, plain=LATE)
+    made = MadeUp(monkeypatch, plain=LATE)
     found = made.diagnosis(tmp_path / "out", backend="other")
     assert (found.verdict, found.exit_code, found.unfinished, found.findings) == ("undecided", 125, True, [])
-    assert found.notes[0] == f"{NOT_FOUND_OUT}; the last 60 s in the step kernels in hanging (program.py:3)"
-    assert made.begun == ["uncompiled", "kernels"], "what the user runs is the first that is compiled"
-    assert states(found) == {"dynamo": "not_run", "kernels": "not_run"}
+    assert found.notes[0] == f"{NOT_FOUND_OUT}; the last 60 s in the step plain in hanging (program.py:3)"
+    assert made.begun == ["uncompiled", "plain"], "what the user runs is the first that is compiled"
+    assert states(found) == {"dynamo": "not_run", "plain": "not_run"}
 
 
 def test_a_step_limit_makes_a_hang_of_what_a_budget_only_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_a_fault_stays_one_however_little_is_found_out_of_it(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = Difference("side_effect", 0, "the random generator of Python", "it was moved")
-    made = MadeUp(monkeypatch, {"kernels": [moved]}, spent_at=step)
+    made = MadeUp(monkeypatch, {"plain": [moved]}, spent_at=step)
     explain = unexplained.findings_for if step == "culprit" else None
     found = made.diagnosis(tmp_path / "out", backend="other", explain=explain)
     assert (found.verdict, found.exit_code, found.unfinished) == ("fault", 1, True)

@@ -41,7 +41,7 @@ from graphprobe.diagnose.dossier.own_backend import (
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction.case_folder import finding_of
 from graphprobe.diagnose.reduction.load_case import load_case
-from graphprobe.diagnose.settings import changed_settings
+from graphprobe.diagnose.settings import Compilation, changed_settings
 from graphprobe.engine.values import capture
 
 LIMIT = (3, "words")
@@ -331,6 +331,29 @@ def test_forms_of_a_backend(form: str) -> None:
 )
 def test_it_is_called_as_the_program_calls_it(backend: Any, shown: str) -> None:
     assert shown_name(backend) == shown
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "line"),
+    [
+        (refusing, "refusing", "def refusing"),
+        ("own_refusing", "own_refusing", "def refusing"),
+        (of_partial, "of_partial", "def refusing"),
+        (of_aot, "of_aot", "of_aot, of_aot_fine ="),
+        (instance, "instance", "instance = Derived"),
+        (Derived(2.5), "", "    def __call__"),
+        (Derived(2.5).compile, "", "    def compile"),
+        (graphprobe.Wrapped(refusing, "refusing", {}), "refusing", "def refusing"),
+        ("eager", "eager", None),
+    ],
+)
+def test_a_backend_is_named_with_the_line_that_defines_it(backend: Any, name: str, line: str | None) -> None:
+    told = Compilation(backend, None, Path()).told_backend
+    shown, _, place = told.rstrip(")").partition(" (")
+    assert shown.startswith(name)
+    lines = Path(__file__).read_text().splitlines()
+    assert (lines[int(place.rpartition(":")[2]) - 1] if place else "").startswith(line or "")
+    assert bool(place) == (line is not None)
 
 
 def test_names_that_every_torch_knows_need_no_text() -> None:

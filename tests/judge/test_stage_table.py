@@ -15,8 +15,7 @@ from graphprobe.judge.stage_table import DIED, GRAPHS, LAID_OUT, RULES, Evidence
 # In the order of the table: what holds for a row and for none above it.
 ROWS: list[tuple[Stage, str, Evidence]] = [
     ("runtime", "kept from before", Evidence("wrong_value", cached=True)),
-    ("runtime", "another backend dies", Evidence("segfault", inductor=False)),
-    ("codegen", "another backend is one stage", Evidence("wrong_value", inductor=False)),
+    ("backend", "another backend is one stage", Evidence("wrong_value", inductor=False)),
     ("dynamo", "while Dynamo read", Evidence("crash_compile", raised_in="dynamo")),
     ("dynamo", "catches", Evidence("crash_compile", "dynamo", raised_in="decomposition", caught=True)),
     ("aot", "while AOTAutograd traced", Evidence("crash_compile", raised_in="aot")),

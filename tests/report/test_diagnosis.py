@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from graphprobe.diagnose.dossier.report import report_text
 from graphprobe.findings import BitDifference, Diagnosis, Finding, Kind, LargestZ, Stage, Worst, in_words, read_document
 from graphprobe.report.diagnosis import (
     CRASHES,
@@ -113,6 +115,38 @@ def test_fault_tells_everything(tmp_path: Path) -> None:
     long = [line for line in text.splitlines() if len(line) > WIDTH]
     assert all(str(tmp_path) in line for line in long)
     assert "\x1b" not in text
+
+
+INDUCTORS = re.compile(r"Inductor|codegen|code generation|C\+\+|report it|PyTorch")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "in your backend `mine` (b.py:67): Dynamo's graph is right, and what the backend returns for it is not."),
+        (
+            {"pass_": "drop (b.py:27)"},
+            "in your backend `mine` (b.py:67), in its pass `drop` (b.py:27): the graph before the pass is right, and "
+            "the graph after the pass is not.",
+        ),
+        ({"kind": "crash_compile"}, "in your backend `mine` (b.py:67): Dynamo's graph is right."),
+        (
+            {"backend": "tvm"},
+            "in the backend `tvm`: Dynamo's graph is right, and what the backend returns for it is not.",
+        ),
+    ],
+)
+def test_a_backend_of_the_program_is_called_by_its_name(fields: dict[str, Any], said: str, tmp_path: Path) -> None:
+    own = {"stage": "backend", "backend": "mine (b.py:67)", "op": "aten.neg.default", **fields}
+    made = finding(**own, dossier=str(tmp_path), proof="piece")
+    text, end = words(told(Diagnosis(verdict="fault", findings=[made]))), io.StringIO()
+    assert f"It goes wrong {said}" in text
+    print_end([Diagnosis(verdict="fault", findings=[made])], verdict="fault", name="f", target=["f"], file=end)
+    failed = [*lines_from(Diagnosis(verdict="fault", findings=[made])), report_text(made, versions={}, files={})]
+    everywhere = "\n".join([text, end.getvalue(), *failed])
+    assert f"Stage: {own['backend']}." in everywhere and not INDUCTORS.search(everywhere)
+    with_inductor = told(Diagnosis(verdict="fault", findings=[finding(dossier=str(tmp_path), proof="piece")]))
+    assert len({*INDUCTORS.findall(words(with_inductor))}) == 3
 
 
 def test_several_faults_are_numbered() -> None:

@@ -12,7 +12,7 @@ import pytest
 from graphprobe.errors import SchemaError, UsageError
 from graphprobe.findings import Diagnosis, Finding, FunctionDiagnosis, LargestZ, Rung, ScriptDocument
 from graphprobe.report.html.render import rendered
-from graphprobe.report.html.sections_diagnosis import report_from, states
+from graphprobe.report.html.sections_diagnosis import ladder_section, report_from, states
 from report.samples import fault, finding, healthy, rungs, source
 from store.dump_helpers import read_diagnosed
 
@@ -134,6 +134,14 @@ def test_ladder(right: str, wrong: str, stages: list[str], expected: str) -> Non
     ladder = rungs(*right.split(), wrong=wrong.split())
     diagnosis = Diagnosis(verdict="fault" if stages else "healthy", findings=findings, rungs=ladder)
     assert " ".join(word.replace(" ", "-") for _, _, word, _ in states(diagnosis)) == expected
+
+
+def test_a_backend_that_is_not_inductor_has_a_rung_of_its_own() -> None:
+    accused = Finding(kind="wrong_value", stage="backend", backend="mine (b.py:67)")
+    ladder = [Rung(name="dynamo", state="right"), Rung(name="plain", state="wrong")]
+    section = ladder_section(Diagnosis(verdict="fault", findings=[accused], rungs=ladder))
+    assert section.summary == "first wrong: Backend"
+    assert "mine" in str(section.body) and "Kernels" not in str(section.body)
 
 
 def test_no_rung_is_wrong_for_its_last_bits() -> None:

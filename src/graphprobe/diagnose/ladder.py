@@ -90,7 +90,7 @@ class Ladder:
         self.reports: dict[RungName, RungReport] = {}
         self.origins: dict[RungName, Origin] = {}
         self.alike: set[str] = set()
-        self.top: RungName = "plain" if compilation.is_inductor else "kernels"
+        self.top: RungName = "plain"
         self.reference: Reference | None = None
         self.suspected: list[Latent] = []  # by searches other than the rungs'
         self.longest_s = 0.0  # of the steps so far that ended
@@ -138,10 +138,10 @@ class Ladder:
             self._settle()
             if self.result.verdict == "healthy" and self.top not in self.alike:
                 self._look_at_bits(self)
-            rungs: Sequence[RungName] = RUNGS if self.compilation.is_inductor else ("dynamo", "kernels")
+            rungs: Sequence[RungName] = RUNGS if self.compilation.is_inductor else ("dynamo", "plain")
             self.result.rungs = [notes.rung(name, self.failing.get(name)) for name in rungs]
             for finding in self.result.findings:
-                complete_dossier(finding, self.result.rungs, self.compilation.backend_name)
+                complete_dossier(finding, self.result.rungs, self.compilation.told_backend)
 
     def tell_facts(self, *facts: str) -> None:
         """Tell what is known from now on."""
@@ -496,6 +496,7 @@ class Ladder:
         notes.as_the_program_fails(self.result.findings, "aliasing", certain)
         for finding in self.result.findings:
             finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
+            finding.backend = self.compilation.told_backend if finding.stage == "backend" else None
         proven = any(f.proof for f in self.result.findings)
         with self.in_time("whether the program fails by itself"):
             if not proven or has_long_repro(self.result.findings[0]):

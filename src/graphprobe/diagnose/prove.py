@@ -315,6 +315,7 @@ class Prover:
         """Write the dossier and note in the finding how its repro does in a process of its own."""
         limits = allowed(result.reference) if result.reference.wide is not None or result.reference.exact else []
         case = replace(case, kind=made.kind, allowed=limits)
+        made.backend = self.compilation.told_backend if made.stage == "backend" else None
         folder = free_folder(self.compilation.folder, made)
         made.dossier, made.proof = str(folder), "piece"
         try:

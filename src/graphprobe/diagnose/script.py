@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -509,6 +508,6 @@ def name_of(fn: Any) -> str:
     name = type(module).__qualname__ if module is not None else plain.replace("<locals>.", "")
     if code is None:
         return name
-    file = code.co_filename
-    below = os.path.relpath(file) if os.path.exists(file) else file
-    return f"{name} ({file if below.startswith('..') else below}:{code.co_firstlineno})"
+    from graphprobe.engine.naming import short_place
+
+    return f"{name} ({short_place(code.co_filename, code.co_firstlineno)})"

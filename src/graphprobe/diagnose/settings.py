@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from graphprobe.diagnose.dossier.environment import environment
-from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_hook, shown_name
+from graphprobe.diagnose.dossier.own_backend import (
+    STAND_IN,
+    OwnBackend,
+    own_hook,
+    place_of_backend,
+    shown_name,
+)
 from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.internals.compiler_settings import changed_values
 from graphprobe.internals.dynamo.torch_backends import registered
@@ -77,6 +83,13 @@ class Compilation:
     def backend_name(self) -> str:
         """A name that stock torch knows; `eager` stands in for functions, see `Case.own_backend`."""
         return self.backend if isinstance(self.backend, str) and self.maker is None else STAND_IN
+
+    @property
+    def told_backend(self) -> str:
+        """Its name, and where the program defines it: `name (file:line)`."""
+        place = place_of_backend(self.backend) if self.maker is not None else None
+        name = shown_name(self.backend).strip('"')
+        return name if place is None else f"{name} ({place})"
 
     @property
     def maker(self) -> Callable[[], Any] | None:

@@ -143,7 +143,7 @@ def _searched(
     if not found and point in ("partition", "pre_grad", "joint", "post_grad") and not crashed:
         found = _ask(ladder, partial(steps.between, program, compilation, point))
     if not found and first.kind != "side_effect":
-        wanted = rung if rung in ("dynamo", "aot", "kernels") else stage
+        wanted = rung if rung in ("dynamo", "aot", "kernels") else stage if compilation.is_inductor else "backend"
         found = _ask(ladder, partial(steps.blame, program, compilation, wanted, known, first))
     return found
 

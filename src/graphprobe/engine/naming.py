@@ -35,6 +35,12 @@ def source_of(node: Node) -> str | None:
     return f"{file}:{line}"
 
 
+def short_place(file: str, line: int) -> str:
+    """`file:line`, the file relative if it is below here."""
+    below = os.path.relpath(file) if os.path.exists(file) else file
+    return f"{file if below.startswith('..') else below}:{line}"
+
+
 def module_of(node: Node) -> str | None:
     """Dotted path of the module whose forward made the node, e.g. `blocks.3.mlp`; None when it is not known."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}

@@ -6,6 +6,7 @@ from the uncompiled program:
 | stage | its output | run by |
 |---|---|---|
 | `dynamo` | the graphs made of the Python code, and its side effects | Python, node by node |
+| `backend` | what a backend other than Inductor returns for these graphs | the backend |
 | `aot` | forward and backward graphs without in-place changes, and what is saved in between | op by op |
 | `decomposition` | the same in simpler operations, also where tracing carries them out | op by op |
 | `pre_grad`, `joint`, `post_grad` | the graphs after these passes; `joint` splits off the backward | op by op |
@@ -96,8 +97,7 @@ def _graphs(stage: Stage, point: Graphs, what: str) -> Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule("runtime", "it fails only with what torch has kept from before", lambda e: e.cached),
-    Rule("runtime", "another backend dies while it runs", lambda e: _foreign(e) and e.kind in DIED),
-    Rule("codegen", "another backend is one stage", _foreign),
+    Rule("backend", "another backend is one stage", _foreign),
     _raised("dynamo", "while Dynamo read the Python code"),
     Rule(
         "dynamo",

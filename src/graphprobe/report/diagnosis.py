@@ -82,6 +82,7 @@ CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "unsupported")
 
 STAGES = {
     "dynamo": "reading the Python code (Dynamo), where the program is recorded as a graph of operations",
+    "backend": "the backend, which is not Inductor",
     "aot": "preparing the graph (AOTAutograd), where in-place changes are removed and the backward graph is made",
     "decomposition": "decomposing, where an operation is replaced by several simpler ones",
     "pre_grad": "rewriting the graph before the backward graph is made (pre-grad passes)",
@@ -102,7 +103,7 @@ def told(finding: Finding, place: Callable[[str], SourcePlace], folder: str | No
         folder: the dossier, as it is to be named; None where there is none, or it is not at hand.
     """
     verb = "begins to differ" if finding.kind == "not_bitwise" else "goes wrong"
-    where = f"It {verb} in {STAGES.get(finding.stage, finding.stage)}."
+    where = f"It {verb} in {stage_in_words(finding)}."
     if finding.stage == "unknown":
         where = "Which stage of the compiler is to blame could not be told."
     texts: list[Content] = [text for text in (values_in_words(finding), where) if text]
@@ -111,6 +112,16 @@ def told(finding: Finding, place: Callable[[str], SourcePlace], folder: str | No
     elif folder is None:
         texts.append(f"The proof, {finding.dossier}, is not at hand.")
     return [*texts, facts_of(finding, place, folder)]
+
+
+def stage_in_words(finding: Finding) -> str:
+    """Where in the compiler a fault is, for people who have never looked inside."""
+    if finding.backend is None:
+        return STAGES.get(finding.stage, finding.stage)
+    subject = "the graph before the pass" if finding.pass_ else "Dynamo's graph"
+    wrong = "the graph after the pass" if finding.pass_ else "what the backend returns for it"
+    end = "" if finding.kind in CRASHES else f", and {wrong} is not"
+    return f"{finding.backend_in_words}: {subject} is right{end}"
 
 
 def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str | None) -> Facts:
@@ -138,7 +149,7 @@ def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str 
         command = Command(f"python {shlex.quote(str(Path(folder) / 'repro.py'))}")
         rows.append(("proof", Code(folder)))
         rows.append(("see it", [command, Note(SEE_IT)]))
-        rows.append(("report it", Code(str(Path(folder) / "REPORT.md"))))
+        rows.append(("report it" if finding.backend is None else "report", Code(str(Path(folder) / "REPORT.md"))))
     elif folder is not None:
         rows.append(("kept in", Code(folder)))
     if measured := details(finding):
@@ -202,7 +213,7 @@ def values_in_words(finding: Finding) -> str:
 def in_short(finding: Finding) -> str:
     """What goes wrong, with the values, and in which stage."""
     values = ": expected {}, got {}".format(*expected_in_words(finding.worst)) if finding.worst is not None else ""
-    return f"{sentence(finding).rstrip('.')}{values}. Stage: {finding.stage}."
+    return f"{sentence(finding).rstrip('.')}{values}. Stage: {finding.stage_name}."
 
 
 def is_proven(finding: Finding) -> bool:
@@ -354,7 +365,7 @@ def lines_from(diagnosis: Diagnosis) -> list[str]:
     """What was found, finding by finding, or why nothing could be told; empty of a healthy diagnosis."""
     lines: list[str] = []
     for finding in diagnosis.findings:
-        lines.append(f"{sentence(finding)} Stage: {finding.stage}.")
+        lines.append(f"{sentence(finding)} Stage: {finding.stage_name}.")
         lines += [f"  {words}" for words in [values_in_words(finding)] if words]
         for label, value in facts_of(finding, SourcePlace, finding.dossier).rows:
             first, *further = (line for line, *_ in lines_of(value))
@@ -368,7 +379,7 @@ def first_line_from(diagnosis: Diagnosis) -> str:
     """The first finding in one line, with the program's line; the first note of an undecided diagnosis."""
     for finding in diagnosis.findings:
         place = f" at {finding.source}" if finding.source else ""
-        return f"{sentence(finding).rstrip('.')}{place}. Stage: {finding.stage}."
+        return f"{sentence(finding).rstrip('.')}{place}. Stage: {finding.stage_name}."
     return _one_line(diagnosis.notes[0]) if diagnosis.notes else ""
 
 

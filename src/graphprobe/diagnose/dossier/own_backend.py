@@ -9,6 +9,7 @@ import ast
 import contextlib
 import functools
 import importlib.util
+import inspect
 import linecache
 import re
 import sys
@@ -22,6 +23,7 @@ from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.diagnose.program_text.parts import Place, TextProgram, bindings, tree_of
 from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.program_text.text import program_text
+from graphprobe.engine.naming import short_place
 from graphprobe.internals.dynamo.torch_backends import aot_arguments, aot_autograd, registered, unwrapped
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.probe.frames.encoding import Encoder
@@ -121,6 +123,22 @@ def shown_name(backend: Any) -> str:
     if arguments is not None:
         return f"aot_autograd(fw_compiler={shown_name(arguments['fw_compiler'])})"
     return re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(inner).split()))[:80]
+
+
+def place_of_backend(backend: Any) -> str | None:
+    """`file:line` where the program defines a backend, or gives it its name; None where it does neither."""
+    inner, _ = unwrapped((registered(backend) or backend) if isinstance(backend, str) else backend)
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    code = getattr(inspect.unwrap(inner), "__code__", None)
+    if code is None and (found := next(global_names(inner), None)) is not None:
+        nodes = bindings(tree_of(_Module("", found[0], True))).get(found[1], [])
+        return short_place(found[0]["__file__"], nodes[0].lineno) if nodes else None
+    arguments = aot_arguments(inner)
+    if code is None and arguments is not None:
+        return place_of_backend(arguments["fw_compiler"])
+    code = code or getattr(type(inner).__call__, "__code__", None)
+    return None if code is None else short_place(code.co_filename, code.co_firstlineno)
 
 
 def merged_text(owns: Iterable[OwnBackend]) -> str | None:

@@ -81,7 +81,11 @@ def title_of(finding: Finding) -> str:
     """One line that names the fault, for an issue and for the head of the repro."""
     kind = TITLES.get(finding.kind, finding.kind.replace("_", " "))
     culprit = f" from {finding.op}" if finding.op else ""
-    stage = "" if finding.stage == "unknown" else f" ({finding.stage}{f', {finding.pass_}' if finding.pass_ else ''})"
+    stage = (
+        ""
+        if finding.stage == "unknown"
+        else f" ({', '.join(name.partition(' (')[0] for name in (finding.stage_name, finding.pass_) if name)})"
+    )
     backward = " in the backward" if finding.direction == "backward" else ""
     return f"torch.compile: {kind}{culprit}{backward}{stage}"
 
@@ -92,12 +96,12 @@ def backends_of(rungs: Sequence[Rung], *, backend: str = "inductor") -> dict[str
     Args:
         backend: name of the program's own backend.
     """
-    states = {rung.name: rung.state for rung in rungs}
-    found = {name: str(states.get(rung, "not_run")) for rung, name in RUNG_BACKENDS.items()}  # type: ignore[call-overload]
-    # The passes do more than this backend: if they are wrong, nobody knows what it gives.
-    found["aot_eager_decomp_partition"] = "right" if states.get("passes") == "right" else "not_run"
+    states = {str(rung.name): str(rung.state) for rung in rungs}
+    found = {name: states[rung] for rung, name in RUNG_BACKENDS.items() if rung in states}
+    if "passes" in states:  # they do more than this backend: if they are wrong, nobody knows what it gives
+        found["aot_eager_decomp_partition"] = "right" if states["passes"] == "right" else "not_run"
     top = states.get("plain", "not_run")
-    found[backend] = str(states.get("kernels", "not_run") if top == "not_run" else top)
+    found[backend] = states.get("kernels", "not_run") if top == "not_run" else top
     return found if rungs else {}
 
 
@@ -187,9 +191,9 @@ def _what(finding: Finding) -> str:
     kind, backward = WRONG[finding.kind], finding.direction == "backward"
     text = f"With `torch.compile`, {subject} {kind}{', in the backward' if backward else ''}."
     if finding.stage != "unknown":
-        by = f", by the pass `{finding.pass_}`" if finding.pass_ else ""
+        by = f", by the pass `{finding.pass_}`" if finding.pass_ and finding.backend is None else ""
         verb = "begins to differ" if finding.kind == "not_bitwise" else "goes wrong"
-        text += f" It {verb} in {STAGES[finding.stage]}{by}."
+        text += f" It {verb} in {STAGES.get(finding.stage) or finding.backend_in_words}{by}."
     if finding.flaky_rate < 1:
         text += f" It is flaky: it failed in {finding.flaky_rate:.0%} of the repeats."
     return text
@@ -228,7 +232,7 @@ def _backends(backends: Mapping[str, str]) -> str:
 
 def _facts(finding: Finding) -> str:
     where = {
-        "stage": finding.stage,
+        "stage": finding.stage_name,
         "pass": finding.pass_,
         "direction": finding.direction,
         "op": finding.op,

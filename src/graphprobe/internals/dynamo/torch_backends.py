@@ -39,12 +39,12 @@ def inductor_with_mode(mode: str | None) -> Callable[..., Any]:
 
 
 REGISTRY, COMMON = "torch._dynamo.backends.registry", "torch._dynamo.backends.common"
-WRAPPERS = ("compiler_fn", "_torchdynamo_orig_backend")
-"""Attributes under which torch keeps a function that it wraps."""
+WRAPPERS = ("compiler_fn", "_torchdynamo_orig_backend", "_inner")
+"""Attributes under which torch, and `graphprobe.wrap`, keep a function that they wrap."""
 
 
 def unwrapped(backend: Any) -> tuple[Any, dict[str, Any]]:
-    """What is inside of torch's wrappers, and the arguments that they give it besides the graph."""
+    """What is inside of the wrappers of torch and graphprobe, and the arguments that they pass besides the graph."""
     given: dict[str, Any] = {}
     while not isinstance(backend, FunctionType) and _is_stock(type(backend)):
         inner = next((vars(backend)[name] for name in WRAPPERS if name in getattr(backend, "__dict__", {})), None)
@@ -56,7 +56,7 @@ def unwrapped(backend: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _is_stock(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in ("torch", "types")
+    return kind.__module__.partition(".")[0] in ("torch", "types", "graphprobe")
 
 
 def aot_arguments(backend: Any) -> dict[str, Any] | None:

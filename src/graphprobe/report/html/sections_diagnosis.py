@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from graphprobe.findings import Diagnosis, Finding, FunctionDiagnosis, bits_in_words
-from graphprobe.report.diagnosis import STAGES, VERDICTS, beside, foremost, sentence, told
+from graphprobe.report.diagnosis import VERDICTS, beside, foremost, sentence, stage_in_words, told
 from graphprobe.report.document import (
     Badge,
     Card,
@@ -135,11 +135,13 @@ RUNGS = (
     ("aot", "AOTAutograd", "the graphs without in-place changes, forward and backward"),
     ("passes", "Passes", "the graphs after decomposition and every pass of the compiler, run op by op"),
     ("kernels", "Kernels", "the generated code"),
+    ("plain", "Backend", "what the backend makes of these graphs"),
 )
 """Name in a diagnosis, name for people, and what runs there; from the first to the last."""
 
 RUNG_OF_STAGE = {
     "dynamo": "dynamo",
+    "backend": "plain",
     "aot": "aot",
     "decomposition": "passes",
     "pre_grad": "passes",
@@ -169,20 +171,18 @@ def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:
     """
     measured = {str(rung.name): (str(rung.state), rung.difference) for rung in diagnosis.rungs}
     # The last rung is the compiled program itself, run once more without being watched.
-    if measured.get("kernels", ("right",))[0] in ("right", "not_run") and "plain" in measured:
-        state, why = measured["plain"]
-        if state != "not_run":
-            measured["kernels"] = (state, why)
+    plain = measured.pop("plain", ("not_run", "")) if "kernels" in measured else ("not_run", "")
+    if plain[0] != "not_run" and measured["kernels"][0] in ("right", "not_run"):
+        measured["kernels"] = plain
     accused: dict[str, list[str]] = {}
     for finding in (one for one in diagnosis.findings if one.kind != "not_bitwise"):
-        accused.setdefault(RUNG_OF_STAGE.get(finding.stage, "kernels"), []).append(finding.stage)
+        accused.setdefault(RUNG_OF_STAGE.get(finding.stage, "kernels"), []).append(stage_in_words(finding))
     found: list[tuple[str, Tone, str, str]] = []
     broken = False
     for name, _, _ in RUNGS:
         state, why = measured.get(name, ("not_run", ""))
         if name in accused:
-            stages = dict.fromkeys(accused[name])
-            found.append((name, "bad", "wrong", "; ".join(STAGES.get(stage, stage) for stage in stages)))
+            found.append((name, "bad", "wrong", "; ".join(dict.fromkeys(accused[name]))))
             broken = True
         elif state == "wrong" and broken:
             found.append((name, "warn", "wrong, too", "it is given what is wrong already"))
