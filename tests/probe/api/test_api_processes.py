@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -87,6 +88,71 @@ def test_other_threads_keep_their_own_modules(tmp_path: Path) -> None:
     linear = [call for call in calls if call.api == "Linear" and call.direction == "forward"]
     assert len(linear) == 100
     assert {call.module for call in linear} == {"0.0", "1.0", "2.0", "3.0"}
+
+
+def test_compiled_code_of_threads_at_once(tmp_path: Path) -> None:
+    """No hook is back while a thread is in compiled code, and a run whose end no hook tells does not go on for ever."""
+    hooks, inside, go_on = list[int](), threading.Event(), threading.Event()
+
+    @torch.compiler.disable
+    def wait() -> None:
+        if threading.current_thread() is thread:
+            inside.set()
+            assert go_on.wait(60)
+        else:
+            go_on.set()
+            thread.join(60)
+        hooks.append(len(nn.modules.module._global_forward_hooks))
+
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        wait()
+        return x + 1
+
+    class Inner(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            thread.start()  # which takes the hooks out: this run has no end
+            assert inside.wait(60)
+            return x + 1
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return compiled(self.inner(x)).sin()
+
+    compiled, x = torch.compile(waits, backend="eager"), torch.ones(2)
+    thread = threading.Thread(target=compiled, args=(x,))
+    with graphprobe.dump(tmp_path / "d", level="mix"):
+        Outer()(x)
+        x.cos()
+    assert hooks == [0, 0]
+    dump = open_api_dump(tmp_path / "d")
+    calls = {call.label: call for call in dump.calls(0, 0)}
+    assert dump.problems() == () and "Module.Outer.0.forward" in calls
+    assert calls["Tensor.sin.0.forward"].module == "" != "inner"
+    assert any("compiled code" in note for note in dump.by_rank[0].manifest.notes)
+
+
+def test_dynamo_compiles_no_hook(dumped: Callable[..., Any], recwarn: Any) -> None:
+    """The backward of recorded calls runs in compiled code, behind a graph break."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+    def program() -> None:
+        loss = net(torch.ones(2, 3)).sum()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            x = x * 2
+            torch._dynamo.graph_break()
+            loss.backward()
+            return x + 1
+
+        torch.compile(step, backend="eager")(torch.ones(2))
+
+    read = dumped(program, level="mix")
+    assert "nn.functional.linear.0.backward" in read.labels
+    assert not [str(warning.message) for warning in recwarn if "graphprobe" in str(warning.message)]
 
 
 def test_a_forked_child_leaves_the_dump_alone(dumped: Callable[..., Any]) -> None:

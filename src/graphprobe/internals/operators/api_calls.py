@@ -12,7 +12,7 @@ import sys
 import types
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -47,6 +47,16 @@ def keywords_of_call(module: torch.nn.Module) -> dict[str, Any]:
             return dict(local["kwargs"])
         frame = frame.f_back
     return {}
+
+
+def running_modules() -> set[int]:
+    """The modules whose calls are on this thread's stack, by `id`."""
+    found, frame = set[int](), cast("FrameType | None", sys._getframe(1))
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl":
+            found.add(id(frame.f_locals.get("self")))
+        frame = frame.f_back
+    return found
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
@@ -217,7 +227,7 @@ _pop_mode: Callable[[], object] = require("torch.overrides", "_pop_mode", purpos
 Around = Callable[[Callable[..., Any], type, tuple[Any, ...], dict[str, Any]], Any]
 """`around(original, cls, args, kwargs)` calls `original(cls, *args, **kwargs)` and returns what that returned."""
 
-_NAME = "_graphprobe_apply"
+_PLACE = "graphprobe"
 _APPLY = "torch.autograd.function:Function.apply"
 
 
@@ -257,14 +267,19 @@ class FunctionApply:
 
     def _replace_code(self, function: types.FunctionType) -> bool:
         own = _template(torch.autograd.Function)
-        if function.__code__.co_freevars != own.co_freevars or _NAME in function.__globals__:
-            return False
         code = function.__code__
+        if code.co_freevars != own.co_freevars:
+            return False
         original = types.FunctionType(
             code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
         around = self._around
-        function.__globals__[_NAME] = lambda cls, args, kwargs: around(original, cls, args, kwargs)
+
+        def call(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return around(original, cls, args, kwargs)
+
+        # A constant, not a global name, which would be gone for another thread that is just in there.
+        own = own.replace(co_consts=tuple(call if one == _PLACE else one for one in own.co_consts))
         function.__code__ = own
         self._function, self._code, self._own = function, code, own
         return True
@@ -282,16 +297,16 @@ class FunctionApply:
         if function.__code__ is not own:
             return [_APPLY]
         function.__code__ = code
-        del function.__globals__[_NAME]
         return []
 
 
 def _template(owner: type) -> types.CodeType:
-    """Code with the free variable that a function with `super()` has; its global name is that of torch's module."""
+    """Code with the free variable that a function with `super()` has; the constant `_PLACE` is to be replaced."""
     __class__ = owner
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         __class__  # noqa: B018
-        return _graphprobe_apply(cls, args, kwargs)  # type: ignore[name-defined]  # noqa: F821
+        around: Any = "graphprobe"
+        return around(cls, args, kwargs)
 
     return apply.__code__.replace(co_filename=torch.autograd.function.__file__ or "", co_qualname="Function.apply")

@@ -11,7 +11,8 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar, cast
 
 import msgspec
 import torch
@@ -28,12 +29,24 @@ graph_task: Callable[[], int] = require("torch._C", "_current_graph_task_id", pu
 """Number of the backward that runs in this thread, -1 without one."""
 _current_node: Callable[[], Any] = require("torch._C", "_current_autograd_node", purpose=_PURPOSE)
 _engine = require("torch.autograd", "Variable._execution_engine", purpose=_PURPOSE)
+_set_strategy = require("torch._C._dynamo.eval_frame", "set_code_exec_strategy", purpose=_PURPOSE)
+_strategy = require("torch._C._dynamo.eval_frame", "_FrameExecStrategy", purpose=_PURPOSE)
+_skip = require("torch._C._dynamo.eval_frame", "_FrameAction.SKIP", purpose=_PURPOSE)
 
 _COMPILED_BACKWARD = "CompiledFunctionBackward"
 """Name of the node in which AOTAutograd runs a compiled backward, and compiles it the first time."""
 
 Edge = tuple[Any, int]
 """A node, and which of its results; of a leaf, the tensor itself and -1."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def uncompiled(function: F) -> F:
+    """Keep Dynamo from compiling a hook, and what the hook calls, where compiled code of the program runs it."""
+    _set_strategy(cast(FunctionType, function).__code__, _strategy(_skip, _skip))
+    return function
 
 
 class NodePlan(msgspec.Struct, gc=False):

@@ -21,6 +21,7 @@ from graphprobe.internals.operators.autograd_edges import (
     only_node,
     plans_between,
     sequence_number,
+    uncompiled,
     unseen,
 )
 from graphprobe.internals.quiet import quiet
@@ -68,13 +69,18 @@ class ThreadState(threading.local):
     Attributes:
         off: how many reasons there are not to watch: an optimizer's step, compiled code.
         modules: the running modules, outermost first: the module, its path, and its call where it is recorded.
+        hides: how often the hooks of modules had been out when `modules` was last looked through.
+        compiled: it runs compiled code.
         name: of the thread; empty for the one that began the dump.
     """
 
-    def __init__(self, owner: int) -> None:
+    def __init__(self, owner: int, threads: set[int | None]) -> None:
         thread = threading.current_thread()
+        threads.add(thread.ident)
         self.off = 0
         self.modules: list[tuple[torch.nn.Module, str, OpenCall | None]] = []
+        self.hides = 0
+        self.compiled = False
         self.name = "" if thread.ident == owner else thread.name
 
 
@@ -84,6 +90,7 @@ class Collector:
     Attributes:
         plan, writer, values: what it works with.
         state: of the calling thread.
+        threads: those that have been watched.
         broken: its observers have failed too often; nothing more is collected.
     """
 
@@ -91,7 +98,8 @@ class Collector:
         self.plan = plan
         self.writer = writer
         self.values = Values(keep=plan.data == "tensor" and plan.mode != "stack", sample=plan.sample, writer=writer)
-        self.state = ThreadState(threading.get_ident())
+        self.threads = set[int | None]()
+        self.state = ThreadState(threading.get_ident(), self.threads)
         self.on = False
         self.broken = False
         self._failures = 0
@@ -139,7 +147,7 @@ class Collector:
         waiting = self._tasks.get(task)
         if waiting is None:
             waiting = self._tasks[task] = {}
-            at_end_of_backward(lambda: self._end_backward(task))
+            at_end_of_backward(functools.partial(self._end_backward, task))
         waiting[finish] = None
 
     def backward_done(self, task: int, finish: Callable[[], None]) -> None:
@@ -166,6 +174,7 @@ class Collector:
             told = "nothing more is dumped" if self.broken else "the dump goes on"
             logger.warning("graphprobe: %s; %s", reason, told, exc_info=error)
 
+    @uncompiled
     def _end_backward(self, task: int) -> None:
         for finish in self._tasks.pop(task, {}):
             if self.on:
@@ -237,6 +246,7 @@ class _OnlyNode(msgspec.Struct, gc=False):
     notes: tuple[str, ...]
     passes: int = 0
 
+    @uncompiled
     def __call__(self, grad_inputs: Gradients, grad_outputs: Gradients) -> None:
         """The node has run. Never raises, and changes no gradient."""
         session = self.session
@@ -269,6 +279,7 @@ class _Node(msgspec.Struct, gc=False):
     late: Wanted
     inputs: Wanted
 
+    @uncompiled
     def __call__(self, grad_inputs: Gradients, grad_outputs: Gradients) -> None:
         """A node has run. Never raises, and changes no gradient."""
         session = self.call.session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -28,6 +29,10 @@ from graphprobe.store.calls import COMPILED, CompiledRegion
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 
+OTHER_THREADS = (
+    "hooks of modules are the process's, and are out while a thread runs compiled code: "
+    "runs of modules in other threads have no record meanwhile"
+)
 NO_RESULT = "this torch does not tell what compiled code returns"
 
 
@@ -98,11 +103,12 @@ class CompiledWatch:
         self._session = session
         self._mode = mode
         self._modules = modules
-        self._watches = (modules, *others)
+        self._others = others
+        self._lock = threading.Lock()
+        self._threads = 0  # that run compiled code now
         self._regions = CompiledRegions(self._enter)
         self._graphs = RegionGraphs()
         self._hook = ImportHook({_EVAL_FRAME: lambda module: self._install(), OUTPUT_GRAPH: self._graphs.install})
-        self._depth = 0
 
     def install(self) -> None:
         """Begin now, or when the program loads Dynamo."""
@@ -114,6 +120,10 @@ class CompiledWatch:
         self._hook.remove()
         self._graphs.remove()
         self._regions.remove()
+        with (
+            self._lock
+        ):  # who leaves compiled code in another thread has put all back, or knows that the dump is closed
+            return
 
     def _install(self) -> None:
         if not self._regions.install():
@@ -122,15 +132,14 @@ class CompiledWatch:
             )
 
     def _enter(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
-        session = self._session
-        if self._depth:
+        session, state = self._session, self._session.state
+        if state.compiled:
             return None
-        call = self._begin(function, args, kwargs) if session.on and not session.state.off else None
+        call = self._begin(function, args, kwargs) if session.on and not state.off else None
         place = take_out(self._mode)
-        for watch in self._watches:
-            watch.remove()
-        session.state.off += 1
-        self._depth += 1
+        self._count(1)
+        state.off += 1
+        state.compiled = True
         self._graphs.begin(function)
         generators = _generators() if call is not None else []
         casts = autocasts()
@@ -139,17 +148,32 @@ class CompiledWatch:
             inside = self._graphs.end()
             if call is not None:
                 call.compiled = _region(inside, casts, draws=not generators or _drawn_since(generators))
-            self._depth -= 1
-            session.state.off -= 1
-            if not session.closed:
-                for watch in self._watches:
-                    watch.install()
-                if place is not None:
-                    put_back(self._mode, place)
+            state.compiled = False
+            state.off -= 1
+            self._count(-1)
+            if place is not None and not session.closed:
+                put_back(self._mode, place)
             if call is not None:
                 self._end(call, result)
 
         return leave
+
+    def _count(self, change: int) -> None:
+        """A thread enters or leaves compiled code: what is the process's is out as long as any thread is in there."""
+        with self._lock:
+            before, self._threads = self._threads, self._threads + change
+            if self._session.closed:
+                return
+            if not before:
+                if len(self._session.threads) > 1:
+                    self._session.writer.note(OTHER_THREADS)
+                self._modules.sleep()
+                for watch in self._others:
+                    watch.remove()
+            elif not self._threads:
+                self._modules.wake()
+                for watch in self._others:
+                    watch.install()
 
     def _begin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
         session = self._session
@@ -170,7 +194,7 @@ class CompiledWatch:
 
     def _module(self, function: Any) -> torch.nn.Module | None:
         """The module that was compiled: by `torch.compile(module)`, whose wrapper runs now, or `module.compile()`."""
-        modules = self._session.state.modules
+        modules = self._session.modules
         if modules and is_compiled_module(modules[-1][0]):
             return original_of(modules[-1][0])
         owner = getattr(function, "__self__", None)
@@ -178,7 +202,7 @@ class CompiledWatch:
 
     def _begin_module(self, module: torch.nn.Module) -> OpenCall | None:
         session = self._session
-        modules = session.state.modules
+        modules = session.modules
         path = session.paths.module(module, modules[-1][1] if modules else None)
         name = type(module).__name__
         label = f"Module.{path}.{name}" if path else f"Module.{name}"
@@ -188,7 +212,7 @@ class CompiledWatch:
         session = self._session
         if session.plan.level == "module":
             return None
-        modules = session.state.modules
+        modules = session.modules
         name = getattr(function, "__qualname__", type(function).__name__)
         label = f"compiled.{name}"
         path = modules[-1][1] if modules else ""

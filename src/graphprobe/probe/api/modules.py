@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from graphprobe.internals.operators.api_calls import (
     own_buffers,
     own_parameters,
 )
-from graphprobe.internals.operators.autograd_edges import unseen
+from graphprobe.internals.operators.autograd_edges import uncompiled, unseen
 from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.session import ApiSession
 
@@ -35,7 +36,8 @@ class ModuleWatch:
         self._session = session
         self._recorded = recorded
         self._handles: list[Removable] = []
-        self._asleep = False
+        self._lock = threading.Lock()
+        self._asleep = 0
 
     def install(self) -> None:
         """Watch every module of the process, unless asleep."""
@@ -54,19 +56,25 @@ class ModuleWatch:
             handle.remove()
 
     def sleep(self) -> None:
-        """Take the hooks out until `wake`, whatever installs them meanwhile."""
-        self._asleep = True
-        self.remove()
+        """Take the hooks out until `wake`; until the last one, where there are several reasons."""
+        with self._lock:
+            self._asleep += 1
+            self._session.hidden = True
+            self.remove()
 
     def wake(self) -> None:
         """Watch again."""
-        self._asleep = False
-        self.install()
+        with self._lock:
+            self._asleep -= 1
+            if not self._asleep:
+                self.install()
+                self._session.hides, self._session.hidden = self._session.hides + 1, False
 
     def only_ours(self) -> bool:
         """Whether nobody else has global hooks on modules."""
         return global_hooks() <= (3 if self._handles else 0)  # always_call has a list of its own
 
+    @uncompiled
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         session = self._session
         if not session.on and not session.is_due():
@@ -83,7 +91,7 @@ class ModuleWatch:
 
     def _begin(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         session = self._session
-        modules = session.state.modules
+        modules = session.modules
         session.values.held.learn(module, below=not modules)
         compiled = is_compiled_module(module)  # recorded where it runs, see `compiled`
         named = original_of(module) if compiled else module
@@ -111,9 +119,10 @@ class ModuleWatch:
                     call.doubt(f"buffer.{name}")
         return call
 
+    @uncompiled
     def _after(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         session = self._session
-        modules = session.state.modules
+        modules = session.modules
         if not modules or session.state.off:
             return
         try:
@@ -124,14 +133,14 @@ class ModuleWatch:
 
     def _end(self, module: torch.nn.Module, result: Any) -> None:
         session = self._session
-        modules = session.state.modules
+        modules = session.modules
+        if not any(one is module for one, _, _ in modules):  # it began while the hooks were out
+            return
         call = None
         while modules:
             one, _, call = modules.pop()
             if one is module:
                 break
-        else:
-            return
         if call is None or not session.on:
             return
         error = sys.exc_info()[1]

@@ -110,7 +110,7 @@ def _begin(
     session: ApiSession, api: str, label: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, changes: bool
 ) -> OpenCall | None:
     try:
-        modules = session.state.modules
+        modules = session.modules
         path = modules[-1][1] if modules else ""
         names = (api, label, api.rpartition(".")[2])
         call = session.begin("api", api, label, names, sys._getframe(2), module=path, changes=changes)
@@ -188,7 +188,7 @@ class ApiMode(TorchFunctionMode):
     def _begin(self, info: FunctionInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
         session = self._session
         try:
-            modules = session.state.modules
+            modules = session.modules
             call = session.begin(
                 "api",
                 info.api,

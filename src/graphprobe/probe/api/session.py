@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import graphprobe
+from graphprobe.internals.operators.api_calls import running_modules
 from graphprobe.internals.operators.autograd_edges import graph_task, in_compiled_backward
 from graphprobe.probe.api.call import Collector, Head, OpenCall
 from graphprobe.probe.api.plan import ApiPlan, CallSelection
@@ -157,6 +158,7 @@ class ApiSession(Collector):
     Attributes:
         paths, frames: what it works with.
         step: the number of the current step.
+        hidden, hides: the hooks of modules are out now; how often they have been.
     """
 
     def __init__(self, plan: ApiPlan, writer: ApiWriter, *, model: Any = None) -> None:
@@ -169,6 +171,7 @@ class ApiSession(Collector):
         self.selection = CallSelection(plan)
         self.step = 0
         self.closed = False
+        self.hidden, self.hides = False, 0
         self.recomputed = 0
         self.recover: Callable[[], None] = _nothing
         """Called where collecting is off, to find out whether what has switched it off is gone by an exception."""
@@ -181,6 +184,16 @@ class ApiSession(Collector):
         self.on = self._wants(0)
 
     # What the observers call.
+
+    @property
+    def modules(self) -> list[tuple[torch.nn.Module, str, OpenCall | None]]:
+        """`state.modules`, without modules whose end no hook has told: another thread had taken the hooks out."""
+        state = self.state
+        if state.modules and (self.hidden or state.hides != self.hides):
+            running = running_modules()
+            state.modules[:] = [entry for entry in state.modules if id(entry[0]) in running]
+        state.hides = self.hides
+        return state.modules
 
     def begin(
         self,
