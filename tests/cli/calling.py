@@ -15,6 +15,7 @@ from conftest import Finished
 from graphprobe.cli.main import LazyGroup, main
 from graphprobe.records import Manifest, Where
 from graphprobe.store import RunWriter, layout
+from report.printed_graphs import written
 
 Python = Callable[..., Finished]
 
@@ -36,10 +37,10 @@ def record(root: Path, after: str = FUSED) -> RunWriter:
     facts = {"graphprobe": "0.1", "python": "3.11", "platform": "linux", "cwd": "/", "parent_pid": 1}
     manifest = Manifest(**facts, argv=["x.py"], pid=os.getpid(), started_ns=time.time_ns())
     writer = RunWriter.create(root, manifest=manifest, rank=None, max_bytes=None)
-    file = writer.write_text(layout.graph_file(0, "forward", number=0), START)
+    file = written(writer, layout.graph_file(0, "forward", number=0), START)
     writer.event(where=Where(model=0, direction="forward"), kind="graph", name="aot_forward_graph", file=file)
     for name, fused in (
-        ("fuse", writer.write_text(layout.pass_file(0, "forward", "fuse", number=1), after)),
+        ("fuse", written(writer, layout.pass_file(0, "forward", "fuse", number=1), after)),
         ("idle", None),
     ):
         where = Where(model=0, direction="forward", pass_name=name)

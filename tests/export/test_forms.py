@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnx
@@ -21,39 +22,71 @@ from graphprobe.compare import compare_dumps
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.export import chrome_trace, model_explorer
 from graphprobe.export.forms import FORMS, export
-from graphprobe.records import Where
+from graphprobe.records import GraphArgument, NodeTarget, NodeValue, Where
+from graphprobe.report.graph_nodes import Graph, GraphNode
 from graphprobe.store import Run, StepLine, encode_step, layout
+from report.printed_graphs import written
 from store.dump_helpers import new_run
 
-NESTED = """class GraphModule(torch.nn.Module):
-    def forward(self, L_x_: "f32[s0, 8][8, 1]cpu", p: "b8[][]cpu", w: "f4e2m1fnx2[8][1]cpu"):
-        l_x_ = L_x_
+NESTED = "class GraphModule(torch.nn.Module): …"
 
-        # File: x.py:3 in f, code: y = torch.cond(p, yes, no, (x,))
-        true_0 = self.true_0
-        false_0 = self.false_0
-        cond = torch.ops.higher_order.cond(p, true_0, false_0, (l_x_,));  p = true_0 = false_0 = None
-        y: "f32[s0, 8][Max(1, s0), 1]cpu" = cond[0];  cond = None
-        size: "Sym(s0)" = torch.ops.aten.sym_size.int(y, 0)
-        big: "Sym(s0 >= 2)" = size >= 2
-        topk = torch.topk(y, 2);  y = None
-        values: "f32[s0, 2][2, 1]cpu" = topk[0]
-        indices: "i64[s0, 2][2, 1]cpu" = topk[1];  topk = None
-        cat: "f32[2*s0, 2][2, 1]cpu" = torch.cat([values, values], dim = 0);  values = None
-        odd = some thing;  cat = None
-        return (l_x_, indices, cat, None)
 
-    class true_0(torch.nn.Module):
-        def forward(self, l_x_: "f32[s0, 8][8, 1]cpu"):
-            sin: "f32[s0, 8][8, 1]cpu" = l_x_.sin();  l_x_ = None
-            return (sin,)
+def node(name: str, target: str, *args: Any, value: NodeValue | None = None, op: str = "call_function") -> GraphNode:
+    """An argument that is a text is a node."""
+    found = tuple(GraphArgument(node=one) if isinstance(one, str) else one for one in args)
+    values = () if value is None else (value,)
+    return GraphNode(name=name, op=op, target=NodeTarget(target), args=found, values=values)
 
-    class false_0(torch.nn.Module):
-        def forward(self, l_x_: "f32[s0, 8][8, 1]cpu"):
-            weight: "f32[8][1]cpu" = self.weight
-            mul: "f32[s0, 8][8, 1]cpu" = l_x_ * weight
-            return (mul,)
-"""
+
+def listed(kind: str, *names: str | None) -> GraphArgument:
+    return GraphArgument(kind=kind, items=tuple(GraphArgument(node=name) if name else None for name in names))
+
+
+def several(node: GraphNode, *values: NodeValue) -> GraphNode:
+    return msgspec.structs.replace(node, values=values, several=True)
+
+
+WIDE, PAIR = NodeValue("float32", ("s0", 8)), NodeValue("float32", ("s0", 2))
+GRAPHS = (
+    Graph(
+        "GraphModule",
+        (
+            node("l_x_", "L_x_", value=WIDE, op="placeholder"),
+            node("p", "p", value=NodeValue("bool", ()), op="placeholder"),
+            node("w", "w", value=NodeValue("float4_e2m1fn_x2", (8,)), op="placeholder"),
+            node("true_0", "true_0", op="get_attr"),
+            node("false_0", "false_0", op="get_attr"),
+            several(
+                node("cond", "torch.ops.higher_order.cond", "p", "true_0", "false_0", listed("tuple", "l_x_")), WIDE
+            ),
+            node("y", "operator.getitem", "cond", 0, value=WIDE),
+            node("size", "torch.ops.aten.sym_size.int", "y", 0, value=NodeValue("int64", text="Sym(s0)")),
+            node("big", "operator.ge", "size", 2, value=NodeValue("bool", text="Sym(s0 >= 2)")),
+            several(node("topk", "torch.topk", "y", 2), PAIR, NodeValue("int64", ("s0", 2))),
+            node("values", "operator.getitem", "topk", 0, value=PAIR),
+            node("indices", "operator.getitem", "topk", 1, value=NodeValue("int64", ("s0", 2))),
+            node("cat", "torch.cat", listed("list", "values", "values"), 0, value=NodeValue("float32", ("2*s0", 2))),
+            node("output", "output", listed("tuple", "l_x_", "indices", "cat", None), op="output"),
+        ),
+    ),
+    Graph(
+        "GraphModule/true_0",
+        (
+            node("l_x_", "l_x_", value=WIDE, op="placeholder"),
+            node("sin", "sin", "l_x_", value=WIDE, op="call_method"),
+            node("output", "output", listed("tuple", "sin"), op="output"),
+        ),
+    ),
+    Graph(
+        "GraphModule/false_0",
+        (
+            node("l_x_", "l_x_", value=WIDE, op="placeholder"),
+            node("weight", "weight", value=NodeValue("float32", (8,)), op="get_attr"),
+            node("mul", "operator.mul", "l_x_", "weight", value=WIDE),
+            node("output", "output", listed("tuple", "mul"), op="output"),
+        ),
+    ),
+)
 
 
 @pytest.fixture
@@ -61,7 +94,7 @@ def run(tmp_path: Path) -> Path:
     """A run of one graph, a pass that raised nothing and has no step, and a step that did not end."""
     writer = new_run(tmp_path / "runs", argv=["x.py"], pid=1)
     where = Where(model=0, direction="forward", compile_id="0/0")
-    file = writer.write_text(layout.graph_file(0, "forward", number=0), NESTED)
+    file = written(writer, layout.graph_file(0, "forward", number=0), NESTED, GRAPHS)
     writer.event(where=where, kind="graph", name="aot_forward_graph", file=file, nodes_after=15)
     file = writer.write_text(layout.ir_file(0, "forward", "original", number=1), "op0: ExternKernel\n")
     writer.event(where=where, kind="ir", name="aot_forward_original_graph", file=file)
@@ -100,14 +133,13 @@ def test_a_nested_graph_is_an_attribute_of_its_node(run: Path, tmp_path: Path) -
     (file,) = (tmp_path / "out").rglob("*.pbtxt")
     model = model_in(file)
     nodes = {node.name: node for node in model.graph.node}
-    assert set(nodes) == {"cond", "size", "big", "topk", "cat", "odd", "output_0"}
+    assert set(nodes) == {"cond", "size", "big", "topk", "cat", "output_0"}
     inner = {a.name: a.g for a in nodes["cond"].attribute if a.type == onnx.AttributeProto.GRAPH}
     assert set(inner) == {"true_0", "false_0"}
     assert [(n.domain, n.op_type) for n in inner["false_0"].node] == [("torch", "get_attr"), ("operator", "mul")]
     assert (list(nodes["cond"].input), list(nodes["cond"].output)) == (["p", "l_x_"], ["y"])
     assert list(nodes["topk"].output) == ["values", "indices"]
     assert list(nodes["cat"].input) == ["values", "values"]
-    assert (nodes["odd"].domain, nodes["odd"].op_type) == ("graphprobe", "expression")
     types = {info.name: info.type.tensor_type for info in [*model.graph.input, *model.graph.value_info]}
     assert types["big"].elem_type == onnx.TensorProto.BOOL and types["size"].elem_type == onnx.TensorProto.INT64
     assert [d.dim_param or d.dim_value for d in types["y"].shape.dim] == ["s0", 8]
@@ -156,7 +188,7 @@ def comparison(tmp_path: Path) -> Iterator[Path]:
         folder.mkdir()
         lines = [msgspec.json.encode(row) for row in made.rows()]
         (folder / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-        (folder / "comparison.json").write_text('{"schema": 1}')
+        (folder / "comparison.json").write_text('{"schema": 2}')
         yield folder
 
 

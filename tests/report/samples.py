@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from graphprobe.findings import Diagnosis, Finding, LargestZ, Rung, Worst
-from graphprobe.records import (
-    Argument,
-    GraphArgument,
-    GraphRuns,
-    GraphsLine,
-    NodeLine,
-    NodeSource,
-    NodeTarget,
-    NodeValue,
-    Where,
-)
+from graphprobe.records import Where
 from graphprobe.report.graph_diff import DiffSide, GraphDiff, diff_sides
-from graphprobe.report.graph_nodes import Graph, GraphNode
 from graphprobe.store import StepLine, WrittenFile, encode_step, layout
+from report.printed_graphs import printed, written
 from store.dump_helpers import new_run
 
 MODEL = '''"""A model."""
@@ -166,7 +152,7 @@ class MadeRun:
     """A run with one model whose forward two passes looked at."""
 
     def __init__(self, folder: Path) -> None:
-        self.file, self._nodes = source(folder), 0
+        self.file = source(folder)
         self.started_ns = time.time_ns() - 10**10
         facts = {"argv": ["bin/graphprobe", "run", "model.py"], "cwd": str(folder), "started_ns": self.started_ns}
         taps = {"graph_breaks": "on", "recompiles": "on"}
@@ -182,7 +168,7 @@ class MadeRun:
 
     def _forward(self) -> None:
         where = Where(model=0, compile_id="0/0", direction="forward", phase="post_grad_passes")
-        first = self._written(layout.graph_file(0, "forward", number=0), graph(self.file))
+        first = written(self.writer, layout.graph_file(0, "forward", number=0), graph(self.file))
         self.writer.event(where=where, kind="graph", name="aot_forward_graph", file=first)
         self.add_pass("remove_noop_ops", graph(self.file, fused=True), removed=("alias",))
         self.add_pass("idle_pass", None)
@@ -196,30 +182,12 @@ class MadeRun:
         ops = self.writer.write_text("model__0/forward/captured_ops.json", json.dumps({"traceEvents": launches}))
         self.writer.event(where=where, kind="ops", name="captured_ops", file=ops)
 
-    def _written(self, path: str, text: str) -> WrittenFile | None:
-        """The text of a graph, and the records of its nodes."""
-        (made,) = printed(text)
-        first, self._nodes = self._nodes, self._nodes + len(made.nodes)
-        nodes = tuple(
-            NodeLine(
-                name=node.name, op=node.op, target=at, source=None if node.source is None else at,
-                args=node.args, kwargs=node.kwargs, values=node.values,
-            )
-            for at, node in enumerate(made.nodes, first)
-        )  # fmt: skip
-        targets, sources = zip(
-            *((node.target, node.source or NodeSource("", 0, "", "")) for node in made.nodes), strict=True
-        )
-        line = GraphsLine(path, (GraphRuns(made.path, ((first, len(nodes)),)),), targets, sources, nodes)
-        self.writer.append_text(layout.graphs_file(0), msgspec.json.encode(line).decode() + "\n")
-        return self.writer.write_text(path, text)
-
     def add_pass(self, name: str, after: str | None, *, removed: tuple[str, ...] = (), number: int = 1) -> None:
         """A pass of the forward; it changed nothing where there is no graph after it."""
         where = Where(model=0, direction="forward", phase="post_grad_passes", pass_name=name)
         file: WrittenFile | None = None
         if after is not None:
-            file = self._written(layout.pass_file(0, "forward", name, number=number), after)
+            file = written(self.writer, layout.pass_file(0, "forward", name, number=number), after)
         self.writer.event(
             where=where,
             kind="pass",
@@ -271,64 +239,3 @@ def diff_texts(before: str, after: str, before_name: str = "before", after_name:
         DiffSide(before_name, before, printed(before)),
         DiffSide(after_name, after, printed(after)),
     )
-
-
-SOURCE = re.compile(r"# File: (.*):(\d+) in (\w+), code: (.*)")
-
-
-def printed(text: str) -> tuple[Graph, ...]:
-    """The graphs of a text as torch prints it, in the simple forms of these tests; none of any other text."""
-    try:
-        classes = [part for part in ast.parse(text).body if isinstance(part, ast.ClassDef)]
-    except SyntaxError:
-        return ()
-    return tuple(graph for one in classes for graph in _graphs(one, one.name, text.splitlines()))
-
-
-def _graphs(one: ast.ClassDef, path: str, lines: list[str]) -> Iterator[Graph]:
-    for part in one.body:
-        if isinstance(part, ast.FunctionDef):
-            yield Graph(path, tuple(_nodes(part, lines)))
-        elif isinstance(part, ast.ClassDef):
-            yield from _graphs(part, f"{path}/{part.name}", lines)
-
-
-def _nodes(forward: ast.FunctionDef, lines: list[str]) -> Iterator[GraphNode]:
-    known = set[str]()
-
-    def argument(value: ast.expr) -> Argument:
-        if isinstance(value, ast.Tuple):
-            return GraphArgument(kind="tuple", items=tuple(map(argument, value.elts)))
-        if isinstance(value, ast.Constant):
-            return value.value  # type: ignore[return-value]
-        plain = isinstance(value, ast.Name) and value.id in known
-        return GraphArgument(node=ast.unparse(value)) if plain else GraphArgument(text=ast.unparse(value))
-
-    def node(name: str, op: str, target: str, type_: ast.expr | None = None, **more: Any) -> GraphNode:
-        known.add(name)
-        values = (NodeValue(text=type_.value),) if isinstance(type_, ast.Constant) else ()  # type: ignore[arg-type]
-        return GraphNode(name=name, op=op, target=NodeTarget(target), values=values, **more)
-
-    for arg in forward.args.args[1:]:
-        yield node(arg.arg, "placeholder", arg.arg, arg.annotation)
-    for line in forward.body:
-        if isinstance(line, ast.Return) and line.value is not None:
-            yield node("output", "output", "output", args=(argument(line.value),))
-        elif isinstance(line, (ast.Assign, ast.AnnAssign)) and isinstance(line.value, ast.Call):
-            target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
-            args, call = tuple(map(argument, line.value.args)), ast.unparse(line.value.func)
-            kwargs = {keyword.arg or "": argument(keyword.value) for keyword in line.value.keywords}
-            type_ = getattr(line, "annotation", None)
-            yield node(
-                ast.unparse(target), "call_function", call, type_,
-                source=_source(lines, line.lineno - 1), args=args, kwargs=kwargs,
-            )  # fmt: skip
-
-
-def _source(lines: list[str], at: int) -> NodeSource | None:
-    """Of the comment above a line, with no empty line in between."""
-    while at and lines[at - 1].strip():
-        at -= 1
-        if found := SOURCE.search(lines[at]):
-            return NodeSource(found[1], int(found[2]), found[3], found[4])
-    return None

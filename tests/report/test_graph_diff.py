@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from graphprobe.report.graph_diff import GraphDiff, NodeDiff
 from graphprobe.report.graph_nodes import lines_of, shown_source
-from report.samples import diff_texts, printed
+from report.printed_graphs import printed
+from report.samples import diff_texts
 
 HEAD = 'class GraphModule(torch.nn.Module):\n    def forward(self, a: "f32[2, 3][3, 1]cpu", b: "f32[3, 4][4, 1]cpu"):\n'
 MM = '        mm: "f32[2, 4][4, 1]cpu" = torch.ops.aten.mm.default(a, b);  a = b = None\n'

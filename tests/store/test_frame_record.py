@@ -13,7 +13,7 @@ from graphprobe.store.frame_record import FORMAT, find_records, read_record
 
 RECORD: dict[str, Any] = {
     "format": FORMAT,
-    "schema": 1,
+    "schema": 2,
     "function": "f",
     "file": "/a/train.py",
     "line": 3,

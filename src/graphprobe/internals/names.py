@@ -39,7 +39,7 @@ RUN_LOSES = {
     "guards": "no guards in compile.json",
     "recompiles": "no recompiles.jsonl: which guards failed is not known",
     "steps": "`graphprobe logs` knows fewer of the compiler's steps, or none",
-    "graph_breaks": "only those graph breaks that ended a graph, without their whole reason",
+    "graph_breaks": "graph breaks are not listed",
     "uncompiled": "functions that Dynamo leaves uncompiled are not listed",
     "debug_dir": "torch's own debug files go to a folder of their own",
 }
