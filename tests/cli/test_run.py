@@ -180,6 +180,17 @@ def test_stdin_and_binary_stdout_pass_through(programs: Path) -> None:
     assert err.startswith(b"graphprobe: nothing was compiled")
 
 
+def test_a_folder_in_which_nobody_may_write(run_python: Python) -> None:
+    place = Path("/sys/kernel")  # not even root
+    if not place.is_dir():
+        pytest.skip("no such folder")
+    done = run_python("-m", "graphprobe", "run", "-c", "print('ran'); exit(3)", cwd=place)
+    assert (done.code, done.out) == (3, "ran\n")
+    assert "warning: no run can be written under /sys/kernel/torch_compile_debug" in done.err
+    named = run_python("-m", "graphprobe", "run", "-o", "/sys/kernel/x", "-c", "print('ran')", cwd=place)
+    assert (named.code, named.out) == (2, ""), "a place that somebody has named is a mistake"
+
+
 def test_ctrl_c(programs: Path) -> None:
     with started(programs, "waits.py", "import time\nprint('ready', flush=True)\ntime.sleep(60)\n") as process:
         assert process.stdout is not None

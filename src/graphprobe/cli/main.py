@@ -66,6 +66,9 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(f"graphprobe.cli.commands.{cmd_name}").command
         command.short_help = COMMANDS[cmd_name]
+        for option in command.params:
+            if not {"--out", "--dump-to"}.isdisjoint(option.opts):
+                option.type = _Named(option.type)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -125,6 +128,19 @@ class LazyGroup(click.Group):
         except click.Abort as error:
             code = end_of(error.__cause__ or KeyboardInterrupt())
         sys.exit(code if isinstance(code, int) else 0)
+
+
+class _Named(click.ParamType[Any]):
+    """Refuses the empty name that a variable leaves which is not set; anything else is as the option has it."""
+
+    def __init__(self, inner: click.ParamType[Any]) -> None:
+        self.name, self._inner = inner.name, inner
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click's."""
+        if value == "" and param is not None:
+            raise UsageError(f"{param.opts[-1]} is empty", hint="name a file or folder")
+        return self._inner.convert(value, param, ctx)
 
 
 _SEE = "graphprobe --help lists the commands"

@@ -176,18 +176,18 @@ def _targets(json_file: str | None, csv_file: str | None, out: str | None, force
     if out is not None:
         base = out.rstrip("/")
         names = {"comparison.json": "json", "rows.jsonl": "rows", "comparison.csv": "csv", "report.html": "html"}
-        if not is_remote(out):
-            Path(out).mkdir(parents=True, exist_ok=True)
         targets |= {f"{base}/{name}": kind for name, kind in names.items()}
     for name in targets:
         if is_remote(name):
             continue
         path = Path(name)
-        if not path.absolute().parent.is_dir():
+        if not path.absolute().parent.is_dir() and (out is None or path.parent != Path(out)):
             raise UsageError(f"{name}: there is no folder {path.absolute().parent}", hint="make it first")
         if path.exists() and not force:
             raise UsageError(f"{name} exists already", hint="pass --force to overwrite it, or name another file")
         check_replaced(path, name, MARKS[targets[name]])
+    if out is not None and not is_remote(out):
+        Path(out).mkdir(parents=True, exist_ok=True)
     return targets
 
 

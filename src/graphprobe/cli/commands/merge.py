@@ -52,14 +52,15 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
     by_rank = _by_rank(folders, opened)
     base = out if out is not None else Path(os.path.commonpath([f.absolute() for f in folders]))
     base = base if out is not None or len(folders) > 1 else folders[0].absolute().parent
-    base.mkdir(parents=True, exist_ok=True)
     index = base / MERGED
     if index.exists() and not force:
         raise UsageError(f"{index} exists already", hint="pass --force to overwrite it, or --out for another folder")
     check_replaced(index, str(index), b'"ranks"')
-    merged = MergedDump(str(index), {rank: opened[folder] for rank, folder in by_rank.items()})
+    named = ", ".join(map(str, folders))
+    merged = MergedDump(named, {rank: opened[folder] for rank, folder in by_rank.items()})
     shared = shared_values(merged)
     places = {str(rank): os.path.relpath(folder.absolute(), base.absolute()) for rank, folder in by_rank.items()}
+    base.mkdir(parents=True, exist_ok=True)
     index.write_text(json.dumps({"schema": 1, "ranks": places}, indent=2) + "\n", encoding="utf-8")
     if not json_to.replaces_text(lambda: {"index": str(index), "ranks": places, "values": msgspec.to_builtins(shared)}):
         _tell(shared, places)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,7 +71,8 @@ def command(
     lacking: list[str] = []
     dump_options = take(graph_dumps.ROWS, values, prefix=graph_dumps.PREFIX)
     plan = _if_room(lambda: graph_dumps.plan_of(dump_options, os.environ), lacking)
-    folder = _if_room(lambda: active.enable_with(settings, companion=_reducer()), lacking)
+    enable = partial(active.enable_with, settings, companion=_reducer())
+    folder = _if_room(enable, lacking, or_right=settings.out_dir is None)
     dumped = None if plan is None else graph_dumps.begin(plan, folder)
     # At exit, the interpreter first waits for the program's threads; what they compile is still part of the run.
     # Registered before the program starts, this comes after everything that the program registers.
@@ -77,21 +81,37 @@ def command(
         base = Path.cwd()
     except OSError:  # it is gone
         base = Path("/") if folder is None else folder.parent
-    calls = None if begin_calls is None else _if_room(lambda: begin_calls(folder), lacking)
+    try:
+        calls = None if begin_calls is None else _if_room(lambda: begin_calls(folder), lacking)
+    except UsageError:
+        _remove(folder)
+        raise
     atexit.register(_finish, folder, base, quiet, ended, dumped, calls, lacking)
     ended.append(script.run(target))
     sys.exit(ended[0].code)
 
 
-def _if_room(begin: Callable[[], Begun], lacking: list[str]) -> Begun | None:
+def _remove(folder: Path | None) -> None:
+    """Take back the folder of a run in which nothing ran."""
+    from graphprobe.probe import active
+
+    active.close("failed", None)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others are there
+            folder.parent.rmdir()
+
+
+def _if_room(begin: Callable[[], Begun], lacking: list[str], *, or_right: bool = False) -> Begun | None:
     """What `begin` returns; None where the disk is full or read-only, which is said now, and added to `lacking`.
 
-    The program runs all the same: what a machine lacks must not cost a run that may have waited for hours.
+    `or_right`: also where nobody may write, for nobody has named the place. The program runs all the same: what a
+    machine lacks must not cost a run that may have waited for hours.
     """
     try:
         return begin()
     except UsageError as error:
-        if not lacks_room(error.__cause__):
+        if not (lacks_room(error.__cause__) or (or_right and isinstance(error.__cause__, PermissionError))):
             raise
         lacking.append(str(error))
         echo(f"graphprobe: warning: {error}; the program runs without it", err=True)
